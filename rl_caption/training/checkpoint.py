@@ -13,7 +13,7 @@ import logging
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -108,8 +108,9 @@ def load_full_state(
     if not uses_deepspeed(accelerator) and not (path / OPTIMIZER).is_file():
         return None
     with read_errors(path):
-        moments = _read_moments(path, model, optimizer)
+        moments = _read_moments(path)
         load_model(model, path / MODEL)
+    check_trained(path, moments, [name for group in optimizer.param_groups for name in group["param_names"]])
     return moments
 
 
@@ -310,10 +311,18 @@ def _full_state_dict(accelerator: Accelerator, model: nn.Module) -> dict[str, Te
     return clean_state_dict_for_safetensors(state)
 
 
-def _read_moments(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Moments:
-    """Moments of a checkpoint of any engine; KeyError where they are not of the parameters trained here."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+def check_trained(path: Path, found: Iterable[str], expected: Iterable[str]) -> None:
+    """Raise CheckpointError unless a checkpoint's moments are of the parameters, by their names, trained here."""
+    if odd := sorted({*found} ^ {*expected}):
+        raise CheckpointError(
+            f"checkpoint {path} cannot be loaded into this model and optimizer: {len(odd)} parameters are trained in "
+            f"the checkpoint or in this run only, such as {odd[0]!r}. To train others, start from its export/best "
+            "(model.init) in another run.dir"
+        )
+
+
+def _read_moments(folder: Path) -> Moments:
+    """Moments of a checkpoint of any engine."""
     moments: dict[str, dict[str, Tensor]] = {}
     if (folder / OPTIMIZER).is_file():
         for path, value in load_file(folder / OPTIMIZER).items():
@@ -321,10 +330,8 @@ def _read_moments(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
             moments.setdefault(name, {})[key] = value
     else:
         saved = torch.load(folder / PLAIN_OPTIMIZER, map_location="cpu", weights_only=True)
-        moments = {order[index]: state for index, state in saved["state"].items()}
-    if set(moments) != set(order):
-        odd = sorted(set(moments) ^ set(order))
-        raise KeyError(f"{len(odd)} parameters are trained in the checkpoint or in this run only, such as {odd[0]!r}")
+        names = [name for group in saved["param_groups"] for name in group["param_names"]]
+        moments = {names[index]: state for index, state in saved["state"].items()}
     return moments
 
 

@@ -41,6 +41,7 @@ from rl_caption.errors import ConfigError
 from rl_caption.launch import run_lock
 from rl_caption.training.checkpoint import (
     CheckpointError,
+    check_trained,
     hash_of,
     load_checkpoint,
     load_full_state,
@@ -178,6 +179,7 @@ class Context:
             load_checkpoint(self.accelerator, self.checkpoint, model, optimizer, moments)
             if moments is None:  # Accelerate has loaded those of the checkpoint
                 for group, own in zip(optimizer.param_groups, groups, strict=True):
+                    check_trained(self.checkpoint, group["param_names"], own["param_names"])
                     group |= {key: own[key] for key in ("betas", "weight_decay")}
         return model, optimizer
 
@@ -185,14 +187,14 @@ class Context:
 def parameter_groups(
     model: nn.Module, weight_decay: float, decays: Callable[[str, Tensor], bool] | None
 ) -> list[dict[str, Any]]:
-    """Trainable parameters with and without weight decay; groups without any are left out."""
+    """Names and values of trainable parameters with and without weight decay; groups without any are left out."""
     groups: list[dict[str, Any]] = [
         {"params": [], "weight_decay": weight_decay},
         {"params": [], "weight_decay": 0.0},
     ]
     for name, value in model.named_parameters():
         if value.requires_grad:
-            groups[0 if decays is None or decays(name, value) else 1]["params"].append(value)
+            groups[0 if decays is None or decays(name, value) else 1]["params"].append((name, value))
     return [group for group in groups if group["params"]]
 
 

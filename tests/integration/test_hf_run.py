@@ -139,6 +139,16 @@ def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(data
     assert alone >= {name.replace(".default.", ".") for name in changed}
 
 
+def test_moments_of_one_block_are_not_given_to_another_of_the_same_shapes(pair, data, tmp_path):
+    folder = tmp_path / "run"
+    for frozen, code in ((0, 0), (1, 1)):
+        model = {"name": "huggingface", "init": str(pair), "freeze": ["enc*", "*.w?e.*", "*.ln_f.*", f"*.h.{frozen}.*"]}
+        options = {"model": model, "data": data, "train.max_steps": 1 + frozen, "run.resume": True}
+        ended = run(xe_config(folder, **options), folder)
+        assert ended.code == code, ended.output
+    assert "are trained in the checkpoint or in this run only, such as 'model.decoder.transformer.h.0." in ended.output
+
+
 @pytest.mark.distributed
 def test_two_processes_wait_for_no_gradient(pair: Path, data: dict[str, Any], tmp_path: Path) -> None:
     """The ViT's pooler, which no caption depends on, would make them wait for ever."""

@@ -27,6 +27,7 @@ from rl_caption.config.checks import check
 from rl_caption.config.reward_models import RewardModelConfig, TrainingConfig
 from rl_caption.data.base import Row
 from rl_caption.data.loader import micro_batch_size
+from rl_caption.data.plain_files import hashed
 from rl_caption.engines import (
     EngineError,
     build_accelerator,
@@ -91,9 +92,12 @@ class Context:
 
     @property
     def validation(self) -> str:
-        """What validations depend on, besides the model and its longest caption."""
+        """What validations depend on, besides the model and its longest caption; with a hash of image ids and
+        references."""
+        rows = hashed(json.dumps([[row["image_id"], *row["references"]] for row in self.val_rows]))
         options = {key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED}
-        return ", ".join((f"{len(self.val_rows)} images", *(f"{key} {value}" for key, value in options.items())))
+        listed = [f"{len(self.val_rows)} images ({rows:016x})", *(f"{key} {value}" for key, value in options.items())]
+        return ", ".join(listed)
 
     @property
     def signature_of(self) -> str:

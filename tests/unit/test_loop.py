@@ -89,6 +89,15 @@ def make_trainer(
     return trainer, task, exported
 
 
+@pytest.mark.parametrize("changes", [{"image_id": "2"}, {"references": ["a cat"]}])
+def test_what_validations_depend_on_are_images_and_references_not_their_number_alone(changes: Any) -> None:
+    row: Any = {"image_id": "1", "references": ["a dog"]}
+    first, same, other = (
+        Context(XeConfig(), Accelerator(cpu=True), [], [found], 1).validation for found in (row, {**row}, row | changes)
+    )
+    assert first == same != other
+
+
 def logged(folder: Path, key: str) -> dict[int, float]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {line["step"]: line[key] for line in lines if key in line}

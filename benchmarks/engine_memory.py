@@ -64,7 +64,7 @@ def record_buckets(model: Any) -> dict[int, int]:
 def held(buckets: dict[int, int]) -> int:
     """Bytes of the storages of all tensors of this process, gradients included, and of DDP's ``buckets``.
 
-    The least of three counts: a thread of gloo keeps the tensor of a collective for a moment after the collective has ended.
+    The least of three counts: a thread of gloo keeps the tensor of a collective for a moment after its end.
     """
     counts = [count_bytes(buckets)]
     for _ in range(2):

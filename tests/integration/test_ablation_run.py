@@ -141,7 +141,10 @@ def test_the_report_is_complete(story: Story) -> None:
     assert report - {"alpha.png"} == {".lock", "table.md", "table.csv", "runs.csv", "captions.md", "report.html"}
     table = (story.folder / "grid/table.md").read_text()
     assert all(f"\n| {system} | " in table for system in ("start", "alpha=0", "alpha=1"))
-    assert '- alpha=0: 1 cider\n- alpha=1: 1 interrupting {"target": "rewards_for_ablation:Interrupting", "kwargs": ' in table
+    assert (
+        '- alpha=0: 1 cider\n- alpha=1: 1 interrupting {"target": "rewards_for_ablation:Interrupting", "kwargs": '
+        in table
+    )
 
 
 def test_what_is_judged_is_the_policy_after_the_last_step(story: Story) -> None:

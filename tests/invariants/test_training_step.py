@@ -195,7 +195,9 @@ def test_a_scheduled_step_is_that_of_the_values_at_its_step(captioner, batches):
     scheduled.weight_schedules = {"words": [(0, 1.0), (4, 0.0)]}
     scheduled.temperature_schedule = [(2, 1.0), (4, 0.75)]
     scheduled.ref_policy = perturbed(captioner)
-    scheduled.adaptive_kl = AdaptiveKl(lambda coef: Reinforce(kl_coef=coef), 0.1, 1e-6, 160, {"kl_start": 0.1, "kl_coef": 0.4})
+    scheduled.adaptive_kl = AdaptiveKl(
+        lambda coef: Reinforce(kl_coef=coef), 0.1, 1e-6, 160, {"kl_start": 0.1, "kl_coef": 0.4}
+    )
     plain = replace(scheduled, weight_schedules={}, temperature_schedule=(), adaptive_kl=None)
     plain.reward = MixedReward({"words": (WordCount(), 0.7 * 0.25), "letters": (Letters(), 0.3)})
     plain.decoding = replace(plain.decoding, temperature=1.75)

@@ -36,7 +36,7 @@ class Ensemble(Captioner):
             raise CaptionerError(f"an ensemble of {list(captioners)}: expected at least two captioners")
         (first_name, first), *others = captioners.items()
         for name, other in others:
-            difference = _difference(first_name, first, name, other)
+            difference = vocabulary_difference(first_name, first, name, other)
             if difference is not None:
                 raise CaptionerError(f"an ensemble needs one vocabulary: {difference}")
         self.captioners, self.average = list(captioners.values()), average
@@ -109,7 +109,7 @@ class Ensemble(Captioner):
         return forbid(logprobs.mean(0), self.forbidden)
 
 
-def _difference(first_name: str, first: Captioner, name: str, other: Captioner) -> str | None:
+def vocabulary_difference(first_name: str, first: Captioner, name: str, other: Captioner) -> str | None:
     """What differs between two captioners' tokens; None if nothing does."""
     one, two = first.vocabulary(), other.vocabulary()
     if not one or not two:

@@ -228,6 +228,7 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     ),
     "score": ("rl_caption.cli.score", "score captions in files with any reward"),
     "caption": ("rl_caption.cli.caption", "caption photos with a trained captioner"),
+    "average": ("rl_caption.cli.average", "one captioner of the mean weights of several from one start (model soup)"),
     "report": ("rl_caption.report.program", "a page of a run, an ablation, or several runs or evaluations"),
     "share": ("rl_caption.report.share", "a trained model with its model card, in a folder or on the Hugging Face hub"),
     "configs": ("rl_caption.cli.configs", "the recipes that the package brings: list, show NAME"),

@@ -1,0 +1,50 @@
+"""The averaging program: several captioners that were fine-tuned from one start become one."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_caption.captioners.averaging import average_weights
+from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.loading import weights_hash
+from rl_caption.config.build import quiet_libraries
+from rl_caption.data.files import write_json
+from rl_caption.training.checkpoint import remove_tree, replace_folder
+
+NOTE = "average.json"
+FAR = 0.2
+"""Distance from the first captioner, as a share of its norm, above which two are unlikely to have one start: two runs
+of DiCO from one start have 0.03, two of cross-entropy from random weights 0.38."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``average --models RUN_A/export/best RUN_B/export/best --out FOLDER [--weights 0.7 0.3]``"""
+    parser = argparse.ArgumentParser(prog="rl-caption average", description=__doc__)
+    add = parser.add_argument
+    add("--models", nargs="+", required=True, metavar="FOLDER", help="exports of captioners, trained from one start")
+    add("--weights", nargs="+", type=float, metavar="W", help="one a captioner, of sum 1 (default: all the same)")
+    add("--out", type=Path, required=True, help="folder of the new captioner; it must not exist")
+    given = parser.parse_args(argv)
+    out: Path = given.out
+    if os.path.lexists(out):
+        raise CaptionerError(f"--out {out} is there already: name a new folder, or remove it")
+    quiet_libraries()
+    found = average_weights(given.models, given.weights)
+    partial = out.with_name(f".partial-{out.name}")
+    remove_tree(partial)
+    partial.mkdir(parents=True)
+    found.captioner.save_pretrained(found.captioner.policy, partial)
+    weights = given.weights or [1 / len(given.models)] * len(given.models)
+    members = [
+        {"model": name, "weight": weight, "distance": distance, "sha256": weights_hash(name)}
+        for name, weight, distance in zip(given.models, weights, found.distances, strict=True)
+    ]
+    write_json(partial / NOTE, members)
+    replace_folder(partial, out)
+    for member in members:
+        print(f"{member['weight']:.3g} of {member['model']} (distance from the first: {member['distance']:.2%})")
+    if max(found.distances) > FAR:
+        print(f"WARNING: a distance above {FAR:.0%}: captioners of different starts have no use of a mean")
+    print(f"wrote {out}")
+    return 0

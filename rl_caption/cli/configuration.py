@@ -69,6 +69,8 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     try:
         if file is not None:
             values = read_mapping(find_config(file))
+            if isinstance(train := values.get("train"), dict) and train.get("mixed_precision") is False:
+                train["mixed_precision"] = "no"  # which YAML reads as false
             _refuse_values(values, kind, file)
             _drop_replaced(values, kind, words)
             words = [f"--config={json.dumps(values, ensure_ascii=False)}", *words[1 if "=" in words[0] else 2 :]]

@@ -389,10 +389,10 @@ def as_markdown(result: SetResult, resamples: int) -> str:
 def _cell(figure: Figure | None) -> str:
     if figure is None or figure.value is None:
         return UNDEFINED
-    text = f"{100 * figure.value:.1f}"
+    text = f"{100 * figure.value:z.1f}"
     if figure.low is None or figure.high is None:
         return text
-    return f"{text} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
+    return f"{text} [{100 * figure.low:z.1f}, {100 * figure.high:z.1f}]"
 
 
 def _csv(results: Sequence[SetResult]) -> str:

@@ -53,6 +53,12 @@ def test_a_file_and_overrides(file: str) -> None:
     }
 
 
+def test_no_in_yaml_is_a_precision(tmp_path: Path) -> None:
+    """YAML 1.1 reads it as false."""
+    (tmp_path / "a.yaml").write_text("train: {mixed_precision: no}\n")
+    assert parse(ScstConfig, ["--config", str(tmp_path / "a.yaml")], "scst.py").train.mixed_precision == "no"
+
+
 def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("reward: {terms: {cider: {}, bleu: {}}}\n")
     for arguments in (["--config", str(tmp_path / "a.yaml")], ["--reward.terms={cider: {}, bleu: {}}"]):

@@ -14,8 +14,7 @@ from rl_caption.training.checkpoint import remove_tree, replace_folder
 
 NOTE = "average.json"
 FAR = 0.2
-"""Distance from the first captioner, as a share of its norm, above which two are unlikely to have one start: two runs
-of DiCO from one start have 0.03, two of cross-entropy from random weights 0.38."""
+"""Distance (see ``Averaged``) above which two captioners are unlikely to have one start."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,10 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     remove_tree(partial)
     partial.mkdir(parents=True)
     found.captioner.save_pretrained(found.captioner.policy, partial)
-    weights = given.weights or [1 / len(given.models)] * len(given.models)
     members = [
         {"model": name, "weight": weight, "distance": distance, "sha256": weights_hash(name)}
-        for name, weight, distance in zip(given.models, weights, found.distances, strict=True)
+        for name, weight, distance in zip(given.models, found.weights, found.distances, strict=True)
     ]
     write_json(partial / NOTE, members)
     replace_folder(partial, out)

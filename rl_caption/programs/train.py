@@ -38,7 +38,7 @@ from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
 from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
-from rl_caption.scst.objectives import build_objective
+from rl_caption.scst.objectives import Objective, build_objective
 from rl_caption.scst.reward_scales import sample_scores, scale_report
 from rl_caption.scst.schedules import AdaptiveKl
 from rl_caption.scst.step import SelfCriticalTask
@@ -106,7 +106,7 @@ def train_scst(config: ScstConfig) -> TrainState:
             _print_scales(context, task)
         scorer = _scorer(metric, monitor)
         by = f"tokenizer {config.data.tokenizer}" if scorer is None else scorer.signature
-        signature = scst_signature(reward, context.train_rows, config)
+        signature = scst_signature(reward, context.train_rows, config, task.objective)
         measured = f"{rollout.max_new_tokens} tokens, {by}"
         state = context.start(signature, metric, monitor.notes, measured, captioner.vocabulary())
         task.model, optimizer = context.prepare(captioner.policy)
@@ -189,12 +189,12 @@ def _print_scales(context: Context, task: SelfCriticalTask) -> None:
     print_main(context.accelerator, "reward: " + "\n".join(scale_report(task.reward, context.train_rows, captions)))
 
 
-def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig) -> str:
+def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig, objective: Objective) -> str:
     """SacreEOS-style signature of a run (Hu et al. 2023): EOS, document frequencies, metric, baseline, samples; an
     objective other than REINFORCE; schedules; references in ``rows`` whose tokens may differ from the toolkit's.
 
-    With a KL penalty, it also names the starting policy, by eight digits of the hash of its weights or by its name on
-    the hub. Two runs whose signatures differ do not have comparable rewards.
+    Where ``objective`` needs the starting policy, it also names that one, by eight digits of the hash of its weights or
+    by its name on the hub. Two runs whose signatures differ do not have comparable rewards.
     """
     train, rollout = config.train, config.rollout
     base = {"greedy": "greedy", "leave_one_out": "average"}.get(train.advantage, train.advantage)
@@ -205,11 +205,12 @@ def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig)
     )
     if train.objective != "reinforce":
         signature += f"+{train.objective}{_options(train.objective_kwargs)}"
-    if train.kl_coef > 0:
+    if getattr(objective, "needs_reference", False):
         start = config.model.init or ""
         weights = weights_hash(start)
+        named = start if weights == start else weights[:8]
         adapted = "" if train.kl_target is None else f",target{train.kl_target:g},horizon{train.kl_horizon}"
-        signature += f"+kl[{train.kl_coef:g},{start if weights == start else weights[:8]}{adapted}]"
+        signature += f"+kl[{train.kl_coef:g},{named}{adapted}]" if train.kl_coef > 0 else f"+ref[{named}]"
     schedules = [(name, term.schedule) for name, term in config.reward.terms.items()]
     for name, points in [*schedules, ("rollout.temperature", rollout.temperature_schedule)]:
         if points:

@@ -1,5 +1,6 @@
 """Losses and advantages against scalar loops, closed forms and numbers worked out by hand."""
 
+import hashlib
 import math
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from rewards.mixed import MixedReward
 from rl_caption.captioners.base import FORBIDDEN_LOGIT, Decoding, caption_mask
 from rl_caption.config.checks import check
-from rl_caption.config.schema import RolloutConfig, ScstConfig, ScstTrainConfig
+from rl_caption.config.schema import ModelConfig, RolloutConfig, ScstConfig, ScstTrainConfig
 from rl_caption.errors import ConfigError
 from rl_caption.programs.train import scst_signature
 from rl_caption.scst import ADVANTAGES
@@ -431,6 +432,16 @@ def test_the_signature_of_a_run_tells_beams_from_samples():
     reward, signatures = MixedReward({"words": (WordCount(), 1.0)}), []
     for beams in (False, True):
         config = ScstConfig(rollout=RolloutConfig(beam_search=beams), train=ScstTrainConfig(objective="dico"))
-        signatures.append(scst_signature(reward, [], config))
+        signatures.append(scst_signature(reward, [], config, Reinforce()))
     assert "[nspi5]" in signatures[0]
     assert signatures[1] == signatures[0].replace("[nspi5]", "[nspi5,beam]")
+
+
+@pytest.mark.parametrize(("objective", "named"), [("dico", True), ("softmax_margin", False)])
+def test_an_objective_that_compares_with_the_start_names_it_in_the_signature(objective, named, tmp_path):
+    """DiCO reads the starting policy with no KL penalty: other weights there are another run."""
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"start")
+    config = ScstConfig(model=ModelConfig(init=str(tmp_path)), train=ScstTrainConfig(objective=objective))
+    signature = scst_signature(MixedReward({"words": (WordCount(), 1.0)}), [], config, build_objective(objective, {}))
+    assert signature.endswith(f"+ref[{hashlib.sha256(b'start').hexdigest()[:8]}]") is named

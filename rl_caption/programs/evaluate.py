@@ -399,6 +399,9 @@ def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -
     decoding, decode = decoding_of(config.decode), config.decode
     found = caption_rows(captioner, images.rows, decoding, decode.batch_size, accelerator, config.seed)
     file = Path(config.out) / "candidates.jsonl"
+    if accelerator.is_main_process:
+        for stale in (file, file.with_name("candidates_scores.json")):
+            stale.unlink(missing_ok=True)
     if reward is not None:
         try:
             found = reranked(found, images.rows, reward)

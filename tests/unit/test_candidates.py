@@ -96,6 +96,9 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
     assert results(folder)[2] == lines, "samples are a function of the seed"
     evaluate_split(configured(folder, decode=decode, rerank="consensus", candidates=True, seed=1))
     assert results(folder)[2] != lines
+    evaluate_split(configured(folder))
+    assert results(folder)[2] == [], "candidates of other captions do not stay beside the new ones"
+    assert not (folder / "out" / "candidates_scores.json").exists()
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -283,7 +283,8 @@ def _write(
         lines += ["", f"## {name if name == 'kept' else f'dropped: {name}'}", ""] if len(indices) else []
         for index in indices:
             scores = ", ".join(f"{score} {values[index]:.4f}" for score, values in parts.scores.items())
-            lines.append(f"- {texts[int(index)]}" + (f" ({scores})" if scores and "nan" not in scores else ""))
+            caption = " ".join(texts[int(index)].split())
+            lines.append(f"- {caption}" + (f" ({scores})" if scores and "nan" not in scores else ""))
     write_text(out / "report.md", "\n".join(lines) + "\n")
     return "\n".join([table, "", f"wrote {out / 'kept.jsonl'} ({written:,} rows) and {out / 'report.md'}"])
 

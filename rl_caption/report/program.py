@@ -79,6 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--images is {chosen.images}: expected 1 or more")
     if chosen.out is None and len(chosen.folders) > 1:
         parser.error("several folders are compared in one page: name it with --out FILE")
+    if chosen.references is not None and (chosen.config is not None or chosen.split is not None):
+        parser.error("--references stands in place of --config and --split: give one or the other")
+    if chosen.image_folder is not None and chosen.references is None:
+        parser.error("--image_folder goes with --references; --config names the images of its data itself")
+    if chosen.split is not None and chosen.config is None:
+        parser.error("--split is that of the data of --config: name the file")
     source = None
     if chosen.references is not None:
         files = [file for folder in chosen.folders for file in folder.rglob("predictions.json")]

@@ -361,6 +361,18 @@ def test_the_program_writes_beside_the_run_or_where_it_is_told(tmp_path: Path, c
     assert "name it with --out FILE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["--image_folder", "photos"], ["--split", "val"], ["--references", "r.json", "--config", "c.yaml"]],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([str(write_evaluation(tmp_path / "e", 1.0)), *options])
+    assert f"error: {options[0]}" in capsys.readouterr().err
+
+
 def test_references_and_images_of_files(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path / "e", 1.0)
     references = tmp_path / "references.json"

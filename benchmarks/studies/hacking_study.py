@@ -241,7 +241,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", required=True, type=Path, nargs="+", help="folders of finished runs")
     parser.add_argument("--out", required=True, type=Path, help="folder for table.md and study.json")
     parser.add_argument("--monitor", type=Path, help="YAML with thresholds or judges that replace the runs' own")
-    parser.add_argument("--f1-margin", type=float, default=0.05, help="fall of F1, absolute (default %(default)s)")
+    parser.add_argument(
+        "--f1-margin",
+        type=float,
+        default=0.05,
+        help="fall of F1, absolute, or of the truth, as a share of the start's (default %(default)s)",
+    )
     parser.add_argument("--unparsed-margin", type=float, default=0.05, help="rise of the share (default %(default)s)")
     parser.add_argument("--since", choices=("any", "start"), default="start", help="what is compared with")
     parser.add_argument("--truth", type=Path, help="YAML with target and kwargs of a reward, in place of the oracle")
@@ -254,11 +259,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     verdicts = [verdict(run.points, chosen.f1_margin, chosen.unparsed_margin, chosen.since) for run in runs]
-    margins = (
-        f"F1 down by more than {chosen.f1_margin:g} or unparsed words up by more than {chosen.unparsed_margin:g}, "
-        f"against {'the start' if chosen.since == 'start' else 'any earlier validation with a lower reward'}"
-    )
-    text = table(runs, verdicts, margins)
+    lost = f"F1 down by more than {chosen.f1_margin:g} or unparsed words up by more than {chosen.unparsed_margin:g}"
+    if truth is not None:
+        lost = f"{truth.__name__} down by more than {chosen.f1_margin:g} of the start's"
+    since = "the start" if chosen.since == "start" else "any earlier validation with a lower reward"
+    text = table(runs, verdicts, f"{lost}, against {since}")
     write_text(chosen.out / "table.md", text + "\n")
     settings = {key: getattr(chosen, key) for key in ("since", "f1_margin", "unparsed_margin")} | {"monitor": monitor}
     settings["truth"] = None if truth is None else truth.signature

@@ -1,18 +1,39 @@
 """Generated scenes of which a caption tells a relation, and a wider image encoder: what it takes to learn relations.
 
+    python -m benchmarks.studies.relations --captioners FOLDER ... --dual FOLDER ...
+    python -m benchmarks.studies.relations --evaluations FOLDER ...
+
+prints how often captioners, by likelihood, and dual encoders, by cosine, score a caption above the same with another
+relation; or how many relations the captions of evaluations state and how many of them are true.
 docs/results_composition.md ("Binding and relations") has the configurations.
 """
 
+import argparse
+import json
 import re
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
+from rewards.base import Reward, RewardError, as_texts, required_column
+from rewards.clip.specs import Specs
+from rewards.text.tokenize import tokenize
 from rl_caption.captioners.image_encoder import CaptionerImage
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import Row, Splits
-from rl_caption.data.scenes import ScenesData
+from rl_caption.data.scenes import ScenesData, hard_negatives
+from rl_caption.data.scenes.oracle import claims
+from rl_caption.data.scenes.world import Scene
+from rl_caption.scst.objectives import token_logprobs
 
 _RELATION = re.compile(r"\b(left|right|above|over|below|beneath|under)\b")
+_HORIZONTAL = {"left", "right"}
 
 
 class RelationScenes(Splits):
@@ -23,19 +44,27 @@ class RelationScenes(Splits):
     Args:
         num_train: scenes with a relation, about one in two; likewise ``num_val``.
         captions_per_image: short captions of a scene that are looked at, 1 to 20.
+        min_references: a scene with fewer different references is left out; ``judge`` needs 2.
     """
 
-    def __init__(self, num_train: int = 30829, num_val: int = 403, captions_per_image: int = 12) -> None:
+    def __init__(
+        self, num_train: int = 30829, num_val: int = 403, captions_per_image: int = 12, min_references: int = 1
+    ) -> None:
         sizes = {"train": num_train, "val": num_val}
         scenes = ScenesData(4 * num_train + 20, 4 * num_val + 20, 0, 0, captions_per_image=captions_per_image)
-        told = {split: filter(None, map(_with_relations, scenes.split(split))) for split in sizes}
+        relations = {split: map(_with_relations, scenes.split(split)) for split in sizes}
+        told = {split: (row for row in relations[split] if _different(row) >= min_references) for split in sizes}
         super().__init__({split: list(islice(told[split], sizes[split])) for split in sizes}, "scenes with relations")
 
 
-def _with_relations(row: Row) -> Row | None:
+def _with_relations(row: Row) -> Row:
     sentences = [sentence.rstrip(".") + "." for sentence in row["long_reference"].split(". ")]
     texts = [text for text in [*row["references"], *sentences] if _RELATION.search(text)]
-    return {**row, "references": texts} if texts else None
+    return {**row, "references": texts}
+
+
+def _different(row: Row) -> int:
+    return len({" ".join(tokenize(text)) for text in row["references"]})
 
 
 class WideCaptionerImage(CaptionerImage):
@@ -54,3 +83,113 @@ class WideCaptionerImage(CaptionerImage):
         """Pixels [B, 3, S, S] -> states [B, H, W, ``width``]."""
         states = super().forward(pixels)
         return self.skip(states) + self.mlp(states)
+
+
+class CaptionLikelihood:
+    """Log-probability of a caption and its EOS given the image, under a captioner: a score for ``judge``, in nats.
+
+    A caption with a word that the vocabulary lacks has probability 0 and the lowest score.
+
+    Source: Lin et al., ICML 2024, "Revisiting the Role of Language Priors in Vision-Language Models" (VisualGPTScore).
+
+    Args:
+        model: folder of a captioner with positions for ``max_tokens`` tokens, EOS included.
+
+    A call raises ``RewardError`` for a caption that is longer.
+    """
+
+    __name__ = "likelihood"
+    columns = frozenset({"image"})
+    bounds = (-1e6, 0.0)
+
+    def __init__(self, model: str, max_tokens: int = 32, batch_size: int = 64) -> None:
+        self.captioner, self.max_tokens, self.batch_size = load_captioner(model), max_tokens, batch_size
+        self.captioner.policy.eval()
+        self.signature = f"likelihood[{model}]"
+
+    @torch.no_grad()
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        captions, captioner = as_texts(completions), self.captioner
+        images = required_column(columns, "image", self.__name__, len(captions))
+        scores: list[float] = []
+        for start in range(0, len(captions), self.batch_size):
+            texts = captions[start : start + self.batch_size]
+            rows: list[Row] = [
+                {"image_id": str(number), "image": image, "references": []}
+                for number, image in enumerate(images[start : start + self.batch_size], start)
+            ]
+            encoded = captioner.encode(texts, self.max_tokens)
+            for text, ids in zip(texts, encoded, strict=True):
+                if ids[-1] != captioner.eos_token_id:
+                    raise RewardError(
+                        f"caption {text!r} has more than {self.max_tokens} tokens with EOS: raise max_tokens"
+                    )
+            token_ids = pad_sequence(
+                [torch.tensor(ids) for ids in encoded], batch_first=True, padding_value=captioner.pad_token_id
+            ).unsqueeze(1)
+            lengths = [len(ids) for ids in encoded]
+            mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).unsqueeze(1)
+            logits = captioner.token_logits(captioner.policy, captioner.preprocess(rows), token_ids, mask)
+            logprobs = token_logprobs(logits, token_ids[mask]).split(lengths)
+            scores += [max(own.sum().item(), self.bounds[0]) for own in logprobs]  # unknown: FORBIDDEN_LOGIT, -1e9
+        return scores
+
+
+def replaced_relations(rows: Sequence[Row]) -> list[tuple[Row, str, str, str]]:
+    """(Row, its first reference, the same with another relation, what was replaced) of rows where that can be done."""
+    found = []
+    for row in rows:
+        true = row["references"][0]
+        for kind, false in hard_negatives(row["scene"], true, 0):
+            told, other = [set(_RELATION.findall(text.lower())) for text in (true, false)]
+            if kind == "replace_relation" and len(told) == len(other) == 1:
+                horizontal = [bool(words & _HORIZONTAL) for words in (told, other)]
+                opposite = "left for right" if horizontal[0] else "above for below"
+                what = opposite if horizontal[0] == horizontal[1] else "another axis"
+                found.append((row, " ".join(tokenize(true)), " ".join(tokenize(false)), what))
+    return found
+
+
+def stated_relations(predictions: Path, scenes: Mapping[str, Scene]) -> tuple[int, int, int]:
+    """Captions in a file of an evaluation, the relations that they state, and how many of these are true."""
+    captions = {entry["image_id"]: entry["caption"] for entry in json.loads(predictions.read_text())}
+    verdicts = [
+        claim.true
+        for name, caption in captions.items()
+        for claim in claims(caption, scenes[name])
+        if claim.kind == "relation"
+    ]
+    return len(captions), len(verdicts), sum(verdicts)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--captioners", nargs="*", default=[], help="folders of captioners")
+    parser.add_argument("--dual", nargs="*", default=[], help="folders of dual encoders")
+    parser.add_argument("--scenes", type=int, default=1000, help="scenes of the validation split")
+    parser.add_argument("--evaluations", nargs="*", default=[], help="folders of evaluations, of scenes of val or test")
+    args = parser.parse_args(argv)
+    if args.evaluations:
+        data = ScenesData(0, 4 * args.scenes + 20, args.scenes, 0)
+        scenes = {row["image_id"]: row["scene"] for split in ("val", "test") for row in data.split(split)}
+        print("| | captions | relations stated | true, % |\n|---|---|---|---|")
+        for folder in args.evaluations:
+            count, stated, true = stated_relations(Path(folder) / "predictions.json", scenes)
+            print(f"| {folder} | {count:,} | {stated:,} | {100 * true / stated if stated else float('nan'):.1f} |")
+        return
+    pairs = replaced_relations(list(RelationScenes(0, args.scenes).split("val")))
+    images, kinds = [row["image"] for row, *_ in pairs], [what for *_, what in pairs]
+    models: dict[str, Reward] = {path: CaptionLikelihood(path) for path in args.captioners}
+    models |= {path: Specs(path, scale="shifted") for path in args.dual}
+    names = ["left for right", "above for below", "another axis"]
+    print("| % right | " + " | ".join(f"{name} ({kinds.count(name):,} pairs)" for name in names) + " |")
+    print("|---" * (len(names) + 1) + "|")
+    for path, model in models.items():
+        true, false = (np.asarray(model(None, [pair[n] for pair in pairs], image=images)) for n in (1, 2))
+        shares = [100 * np.mean((true > false)[[kind == name for kind in kinds]]) for name in names]
+        print(f"| {path} | " + " | ".join(f"{share:.1f}" for share in shares) + " |")
+
+
+if __name__ == "__main__":
+    main()

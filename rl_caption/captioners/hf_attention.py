@@ -1,7 +1,7 @@
 """Attention of Transformers' decoders, replaced in place: cross-attention to one copy of an image; fused for BLIP.
 
 Names of modules and weights stay as they are. What is assumed of Transformers' internals is in this file; tested with
-Transformers 5.23.
+Transformers 5.23 and 5.24.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.packed import Packing
+from rl_caption.captioners.packed import CACHE, Packing
 
 CROSS_ATTENTION = ("crossattention", "encoder_attn")
 """Names of cross-attention modules in Transformers' decoders."""
@@ -96,7 +96,7 @@ def _cross_attend(forward: Callable[..., Any], names: tuple[str, ...], *position
     if states is None:
         return forward(**named)
     rows, images = len(hidden), len(states)
-    packing = getattr(named.get("past_key_values"), "packing", None)
+    packing = getattr(named.get(CACHE), "packing", None)
     if packing is None:
         if rows == images or rows % images:
             return forward(**named)
@@ -144,18 +144,16 @@ def _text_attention(
     attention_mask: Tensor | None = None,
     encoder_hidden_states: Tensor | None = None,
     encoder_attention_mask: Tensor | None = None,
-    past_key_values: Any = None,
     **options: Any,
 ) -> Any:
     """[N, T, D] -> [N, T, D], no probabilities; to ``encoder_hidden_states`` [N, S, D] where they are given."""
     if _fused_off(hidden_states):
-        return unfused(
-            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, past_key_values, **options
-        )
+        return unfused(hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, **options)
     crossing = encoder_hidden_states is not None
     mask = encoder_attention_mask if crossing else attention_mask
     heads = (attention.num_attention_heads, attention.attention_head_size)
-    cache, updated = past_key_values, {}
+    cache: Any = options.get(CACHE)
+    updated: dict[int, bool] = {}
     if isinstance(cache, EncoderDecoderCache):
         updated = cache.is_updated if crossing else {}
         cache = cache.cross_attention_cache if crossing else cache.self_attention_cache

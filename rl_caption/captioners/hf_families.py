@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.hf_attention import fuse_blip_attention, share_images
+from rl_caption.captioners.packed import CACHE
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Family(ABC):
         """
         text_model = model.get_submodule(self.text_model)
         output = text_model(
-            input_ids=token_ids, encoder_hidden_states=states, past_key_values=cache, use_cache=cache is not None
+            input_ids=token_ids, encoder_hidden_states=states, use_cache=cache is not None, **{CACHE: cache}
         )
         return output.logits
 
@@ -221,7 +222,7 @@ class Git(Family):
         seen = torch.ones(new, total, dtype=torch.bool, device=hidden.device).tril(total - new)
         seen[:, :patches] = True
         mask = torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(~seen, torch.finfo(hidden.dtype).min)[None, None]
-        output = model.git.encoder(hidden, attention_mask=mask, past_key_values=cache, use_cache=cache is not None)
+        output = model.git.encoder(hidden, attention_mask=mask, use_cache=cache is not None, **{CACHE: cache})
         return model.output(output.last_hidden_state[:, -length:])
 
 
@@ -274,9 +275,9 @@ class Blip2(Family):
             hidden = torch.cat([states.to(hidden.dtype), hidden], dim=1)
         output = model.language_model(
             inputs_embeds=hidden,
-            past_key_values=cache,
             use_cache=cache is not None,
             logits_to_keep=token_ids.shape[1],
+            **{CACHE: cache},
         )
         return output.logits
 

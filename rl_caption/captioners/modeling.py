@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from rewards.model_files import check_ranges
-from rl_caption.captioners.packed import Packing
+from rl_caption.captioners.packed import CACHE, Packing
 from rl_caption.options import Range, wrong_arguments
 
 Width: TypeAlias = Annotated[int, Range(min=1, max=2**16)]
@@ -41,6 +41,9 @@ class CaptionTransformerConfig(PreTrainedConfig):
         image_size, patch_size: pixels only; the image is S x S and is cut into (S / patch_size)² patches.
         patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao et al. 2021, "Early
             convolutions help transformers see better"), which learns from far fewer images.
+        position_init: pixels only; what the learned positions of patches start from: ``normal`` (standard deviation
+            0.02) or ``sincos`` (``sincos_positions``), from which rows and columns need not be found first. The latter
+            takes a multiple of 4 as ``d_model``.
         num_frames: pixels only; above 1 it reads videos of so many frames (``pixel_values [B, T, 3, S, S]``), whose
             patches it attends to all at the same time, each with a learned embedding of its frame.
         feature_dim: regions only; 2048 for bottom-up features, 2054 for VinVL.
@@ -66,6 +69,7 @@ class CaptionTransformerConfig(PreTrainedConfig):
         image_size: Side = 224,
         patch_size: Side = 16,
         patch_stem: Literal["linear", "conv"] = "linear",
+        position_init: Literal["normal", "sincos"] = "normal",
         feature_dim: Long = 2048,
         feature_dropout: Dropout = 0.0,
         max_positions: Long = 64,
@@ -110,6 +114,8 @@ def _check(values: Mapping[str, Any]) -> None:
         raise ValueError(f"d_model {d_model} is not a multiple of num_heads {values['num_heads']}")
     if values["input_kind"] == "pixels" and size % patch:
         raise ValueError(f"image_size {size} is not a multiple of patch_size {patch}")
+    if values["position_init"] == "sincos" and d_model % 4:
+        raise ValueError(f"d_model {d_model} is not a multiple of 4: position_init sincos needs one")
     if values["eos_token_id"] in (values["pad_token_id"], values["bos_token_id"], values["unk_token_id"]):
         raise ValueError(f"eos_token_id {values['eos_token_id']} is that of padding, BOS or UNK: no caption would end")
 
@@ -134,6 +140,18 @@ class PixelEmbedding(nn.Module):
             patches = self.stem(pixel_values.flatten(0, 1)).flatten(2).transpose(1, 2) + self.position
             return (patches.unflatten(0, pixel_values.shape[:2]) + self.frame).flatten(1, 2)
         return self.stem(pixel_values).flatten(2).transpose(1, 2) + self.position
+
+
+def sincos_positions(side: int, width: int) -> Tensor:
+    """Sines and cosines of the row, then of the column, of ``side`` x ``side`` patches: [side², width], in [-1, 1].
+
+    ``width`` is a multiple of 4; wavelengths go from 2π to nearly 20,000π patches. Source: Beyer et al. 2022, "Better
+    plain ViT baselines for ImageNet-1k".
+    """
+    frequencies = 10_000 ** (-torch.arange(width // 4) / (width // 4))
+    angles = torch.arange(side)[:, None] * frequencies
+    axis = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
+    return torch.cat([axis.repeat_interleave(side, dim=0), axis.repeat(side, 1)], dim=1)
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -371,7 +389,11 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             init.ones_(module.weight)
             init.zeros_(module.bias)
         elif isinstance(module, PixelEmbedding):
-            init.normal_(module.position, std=0.02)
+            if self.config.position_init == "sincos":
+                side = self.config.image_size // self.config.patch_size
+                init.copy_(module.position, sincos_positions(side, self.config.d_model)[None])
+            else:
+                init.normal_(module.position, std=0.02)
             if self.config.num_frames > 1:
                 init.normal_(module.frame, std=0.02)
 
@@ -387,7 +409,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         states: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         use_cache: bool = False,
         token_mask: Tensor | None = None,
         token_node: Tensor | None = None,
@@ -400,7 +422,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             pixel_values, region_features, region_mask: [B, 3, S, S] or [B, R, F], [B, R] (True for real regions).
             decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent. Padding is on the right.
             states, encoder_outputs: states [B, S, D] of these images, in place of the two; in a tuple in ``generate``.
-            past_key_values: cache of the tokens before; only the newest token is then passed.
+            cache: of the tokens before (``past_key_values`` before Transformers 5.24); only the newest is then passed.
             token_mask: [N, T], True for the P tokens that are computed; without ``token_node`` these are the first
                 ones of a sequence.
             token_node: [N, T], index of each token's prefix among those of ``token_mask`` (``unique_prefixes``).
@@ -413,9 +435,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             raise ValueError("decoder_input_ids is missing: the captioner reads the tokens before the next one")
         if states is None:
             states = (encoder_outputs or self.encoder(pixel_values, region_features, region_mask))[0]
-        if use_cache and past_key_values is None:
-            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        cache = past_key_values if isinstance(past_key_values, EncoderDecoderCache) else None
+        cache = _usable(kwargs.get("past_key_values", cache), use_cache)
         start = cache.get_seq_length() if cache is not None else 0
         count, length = decoder_input_ids.shape
         if start + length > self.config.max_positions:
@@ -434,14 +454,19 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         for layer in self.layers:
             hidden = layer(hidden, by_sequence, by_image, states, memory_mask, cache)
         logits = self.lm_head(self.norm(hidden))
-        return Seq2SeqLMOutput(
-            logits=logits if index is not None else logits.unflatten(0, (count, length)),
-            past_key_values=cache,
-            encoder_last_hidden_state=states,
-        )
+        logits = logits if index is not None else logits.unflatten(0, (count, length))
+        kept: dict[str, Any] = {CACHE: cache, "encoder_last_hidden_state": states}
+        return Seq2SeqLMOutput(logits=logits, **kept)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """[P] and [P] -> [P, D]."""
         scale = self.config.d_model**0.5
         embedded = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale
         return self.embedding_dropout(embedded)
+
+
+def _usable(cache: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:
+    """``cache`` where it has both parts, which some callers do not give; a new one for ``use_cache``."""
+    if cache is None and use_cache:
+        return EncoderDecoderCache(DynamicCache(), DynamicCache())
+    return cache if isinstance(cache, EncoderDecoderCache) else None

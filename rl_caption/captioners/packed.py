@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.modeling_outputs import Seq2SeqLMOutput
+
+CACHE = "cache" if any(field.name == "cache" for field in fields(Seq2SeqLMOutput)) else "past_key_values"
+"""Name of the KV cache among arguments and outputs of Transformers' models: ``past_key_values`` before 5.24."""
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ class TransformerCaptioner(Captioner):
                 region_mask=inputs.get("region_mask"),
                 states=states,
                 decoder_input_ids=tokens.unsqueeze(1),
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
                 image=image,
             )
@@ -238,7 +238,7 @@ class TransformerCaptioner(Captioner):
 
 def read_config(file: Path) -> CaptionTransformerConfig:
     """The ``config.json`` of a saved captioner. Raises ``ValueError`` where it is another model's or incomplete."""
-    values = {"num_frames": 1, **read_object(file)}  # older files were written before there were videos
+    values = {"num_frames": 1, "position_init": "normal", **read_object(file)}  # what older files leave out
     kind, expected = values.get("model_type"), CaptionTransformerConfig.model_type
     if kind != expected:
         raise ValueError(f"model_type is {kind!r}: expected {expected!r}")

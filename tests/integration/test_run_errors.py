@@ -88,6 +88,10 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
         ({"train.micro_batch_size": 3}, "train.micro_batch_size 3 does not divide the 8 images of a process"),
         ({"train.max_target_tokens": 17}, "train.max_target_tokens is 17: the captioner has positions for 16"),
         ({"model.kwargs.d_model": 15}, "d_model 15 is not a multiple of num_heads 2"),
+        (
+            {"model.kwargs.d_model": 30, "model.kwargs.position_init": "sincos"},
+            "d_model 30 is not a multiple of 4: position_init sincos needs one",
+        ),
         ({"model.init": "nowhere"}, "model.kwargs is set beside model.init 'nowhere'"),
         ({"model.init": "nowhere", "model.kwargs": {}}, "'nowhere' is not a saved captioner"),
         ({"data.kwargs.image_size": 4}, "data.kwargs.image_size is 4: expected at least 16"),

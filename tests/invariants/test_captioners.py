@@ -1,10 +1,13 @@
 """What must hold between sampling, scoring, decoding and saving, whatever the weights."""
 
+import json
+import math
+
 import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
+from rl_caption.captioners.base import CaptionerError, Decoding, caption_mask, sample_tokens
 from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner, build_vocabulary
 from rl_caption.scst.objectives import token_logprobs
@@ -346,3 +349,37 @@ def test_names_of_special_tokens_in_references_are_no_further_words():
     assert tokenizer("a <unk> dog", add_special_tokens=False)["input_ids"] == [4, 3, 6]
     with pytest.raises(ValueError, match="no word occurs 1 times"):
         build_vocabulary([["<unk>"]], min_count=1)
+
+
+def test_sincos_positions_are_of_the_row_and_the_column_and_training_goes_on_from_those_that_are_saved(tmp_path):
+    captioner = tiny_captioner(image_size=24, position_init="sincos")  # 3 x 3 patches, width 32
+    position = captioner.policy.encoder.embedding.position
+    for row, column in [(0, 0), (1, 0), (0, 2), (2, 1)]:
+        frequencies = [10_000 ** (-k / 8) for k in range(8)]
+        expected = [
+            function(place * frequency)
+            for place in (row, column)
+            for function in (math.sin, math.cos)
+            for frequency in frequencies
+        ]
+        assert position[0, 3 * row + column].tolist() == pytest.approx(expected, abs=1e-6)
+    with torch.no_grad():
+        position += 1
+    captioner.save_pretrained(captioner.policy, tmp_path)
+    loaded = TransformerCaptioner.from_pretrained(tmp_path)
+    assert torch.equal(loaded.policy.encoder.embedding.position, position)
+    assert not torch.equal(position, tiny_captioner(image_size=24).policy.encoder.embedding.position)
+
+
+def test_a_captioner_saved_before_it_could_read_videos_or_choose_the_start_of_its_positions_loads(tmp_path):
+    captioner = tiny_captioner(image_size=24)
+    captioner.save_pretrained(captioner.policy, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    later = {name: config.pop(name) for name in ("num_frames", "position_init")}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = TransformerCaptioner.from_pretrained(tmp_path).policy.config
+    assert {name: getattr(loaded, name) for name in later} == later
+    config.pop("d_model")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CaptionerError, match="d_model"):
+        TransformerCaptioner.from_pretrained(tmp_path)

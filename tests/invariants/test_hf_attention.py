@@ -26,6 +26,7 @@ from rl_caption.captioners.hf_attention import fuse_blip_attention, share_images
 from rl_caption.captioners.hf_families import FAMILIES as HF_FAMILIES
 from rl_caption.captioners.hf_families import Conventions
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
+from rl_caption.captioners.packed import CACHE
 from tests.hf_models_for_tests import (
     FAMILIES,
     SIDE,
@@ -265,11 +266,11 @@ def test_every_cache_holds_what_it_did(pair, pixels, ids):
             cache = cache_of()
             parts = [
                 model.text_decoder(
-                    input_ids=ids[:, start:end], encoder_hidden_states=states, past_key_values=cache, use_cache=True
+                    input_ids=ids[:, start:end], encoder_hidden_states=states, use_cache=True, **{CACHE: cache}
                 )
                 for start, end in ((0, 3), (3, 4), (4, 6))
             ]
-            caches.append(parts[-1].past_key_values)
+            caches.append(parts[-1][CACHE])
             logits.append(torch.cat([part.logits for part in parts], 1))
         assert torch.allclose(*logits, atol=1e-4)
         for one, other in zip(*caches, strict=True):

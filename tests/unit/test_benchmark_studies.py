@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from benchmarks.harness import Timing
 from benchmarks.scst_step import Shapes
-from benchmarks.studies import concreteness_captions, curation, growth, specificity_study
-from benchmarks.studies.relations import RelationScenes
+from benchmarks.studies import concreteness_captions, curation, growth, relations, specificity_study
+from benchmarks.studies.relations import CaptionLikelihood, RelationScenes, replaced_relations
 from benchmarks.studies.specificity_study import (
     RatedCaption,
     SpecificityStudy,
@@ -26,6 +26,7 @@ from benchmarks.studies.specificity_study import (
     tau_by_length,
 )
 from benchmarks.studies.text_similarity import TextSimilarity
+from rewards.base import RewardError
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row
@@ -36,7 +37,7 @@ from rl_caption.meta_evaluation.scenes import rate_captions
 from rl_caption.meta_evaluation.sets import load
 from rl_caption.meta_evaluation.specificity import make_chains
 from rl_caption.reward_models.encoders import random_clip, save_clip
-from tests.captioners_for_tests import SHAPE
+from tests.captioners_for_tests import SHAPE, tiny_captioner, tiny_rows
 from tests.clip_for_tests import tiny_student
 from tests.judgement_sets_for_tests import BUILDERS
 from tests.reward_models_for_tests import CLIP
@@ -297,12 +298,70 @@ def test_the_text_tower_is_judged_by_the_other_captions_of_the_image(tmp_path: P
     assert score(None, one, references=two) == pytest.approx(expected, abs=1e-6)
 
 
-def test_references_of_relation_scenes_all_tell_a_true_relation() -> None:
-    data = RelationScenes(num_train=20, num_val=5)
+@pytest.mark.parametrize("least", [1, 4])
+def test_references_of_relation_scenes_all_tell_a_true_relation(least: int) -> None:
+    data = RelationScenes(num_train=20, num_val=5, min_references=least)
     rows = [*data.split("train"), *data.split("val")]
     assert len(rows) == 25
     for row in rows:
+        assert len({text.lower().rstrip(".") for text in row["references"]}) >= least
         for text in row["references"]:
             found = [claim.true for claim in claims(text, row["scene"]) if claim.kind == "relation"]
             assert found, text
             assert all(found), text
+
+
+def test_the_likelihood_of_a_caption_is_that_of_its_tokens_one_after_the_other(tmp_path: Path) -> None:
+    captioner = tiny_captioner()
+    captioner.save_pretrained(captioner.policy, tmp_path)
+    captions, rows = ["a dog runs", "a dog", "a red train near a station"], tiny_rows(3)
+    score = CaptionLikelihood(str(tmp_path), max_tokens=12, batch_size=2)
+    expected = []
+    for caption, row in zip(captions, rows, strict=True):
+        inputs, total = captioner.preprocess([row]), 0.0
+        (ids,) = captioner.encode([caption], 12)
+        for position, token in enumerate(ids):
+            prefix = torch.tensor([[ids[: position + 1]]])
+            logits = captioner.token_logits(captioner.policy, inputs, prefix)[0, 0, -1]
+            total += logits.double().log_softmax(-1)[token].item()
+        expected.append(total)
+    images = [row["image"] for row in rows]
+    assert score(None, captions, image=images) == pytest.approx(expected, abs=1e-5)
+    assert score(None, ["a zebra", "two zebras run"], image=images[:2]) == [-1e6, -1e6]
+    with pytest.raises(RewardError, match="more than 4 tokens"):
+        CaptionLikelihood(str(tmp_path), max_tokens=4)(None, ["a dog", "a red train near a station"], image=images[:2])
+
+
+def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_see_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = replaced_relations(list(RelationScenes(0, 60).split("val")))
+    kinds = [kind for *_, kind in pairs]
+    assert set(kinds) == {"left for right", "above for below", "another axis"}
+    horizontal = {"left", "right"}
+    for row, true, false, kind in pairs:
+        assert [claim.true for claim in claims(false, row["scene"]) if claim.kind == "relation"] == [False]
+        sides = [bool(horizontal & set(text.split())) for text in (true, false)]
+        expected = {"left for right": [True, True], "above for below": [False, False]}
+        assert sides == expected[kind] if kind in expected else sides[0] != sides[1]
+    captioner = tiny_captioner(max_positions=32)
+    captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
+    relations.main(
+        ["--captioners", str(tmp_path / "captioner"), "--dual", str(tiny_student(tmp_path / "dual")), "--scenes", "60"]
+    )
+    header, _, likelihood, cosine = capsys.readouterr().out.splitlines()[
+        -4:
+    ]  # DeepSpeed, imported first here, may print
+    assert f"left for right ({kinds.count('left for right')} pairs)" in header
+    assert [row.count("|") for row in (likelihood, cosine)] == [5, 5]
+
+
+def test_relations_that_captions_of_an_evaluation_state_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, true, false, _ = replaced_relations(list(RelationScenes(0, 20).split("val")))[0]
+    captions = [(row["image_id"], f"{true} {false}"), ("test-000000", "a photo of things")]
+    entries = [{"image_id": name, "caption": caption} for name, caption in captions]
+    (tmp_path / "predictions.json").write_text(json.dumps(entries))
+    relations.main(["--evaluations", str(tmp_path), "--scenes", "20"])
+    assert capsys.readouterr().out.splitlines()[-1] == f"| {tmp_path} | 2 | 2 | 50.0 |"

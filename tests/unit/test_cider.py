@@ -112,7 +112,7 @@ own_references = st.lists(st.lists(st.sampled_from(WORDS), max_size=9), min_size
 candidate = st.lists(st.sampled_from([*WORDS, "new", "newer"]), max_size=12)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     corpus=st.lists(own_references, min_size=1, max_size=5),
     others=st.lists(own_references, max_size=3),

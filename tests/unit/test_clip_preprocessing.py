@@ -51,7 +51,7 @@ def test_tokens_of_a_caption_are_those_of_its_words(text: str) -> None:
     assert len(TOKENS.encode(text)) == count_tokens(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet=st.characters(codec="ascii"), max_size=40) | st.text(max_size=20))
 def test_tokens_of_any_text(text: str) -> None:
     assert torch.equal(TOKENS([text], 77), CLIP([text], context_length=77))

@@ -32,7 +32,7 @@ class GivenTags:
         return [[self.tags.get(word, ".") for word in words] for words in sentences]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.one_of(captions, st.text(max_size=60)))
 @example(" \n ")
 @example("...")
@@ -46,7 +46,7 @@ def test_units_concatenate_to_the_caption(caption: str) -> None:
     assert units or not caption
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(captions)
 def test_no_unit_ends_inside_a_word_a_number_or_an_abbreviation(caption: str) -> None:
     for prefix in prefixes(detail_units(caption))[:-1]:

@@ -79,7 +79,7 @@ def test_fakecap_equals_the_published_scores(shared_data: Path) -> None:
     assert agree(evaluation.metrics, case["metrics"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(IMAGES)
 def test_scores_equal_the_toolkits_classes(images: list[tuple[str, list[str]]]) -> None:
     from pycocoevalcap.bleu.bleu import Bleu

@@ -172,7 +172,7 @@ CONNECTING = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @example(seed=1, words=["circle"] * 5)
 @given(
     seed=st.integers(0, 50),

@@ -3,7 +3,7 @@
 python -m benchmarks.studies.specificity_study --data configs/scenes_long_xe.yaml --split test \
     --models contrastive=runs/scenes/long_contrastive SPECS=runs/scenes/long_specificity --out runs/results/specificity
 
-A model is an exported folder, a run's folder (its best export), or RUN@last (the weights after the run's last step).
+A model is an exported folder, or a run's folder (its best export).
 Prints the tables and writes them to OUT/specificity.md and, unrounded, OUT/specificity.json. docs/judging.md says what
 they mean. Data that is not of the generated world needs ``long_reference`` in its rows, and has no truth to agree with.
 """
@@ -11,14 +11,12 @@ they mean. Data that is not of the generated world needs ``long_reference`` in i
 import argparse
 import json
 import logging
-import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from scipy.stats import skew
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -51,7 +49,6 @@ from rl_caption.meta_evaluation.specificity import (
     specificity_rates,
 )
 from rl_caption.programs.retrieval import WAYS, texts_of
-from rl_caption.training.checkpoint import newest_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -363,30 +360,17 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, list) else value
 
 
-def exported(labelled: Sequence[str], out: Path) -> list[str]:
-    """``LABEL=RUN`` to ``LABEL=RUN/export/best``; ``LABEL=RUN@last`` to the last weights, written below ``out``."""
-    found = []
-    for label, _, name in (argument.partition("=") for argument in labelled):
-        run, best = Path(name.removesuffix("@last")), Path(name.removesuffix("@last")) / "export" / "best"
-        folder = best if best.is_dir() else run
-        if name.endswith("@last"):
-            newest = newest_checkpoint(run / "checkpoints")
-            if newest is None or not (best / "open_clip_config.json").is_file():
-                raise ConfigError(f"--models {label}={name}: {run} is no finished run of an open_clip model")
-            folder = out / "models" / label
-            folder.mkdir(parents=True, exist_ok=True)
-            weights = load_file(newest / "model.safetensors")
-            weights = {key.removeprefix("clip."): value for key, value in weights.items()}
-            save_file(weights, folder / "open_clip_model.safetensors")
-            shutil.copy(best / "open_clip_config.json", folder)
-        found.append(f"{label}={folder}")
-    return found
+def exported(labelled: Sequence[str]) -> list[str]:
+    """``LABEL=RUN`` to ``LABEL=RUN/export/best``; other folders as they are."""
+    pairs = [argument.split("=", 1) for argument in labelled]
+    best = [Path(name) / "export" / "best" for _, name in pairs]
+    return [f"{label}={run if run.is_dir() else name}" for (label, name), run in zip(pairs, best, strict=True)]
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Compute, print and write all tables."""
     check_writable(arguments.out)
-    models = load_models(exported(arguments.models, arguments.out), arguments.device)
+    models = load_models(exported(arguments.models), arguments.device)
     metrics, data = reference_metrics(arguments.metrics), build_data(data_section(arguments.data))
     rows = list(data.split(usable_split(data, arguments.split))[: arguments.max_images])
     study = SpecificityStudy(rows, arguments.seed, arguments.processes)

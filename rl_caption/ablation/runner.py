@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors.torch import load_model
 from tqdm.auto import tqdm
 
 from rewards.base import Reward
@@ -33,27 +32,19 @@ from rl_caption.ablation.plan import (
     untrained_models,
 )
 from rl_caption.ablation.report import write_report
-from rl_caption.captioners.huggingface import HuggingFaceCaptioner
-from rl_caption.captioners.loading import is_captioner, load_captioner, weights_hash
+from rl_caption.captioners.loading import is_captioner
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.files import write_json, write_text
-from rl_caption.data.plain_files import check_type, read_json, read_yaml
+from rl_caption.data.plain_files import read_json
 from rl_caption.errors import EXPECTED
 from rl_caption.evaluation import check_writable, write_evaluation
 from rl_caption.evaluation.metrics import JUDGE, signed
 from rl_caption.launch import LaunchError, cpu_threads, processes_started, run_lock, stop_requests
 from rl_caption.programs.evaluate import score_captions, settings_of
 from rl_caption.report.read import EvaluationFolder, Member, read_evaluation, read_run
-from rl_caption.training.checkpoint import (
-    CheckpointError,
-    is_intact,
-    newest_checkpoint,
-    remove_tree,
-    replace_folder,
-    write_errors,
-)
+from rl_caption.training.checkpoint import CheckpointError, is_intact
 from rl_caption.training.run_folder import clock, is_complete
 
 
@@ -179,7 +170,12 @@ def _evaluate_start(base: Base, config: AblateConfig, judges: Mapping[str, Rewar
 
 
 def _evaluate_cell(cell: Cell, base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
-    model = cell.run / "export" / "best" if config.policy == "best" else last_policy(cell.run, cell.folder / "last")
+    model = cell.run / "export" / config.policy
+    if not is_intact(model):
+        raise CheckpointError(
+            f"{model} is damaged or not there: rl-caption scst --config "
+            f"{cell.folder / 'scst.yaml'} writes it from the newest checkpoint"
+        )
     folder, length = cell.folder / f"{config.split}_{config.policy}", cell.config.rollout.max_new_tokens
     found = evaluate_captioner(model, base.config.data, length, config, judges, folder)
     return Member(cell.system, cell.base, cell.alpha, cell.seed, found, read_run(cell.run))
@@ -228,40 +224,6 @@ def evaluate_captioner(
     # Files of earlier versions lack the judges' signatures.
     found.scores["signature"] = signed(found.scores["signature"], signatures)
     return found
-
-
-def last_policy(run: Path, folder: Path) -> Path:
-    """The captioner after the last step of a finished run, saved in ``folder`` unless it is there.
-
-    ``checkpoint.json`` in it has the hash of the weights that it was made of; after another training it is made anew.
-
-    Raises:
-        CheckpointError: the run has no intact checkpoint, or ``folder`` cannot be written.
-    """
-    newest, note = newest_checkpoint(run / "checkpoints"), "checkpoint.json"
-    trained = None if newest is None else {"sha256": weights_hash(newest)}
-    # Checkpoints may have been removed to save space.
-    if is_intact(folder) and (trained is None or _read(folder / note) == trained):
-        return folder
-    if newest is None:
-        raise CheckpointError(f"{run / 'checkpoints'} has no intact checkpoint: judge policy best, or train it again")
-    captioner = load_captioner(run / "export" / "best")
-    config = run / "config.yaml"
-    model = read_yaml(config, CheckpointError, dict[str, Any]).get("model", {}) if config.is_file() else {}
-    check_type(model, dict[str, Any], f"{config}, 'model'", CheckpointError)
-    lora = model.get("lora")
-    check_type(lora, dict[str, Any] | None, f"{config}, 'model', 'lora'", CheckpointError)
-    if lora is not None and isinstance(captioner, HuggingFaceCaptioner):
-        # The export has merged adapters, the checkpoint separate ones.
-        captioner.adapt([], lora | {"export_adapters": False}, checkpointed=False)
-    load_model(captioner.policy, newest / "model.safetensors")
-    partial = folder.with_name(f".partial-{folder.name}")
-    with write_errors(f"model {folder}", partial, run / "checkpoints"):
-        remove_tree(partial)
-        captioner.save_pretrained(captioner.policy, partial)
-        write_json(partial / note, trained)
-        replace_folder(partial, folder)
-    return folder
 
 
 def _read(file: Path) -> Any:

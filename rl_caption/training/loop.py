@@ -146,6 +146,8 @@ class Trainer:
     def fit(self) -> TrainState:
         """Train to ``max_steps``, to the end of patience, or to SIGTERM, SIGINT or SIGHUP, which save a checkpoint.
 
+        A finished run has the best model in ``export/best`` and that after the last step in ``export/last``.
+
         Raises NonFiniteError before a loss or gradient that is not finite changes the weights, and before weights that
         are not finite are validated or written; CheckpointError where a checkpoint or the model cannot be written.
         """
@@ -199,6 +201,7 @@ class Trainer:
         return True
 
     def _finish(self, log: RunLog) -> None:
+        self._export("last")
         if self.accelerator.is_main_process:
             newest = newest_checkpoint(self.checkpoints)
             if newest is not None:  # the last save may have been killed before it pruned
@@ -300,7 +303,9 @@ class Trainer:
         improved = is_better(state.metric, value, best)
         if improved:
             state.best_metric, state.best_step, state.evaluations_without_gain = value, state.global_step, 0
-            self._export(self.folder / "export" / "best")
+            self._export("best")
+            if self.accelerator.is_main_process:
+                state.best_model = hash_of(self.folder / "export" / "best")
         else:
             state.evaluations_without_gain += 1
         log.metrics(state.global_step, verdict.metrics | {"val/seconds": time.perf_counter() - started})
@@ -312,15 +317,14 @@ class Trainer:
             log.message(message)
         state.stopped = verdict.stop
 
-    def _export(self, final: Path) -> None:
-        partial_folder = final.with_name(f".partial-{final.name}")
+    def _export(self, name: str) -> None:
+        final, partial_folder = self.folder / "export" / name, self.folder / "export" / f".partial-{name}"
         with gathered_parameters(self.accelerator, self.model):
             if self.accelerator.is_main_process:
                 with write_errors(f"model {final}", partial_folder, self.checkpoints):
                     remove_tree(partial_folder)
                     self.export(partial_folder)
                     replace_folder(partial_folder, final)
-                    self.state.best_model = hash_of(final)
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:

@@ -109,7 +109,7 @@ def test_an_uninterrupted_run_leaves_exactly_these_files(whole_xe: Path) -> None
         "metrics.jsonl",
         "result.json",
     }
-    assert {path.name for path in (whole_xe / "export").iterdir()} == {"best"}
+    assert {path.name for path in (whole_xe / "export").iterdir()} == {"best", "last"}
     steps = [line["step"] for line in lines(whole_xe) if "loss/total" in line]
     assert steps == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in lines(whole_xe) if "val/cider" in line] == [2, 4, 6]

@@ -170,7 +170,7 @@ def test_models_that_the_documentation_names_are_made_by_a_configuration() -> No
     made = {f"{config.run.dir}/export/best" for config in map(parsed, TRAINING) if hasattr(config, "run")}
     pages = {page.name: page.read_text() for page in (CONFIGS.parent / "docs").glob("*.md")}
     commands = re.findall(r"--run\.dir (runs/[\w/]+)", "\n".join(pages.values()))
-    made |= {f"{folder}/export/best" for folder in commands}
+    made |= {f"{folder}/export/{name}" for folder in commands for name in ("best", "last")}
     found = {(name, folder) for name, text in pages.items() for folder in re.findall(r"runs/[\w/]+/export[\w/]*", text)}
     assert ("judging.md", "runs/scenes/lclip/export/best") in found
     assert [(name, folder) for name, folder in sorted(found) if folder not in made] == []

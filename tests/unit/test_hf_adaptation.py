@@ -8,16 +8,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-import yaml
 from accelerate import Accelerator
-from safetensors.torch import save_model as save_weights
 
-from rl_caption.ablation.runner import last_policy
 from rl_caption.captioners.adaptation import freeze, trained_share
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner
 from rl_caption.programs.train import _frozen_copy
-from rl_caption.training.checkpoint import seal
 from tests.captioners_for_tests import tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model
 
@@ -177,19 +173,3 @@ def test_the_reference_policy_shares_what_is_not_trained(folders):
     with torch.no_grad():
         after = captioner.token_logits(copied, captioner.preprocess(tiny_rows(2)), IDS)
     assert torch.equal(after, before), "it stays where training started"
-
-
-def test_an_ablation_judges_the_last_policy_of_a_run_that_trained_adapters(folders, tmp_path):
-    pytest.importorskip("peft")
-    captioner = loaded(folders["blip"])
-    captioner.adapt(frozen=None, lora=lora(), checkpointed=True)
-    captioner.save_pretrained(captioner.policy, tmp_path / "run" / "export" / "best")
-    last = logits(shaken(captioner))
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
-    checkpoint.mkdir(parents=True)
-    save_weights(captioner.policy, str(checkpoint / "model.safetensors"))
-    seal(checkpoint)
-    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump({"model": {"lora": lora(export_adapters=True)}}))
-    judged = loaded(last_policy(tmp_path / "run", tmp_path / "last"))
-    assert torch.allclose(logits(judged), last, atol=1e-4)
-    assert not (tmp_path / "last" / ADAPTERS_FOLDER).exists(), "they belong beside another model than export/best"

@@ -180,7 +180,7 @@ def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path)
     trainer, _, exported = make_trainer(tmp_path, [0.1, 0.5, 0.5, 0.3, 0.4], eval_every=1, validate_first=True)
     state = trainer.fit()
     assert (state.best_metric, state.best_step) == (0.5, 1)
-    assert len(exported) == 2
+    assert len(exported) == 3  # the last model, too
     assert (tmp_path / "export/best/score").read_text() == "1"
     assert logged(tmp_path, "val/cider") == {0: 0.1, 1: 0.5, 2: 0.5, 3: 0.3, 4: 0.4}
     assert json.loads((tmp_path / "result.json").read_text())["best_metric"] == 0.5
@@ -192,7 +192,8 @@ def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(tmp
     losses = iter([0.9, 0.4, 0.4, 0.5, 0.1])
     trainer.validate = lambda step, logged: Validation({"val/loss": next(losses)})
     state = trainer.fit()
-    assert (state.best_metric, state.best_step, state.global_step, len(exported)) == (0.4, 2, 4, 2)
+    assert (state.best_metric, state.best_step, state.global_step, len(exported)) == (0.4, 2, 4, 3)
+    assert exported[-1].name == ".partial-last"
 
 
 def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from tests.training_for_tests import (
     assert_same_run,
     lines,
     run,
-    run_two,
     scst_config,
     weights,
     xe_config,
@@ -147,12 +146,3 @@ def test_moments_of_one_block_are_not_given_to_another_of_the_same_shapes(pair, 
         ended = run(xe_config(folder, **options), folder)
         assert ended.code == code, ended.output
     assert "are trained in the checkpoint or in this run only, such as 'model.decoder.transformer.h.0." in ended.output
-
-
-@pytest.mark.distributed
-def test_two_processes_wait_for_no_gradient(pair: Path, data: dict[str, Any], tmp_path: Path) -> None:
-    """The ViT's pooler, which no caption depends on, would make them wait for ever."""
-    folder = tmp_path / "two"
-    model = {"name": "huggingface", "init": str(pair)}
-    ended = run_two(xe_config(folder, **{"model": model, "data": data, "train.max_steps": 1}), folder, "xe")
-    assert [one.code for one in ended] == [0, 0], ended[0].output + ended[1].output

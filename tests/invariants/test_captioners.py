@@ -33,16 +33,6 @@ def any_case(request, tmp_path_factory):
     return captioner, region_inputs() if request.param == "regions" else captioner.preprocess(tiny_rows(3))
 
 
-def ragged_captions(images: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [B, 4, 6] of captions of 1 to 6 tokens, and their mask."""
-    torch.manual_seed(3)
-    ids = torch.randint(5, 12, (images, 4, 6))
-    for caption, length in enumerate((1, 6, 3, 4)):
-        ids[:, caption, length - 1 :] = 0
-        ids[:, caption, length - 1] = 2 if length < 6 else 5
-    return ids, caption_mask(ids, 2)
-
-
 def test_a_prefix_stands_for_all_captions_that_begin_with_it():
     ids = [[[5, 6, 2, 0], [5, 2, 0, 0], [5, 6, 2, 0], [5, 6, 7, 2]], [[5, 6, 2, 0]] * 4]
     ids.append([[5, 6, 7, 2], [8, 6, 7, 2], [5, 6, 7, 2], [5, 9, 7, 2]])  # later words alike, earlier ones not
@@ -65,7 +55,12 @@ def gradients(policy, logprobs):
 def test_padding_and_shared_prefixes_are_not_computed_and_change_nothing(case):
     captioner, inputs = case
     policy = captioner.policy
-    ids, mask = ragged_captions()
+    torch.manual_seed(3)
+    ids = torch.randint(5, 12, (3, 4, 6))
+    for caption, length in enumerate((1, 6, 3, 4)):
+        ids[:, caption, length - 1 :] = 0
+        ids[:, caption, length - 1] = 2 if length < 6 else 5
+    mask = caption_mask(ids, 2)
     ids[:, 1, :3] = ids[:, 3, :3]
     ids[:, 2, :2] = ids[:, 3, :2]
     ids[1, 3] = ids[1, 1].where(mask[1, 3], 0)  # cut off where the other goes on

@@ -104,9 +104,9 @@ def test_captions_that_go_on_from_prompts_of_their_rows_are_those_of_each_prompt
     noise = sampling_noise(1, 0, [row["image_id"] for row in rows], K, 60)
     beams = Decoding(num_beams=3, num_return_sequences=2, max_new_tokens=L)
     decodings = [Decoding(num_samples=K, max_new_tokens=L, temperature=1.3), beams]
-    decodings.append(Decoding(num_samples=K, max_new_tokens=60))  # more than there are positions for
+    decodings.append(Decoding(num_samples=1, max_new_tokens=60))  # more than there are positions for
     for decoding in decodings:
-        numbers = None if decoding is beams else noise[..., : decoding.max_new_tokens]
+        numbers = None if decoding is beams else noise[:, : decoding.num_samples, : decoding.max_new_tokens]
         tokens, scores = captioner.generate_with_scores(captioner.policy, inputs, decoding, numbers)
         for index, single in enumerate(alone):
             image = {"pixel_values": inputs["pixel_values"][index : index + 1]}

@@ -55,7 +55,7 @@ class Prefixes:
 
     Attributes:
         tokens: [M] the newest token of each.
-        parent: [M] index of the prefix that each extends, among those of the previous call; None if it is its own.
+        parent: [M] index of the prefix of the previous call that each extends; None stands for 0, 1, ..., M - 1.
         image: [M] index of the image of each, ascending.
         per_image: number of prefixes of every image, if known without reading values; else None.
     """

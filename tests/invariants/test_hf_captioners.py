@@ -80,7 +80,8 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
     assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden, dtype=torch.long)).any()
 
 
-OWN_PROMPTS = (None, "a dog", "two blue squares on a", "", "the red")
+OWN_PROMPTS = ("a dog", None, "two blue squares on a", "", "the red")
+"""The order by length, in which they are decoded, is not that by which they are put back."""
 
 
 @pytest.fixture(scope="module", params=[family for family in FAMILIES if family != "instructblip"])
@@ -136,6 +137,15 @@ def test_scores_and_references_after_prompts_of_rows_are_those_of_each_prompt_al
         shared, place = captioner.prefix_logits(captioner.policy, given, tokens, mask)
         for logits in (whole, some, shared[place]):
             assert torch.allclose(logits, torch.cat(expected), atol=1e-4)
+    # Captions that fill all positions are the longer, the shorter their prompt is.
+    lengths = torch.tensor([single.max_tokens for single in alone])
+    ids = torch.randint(5, 9, (len(rows), 1, int(lengths.max())), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(ids.shape[-1]) < lengths.unsqueeze(-1)).unsqueeze(1)
+    expected = []
+    for index, single in enumerate(alone):
+        image = {"pixel_values": inputs["pixel_values"][index : index + 1]}
+        expected.append(single.token_logits(single.policy, image, ids[index : index + 1, :, : lengths[index]])[0, 0])
+    assert torch.allclose(captioner.token_logits(captioner.policy, inputs, ids, mask), torch.cat(expected), atol=1e-4)
 
 
 def test_a_prompt_that_cannot_be_read_is_refused_with_its_row(tmp_path):

@@ -1,9 +1,13 @@
-"""Tiny captioners with random weights, and images to caption."""
+"""Tiny captioners with random weights, images to caption, and captions sampled the slow way."""
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
+from rl_caption.captioners.base import Captioner, sample_tokens
 from rl_caption.captioners.transformer import TransformerCaptioner
 
 REFERENCES = [
@@ -34,8 +38,41 @@ def tiny_rows(count: int = 4, seed: int = 0) -> list[dict]:
     ]
 
 
-def region_inputs(count: int = 3) -> dict[str, torch.Tensor]:
+def region_inputs(count: int = 3) -> dict[str, Tensor]:
     """Region features with different numbers of regions."""
     torch.manual_seed(5)
     mask = torch.arange(5).unsqueeze(0) < torch.tensor([[3], [5], [2]])[:count]
     return {"region_features": torch.randn(count, 5, 6), "region_mask": mask}
+
+
+@torch.no_grad()
+def sample_slowly(
+    captioner: Captioner,
+    inputs: dict[str, Tensor],
+    noise: Tensor,
+    temperature: float,
+    next_logits: Callable[[dict[str, Tensor], list[int]], Tensor],
+    ending: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Token ids and log-probabilities [B, K, L] of every caption sampled alone, token by token: the obvious way.
+
+    ``next_logits`` gives [V] after the token ids of a caption, for the inputs of its image. With ``ending``, numbers of
+    ``noise`` are changed so that the first sample of image i ends after i + 1 tokens.
+    """
+    end = captioner.eos_token_id
+    tokens, scores = torch.full(noise.shape, captioner.pad_token_id), torch.zeros(noise.shape)
+    for image, sample in np.ndindex(*noise.shape[:2]):
+        one = {key: value[image : image + 1] for key, value in inputs.items()}
+        ids: list[int] = []
+        for position in range(noise.shape[2]):
+            logits = next_logits(one, ids).float()
+            logits[list(captioner.forbidden)] = -torch.inf
+            logprobs = (logits / temperature).log_softmax(-1)
+            if ending and sample == 0 and position == image:
+                noise[image, sample, position] = logprobs[:end].exp().sum() + logprobs[end].exp() / 2
+            chosen = int(sample_tokens(logits[None], noise[image, sample, position].view(1, 1), temperature))
+            ids.append(chosen)
+            tokens[image, sample, position], scores[image, sample, position] = chosen, logprobs[chosen]
+            if chosen == end:
+                break
+    return tokens, scores

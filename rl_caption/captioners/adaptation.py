@@ -1,4 +1,4 @@
-"""Which weights of a pretrained captioner are trained: freezing by name, low-rank adapters, recomputed activations."""
+"""How a pretrained captioner is trained: frozen parameters, low-rank adapters, gradient checkpointing."""
 
 import copy
 import difflib
@@ -18,11 +18,12 @@ from rl_caption.captioners.base import CaptionerError
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> list[str]:
-    """Stop training the parameters whose names match one of ``patterns`` (as file names do: ``*``, ``?``, ``[abc]``).
+    """Freeze the parameters whose names match one of ``patterns`` (wildcards of file names: ``*``, ``?``, ``[abc]``).
 
-    Returns their names. Raises ``CaptionerError`` where a ``required`` pattern matches nothing.
+    Returns their names. With ``required``, raises ``CaptionerError`` if a pattern matches nothing; nothing is frozen
+    then.
     """
-    # Tied weights have several names; each of them freezes the one tensor.
+    # Tied weights have several names, and each freezes the one tensor.
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for pattern in patterns if required else ():
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -41,13 +42,13 @@ def _near(pattern: str, names: list[str]) -> list[str]:
 
 
 def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Sequence[str] | str) -> Any:
-    """Add low-rank adapters (Hu et al. 2022) of rank ``r`` in place; nothing else is trained from then on.
+    """Add low-rank adapters (Hu et al. 2022) of rank ``r`` in place, and freeze all other parameters.
 
-    Adapters are float32, whatever the weights are; their output is scaled by alpha / r. ``targets`` are ends of names
-    of modules, or one regular expression for full names. Returns the ``peft`` configuration.
+    Adapters are float32, whatever the type of the weights; their output is scaled by alpha / r. ``targets`` are ends of
+    module names, or one regular expression for whole names. Returns the ``peft`` configuration.
 
     Raises:
-        CaptionerError: ``peft`` is not installed, or no module is named so.
+        CaptionerError: ``peft`` is not installed, or ``targets`` match no module.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -57,7 +58,7 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
     config = LoraConfig(r=r, lora_alpha=cast(int, alpha), lora_dropout=dropout, target_modules=wanted, bias="none")
     try:
         with warnings.catch_warnings():
-            # peft says that it transposes the weights of GPT-2's Conv1D, which is right.
+            # peft warns that it transposes the weights of GPT-2's Conv1D, which is right.
             warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")
             inject_adapter_in_model(config, model)
     except ValueError as error:
@@ -72,7 +73,7 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
 
 @torch.no_grad()
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """State dict without adapters: each is added to its weight, in float32."""
+    """State dict of the model with every adapter merged into its weight, in float32."""
     state = model.state_dict()
     merged = {name.replace(".base_layer.", "."): value for name, value in state.items() if ".lora_" not in name}
     for name, module in model.named_modules():
@@ -84,7 +85,7 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> None:
-    """Write the adapters alone, as ``peft`` does: ``PeftModel.from_pretrained(base_model, folder)`` reads them.
+    """Write the adapters alone, in the format of ``peft``, for ``PeftModel.from_pretrained(base_model, folder)``.
 
     ``config`` is what ``add_lora`` returned, ``base`` the name of the model that the adapters were added to.
     """
@@ -102,8 +103,8 @@ def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> Non
 def checkpoint_layers(model: nn.Module) -> None:
     """Gradient checkpointing of Transformer layers, in eval mode too.
 
-    Transformers' own works in training mode only, and self-critical training scores with dropout off. Names of modules
-    and weights stay as they are, which a wrapper around each layer would change.
+    Transformers' own is active in training mode only, but self-critical training scores with dropout off. Names of
+    modules and weights stay as they are; a wrapper module around each layer would change them.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -119,6 +120,6 @@ def _recomputed(forward: Callable[..., Any], *positional: Any, **named: Any) -> 
 
 
 def trained_share(model: nn.Module) -> str:
-    """``"1,234 of 5,678"``: parameters that are trained, of all."""
+    """Number of trained parameters and of all, as ``"1,234 of 5,678"``."""
     counts = torch.tensor([(p.numel() * p.requires_grad, p.numel()) for p in model.parameters()]).sum(0).tolist()
     return f"{counts[0]:,} of {counts[1]:,}"

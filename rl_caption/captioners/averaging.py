@@ -1,4 +1,4 @@
-"""Captioners whose weights are averaged: several that were fine-tuned from one start become one of the same size."""
+"""Averaging the weights of captioners that were fine-tuned from one start, into one captioner of the same size."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,34 +13,40 @@ from rl_caption.captioners.ensemble import vocabulary_difference
 from rl_caption.captioners.loading import load_captioner
 
 NOT_COMPARED = ("_name_or_path", "transformers_version", "dtype", "architectures")
-"""Keys of configurations that change nothing of what a model computes; nor do dropout rates in evaluation."""
+"""Keys of configurations that do not change what a model computes; dropout rates are not compared either."""
 
 
 class Averaged(NamedTuple):
-    """A captioner of averaged weights."""
+    """A captioner with averaged weights.
+
+    Attributes:
+        captioner: the new captioner.
+        weights: share of each of those that were averaged.
+        distances: for each of them ||theta_i - theta_1|| / ||theta_1||, over all floating-point weights. Two runs of
+            DiCO from one start are 0.03 apart; two of cross-entropy from random weights 0.38, and their mean is of no
+            use.
+    """
 
     captioner: Captioner
     weights: list[float]
     distances: list[float]
-    """Of each captioner, ||theta_i - theta_1|| / ||theta_1|| over all floating-point weights: 0.03 between two runs of
-    DiCO from one start, 0.38 between two of cross-entropy from random weights, whose mean is of no use."""
 
 
 @torch.no_grad()
 def average_weights(names: Sequence[str], weights: Sequence[float] | None = None) -> Averaged:
     """Load captioners one after the other and average them: theta = sum_i weights[i] * theta_i, summed in float64.
 
-    With equal weights a uniform soup (Wortsman et al. 2022, arXiv 2203.05482); of captioners that were trained from one
-    start on different rewards, a rewarded soup (Ramé et al. 2023, arXiv 2306.04488). Adapters are merged in exports, so
-    what is averaged are the full weights. Integer buffers are those of the first.
+    Equal weights give a uniform soup (Wortsman et al. 2022, arXiv 2203.05482); captioners that were trained on
+    different rewards from one start give a rewarded soup (Ramé et al. 2023, arXiv 2306.04488). Exports have adapters
+    merged, so the full weights are averaged. Integer buffers are taken from the first captioner.
 
     Args:
-        names: folders of captioners or names on the hub, at least two, no name twice.
-        weights: one a captioner, non-negative, of sum 1; None is the same for all.
+        names: folders of captioners or names on the hub, at least two, all different.
+        weights: share of each captioner, at least 0 and 1 in all; None gives all the same.
 
     Raises:
-        CaptionerError: fewer than two names, or one twice; weights that do not fit; captioners of another class,
-            vocabulary, configuration or shape than the first. The message names what differs.
+        CaptionerError: ``names`` or ``weights`` are not as above, or a captioner differs from the first in class,
+            prompt, vocabulary, configuration or shapes; the message names what differs.
     """
     if len(names) < 2 or len(set(names)) < len(names):
         raise CaptionerError(f"models are {list(names)}: expected two or more, none of them twice")
@@ -62,7 +68,7 @@ def average_weights(names: Sequence[str], weights: Sequence[float] | None = None
 
 
 def _state_like(first: Captioner, first_name: str, name: str) -> dict[str, Tensor]:
-    """State dict of another captioner that computes what ``first`` does, but for its weights."""
+    """State dict of the captioner ``name``, which must compute the same as ``first`` but for its weights."""
     other = load_captioner(name)
     for what, (one, two) in {
         "class": (type(first).__name__, type(other).__name__),
@@ -85,7 +91,7 @@ def _state_like(first: Captioner, first_name: str, name: str) -> dict[str, Tenso
 
 
 def _settings(captioner: Any) -> dict[str, Any]:
-    """What decides, beside the weights, what a captioner computes: its configuration and its image processor's."""
+    """Configuration of the model and of its image processor, as one flat dictionary, for comparison."""
     parts: dict[str, Any] = {
         "config": getattr(captioner.policy, "config", None),
         "images": getattr(captioner, "images", None),

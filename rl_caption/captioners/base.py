@@ -31,7 +31,7 @@ class CaptionerError(UserError, ValueError):
 
 @contextmanager
 def reading(what: str | Path) -> Iterator[None]:
-    """Inside, what a library raises on a damaged or foreign file becomes a ``CaptionerError`` that names ``what``."""
+    """Turn what a library raises on a damaged or foreign file into a ``CaptionerError`` that names ``what``."""
     try:
         yield
     except Exception as error:  # the tokenizers library, written in Rust, raises ``Exception`` itself
@@ -45,31 +45,32 @@ def reading(what: str | Path) -> Iterator[None]:
 class Decoding:
     """How captions are decoded. Nothing is inherited from a model's own generation settings.
 
-    The options are those of Transformers' ``generate`` where it has them; tokens are the captioner's, the caption's
-    only (a prompt is no part of it). Sources and what each equals: docs/evaluation.md.
+    Options that Transformers' ``generate`` also has mean the same here. Lengths count the captioner's tokens of the
+    caption alone, without the prompt. docs/evaluation.md gives the sources and what each option was compared with.
 
     Args:
-        num_samples: K captions sampled at ``temperature``, from the full distribution unless it is truncated below.
-        with_greedy: one more caption by arg max, as the last row.
+        num_samples: number K of captions to sample for each image, from the full distribution at ``temperature`` unless
+            ``top_k``, ``top_p`` or ``typical_p`` truncates it.
+        with_greedy: add a caption of the likeliest tokens (arg max), as the last row.
         max_new_tokens: length limit L in tokens, EOS included.
-        num_beams: above 1 means beam search instead (``num_samples`` must be 0).
-        length_penalty: of beam search: scores are divided by length**length_penalty; 0 compares sums.
-        fixed_shapes: decode every caption to the length limit, so that no value decides what is computed (CUDA graphs);
-            the captions are the same. Not for beam search.
-        num_return_sequences: of beam search: the so many best captions, best first.
-        num_beam_groups: of beam search: above 1 is diverse beam search, with ``num_beams`` / ``num_beam_groups`` beams
-            in each group.
-        diversity_penalty: what a token's log-probability falls by for each beam of an earlier group that takes it.
-        top_k: samples are drawn from the so many likeliest tokens; 0 is all.
-        top_p: from the smallest set of likeliest tokens with this probability (nucleus); 1 is all.
-        typical_p: from the tokens whose surprise is nearest to the entropy, with this probability in all; 1 is all.
-        no_repeat_ngram_size: no caption has the same n tokens in a row twice; 0 allows it.
-        block_trigrams: α: the log-probability of a token that would repeat a trigram falls by 0.693 α for each earlier
+        num_beams: beam width; above 1, captions are searched for instead of sampled, and ``num_samples`` must be 0.
+        length_penalty: beam search compares log-probabilities / length**length_penalty; 0 compares plain sums.
+        fixed_shapes: decode every caption to the length limit, so that shapes do not depend on values (CUDA graphs).
+            The captions are the same. Not for beam search.
+        num_return_sequences: number of captions that beam search returns for each image, best first.
+        num_beam_groups: above 1, diverse beam search with ``num_beams`` / ``num_beam_groups`` beams in each group.
+        diversity_penalty: subtracted from a token's log-probability for each beam of an earlier group that chose it.
+        top_k: sample from this many of the likeliest tokens; 0 means all.
+        top_p: sample from the smallest set of likeliest tokens with this total probability (nucleus); 1 means all.
+        typical_p: sample from the tokens whose surprise is nearest to the entropy, up to this total probability; 1
+            means all.
+        no_repeat_ngram_size: size n of the n-grams of tokens that no caption may contain twice; 0 means no such limit.
+        block_trigrams: α; a token that would repeat a trigram loses 0.693 α of log-probability for each earlier
             occurrence.
         remove_bad_endings: EOS never follows one of ``rewards.text.degeneration.BAD_ENDINGS``. A caption that the
             length limit cuts off may still end in one.
 
-    Truncations come after the temperature, in the order top-k, top-p, typical, each of what the one before left.
+    Temperature is applied first, then top-k, top-p and typical sampling, each to what the one before left.
     """
 
     num_samples: Annotated[int, Range(min=0)] = 0
@@ -117,31 +118,34 @@ class Decoding:
 
     @property
     def constrained(self) -> bool:
-        """Whether what a token may be depends on those before it."""
+        """Whether the tokens that may come next depend on those before."""
         return bool(self.no_repeat_ngram_size or self.block_trigrams or self.remove_bad_endings)
 
     @property
     def captions_per_image(self) -> int:
-        """Rows an image: K samples, then the greedy caption; or the captions that beam search returns."""
+        """Number of captions of each image: K samples and the greedy caption, or what beam search returns."""
         if self.num_beams > 1:
             return self.num_return_sequences
         return self.num_samples + int(self.with_greedy)
 
     def describe(self) -> str:
-        """All that the captions depend on, such as ``beam search of width 5, length penalty 0, at most 20 tokens``."""
-        parts = ["greedy"] if self.with_greedy and self.num_beams == 1 else []
+        """Every option in use, such as ``beam search of width 5, length penalty 0, at most 20 tokens``."""
+        parts = []
         if self.num_beams > 1:
             parts = [f"beam search of width {self.num_beams}", f"length penalty {self.length_penalty:g}"]
+        elif self.with_greedy:
+            parts = ["greedy"]
         if self.num_beam_groups > 1:
             parts.append(f"{self.num_beam_groups} groups with diversity penalty {self.diversity_penalty:g}")
         if self.num_samples:
-            parts += [f"{self.num_samples} sampled at temperature {self.temperature:g}"]
+            parts.append(f"{self.num_samples} sampled at temperature {self.temperature:g}")
         parts += [f"{name} {getattr(self, name):g}" for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
         if self.no_repeat_ngram_size:
             parts.append(f"no repeated {self.no_repeat_ngram_size}-grams")
         if self.block_trigrams:
             parts.append(f"block_trigrams {self.block_trigrams:g}")
-        parts += ["no bad endings"] * self.remove_bad_endings
+        if self.remove_bad_endings:
+            parts.append("no bad endings")
         return ", ".join([*parts, f"at most {self.max_new_tokens} tokens"])
 
 
@@ -150,13 +154,13 @@ _TRUNCATIONS: dict[str, float] = {"top_k": 0, "top_p": 1, "typical_p": 1}
 
 
 class Generated(NamedTuple):
-    """Captions of B images, R for each.
+    """R captions for each of B images.
 
     Attributes:
         token_ids: [B, R, T], padded after EOS.
-        scores: [B, R] float32 of beam search, by which captions are ordered: the sum of log-probabilities (less the
-            penalties of ``diversity_penalty`` and ``block_trigrams``) / length**length_penalty. -inf, without a token,
-            where there are fewer than R captions. None without beam search.
+        scores: [B, R] float32, by which beam search orders the captions: the sum of their log-probabilities, less the
+            penalties of ``diversity_penalty`` and ``block_trigrams``, / length**length_penalty. Where it found fewer
+            than R captions, the rest are all padding with the score -inf. None without beam search.
     """
 
     token_ids: Tensor
@@ -168,29 +172,31 @@ Generate = Callable[[Any, dict[str, Tensor], Decoding, Tensor | None], Tensor]
 
 
 class Captioner(Protocol):
-    """What the programs ask of a captioning model. B images, K captions each, L tokens, V words.
+    """What the programs need from a captioning model. B images, K captions each, L tokens, vocabulary size V.
 
-    A captioner inherits from this class and has the attributes without a value and the abstract methods. The others
-    have defaults, which cost time but change no number. A complete example is ``tests/extensions/test_captioner.py``.
+    A captioner inherits from this class, sets the attributes that have no value here and implements the abstract
+    methods. The other methods have defaults that are slower and give the same numbers. A complete example is
+    ``tests/extensions/test_captioner.py``.
 
-    ``model`` below may be wrapped for distributed training; ``policy`` is the module itself.
+    An argument ``model`` may be the policy wrapped for distributed training; ``policy`` is always the module itself.
     """
 
     policy: nn.Module
     eos_token_id: int
     pad_token_id: int
     forbidden: tuple[int, ...] = ()
-    """Tokens that no caption may contain (padding, BOS, UNK); references are not trained on them."""
+    """Ids of tokens that are never generated (padding, BOS, UNK); in references they are left out of the loss."""
     max_tokens: int | None = None
-    """Longest caption in tokens, EOS included, that the model has positions for; None where there is no limit."""
+    """Length of the longest caption that the model has positions for, in tokens with EOS; None without a limit."""
     input_kind: str = "pixels"
-    """``pixels``, or ``regions`` where ``preprocess`` reads ``features`` and no image."""
+    """``pixels``; or ``regions``, if ``preprocess`` reads the rows' ``features`` instead of their images."""
 
     @classmethod
     def from_scratch(cls, references: Sequence[list[str]], **options: Any) -> Captioner:
-        """A captioner with random weights; ``options`` are ``model.kwargs``, checked by their annotations.
+        """A captioner with random weights.
 
-        ``references`` are those of every training image. The default has no such captioner.
+        ``references`` are those of every training image; ``options`` are ``model.kwargs``, checked against the
+        annotations of this method. By default it raises ``CaptionerError``.
         """
         raise CaptionerError(f"{cls.__name__} has no from_scratch: set model.init to one that is saved")
 
@@ -198,50 +204,45 @@ class Captioner(Protocol):
     @abstractmethod
     def from_pretrained(cls, path: str | Path) -> Captioner:
         """Load a folder that ``save_pretrained`` wrote."""
-        ...
 
     @abstractmethod
     def save_pretrained(self, policy: nn.Module, path: Path) -> None:
-        """Write ``model.safetensors``, ``config.json``, vocabulary and preprocessing to a folder that may be missing.
+        """Write ``model.safetensors``, ``config.json``, vocabulary and preprocessing; make the folder if need be.
 
-        ``model_type`` in ``config.json`` says what loads it: ``package.module:Class`` of a captioner from outside.
+        ``model_type`` in ``config.json`` says what loads it; for a class outside this package it is
+        ``package.module:Class``.
         """
-        ...
 
     @abstractmethod
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for an unusable row."""
-        ...
 
     @abstractmethod
     def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
-        """Reference captions to token ids with EOS. One that is too long is cut at ``max_tokens``, without EOS.
+        """Token ids of reference captions, with EOS. A longer one is cut to ``max_tokens`` and then lacks EOS.
 
-        They continue the prompt of ``row``, where it has one of its own.
+        The captions continue the prompt of ``row``, if it has one of its own.
         """
-        ...
 
     @abstractmethod
     def decode(self, token_ids: Tensor) -> list[str]:
-        """Captions of ``token_ids`` [N, L], without special tokens."""
-        ...
+        """Texts of N captions ``token_ids`` [N, L], without special tokens."""
 
     @abstractmethod
     def token_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Teacher forcing: float32 logits [B, K, L, V] of every position of ``token_ids`` [B, K, L].
+        """Teacher forcing: float32 logits [B, K, L, V], from which each token of ``token_ids`` [B, K, L] is drawn.
 
-        With ``mask`` [B, K, L], True for the first tokens of each caption, logits [P, V] of the P positions where it is
-        True, in order. Tokens that ``generate`` never emits have ``FORBIDDEN_LOGIT`` (``forbid``).
+        With ``mask`` [B, K, L], True for the first tokens of each caption, only the logits [P, V] of the P positions
+        where it is True, in order. Tokens in ``forbidden`` get ``FORBIDDEN_LOGIT`` (``forbid``).
         """
-        ...
 
     def max_tokens_of(self, row: Row) -> int | None:
-        """``max_tokens`` less the row's own prompt; the default reads no prompts.
+        """``max_tokens`` after the row's own prompt, if it has one.
 
         Raises:
-            DataError: the row has a prompt of its own (``prompt``) that the captioner does not read.
+            DataError: the row has a prompt that the captioner cannot read; by default it can read none.
         """
         if row.get("prompt") is not None:
             raise DataError(
@@ -251,28 +252,29 @@ class Captioner(Protocol):
         return self.max_tokens
 
     def image_states(self, policy: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What ``generate`` and ``token_logits`` may be given instead of ``inputs`` until the weights change.
+        """The image encoder's outputs, in the form that ``generate`` and ``token_logits`` take in place of ``inputs``.
 
-        The image encoder's outputs, so that a step encodes an image once: with gradient where gradients are enabled.
-        Where they are not, ``inputs`` itself, unless no weight of the encoder is trained. The default is ``inputs``.
+        With them a step encodes each image once. They hold until the weights change. Where gradients are disabled and
+        weights of the encoder are trained, this returns ``inputs``: states without gradient would be of no use to the
+        loss. By default it always returns ``inputs``.
         """
         return inputs
 
     def generate(
         self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
-        """New tokens [B, ``captions_per_image``, <= L], padded after EOS; samples first, greedy last. No gradient.
+        """Token ids [B, ``captions_per_image``, <= L] of new captions, padded after EOS; without gradient.
 
-        ``noise`` [B, K, L] holds uniform numbers in [0, 1): token t of sample k is drawn by inverting the cumulative
-        distribution at noise[b, k, t], so the samples of an image do not depend on what else is in the batch.
-        The default is ``generate_with_scores``.
+        Samples come first, the greedy caption last. ``noise`` [B, K, L] holds uniform numbers in [0, 1): token t of
+        sample k is drawn by inverting the cumulative distribution at noise[b, k, t], so the samples of an image do not
+        depend on what else is in the batch.
         """
         return self.generate_with_scores(policy, inputs, decoding, noise).token_ids
 
     def generate_with_scores(
         self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Generated:
-        """``generate`` with the scores of beams. The default decodes by ``next_logits``, up to ``max_tokens``."""
+        """``generate``, with the scores of beam search; by default with ``next_logits``, up to ``max_tokens``."""
         return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
 
     def _decoded(
@@ -283,7 +285,7 @@ class Captioner(Protocol):
         noise: Tensor | None,
         longest: int | None,
     ) -> Generated:
-        """Captions of at most ``longest`` tokens, by ``next_logits``."""
+        """Captions of at most ``longest`` tokens, decoded with ``next_logits``."""
         from rl_caption.captioners.decoding import decode_with_scores  # imports this module
 
         if longest is not None and longest < decoding.max_new_tokens:
@@ -294,26 +296,26 @@ class Captioner(Protocol):
             return decode_with_scores(self, next_logits, images, decoding, noise, share_prefixes=not policy.training)
 
     def next_logits(self, policy: nn.Module, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
-        """What decodes captions of B images token by token, which may keep a KV cache for ``max_new_tokens`` tokens.
+        """A function of prefixes to the logits of their next tokens, for decoding captions of B images.
 
-        The default takes ``token_logits`` of every prefix.
+        It may keep a KV cache for ``max_new_tokens`` tokens. By default it calls ``token_logits`` on whole prefixes.
         """
         from rl_caption.captioners.decoding import logits_without_cache
 
         return logits_without_cache(self, policy, inputs)
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id, by which members of an ensemble are compared, and a run with its checkpoint; empty: unknown."""
+        """Token -> id, for comparing members of an ensemble, and a run with its checkpoint; empty if unknown."""
         return {}
 
     def prefix_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """``token_logits`` with prefixes that captions of an image share computed once; not for dropout.
+        """``token_logits``, computed once for a prefix that several captions of an image share; not with dropout.
 
         Returns:
-            Logits [U, V] of the U prefixes, and for each of the P tokens of ``mask`` the row [P] of its logits; by
-            default those of ``token_logits``, one row a token.
+            Logits [U, V] of the U different prefixes, and for each of the P tokens of ``mask`` the row [P] of its
+            logits. By default nothing is shared and every token has a row.
         """
         logits = self.token_logits(model, inputs, token_ids, mask)
         return logits, torch.arange(len(logits), device=logits.device)
@@ -346,10 +348,10 @@ def _ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def sample_tokens(logits: Tensor, noise: Tensor, temperature: float, best: Tensor | None = None) -> Tensor:
-    """Draw K tokens from each softmax(logits / temperature) [N, V] by inverting its cumulative distribution -> [N, K].
+    """Draw K tokens [N, K] from each softmax(logits [N, V] / temperature) by inverting its cumulative distribution.
 
-    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; NaN gives any token. ``best`` [N, 1]
-    is the arg max of the logits, where it is there already.
+    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; from logits of NaN any token may be.
+    ``best`` [N, 1] is the arg max of the logits, if the caller has it.
     """
     best = logits.argmax(-1, keepdim=True) if best is None else best
     scaled = logits if temperature == 1 else logits / temperature

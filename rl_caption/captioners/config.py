@@ -14,8 +14,8 @@ class LoraConfig:
         r: rank.
         alpha: the adapters' output is scaled by alpha / r.
         dropout: of the adapters' input.
-        target_modules: ends of the names of the adapted modules; null takes the queries and values of the text model.
-        export_adapters: write them alone, too, as ``peft`` does: ``export/best/adapters``.
+        target_modules: ends of the names of modules to adapt; null takes the queries and values of the text model.
+        export_adapters: also write the adapters alone to ``export/best/adapters``, in the format of ``peft``.
     """
 
     r: Rank = 16
@@ -37,15 +37,15 @@ class ModelConfig:
             starts from random weights (cross-entropy only).
         min_count: from scratch: words that occur less often in the training references become UNK.
         tokenizer: from scratch: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
-        kwargs: from scratch: the shape, arguments of ``CaptionTransformerConfig``, or of ``target``.
-        prompt: huggingface: what every caption continues after a space, such as ``a photography of``; neither scored
-            nor trained. Null is the prompt that the folder was exported with, or none.
-        freeze: huggingface: patterns of parameter names (``vision_model.*``) that are not trained; null freezes the
-            vision tower of BLIP-2 and InstructBLIP, and nothing of the others.
-        lora: huggingface: train adapters instead of the weights, whatever ``freeze`` says; the export has them added
-            to the weights.
-        gradient_checkpointing: huggingface: compute the layers' activations again in the backward pass: less memory.
-        dtype: huggingface: of the weights; other than float32 only with ``lora``, which trains in float32.
+        kwargs: from scratch: arguments of ``CaptionTransformerConfig``, or options of ``target``.
+        prompt: huggingface: text that every caption continues after a space, such as ``a photography of``; neither
+            scored nor trained. Null takes the prompt saved in the folder, if any.
+        freeze: huggingface: patterns of the names of parameters that are not trained (``vision_model.*``); null freezes
+            the vision tower of BLIP-2 and InstructBLIP, and nothing of the others.
+        lora: huggingface: train adapters instead of the weights, whatever ``freeze`` says; exports have them merged
+            into the weights.
+        gradient_checkpointing: huggingface: compute the layers' activations again in the backward pass, to save memory.
+        dtype: huggingface: type of the weights; other than float32 only with ``lora``, whose adapters are float32.
     """
 
     name: Literal["transformer", "huggingface"] = "transformer"

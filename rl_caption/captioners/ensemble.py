@@ -1,4 +1,4 @@
-"""Captioners that share a vocabulary decode one caption together."""
+"""An ensemble: captioners with one vocabulary whose next-token distributions are averaged."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from rl_caption.captioners.base import Captioner, CaptionerError, forbid
-from rl_caption.captioners.decoding import NextLogits, Prefixes
+from rl_caption.captioners.decoding import NextLogits
 from rl_caption.data.base import DataError, Row
 
 Average = Literal["probabilities", "log_probabilities"]
 
 
 class Ensemble(Captioner):
-    """The mean of its captioners' next-token distributions at every step; not for training.
-
-    ``probabilities`` is their arithmetic mean, as in self-critical.pytorch's ``AttEnsemble``; ``log_probabilities``
-    their geometric mean, normalised.
+    """A captioner that decodes from the mean of the next-token distributions of several others; not for training.
 
     Args:
-        captioners: name -> captioner, at least two. Each prepares the images and keeps a cache of its own.
-        average: of what.
+        captioners: name -> captioner, at least two. Each preprocesses the images in its own way.
+        average: ``probabilities`` takes the arithmetic mean of the distributions, as self-critical.pytorch's
+            ``AttEnsemble`` does; ``log_probabilities`` the geometric mean, normalised.
 
     Raises:
-        CaptionerError: one captioner, or two whose vocabularies or special tokens differ; the message says how.
+        CaptionerError: there is only one captioner, or two differ in vocabulary or special tokens; the message says
+            how.
     """
 
     def __init__(self, captioners: dict[str, Captioner], average: Average = "probabilities") -> None:
@@ -55,7 +54,7 @@ class Ensemble(Captioner):
         raise CaptionerError("an ensemble is made of saved captioners, and is none itself")
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """The inputs of each captioner, as ``NUMBER/name``."""
+        """The inputs of all captioners; the name of each is preceded by its captioner's number, ``0/pixel_values``."""
         return {
             f"{number}/{name}": tensor
             for number, captioner in enumerate(self.captioners)
@@ -72,7 +71,7 @@ class Ensemble(Captioner):
         return self.captioners[0].vocabulary()
 
     def max_tokens_of(self, row: Row) -> int | None:
-        """Raises ``DataError`` for a row with a prompt of its own: those of one batch may differ in length."""
+        """Raises ``DataError`` for a row with its own prompt: prompts of a batch may differ in length."""
         if row.get("prompt") is not None:
             raise DataError(f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: an ensemble takes none")
         return self.max_tokens
@@ -84,15 +83,9 @@ class Ensemble(Captioner):
         return self._mean([captioner.token_logits(own, given, token_ids, mask) for captioner, own, given in members])
 
     def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
-        """See ``Captioner.next_logits``; of the mean distribution of the members."""
         members = zip(self.captioners, policy, self._split(inputs), strict=True)
         each = [captioner.next_logits(own, given, max_new_tokens) for captioner, own, given in members]
-
-        def next_logits(prefixes: Prefixes | None) -> Tensor:
-            """Mean of the members', whose KV caches are reordered alike."""
-            return self._mean([member(prefixes) for member in each])
-
-        return next_logits
+        return lambda prefixes: self._mean([member(prefixes) for member in each])
 
     def _split(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         parts: list[dict[str, Tensor]] = [{} for _ in self.captioners]
@@ -102,7 +95,7 @@ class Ensemble(Captioner):
         return parts
 
     def _mean(self, logits: Sequence[Tensor]) -> Tensor:
-        """Mean of the distributions of N logits [..., V] over the tokens that captions may contain, as logits."""
+        """Logits [..., V] of the mean of the distributions that N ``logits`` [..., V] give to allowed tokens."""
         logprobs = torch.stack([forbid(each, self.forbidden).log_softmax(-1) for each in logits])
         if self.average == "probabilities":
             return forbid(logprobs.logsumexp(0) - math.log(len(logits)), self.forbidden)
@@ -110,7 +103,7 @@ class Ensemble(Captioner):
 
 
 def vocabulary_difference(first_name: str, first: Captioner, name: str, other: Captioner) -> str | None:
-    """What differs between two captioners' tokens; None if nothing does."""
+    """Describe the first difference between the tokens of two captioners; None if there is none."""
     one, two = first.vocabulary(), other.vocabulary()
     if not one or not two:
         return f"{name if one else first_name!r} does not tell its own"

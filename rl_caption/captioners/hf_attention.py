@@ -1,7 +1,7 @@
 """Attention of Transformers' decoders, replaced in place: cross-attention to one copy of an image; fused for BLIP.
 
-Names of modules and weights stay as they are. What is assumed of Transformers' internals is in this file; tested with
-Transformers 5.23 and 5.24.
+Names of modules and weights stay as they are. This file holds what is assumed of Transformers' internals, tested with
+5.23 and 5.24.
 """
 
 import inspect
@@ -18,24 +18,24 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.packed import CACHE, Packing
 
 CROSS_ATTENTION = ("crossattention", "encoder_attn")
-"""Names of cross-attention modules in Transformers' decoders."""
+"""Names that Transformers' decoders give to cross-attention modules."""
 STATES = ("encoder_hidden_states", "key_value_states")
-"""Arguments for the states of the image."""
+"""Names of their argument for the states of the image."""
 MASKS = ("attention_mask", "encoder_attention_mask")
 
 
 class SharedImageCache(EncoderDecoderCache):
-    """Keys and values of the tokens of each caption, and of the states of each image once.
+    """Keys and values of the tokens of every caption, and of the states of every image once.
 
     Attributes:
-        packing: of the captions by image, where images have different numbers of them.
+        packing: of the captions by image, if images have different numbers of them.
     """
 
     packing: Packing | None = None
 
 
 class _PassThroughCache(DynamicCache):
-    """Returns keys and values as they are given, and stores none."""
+    """Stores nothing: returns keys and values as they are given."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -51,10 +51,10 @@ class _NeverUpdated(dict[int, bool]):
 
 
 def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
-    """A cache that stores nothing and tells cross-attention the packing of captions of the images [M], ascending.
+    """A cache that stores nothing and tells cross-attention how the captions of ``images`` images are packed.
 
-    Transformers' decoders hand it on. As it stores nothing, a layer may run again in the backward pass. None where
-    every image has as many captions.
+    ``image`` [M], ascending, is the image of each caption. Transformers' decoders hand their cache to every layer; as
+    this one stores nothing, a layer may run again in the backward pass. None if all images have equally many captions.
     """
     packing = Packing.ragged(image, images)
     if packing.index is None:
@@ -67,8 +67,8 @@ def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
 def share_images(decoder: nn.Module) -> None:
     """Let cross-attention in ``decoder`` take N = B·K rows of tokens with B rows of image states.
 
-    Nothing in cross-attention depends on other queries, so the tokens of an image's captions are one row of K·T
-    queries. Transformers' decoders want a copy of the image's states, keys and values for every caption instead.
+    A query's result does not depend on other queries, so the tokens of an image's K captions can be one row of K·T
+    queries. Transformers' decoders need a copy of the image's states, keys and values for every caption instead.
 
     Raises:
         CaptionerError: there is no cross-attention of a known kind.
@@ -89,7 +89,7 @@ def share_images(decoder: nn.Module) -> None:
 
 
 def _cross_attend(forward: Callable[..., Any], names: tuple[str, ...], *positional: Any, **named: Any) -> Any:
-    """``forward`` of cross-attention, whose parameters are ``names``, for any number of captions of an image."""
+    """Call ``forward`` of cross-attention, which has the parameters ``names``, with an image's captions as one row."""
     named.update(zip(names, positional, strict=False))
     hidden = named["hidden_states"]
     states = next((named[key] for key in STATES if named.get(key) is not None), None)
@@ -101,7 +101,7 @@ def _cross_attend(forward: Callable[..., Any], names: tuple[str, ...], *position
         if rows == images or rows % images:
             return forward(**named)
         packing = Packing(images, rows // images)
-    # No image is padded, so masks allow everything; GPT-2 also hands over that of self-attention, which is not read.
+    # No image is padded, so masks allow everything. GPT-2 also passes the mask of self-attention, which is not used.
     named.update({key: None for key in MASKS if key in named})
     named["hidden_states"] = packing.pad(hidden).flatten(1, 2)
     attended, *rest = forward(**named)
@@ -109,10 +109,10 @@ def _cross_attend(forward: Callable[..., Any], names: tuple[str, ...], *position
 
 
 def fuse_blip_attention(model: nn.Module) -> None:
-    """Let BLIP compute attention by ``scaled_dot_product_attention``; probabilities are no longer among its outputs.
+    """Let BLIP compute attention with ``scaled_dot_product_attention``; it no longer returns the probabilities.
 
-    Transformers writes BLIP's attention out: the 577 x 577 probabilities of every head and layer are kept for the
-    backward pass, 190 MB an image of 384 pixels in float32, and on a GPU the decoder launches six kernels for one.
+    Transformers' own BLIP keeps the 577 x 577 probabilities of every head and layer for the backward pass (190 MB for
+    an image of 384 pixels in float32), and on a GPU its decoder launches six kernels where this launches one.
     """
     from transformers.models.blip.modeling_blip import BlipAttention
     from transformers.models.blip.modeling_blip_text import BlipTextSelfAttention
@@ -129,7 +129,7 @@ def fuse_blip_attention(model: nn.Module) -> None:
 
 
 def _image_attention(attention: Any, unfused: Callable[..., Any], hidden_states: Tensor, **options: Any) -> Any:
-    """[B, S, D] -> [B, S, D], no probabilities."""
+    """``BlipAttention.forward``: states [B, S, D] -> [B, S, D], and None for the probabilities."""
     if _fused_off(hidden_states):
         return unfused(hidden_states, **options)
     qkv = attention.qkv(hidden_states).unflatten(-1, (3, attention.num_heads, -1))
@@ -146,7 +146,10 @@ def _text_attention(
     encoder_attention_mask: Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """[N, T, D] -> [N, T, D], no probabilities; to ``encoder_hidden_states`` [N, S, D] where they are given."""
+    """``BlipTextSelfAttention.forward``: states [N, T, D] -> [N, T, D], and None for the probabilities.
+
+    Cross-attention if ``encoder_hidden_states`` [N, S, D] are given.
+    """
     if _fused_off(hidden_states):
         return unfused(hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, **options)
     crossing = encoder_hidden_states is not None
@@ -170,11 +173,11 @@ def _text_attention(
 
 
 def _fused(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Of queries [N, H, T, D/H] to [N, T, D]; ``mask`` is added."""
+    """Attend with queries [N, H, T, D/H] -> [N, T, D]; ``mask`` is additive."""
     dropout = attention.dropout.p if attention.dropout.training else 0.0
     return F.scaled_dot_product_attention(query, key, value, mask, dropout).transpose(1, 2).flatten(2)
 
 
 def _fused_off(states: Tensor) -> bool:
-    """Whether the fused kernel is off on a CPU, as in bf16 (``config.build``): its substitute is slower."""
+    """Whether the fused kernel is off on this CPU, as in bf16 (``config.build``): its substitute would be slower."""
     return states.device.type == "cpu" and not torch.backends.cuda.flash_sdp_enabled()

@@ -1,6 +1,6 @@
 """Families of captioning models in Transformers: how each encodes images, reads tokens, starts and ends captions.
 
-A further family is one more class, and one line in ``FAMILIES``.
+To add a family, write one more class and name it in ``FAMILIES``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Conventions:
     """How a model's captions begin and end.
 
     Attributes:
-        start: tokens before the first new one: BOS (one token) and the prompt. They are neither scored nor trained.
-        eos: ends a caption.
-        pad: follows EOS; where a tokenizer has none, EOS itself.
+        start: token ids before the caption: BOS (one token) and the prompt. They are neither scored nor trained.
+        eos: token id that ends a caption.
+        pad: token id after EOS; EOS itself if the tokenizer has none.
         vocab_size: width of the output layer.
-        forbidden: tokens, besides the tokenizer's special ones, that a caption may not contain, but for EOS.
-        max_tokens: longest caption in tokens, EOS included; None where positions do not end.
+        forbidden: token ids that a caption may not contain, besides the tokenizer's special ones; EOS stays allowed.
+        max_tokens: length of the longest caption in tokens, EOS included; None if positions are unlimited.
         prompt_inputs: token ids of the prompt for other parts of the model, by the name of ``encode``'s argument.
     """
 
@@ -43,25 +43,25 @@ class Conventions:
 
     @classmethod
     def of(cls, tokenizer: Any, prompt: str, text: Any, bos: int, eos: int, pad: int, before: int = 0) -> Conventions:
-        """Those of the text model's configuration ``text``, in which ``before`` positions stand before BOS."""
+        """Conventions of a text model with the configuration ``text``; ``before`` of its positions precede BOS."""
         start, positions = (bos, *plain_tokens(tokenizer, prompt)), getattr(text, "max_position_embeddings", None)
         longest = None if positions is None else positions - before - len(start) + 1
         return cls(start, eos, pad, text.vocab_size, (bos,), longest)
 
 
 class Family(ABC):
-    """One family. B images, N = B·K rows (K captions each), T tokens, S image states.
+    """A family of models. B images, N = B·K rows (K captions each), T tokens, S image states, width D.
 
     Attributes:
         name: for messages.
-        model_class: class of Transformers with ``from_pretrained``.
-        processor_class: class of Transformers made of an image processor and tokenizers; None where there is none.
+        model_class: name of the model's class in Transformers.
+        processor_class: name of the class in Transformers that combines image processor and tokenizers, if any.
         q_former_tokenizer: whether there is a second tokenizer, in the subfolder ``qformer_tokenizer``.
         cross_attention: whether the text reads the image by cross-attention; else the image is a prefix of the text.
         text_model: name of the submodule that reads tokens; its ``get_output_embeddings()`` makes the logits.
-        never_trained: patterns of parameters that no caption depends on; frozen, because processes that train together
-            wait for their gradient.
-        frozen: patterns frozen unless ``model.freeze`` says otherwise.
+        never_trained: patterns of parameters that no caption depends on. They are always frozen, because processes that
+            train together would wait for their gradient.
+        frozen: patterns of parameters that are frozen unless ``model.freeze`` is set.
         lora_targets: regular expression of the modules that get adapters unless ``model.lora.target_modules`` is set.
     """
 
@@ -76,17 +76,17 @@ class Family(ABC):
     lora_targets: str
 
     def check(self, config: Any) -> None:
-        """Refuse a variant that is not supported, by a ``CaptionerError``, before its weights are loaded."""
+        """Raise ``CaptionerError`` for a variant that is not supported, before its weights are loaded."""
         return
 
     def prepare(self, model: Any) -> None:
-        """Change how, not what, a loaded model computes. By default captions share an image's cross-attention keys."""
+        """Make a loaded model faster without changing its results: captions of an image share its keys and values."""
         if self.cross_attention:
             share_images(model.get_submodule(self.text_model))
 
     @abstractmethod
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
-        """Tokens of this model. Raises ``CaptionerError`` where configuration and tokenizer name none."""
+        """Special tokens of this model. Raises ``CaptionerError`` if configuration and tokenizer lack one."""
 
     @abstractmethod
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
@@ -95,9 +95,9 @@ class Family(ABC):
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
         """Next-token logits [N, T, V] of ``token_ids`` [N, T], with image states [B, S, D].
 
-        With cross-attention the N rows are captions of B images; without, N is B where the image is read. ``cache``
-        holds the tokens before, and the image after the first call; only the shape of ``states`` matters from then on.
-        Without a cache, ``token_ids`` is the whole sequence.
+        With cross-attention the N rows are captions of B images. Otherwise N is B in the call that reads the image, the
+        first one of a cache. From the second call on, ``cache`` holds the image and the tokens before, and of
+        ``states`` only the shape matters. Without a cache, ``token_ids`` is the whole sequence.
         """
         text_model = model.get_submodule(self.text_model)
         output = text_model(
@@ -153,7 +153,7 @@ class VisionEncoderDecoder(Family):
     lora_targets = r"decoder\..*\.(c_attn|q_attn|query|value|q_proj|v_proj)"
 
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
-        """What the pair's configuration says, then its generation settings, its decoder, its tokenizer."""
+        """Token ids from the pair's configuration, else its generation settings, its decoder or its tokenizer."""
         sources = (model.config, model.generation_config, model.config.decoder)
 
         def named(key: str) -> list[int | list[int] | None]:
@@ -210,10 +210,10 @@ class Git(Family):
         return model.git.visual_projection(model.git.image_encoder(pixel_values).last_hidden_state)
 
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
-        """GIT's text follows the patches in one sequence; positions count the text alone."""
+        """Text follows the patches in one sequence; positions count the text alone."""
         length, patches = token_ids.shape[1], states.shape[1]
         past = cache.get_seq_length() if cache is not None else 0
-        first = max(past - patches, 0)  # text is numbered from 0, patches are not
+        first = max(past - patches, 0)  # position 0 is the first token of text
         positions = torch.arange(first, first + length, device=token_ids.device).unsqueeze(0)
         hidden = model.git.embeddings(input_ids=token_ids, position_ids=positions)
         if past == 0:
@@ -229,7 +229,7 @@ class Git(Family):
 class Blip2(Family):
     """BLIP-2 (Li et al. 2023) with a decoder-only language model, such as OPT.
 
-    The queries' states stand before BOS, where the image tokens are.
+    The states of the Q-Former's queries stand before BOS, in place of the image tokens.
     """
 
     name = "BLIP-2"
@@ -269,7 +269,7 @@ class Blip2(Family):
         return model.get_image_features(pixel_values, **prompt_inputs, return_dict=True).pooler_output
 
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
-        """The queries stand before the text, in the first call alone: a KV cache holds them."""
+        """The queries stand before the text, in the first call only: from then on the KV cache holds them."""
         hidden = model.language_model.get_input_embeddings()(token_ids)
         if cache is None or cache.get_seq_length() == 0:
             hidden = torch.cat([states.to(hidden.dtype), hidden], dim=1)
@@ -308,7 +308,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def first_token(what: str, *candidates: int | list[int] | None) -> int:
-    """The first candidate that is a token id (of a list, its first). Raises ``CaptionerError`` where there is none."""
+    """The first candidate that is a token id, or the first id of a list. Raises ``CaptionerError`` if none is."""
     for candidate in candidates:
         if isinstance(candidate, list) and candidate:
             return int(candidate[0])
@@ -318,7 +318,7 @@ def first_token(what: str, *candidates: int | list[int] | None) -> int:
 
 
 def same_token(what: str, configured: int | None, tokenizer_has: int | None) -> int:
-    """A token id of both. Raises ``CaptionerError`` where they differ, so that one of them is of another model."""
+    """A token id that two files agree on. Raises ``CaptionerError`` if not: one of them is of another model."""
     if configured is None or configured != tokenizer_has:
         raise CaptionerError(f"{what} is {configured} in config.json, {tokenizer_has} in its tokenizer's files")
     return configured

@@ -20,13 +20,13 @@ NO_TOKEN = -1
 
 @dataclass
 class DecodeState:
-    """What one decode keeps between tokens.
+    """State of a decode between tokens.
 
     Attributes:
-        states: of the images [B, S, D].
-        cache: the model's, a row for each prefix.
+        states: [B, S, D] of the images that are left.
+        cache: KV cache of the model, with a row for each prefix.
         shared: whether the captions of an image share its cross-attention keys and values.
-        images: [B] the images whose states are kept, ascending.
+        images: [B] indices of the images that are left, ascending.
     """
 
     states: Tensor
@@ -36,11 +36,11 @@ class DecodeState:
 
     @property
     def tokens(self) -> Any:
-        """The part of the cache that has a row for every prefix."""
+        """The part of the cache with a row for each prefix."""
         return self.cache.self_attention_cache if self.shared else self.cache
 
     def select(self, parent: Tensor | None, image: Tensor, per_image: int | None = None) -> None:
-        """Make the rows of the cache those of the parents of the next prefixes; see ``Prefixes``."""
+        """Reorder the rows of the cache to the parents of the next prefixes; arguments as in ``Prefixes``."""
         if parent is None:
             return
         self.tokens.batch_select_indices(parent)
@@ -48,7 +48,7 @@ class DecodeState:
             return
         image = torch.searchsorted(self.images, image)
         left = image.unique()
-        if 2 * len(left) <= len(self.images):  # not every time: the keys and values of images are large
+        if 2 * len(left) <= len(self.images):  # seldom, as the keys and values of images are large
             self.cache.cross_attention_cache.batch_select_indices(left)
             self.states, self.images = self.states[left], self.images[left]
             image = torch.searchsorted(left, image)
@@ -59,9 +59,9 @@ class DecodeState:
 class HuggingFacePolicy(nn.Module):
     """A model of Transformers with its family and its special tokens.
 
-    An image is encoded once. Where it is read by cross-attention, its K captions share its keys and values; where it is
-    a prefix of the text, these (and those of the prompt) are computed once and repeated for each of them.
-    All passes go through ``forward``, so that wrappers of the module (DDP, FSDP, ZeRO) see them.
+    Every image is encoded once. With cross-attention, its K captions share its keys and values; where the image is a
+    prefix of the text, the keys and values of image and prompt are computed once and repeated for each caption. All
+    passes go through ``forward``, so that wrappers of the module (DDP, FSDP, ZeRO) see them.
     """
 
     start: Tensor
@@ -73,7 +73,8 @@ class HuggingFacePolicy(nn.Module):
         self.conventions = conventions
         family.prepare(model)
         self.share_prefix = True
-        """Off with gradient checkpointing: running a layer again would fill the cache twice."""
+        """Whether image and prompt are computed once. Off with gradient checkpointing: running a layer a second time
+        would fill the cache twice."""
         self.register_buffer("start", torch.tensor([conventions.start]), persistent=False)
         for name, ids in conventions.prompt_inputs.items():
             self.register_buffer(name, torch.tensor([ids]), persistent=False)
@@ -99,18 +100,17 @@ class HuggingFacePolicy(nn.Module):
 
         Args:
             pixel_values: [B, 3, H, W].
-            token_ids: captions [B, K, L] to score.
-            mask: [B, K, L], the positions to score; all by default.
-            states: [B, S, D], of these images, in place of ``pixel_values``.
-            prompt_ids: [B, P], the images' own prompts, ``NO_TOKEN`` after the end of each; to start a decode they have
-                the same length.
+            states: encoded states [B, S, D] of the images, in place of ``pixel_values``.
             encode: only encode the images.
-            max_tokens: length limit of a decode, for which the cache has memory.
-            decode_state, prefixes: of the decode to continue, and its M prefixes.
+            token_ids: captions [B, K, L] to score.
+            mask: [B, K, L], True for the positions to score; all by default.
+            prompt_ids: [B, P], the images' own prompts, padded with ``NO_TOKEN``; of equal lengths to start a decode.
+            max_tokens: length limit of a decode that is started; the cache gets memory for it.
+            decode_state, prefixes: the decode to continue, and its M prefixes.
 
         Returns:
-            Encode: states. Score: logits [B, K, L, V], or [P, V] of the P positions where ``mask`` is True. Start:
-            logits [B, V] of the first token, and a ``DecodeState``. Continue: logits [M, V] of the next tokens.
+            Encode: states [B, S, D]. Score: logits [B, K, L, V], or [P, V] of the P positions where ``mask`` is True.
+            Start: logits [B, V] of the first token, and a ``DecodeState``. Continue: logits [M, V] of the next tokens.
         """
         if decode_state is not None:
             assert prefixes is not None
@@ -128,22 +128,22 @@ class HuggingFacePolicy(nn.Module):
             with self._output_of(_last):
                 start = self._start(prompt_ids, len(states))
                 return self._begin(states, start, start.shape[1] + max_tokens)
-        # With cross-attention the image is shared anyway, and in one pass the backward pass frees it layer by layer.
+        # With cross-attention the image is shared in one pass too, and the backward pass frees it layer by layer.
         if prompt_ids is not None or self.family.cross_attention or not self.share_prefix:
             return self._score_full(states, token_ids, mask, prompt_ids)
         return self._score_after_prefix(states, token_ids, mask)
 
     def _start(self, prompt_ids: Tensor | None, batch: int) -> Tensor:
-        """BOS and prompt of each image, or of all."""
+        """BOS and prompt [B, 1 + P] of each image."""
         if prompt_ids is None:
             return self.start.expand(batch, -1)
         return torch.cat([self.start[:, :1].expand(batch, -1), prompt_ids], dim=1)
 
     def _begin(self, states: Tensor, start: Tensor, capacity: int | None) -> tuple[Tensor, DecodeState]:
-        """Logits [B, V] after BOS and prompt. ``capacity``: tokens of the cache; None makes one to train through."""
+        """Logits [B, V] after BOS and prompt. The cache has memory for ``capacity`` tokens; None is for training."""
         shared = self.family.cross_attention
         cache: Cache = DynamicCache()
-        if capacity is not None:  # where the image is a prefix of the text, the cache holds it too
+        if capacity is not None:  # if the image is a prefix of the text, the cache holds it, too
             cache = preallocated_cache(capacity if shared else capacity + states.shape[1])
         if shared:
             cache = SharedImageCache(cache, DynamicCache())
@@ -151,7 +151,7 @@ class HuggingFacePolicy(nn.Module):
         return logits, DecodeState(states, cache, shared, torch.arange(len(states), device=states.device))
 
     def _score_after_prefix(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
-        """Image and prompt once, as the cached prefix of all captions."""
+        """Score captions after one pass over image and prompt, whose keys and values they share."""
         captions, length = token_ids.shape[1:]
         flat, scored, rows = _scored(token_ids, mask)
         image = rows // captions
@@ -176,9 +176,9 @@ class HuggingFacePolicy(nn.Module):
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
     def _score_full(self, states: Tensor, token_ids: Tensor, mask: Tensor | None, prompt_ids: Tensor | None) -> Tensor:
-        """Prompt and caption of every row in one pass, without a cache of tokens.
+        """Score prompt and caption of every row in one pass, without a cache of tokens.
 
-        Prompts differ in length; each caption follows its prompt, and padding is on the right, as text is causal.
+        Prompts may differ in length: each caption follows its prompt directly, and padding is on the right.
         """
         captions, length = token_ids.shape[1:]
         flat, scored, rows = _scored(token_ids, mask)
@@ -207,7 +207,7 @@ class HuggingFacePolicy(nn.Module):
 
     @contextmanager
     def _output_of(self, chosen: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """The output layer computes logits of ``chosen(hidden)`` instead of all hidden states [N, T, D]."""
+        """Within, the output layer computes logits of ``chosen(hidden)`` and not of all hidden states [N, T, D]."""
         layer = self.model.get_submodule(self.family.text_model).get_output_embeddings()
         hook = layer.register_forward_pre_hook(lambda _, arguments: (chosen(arguments[0]), *arguments[1:]))
         try:
@@ -217,7 +217,7 @@ class HuggingFacePolicy(nn.Module):
 
 
 def _scored(token_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Captions [B·K, L]; of the M that have a position to score, these positions [M, L], and their rows [M]."""
+    """All captions [B·K, L]; the mask [M, L] of the M that have positions to score (or None); their rows [M]."""
     flat = token_ids.flatten(0, 1)
     if mask is None:
         return flat, None, torch.arange(len(flat), device=flat.device)

@@ -45,16 +45,16 @@ from rl_caption.data.base import DataError, Row, load_image
 logger = logging.getLogger(__name__)
 
 SETTINGS = "rl_caption.json"
-"""File in an exported model's folder: its family and prompt."""
+"""File with family and prompt in the folder of an exported model."""
 Q_FORMER = "qformer_tokenizer"
 """Subfolder of InstructBLIP's second tokenizer."""
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 ADAPTERS_FOLDER = "adapters"
-"""Subfolder of an exported model with the low-rank adapters alone."""
+"""Subfolder of an exported model that holds the low-rank adapters alone."""
 
 
 class HuggingFaceCaptioner(Captioner):
-    """A pretrained model with its preprocessing, its tokenizer, and a prompt for images without one of their own."""
+    """A pretrained model with its image processor and tokenizer, and the prompt of rows that have none of their own."""
 
     policy: HuggingFacePolicy
 
@@ -70,9 +70,9 @@ class HuggingFaceCaptioner(Captioner):
         self.policy, self.images, self.tokenizer = policy, images, tokenizer
         self.q_former_tokenizer, self.prompt, self.name = q_former_tokenizer, prompt, name
         self.encoder_trained: bool | None = None
-        """Whether a gradient flows into the image's states; None until ``image_states`` has looked."""
+        """Whether the states of an image need a gradient; None until ``image_states`` finds out."""
         self.adapters: Any = None
-        """Configuration of the adapters, where they are also exported alone."""
+        """Configuration of the adapters, if they are to be exported alone, too."""
         self.family = policy.family
         conventions = policy.conventions
         self.eos_token_id: int = conventions.eos
@@ -83,8 +83,8 @@ class HuggingFaceCaptioner(Captioner):
         kept_out = {*tokenizer.all_special_ids, *conventions.forbidden, *range(len(tokenizer), vocabulary)}
         self.forbidden: tuple[int, ...] = tuple(sorted(i for i in kept_out - {conventions.eos} if i < vocabulary))
         self.prompt_length = len(plain_tokens(tokenizer, prompt))
-        # WordPiece has "man ' s" for "man's". Transformers joined them when these models were published, and the
-        # rewards would count other words than the references have. BPE knows its spaces.
+        # WordPiece decodes "man's" to "man ' s", other words for the rewards than those of the references. Transformers
+        # joined them when these models were published. BPE knows its spaces.
         model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
         self.rejoin = type(model).__name__ == "WordPiece"
 
@@ -94,11 +94,11 @@ class HuggingFaceCaptioner(Captioner):
     ) -> HuggingFaceCaptioner:
         """Load a model by its name on the hub, or from a folder.
 
-        Captions continue ``prompt`` after a space; None is the prompt that the folder was exported with, or none.
+        Captions continue ``prompt`` after a space; None takes the prompt saved in the folder, if any.
 
         Raises:
-            CaptionerError: no such model, an unknown family, or weights, tokenizer or image processor that are missing
-                or do not fit.
+            CaptionerError: there is no such model, its family is unknown, or weights, tokenizer or image processor are
+                missing or do not fit.
         """
         name = str(name)
         source = _source(name)
@@ -119,10 +119,11 @@ class HuggingFaceCaptioner(Captioner):
         return cls(policy, images, tokenizer, second, prompt, name)
 
     def adapt(self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool) -> None:
-        """Choose what is trained: ``model.freeze``, ``model.lora``, ``model.gradient_checkpointing``.
+        """Choose what is trained and how: ``model.freeze``, ``model.lora``, ``model.gradient_checkpointing``.
 
-        Raises ``CaptionerError`` where a pattern or a module's name matches nothing, nothing is left to train, or
-        ``peft`` is missing.
+        Raises:
+            CaptionerError: a pattern or a module's name matches nothing, nothing is left to train, or ``peft`` is
+                missing.
         """
         model = self.policy.model
         patterns = self.family.frozen if frozen is None else tuple(frozen)
@@ -143,13 +144,13 @@ class HuggingFaceCaptioner(Captioner):
             logger.info("%s: %s; %s", self.family.name, counts, limits)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
-        """Write one plain model of Transformers (adapters are added to its weights), processors and prompt.
+        """Write a plain model of Transformers (adapters merged into its weights), its processors and the prompt.
 
-        With ``model.lora.export_adapters``, ``path/adapters`` has the adapters alone, as ``peft`` writes them.
+        With ``model.lora.export_adapters``, the adapters alone go to ``path/adapters``, as ``peft`` writes them.
         """
         policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
         config = copy.copy(policy.config)
-        config.dtype = "float32"  # of what adapters were added to: Transformers reads all weights in what this says
+        config.dtype = "float32"  # Transformers would cast merged weights to the type that is named here
         config.save_pretrained(path)
         if self.adapters is not None:
             save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
@@ -164,7 +165,7 @@ class HuggingFaceCaptioner(Captioner):
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """``pixel_values`` [B, 3, H, W]; where a row has its own prompt, also ``prompt_ids`` [B, P], padded with -1."""
+        """``pixel_values`` [B, 3, H, W]; if a row has its own prompt, also ``prompt_ids`` [B, P], padded with -1."""
         images = [load_image(row["image"]) for row in rows]
         with naming(f"images {[row['image_id'] for row in rows][:4]} cannot be prepared", (ValueError,), DataError):
             inputs = {"pixel_values": self.images(images=images, return_tensors="pt")["pixel_values"]}
@@ -180,7 +181,7 @@ class HuggingFaceCaptioner(Captioner):
         return None if self.max_tokens is None else self.max_tokens + self.prompt_length - prompt_length
 
     def _prompt_of(self, row: Row | None) -> tuple[str, tuple[int, ...]]:
-        """The row's own prompt, or that of all images, as text and token ids."""
+        """The row's own prompt, or else that of the captioner, as text and token ids."""
         own = None if row is None else row.get("prompt")
         if row is None or own is None:
             return self.prompt, plain_tokens(self.tokenizer, self.prompt)
@@ -206,10 +207,9 @@ class HuggingFaceCaptioner(Captioner):
         return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """See ``Captioner.image_states``."""
         if self.encoder_trained is None:
             training = policy.training
-            policy.eval()  # what dropout draws here, a resumed run would draw again
+            policy.eval()  # a resumed run finds out again, and must not draw more for dropout than one not interrupted
             with torch.enable_grad():
                 some = policy(pixel_values=inputs["pixel_values"][:1], encode=True)
             policy.train(training)
@@ -222,9 +222,9 @@ class HuggingFaceCaptioner(Captioner):
     def generate_with_scores(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Generated:
-        """Nothing comes from the model's generation settings: no suppressed tokens, penalties or lengths.
+        """See ``Captioner``. Nothing is taken from the model's generation settings.
 
-        Images whose prompts have equally many tokens are one batch.
+        Images whose prompts have equally many tokens are decoded as one batch.
         """
         if "prompt_ids" not in inputs:
             return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
@@ -245,7 +245,7 @@ class HuggingFaceCaptioner(Captioner):
         return Generated(torch.cat(padded)[rows], torch.cat(scores)[rows] if scores else None)
 
     def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
-        """See ``Captioner.next_logits``; by the model's KV cache, for prompts of equally many tokens."""
+        """See ``Captioner``; prompts of rows must have equally many tokens."""
         state: DecodeState | None = None
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
@@ -268,12 +268,12 @@ class HuggingFaceCaptioner(Captioner):
     def prefix_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """See ``Captioner``. Captions that others begin with are not read at all."""
+        """See ``Captioner``. Captions that are the beginning of others are not computed at all."""
         first, node = unique_prefixes(token_ids, mask)
         return self.token_logits(model, inputs, token_ids, first), node[mask]
 
     def decode(self, token_ids: Tensor) -> list[str]:
-        """See ``Captioner``; runs of white space become one space."""
+        """See ``Captioner``; white space becomes single spaces."""
         captions = []
         for ids in token_ids.tolist():
             end = ids.index(self.eos_token_id) if self.eos_token_id in ids else len(ids)
@@ -283,7 +283,7 @@ class HuggingFaceCaptioner(Captioner):
 
 
 def _source(name: str) -> dict[str, Any]:
-    """Arguments of Transformers: whether to look for files in the local cache alone."""
+    """Arguments of ``from_pretrained``, which say whether to look in the local cache alone."""
     if Path(name).is_dir():
         return {}
     with naming(f"{name!r} is neither a folder with a config.json nor a model on the hub", error=CaptionerError):
@@ -291,7 +291,7 @@ def _source(name: str) -> dict[str, Any]:
 
 
 def _read_config(name: str, source: dict[str, Any]) -> Any:
-    """The configuration, of a known family and of a shape that can be."""
+    """The configuration, if its family is known and its sizes are plausible."""
     if Path(name).is_dir():
         check_folder(Path(name))
         check_sizes(read_object(Path(name) / "config.json"))
@@ -312,7 +312,7 @@ def _load_model(name: str, config: Any, family: Family, dtype: torch.dtype, sour
         shell = kind(config)
         check_memory(shell)
     count, stored = sum(parameter.numel() for parameter in shell.parameters()), sum(f.stat().st_size for f in files)
-    if files and count > stored:  # Transformers would fill in what is missing, however large it is
+    if files and count > stored:  # before Transformers makes up what is missing, however large it is
         names = ", ".join(file.name for file in files)
         raise CaptionerError(f"config.json of {name!r} has {count:,} parameters, {names} {stored:,} bytes")
     with reading(f"weights of {name!r} ({', '.join(file.name for file in files) or 'model.safetensors'})"):
@@ -327,7 +327,7 @@ def _load_model(name: str, config: Any, family: Family, dtype: torch.dtype, sour
 
 
 def _read_tokenizer(name: str, subfolder: str, source: dict[str, Any]) -> Any:
-    """A tokenizer. Where one of its files is missing, Transformers makes up a default, without a message."""
+    """A tokenizer with all its files: without one, Transformers silently makes up a default."""
     with reading(f"tokenizer of {name!r} ({subfolder or '.'}/tokenizer.json, tokenizer_config.json)"):
         folder = Path(name) if Path(name).is_dir() else Path(str(cached_file(name, "config.json", **source))).parent
         tokenizer = AutoTokenizer.from_pretrained(name, subfolder=subfolder, **source)
@@ -349,7 +349,7 @@ def _saved_prompt(name: str) -> str:
 
 
 def _check_tokens(tokenizer: Any, conventions: Conventions) -> None:
-    """Refuse a tokenizer whose tokens are beyond the model's output layer."""
+    """Raise ``CaptionerError`` for a tokenizer with ids beyond the model's output layer."""
     vocabulary = conventions.vocab_size
     largest = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
     named = {"tokens up to": largest, "EOS": conventions.eos, "padding": conventions.pad, "BOS": conventions.start[0]}

@@ -11,17 +11,18 @@ from rl_caption.captioners.transformer import PIXEL_MEAN, PIXEL_STD, Transformer
 
 
 class CaptionerImage(nn.Module):
-    """An ``ImageEncoder``: pixels [B, 3, S, S] -> states [B, H, W, D] of a from-scratch captioner over pixels.
+    """The encoder of a from-scratch captioner as an ``ImageEncoder``: pixels [B, 3, S, S] to states [B, H, W, D].
 
-    ``model.image: {encoder: "rl_caption.captioners.image_encoder:CaptionerImage", kwargs: {model: FOLDER}}``. The
-    captioner has learnt to name what is in an image, which a small set of pairs hardly teaches a contrastive loss.
+    In a configuration: ``model.image: {encoder: "rl_caption.captioners.image_encoder:CaptionerImage", kwargs: {model:
+    FOLDER}}``. A captioner has learnt to name what is in an image, which a contrastive loss hardly learns from a small
+    set of pairs.
 
     Args:
-        model: an exported captioner.
-        pretrained: False takes its ``config.json`` alone; the weights are random, those of a file follow.
+        model: folder of an exported captioner.
+        pretrained: False reads its ``config.json`` alone and leaves the weights random, for others to be loaded.
 
     Raises:
-        OSError, ValueError: the folder holds no such captioner, or one over region features or over several frames.
+        OSError, ValueError: the folder holds no such captioner, or one that reads region features or several frames.
     """
 
     def __init__(self, model: str, pretrained: bool = True) -> None:
@@ -39,5 +40,5 @@ class CaptionerImage(nn.Module):
         )
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """The states of the patches, in their places."""
+        """States [B, H, W, D] of the patches of ``pixels`` [B, 3, S, S]."""
         return as_grid(self.encoder(pixel_values=pixels).last_hidden_state)

@@ -1,4 +1,4 @@
-"""A saved captioner of any kind, told by its ``config.json``."""
+"""Loading a saved captioner of any kind, which its ``config.json`` tells, and making a new one."""
 
 import hashlib
 import re
@@ -25,15 +25,19 @@ def load_captioner(
     dtype: str = "float32",
     target: str | None = None,
 ) -> Captioner:
-    """Load a folder that ``save_pretrained`` wrote, or a model of Transformers on the hub.
+    """Load a folder that ``save_pretrained`` wrote, or a model of Transformers from the hub.
 
-    ``cache_bytes`` are for decoded images of the Transformer from scratch; ``prompt`` and ``dtype`` (of weights) are
-    for models of Transformers. ``target`` is the ``package.module:Class`` of a captioner from outside; None takes the
-    ``model_type`` of the folder's ``config.json``, where that is one.
+    Args:
+        name: the folder, or ``OWNER/MODEL`` on the hub.
+        cache_bytes: memory for decoded images; for the Transformer of this package only.
+        prompt: what captions continue; for models of Transformers only. None is the prompt saved in the folder.
+        dtype: type of the weights; for models of Transformers only.
+        target: ``package.module:Class`` of a captioner outside this package; None takes the ``model_type`` of the
+            folder's ``config.json``.
 
     Raises:
         CaptionerError: there is no captioner, its weights do not fit, or it takes no prompt.
-        ConfigError: ``target`` is no captioner.
+        ConfigError: ``target`` is not a captioner.
     """
     kind = target or model_type(name) or ""
     if ":" in kind or kind == CaptionTransformerConfig.model_type:
@@ -52,10 +56,10 @@ def load_captioner(
 
 
 def new_captioner(target: str, references: Sequence[list[str]], kwargs: Mapping[str, Any]) -> Captioner:
-    """``from_scratch`` of ``model.target``, with the options ``model.kwargs``.
+    """A captioner with random weights: ``from_scratch`` of the class ``model.target``, with ``model.kwargs``.
 
     Raises:
-        ConfigError: ``target`` is no captioner, or an option is unknown, missing or out of its range.
+        ConfigError: ``target`` is not a captioner, or an option is unknown, missing or out of its range.
     """
     kind = captioner_class(target, "model.target", kwargs)
     with naming(f"model.target {target!r} cannot be made", (TypeError, ValueError)):
@@ -63,10 +67,12 @@ def new_captioner(target: str, references: Sequence[list[str]], kwargs: Mapping[
 
 
 def captioner_class(target: str, key: str, kwargs: Mapping[str, Any] | None = None) -> type[Captioner]:
-    """The captioner ``package.module:Class``, the value of ``key``; with ``kwargs``, options of its ``from_scratch``.
+    """The class ``package.module:Class``, which is the value of the configuration key ``key``.
+
+    With ``kwargs``, these are checked as options of its ``from_scratch``.
 
     Raises:
-        ConfigError: as for ``new_captioner``.
+        ConfigError: as ``new_captioner``.
     """
     kind = load_target(target, key)
     if Captioner not in getattr(kind, "__mro__", ()):
@@ -84,14 +90,13 @@ def _complete(captioner: Captioner, target: str, key: str) -> Captioner:
 
 
 def is_captioner(name: str | Path) -> bool:
-    """Whether ``name`` is a folder with a ``config.json``, or a name on the hub (which is not asked)."""
+    """Whether ``name`` is a folder with a ``config.json``, or has the form of a name on the hub."""
     on_hub = HUB_NAME.fullmatch(str(name)) is not None and not Path(name).exists()
     return on_hub or model_type(name) is not None
 
 
 def weights_hash(model: str | Path) -> str:
-    """SHA-256 of the weights in a captioner's or a checkpoint's folder, in one file or in several; the name itself of a
-    model on the hub, whose weights may not be here."""
+    """SHA-256 of the weight files in the folder of a captioner or checkpoint; for a model on the hub its name."""
     files = [file for end in WEIGHTS for file in sorted(Path(model).glob(end))]
     if not files:
         return str(model)
@@ -103,7 +108,7 @@ def weights_hash(model: str | Path) -> str:
 
 
 def model_type(name: str | Path) -> str | None:
-    """``model_type`` in a folder's ``config.json``; None without that file. ``CaptionerError``: no JSON object."""
+    """``model_type`` in a folder's ``config.json``, or None. Raises ``CaptionerError`` if it holds no JSON object."""
     file = Path(name) / "config.json"
     if not file.is_file():
         return None

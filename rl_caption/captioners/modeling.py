@@ -1,8 +1,8 @@
 """An encoder-decoder captioning Transformer, trained from scratch over pixels or over region features.
 
-Pre-LN Transformer (Vaswani et al. 2017; pre-LN after Xiong et al. 2020). The N = B·K sequences of a batch cross-attend
-to the memories of B images: the K sequences of an image are one row of queries, so its states are encoded once,
-projected once and never copied. Sequences are packed: attention sees padding as zeros, nothing else computes it.
+Pre-LN Transformer (Vaswani et al. 2017; pre-LN after Xiong et al. 2020). A batch has N = B·K sequences for B images. In
+cross-attention the K sequences of an image are one row of queries, so that its states are encoded and projected once
+and never copied. Sequences are packed: only attention sees padding, as zeros; all other layers skip it.
 """
 
 import inspect
@@ -30,7 +30,7 @@ SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
 
 
 class CaptionTransformerConfig(PreTrainedConfig):
-    """Shape of a ``CaptionTransformer``. Raises ``ValueError`` where a value is of another type or out of range.
+    """Shape of a ``CaptionTransformer``. Raises ``ValueError`` if a value has the wrong type or is out of range.
 
     Args:
         input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B, R, feature_dim]``
@@ -38,18 +38,18 @@ class CaptionTransformerConfig(PreTrainedConfig):
         vocab_size: number of token ids, the special ones included.
         d_model, encoder_layers, decoder_layers, num_heads, ffn_dim, dropout: the Transformer. The recipe of the
             self-critical literature is 512, 6, 6, 8, 2048, 0.1.
-        image_size, patch_size: pixels only; the image is S x S and is cut into (S / patch_size)² patches.
+        image_size, patch_size: pixels only; images are S x S and are cut into (S / patch_size)² patches.
         patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao et al. 2021, "Early
             convolutions help transformers see better"), which learns from far fewer images.
-        position_init: pixels only; what the learned positions of patches start from: ``normal`` (standard deviation
-            0.02) or ``sincos`` (``sincos_positions``), from which rows and columns need not be found first. The latter
-            takes a multiple of 4 as ``d_model``.
-        num_frames: pixels only; above 1 it reads videos of so many frames (``pixel_values [B, T, 3, S, S]``), whose
-            patches it attends to all at the same time, each with a learned embedding of its frame.
+        position_init: pixels only; initial values of the learned positions of patches: ``normal`` (standard deviation
+            0.02) or ``sincos`` (``sincos_positions``), with which rows and columns need not be learned first. The
+            latter needs a ``d_model`` that is a multiple of 4.
+        num_frames: pixels only; above 1, the model reads videos of that many frames (``pixel_values [B, T, 3, S, S]``)
+            and attends to the patches of all frames at once; each frame has a learned embedding.
         feature_dim: regions only; 2048 for bottom-up features, 2054 for VinVL.
         feature_dropout: regions only; dropout after the projection of the features, before ``dropout``; 0.5 in the
             recipe of the self-critical literature.
-        max_positions: longest caption in tokens, EOS included.
+        max_positions: length of the longest caption in tokens, EOS included.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: below ``vocab_size``.
     """
 
@@ -97,12 +97,12 @@ class CaptionTransformerConfig(PreTrainedConfig):
 
     @property
     def forbidden_token_ids(self) -> tuple[int, ...]:
-        """Tokens that no caption may contain; the sampled and the scored distribution both exclude them."""
+        """Ids of tokens that no caption may contain: probability 0 in sampling and in scoring."""
         return (self.pad_token_id, self.bos_token_id, self.unk_token_id)
 
 
 SHAPE = inspect.signature(CaptionTransformerConfig).parameters.keys() - {"vocab_size", "kwargs", *SPECIAL}
-"""What ``model.kwargs`` may say; the rest follows from the vocabulary."""
+"""Names that ``model.kwargs`` may set; the other arguments follow from the vocabulary."""
 
 
 def _check(values: Mapping[str, Any]) -> None:
@@ -121,9 +121,9 @@ def _check(values: Mapping[str, Any]) -> None:
 
 
 class PixelEmbedding(nn.Module):
-    """Patches of an image, embedded, with learned positions: [B, 3, S, S] -> [B, (S / patch_size)², D].
+    """Embedded patches of images, with learned positions: [B, 3, S, S] -> [B, (S / patch_size)², D].
 
-    Of a video [B, T, 3, S, S] those of its frames one after the other, with a learned embedding of each frame.
+    Videos [B, T, 3, S, S] give the patches of all frames in order, with a learned embedding of each frame added.
     """
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
@@ -136,17 +136,17 @@ class PixelEmbedding(nn.Module):
             self.frame = nn.Parameter(torch.zeros(config.num_frames, 1, width))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        if pixel_values.ndim == 5:
-            patches = self.stem(pixel_values.flatten(0, 1)).flatten(2).transpose(1, 2) + self.position
-            return (patches.unflatten(0, pixel_values.shape[:2]) + self.frame).flatten(1, 2)
-        return self.stem(pixel_values).flatten(2).transpose(1, 2) + self.position
+        patches = self.stem(pixel_values.flatten(0, -4)).flatten(2).transpose(1, 2) + self.position
+        if pixel_values.ndim == 4:
+            return patches
+        return (patches.unflatten(0, pixel_values.shape[:2]) + self.frame).flatten(1, 2)
 
 
 def sincos_positions(side: int, width: int) -> Tensor:
-    """Sines and cosines of the row, then of the column, of ``side`` x ``side`` patches: [side², width], in [-1, 1].
+    """Positions of ``side`` x ``side`` patches: sines and cosines of the row, then of the column.
 
-    ``width`` is a multiple of 4; wavelengths go from 2π to nearly 20,000π patches. Source: Beyer et al. 2022, "Better
-    plain ViT baselines for ImageNet-1k".
+    [side², width], in [-1, 1]; ``width`` is a multiple of 4. Wavelengths go from 2π to nearly 20,000π patches. Source:
+    Beyer et al. 2022, "Better plain ViT baselines for ImageNet-1k".
     """
     frequencies = 10_000 ** (-torch.arange(width // 4) / (width // 4))
     angles = torch.arange(side)[:, None] * frequencies
@@ -157,8 +157,8 @@ def sincos_positions(side: int, width: int) -> Tensor:
 class ChannelNorm(nn.LayerNorm):
     """Layer norm over the channels of each position: [N, C, H, W] -> [N, C, H, W].
 
-    Not batch norm: the policy must be the same function in training and in sampling. Not over the image: a large
-    background would drown small things.
+    Batch norm would make the policy another function in training than in sampling; a norm over the whole image would
+    let a large background drown small things.
     """
 
     def forward(self, states: Tensor) -> Tensor:
@@ -190,9 +190,9 @@ class RegionEmbedding(nn.Module):
 
 
 def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
-    """[B, S], True for what may be attended to -> [B, 1, 1, S] of 0 and -inf, in the dtype that attention computes in.
+    """Attention mask [B, S], True for what may be attended to, as 0 and -inf [B, 1, 1, S] in attention's own dtype.
 
-    Attention would make it of a boolean mask itself, in every layer.
+    From a boolean mask attention would make the same, anew in every layer.
     """
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
@@ -228,7 +228,7 @@ class Attention(nn.Module):
         causal: bool = False,
         packing: Packing | None = None,
     ) -> Tensor:
-        """Projected ``queries`` [N, T, D] -> [N, T, D], or the tokens [P, D] of ``packing``; ``mask`` is additive."""
+        """Attend with projected ``queries`` [N, T, D]: [N, T, D], or packed tokens [P, D]; ``mask`` is additive."""
         attended = F.scaled_dot_product_attention(
             self.split_heads(queries),
             keys,
@@ -285,7 +285,7 @@ class Encoder(nn.Module):
         region_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """``last_hidden_state`` [B, S, D], from ``pixel_values`` [B, 3, H, W] (of videos [B, T, 3, H, W]) or
+        """``last_hidden_state`` [B, S, D] of ``pixel_values`` [B, 3, H, W] (videos [B, T, 3, H, W]) or
         ``region_features`` [B, S, F]."""
         inputs = pixel_values if self.config.input_kind == "pixels" else region_features
         if inputs is None:
@@ -320,10 +320,10 @@ class DecoderLayer(nn.Module):
         memory_mask: Tensor | None,
         cache: EncoderDecoderCache | None,
     ) -> Tensor:
-        """``states`` [P, D] of packed tokens with ``memory`` [B, S, D] -> [P, D].
+        """``states`` [P, D] of packed tokens -> [P, D], with the states ``memory`` [B, S, D] of the images.
 
-        Self-attention sees the tokens ``by_sequence`` (more than one column only where the cache is empty),
-        cross-attention sees those of all K sequences of an image as one row of queries, ``by_image``.
+        ``by_sequence`` pads the tokens for self-attention, a row for each sequence (more than one column only if the
+        cache is empty); ``by_image`` pads them for cross-attention, a row for all sequences of an image.
         """
         attention = self.self_attention
         normed = self.self_norm(states)
@@ -419,17 +419,19 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         """Next-token logits.
 
         Args:
-            pixel_values, region_features, region_mask: [B, 3, S, S] or [B, R, F], [B, R] (True for real regions).
+            pixel_values: [B, 3, S, S] (videos [B, T, 3, S, S]).
+            region_features, region_mask: in their place [B, R, F], and [B, R], True for real regions.
+            states, encoder_outputs: in place of both, the encoder's states [B, S, D] (from ``generate`` in a tuple).
             decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent. Padding is on the right.
-            states, encoder_outputs: states [B, S, D] of these images, in place of the two; in a tuple in ``generate``.
-            cache: of the tokens before (``past_key_values`` before Transformers 5.24); only the newest is then passed.
-            token_mask: [N, T], True for the P tokens that are computed; without ``token_node`` these are the first
-                ones of a sequence.
+            cache: keys and values of the tokens before, called ``past_key_values`` before Transformers 5.24; with it
+                ``decoder_input_ids`` is the newest token alone.
+            token_mask: [N, T], True for the P tokens to compute. Without ``token_node`` these must be the first ones
+                of each sequence.
             token_node: [N, T], index of each token's prefix among those of ``token_mask`` (``unique_prefixes``).
-            image: [N] image of each sequence, ascending, where images have different numbers of them; T is 1.
+            image: [N] image of each sequence, ascending; needed if images have different numbers of them. T is 1.
 
         Returns:
-            ``logits`` [N, T, V], float32 or the autocast dtype; with ``token_mask`` [P, V].
+            ``logits`` [N, T, V], or [P, V] with ``token_mask``, in float32 or the autocast dtype.
         """
         if decoder_input_ids is None:
             raise ValueError("decoder_input_ids is missing: the captioner reads the tokens before the next one")
@@ -459,14 +461,14 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         return Seq2SeqLMOutput(logits=logits, **kept)
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """[P] and [P] -> [P, D]."""
+        """Embeddings [P, D] of ``tokens`` [P] at ``positions`` [P]."""
         scale = self.config.d_model**0.5
         embedded = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale
         return self.embedding_dropout(embedded)
 
 
 def _usable(cache: Cache | None, use_cache: bool) -> EncoderDecoderCache | None:
-    """``cache`` where it has both parts, which some callers do not give; a new one for ``use_cache``."""
+    """``cache`` if it has both parts, as not all of ``generate``'s have; a new one with ``use_cache``; else None."""
     if cache is None and use_cache:
         return EncoderDecoderCache(DynamicCache(), DynamicCache())
     return cache if isinstance(cache, EncoderDecoderCache) else None

@@ -1,4 +1,4 @@
-"""Packed batches of captions: the prefix tree, the KV cache, and how tokens that are computed fill a padded grid."""
+"""Packed batches of captions: prefix tree, preallocated KV cache, and the mapping between packed and padded tokens."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 CACHE = "cache" if any(field.name == "cache" for field in fields(Seq2SeqLMOutput)) else "past_key_values"
-"""Name of the KV cache among arguments and outputs of Transformers' models: ``past_key_values`` before 5.24."""
+"""Name of the KV cache in the arguments and outputs of Transformers' models: ``past_key_values`` before 5.24."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Cells that P items (tokens, or captions) fill in a padded grid of rows and columns.
+    """Where P packed items (tokens or captions) stand in a padded grid of rows and columns.
 
     Attributes:
-        rows, columns: of the grid.
-        index: [P] ascending indices of the cells in the flattened grid; None where the items fill all of it.
-        source: [rows·columns] item that a cell takes as key, where one item stands for several; None: its own.
+        rows, columns: size of the grid.
+        index: [P] ascending indices of the items' cells in the flattened grid; None if the items fill all cells.
+        source: [rows·columns] index of the item whose key and value each cell uses, if several cells share one item;
+            None if each uses its own.
     """
 
     rows: int
@@ -32,13 +33,13 @@ class Packing:
 
     @classmethod
     def ragged(cls, image: Tensor, images: int) -> Packing:
-        """A row an image, with its captions from the left; ``image`` [M], ascending, is that of each caption."""
+        """One row for each image, filled from the left; ``image`` [M], ascending, is the image of each caption."""
         column = torch.arange(len(image), device=image.device) - torch.searchsorted(image, image)
         columns = int(column.max()) + 1
         return cls(images, columns, None if len(image) == images * columns else image * columns + column)
 
     def pad(self, states: Tensor) -> Tensor:
-        """[P, ...] -> [rows, columns, ...], zeros in cells without an item."""
+        """Packed [P, ...] to padded [rows, columns, ...], with zeros in cells without an item."""
         if self.index is not None:
             grid = states.new_zeros(self.rows * self.columns, *states.shape[1:])
             grid[self.index] = states  # index_copy_ would keep ``states`` for its backward pass
@@ -46,27 +47,27 @@ class Packing:
         return states.unflatten(0, (self.rows, self.columns))
 
     def pad_keys(self, states: Tensor) -> Tensor:
-        """[P, D] -> [rows, columns, D]: of every cell its own item, or the one that stands for it."""
+        """Packed keys or values [P, D] to padded [rows, columns, D], by ``source`` if there is one."""
         if self.source is None:
             return self.pad(states)
         return states.index_select(0, self.source).unflatten(0, (self.rows, self.columns))
 
     def pack(self, grid: Tensor) -> Tensor:
-        """[rows, columns, ...] -> [P, ...]."""
+        """Padded [rows, columns, ...] to packed [P, ...]."""
         flat = grid.flatten(0, 1)
         return flat if self.index is None else flat.index_select(0, self.index)
 
 
 def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The prefix tree of each image's captions. A token's prefix are the tokens before it, which its logits depend on.
+    """The prefix tree of each image's captions: a token's prefix is all tokens before it, which decide its logits.
 
     Args:
         token_ids: [B, K, L].
-        mask: [B, K, L], True for the tokens of captions, from the first one on.
+        mask: [B, K, L], True for the first tokens of each caption, those that count.
 
     Returns:
         ``first`` [B, K, L], True for the U tokens of ``mask`` whose prefix no earlier caption of the image has; and
-        ``node`` [B, K, L], for each token of ``mask`` the index of its prefix among these U; 0 elsewhere.
+        ``node`` [B, K, L], for each token of ``mask`` the index of its prefix among these U, and 0 elsewhere.
     """
     same = token_ids.unsqueeze(2) == token_ids.unsqueeze(1)  # [B, K, K, L]
     before = torch.ones_like(same)
@@ -78,9 +79,9 @@ def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class PreallocatedLayer(DynamicLayer):
-    """Keys and values [N, H, T, D/H] of one layer, in memory for ``capacity`` tokens. Not for training.
+    """Keys and values [N, H, T, D/H] of one layer, in memory allocated for ``capacity`` tokens. Not for training.
 
-    ``DynamicLayer`` makes a new tensor of all tokens for each one that is added.
+    Transformers' ``DynamicLayer`` copies all of them for each token that is added.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -92,14 +93,14 @@ class PreallocatedLayer(DynamicLayer):
         """Keys and values as ``update`` returned them last: views of ``memory``."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [N, H, T, D/H] of T tokens; return those of all tokens."""
+        """Append the keys and values [N, H, T, D/H] of T tokens; returns those of all tokens so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
-        # Selecting or repeating rows makes new keys, which are no longer views of the memory.
+        # After rows were selected or repeated, keys and values are no longer views of the memory.
         moved = self.views is None or self.keys is not self.views[0] or self.values is not self.views[1]
         if moved or end > self.capacity:
             self.capacity = max(self.capacity, end)
@@ -113,6 +114,6 @@ class PreallocatedLayer(DynamicLayer):
 
 
 def preallocated_cache(capacity: int) -> Cache:
-    """A cache for captions of up to ``capacity`` tokens; a longer one makes it grow."""
+    """A KV cache with memory for ``capacity`` tokens, which grows if there are more."""
     kind: Any = partial(PreallocatedLayer, capacity)
     return Cache(layer_class_to_replicate=kind)

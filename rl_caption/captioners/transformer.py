@@ -30,7 +30,7 @@ from rl_caption.data.features import as_image_features, pad_features
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 SPLIT_BY = "caption_tokenizer"
-"""Key of ``tokenizer_config.json``: what splits captions into the words of a word-level vocabulary; absent: ``ptb``."""
+"""Key of ``tokenizer_config.json``: the tokeniser that splits captions into words; if absent, ``ptb``."""
 
 
 class TransformerCaptioner(Captioner):
@@ -41,7 +41,7 @@ class TransformerCaptioner(Captioner):
         self.tokenizer = tokenizer
         self.cache_bytes = cache_bytes
         self.cached: dict[tuple[str, str], np.ndarray] = {}
-        # Tokens are whole words: references pass through the caption tokeniser first.
+        # If tokens are whole words, references pass through the caption tokeniser first.
         self.word_level = isinstance(tokenizer.backend_tokenizer.model, WordLevel)
         self.split_by: str = tokenizer.init_kwargs.get(SPLIT_BY, TOKENIZER)
         self.joins_words = self.word_level and tokenizer.backend_tokenizer.decoder is None
@@ -70,11 +70,15 @@ class TransformerCaptioner(Captioner):
         split_by: str = TOKENIZER,
         **shape: Any,
     ) -> TransformerCaptioner:
-        """Random weights in the ``shape`` of a ``CaptionTransformerConfig``.
+        """A captioner with random weights.
 
-        The vocabulary is that of the training references (``build_vocabulary``), or the ``tokenizers`` tokenizer in the
-        path ``tokenizer``. ``split_by``, one of ``rewards.text.tokenize.TOKENIZERS``, makes words of captions.
-        ``cache_bytes`` are for decoded, resized images.
+        Args:
+            references: captions of every training image, whose words are the vocabulary (``build_vocabulary``).
+            min_count: words that occur less often become UNK.
+            tokenizer: path of a ``tokenizers`` tokenizer to use instead of whole words.
+            cache_bytes: memory for decoded, resized images.
+            split_by: one of ``rewards.text.tokenize.TOKENIZERS``, which splits captions into words.
+            **shape: arguments of ``CaptionTransformerConfig``.
 
         Raises:
             ValueError: an unknown argument, a value out of range, or the model does not fit into memory.
@@ -99,7 +103,11 @@ class TransformerCaptioner(Captioner):
 
     @classmethod
     def from_pretrained(cls, path: str | Path, cache_bytes: int = 0) -> TransformerCaptioner:
-        """Raises ``CaptionerError``: a file is missing, changed, damaged or of something else; the message names it."""
+        """Load a folder that ``save_pretrained`` wrote.
+
+        Raises:
+            CaptionerError: a file is missing, changed, damaged or of something else; the message names it.
+        """
         folder = Path(path)
         with reading(folder):
             check_folder(folder)
@@ -121,8 +129,10 @@ class TransformerCaptioner(Captioner):
         self.tokenizer.save_pretrained(path)
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """``pixel_values`` [B, 3, S, S], of videos [B, T, 3, S, S], in [-1, 1] (bicubic, the aspect ratio is not kept),
-        or ``region_features`` [B, R, F] with ``region_mask`` [B, R]."""
+        """``pixel_values`` [B, 3, S, S], or [B, T, 3, S, S] of videos, in [-1, 1]; resized to squares (bicubic).
+
+        Over region features, ``region_features`` [B, R, F] with ``region_mask`` [B, R] instead.
+        """
         for row in rows:
             self.max_tokens_of(row)
         if self.input_kind == "pixels":
@@ -146,7 +156,7 @@ class TransformerCaptioner(Captioner):
         return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).movedim(-1, -3)
 
     def _resized(self, row: Row) -> np.ndarray:
-        """[S, S, 3], uint8; of a video [T, S, S, 3]."""
+        """Resized image of a row, uint8 [S, S, 3]; of a video [T, S, S, 3]."""
         config = self.policy.config
         source, count = row["image"], config.num_frames
         frames = source if isinstance(source, list | tuple) else [source]
@@ -170,19 +180,17 @@ class TransformerCaptioner(Captioner):
         return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """States where gradients are enabled, as the encoder is always trained."""
+        """States if gradients are enabled, as the encoder is always trained; else ``inputs``."""
         if not torch.is_grad_enabled():
             return inputs
         mask = {name: inputs[name] for name in ("region_mask",) if name in inputs}
         return {"states": policy.encoder(**inputs).last_hidden_state, **mask}
 
     def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
-        """See ``Captioner.next_logits``; by a KV cache."""
         states = inputs["states"] if "states" in inputs else policy.encoder(**inputs).last_hidden_state
         cache = EncoderDecoderCache(preallocated_cache(max_new_tokens), DynamicCache())
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
-            """[P, V] for the newest token of each of P prefixes."""
             image = None
             if prefixes is None:
                 tokens = torch.full((len(states),), self.bos_token_id, device=states.device)
@@ -227,7 +235,6 @@ class TransformerCaptioner(Captioner):
         return forbid(output.logits, self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
-        """See ``Captioner``."""
         if self.joins_words:  # in a tenth of the tokenizer's time, which shows in a step on a GPU
             join = join_cjk if self.split_by == "char" else " ".join
             return [join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()]
@@ -237,7 +244,7 @@ class TransformerCaptioner(Captioner):
 
 
 def read_config(file: Path) -> CaptionTransformerConfig:
-    """The ``config.json`` of a saved captioner. Raises ``ValueError`` where it is another model's or incomplete."""
+    """The ``config.json`` of a saved captioner. Raises ``ValueError`` if it is incomplete or another model's."""
     values = {"num_frames": 1, "position_init": "normal", **read_object(file)}  # what older files leave out
     kind, expected = values.get("model_type"), CaptionTransformerConfig.model_type
     if kind != expected:
@@ -250,7 +257,7 @@ def read_config(file: Path) -> CaptionTransformerConfig:
 
 
 def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTrainedTokenizerFast:
-    """The tokenizer, found to be the model's: without its second file it would not know its special tokens."""
+    """The tokenizer, checked against the model: without its second file it would not know its special tokens."""
     with reading(f"the tokenizer in {folder} (tokenizer.json, tokenizer_config.json)"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
@@ -265,9 +272,12 @@ def build_vocabulary(
 ) -> PreTrainedTokenizerFast:
     """Word-level tokenizer of the words that occur at least ``min_count`` times in the training references.
 
-    Words are those of ``split_by``, one of ``rewards.text.tokenize.TOKENIZERS``; ids 0 to 3 are padding, BOS, EOS, UNK,
-    then words by falling count, ties in alphabetical order. Rarer words become UNK, which no caption may contain; an
-    ``<unk>`` of the references themselves is UNK, too.
+    Captions are split into words by ``split_by``, one of ``rewards.text.tokenize.TOKENIZERS``. Ids 0 to 3 are padding,
+    BOS, EOS and UNK; words follow by falling count, ties in alphabetical order. Rarer words become UNK, which no
+    caption may contain; so does an ``<unk>`` in the references.
+
+    Raises:
+        ValueError: ``min_count`` is below 1, or no word occurs often enough.
     """
     if min_count < 1:
         raise ValueError(f"min_count is {min_count}: it must be at least 1")
@@ -287,7 +297,10 @@ def build_vocabulary(
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """A ``tokenizers`` tokenizer with padding, BOS and EOS: a folder saved by Transformers or a ``tokenizer.json``."""
+    """A tokenizer from a folder saved by Transformers or from a ``tokenizer.json``.
+
+    Raises ``ValueError`` if it has no padding, BOS or EOS.
+    """
     source = Path(path)
     if source.suffix == ".json":
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(source))

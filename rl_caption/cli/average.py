@@ -1,4 +1,4 @@
-"""The averaging program: several captioners that were fine-tuned from one start become one."""
+"""The averaging program: makes one captioner of several that were fine-tuned from one start."""
 
 import argparse
 import os

@@ -23,10 +23,10 @@ from rl_caption.programs.captions import Captions, build_reranker, caption_rows,
 
 
 def find_images(paths: Sequence[str]) -> list[Path]:
-    """The image files among ``paths``; folders are searched through, in the order of names.
+    """Image files among ``paths`` and, ordered by name, in all folders among them; each file once.
 
     Raises:
-        DataError: a path does not exist, or nothing is found.
+        DataError: a path does not exist, or there is no image.
     """
     found: list[Path] = []
     for name in paths:
@@ -52,13 +52,13 @@ def caption_files(
     rerank_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Captions:
-    """Caption image files, by path, with a saved captioner, or one on the hub, or an ensemble of several.
+    """Captions of image files by path, of one captioner (saved, or from the hub) or of an ensemble of ``models``.
 
-    Only the main process chooses by ``rerank``; where that fails, it prints all captions.
+    The main process alone chooses by ``rerank``; if that fails, it prints all captions.
 
     Raises:
-        CaptionerError: one of ``models`` is not a captioner over pixels, or they share no vocabulary.
-        ConfigError: ``rerank`` is no reward that can choose, or an option of ``decode`` does not fit another.
+        CaptionerError: one of ``models`` is not a captioner over pixels, or they have different vocabularies.
+        ConfigError: ``rerank`` is not a reward that can choose, or options of ``decode`` contradict each other.
         DataError: an image cannot be read; nothing is captioned then.
     """
     decoding = decoding_of(decode)

@@ -99,9 +99,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory):
         ("gpt2", "zero3"),
         ("gpt2_adapters", "zero2"),
         ("blip", "zero2"),
-        ("blip", "zero3"),
-        ("blip_decoder", "zero2"),
-        ("blip_decoder", "zero3"),
         ("git_decoder", "zero3"),
     ],
 )

@@ -13,7 +13,7 @@ from rl_caption.captioners.transformer import TransformerCaptioner, build_vocabu
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
 from rl_caption.types import CaptionBatch
-from tests.captioners_for_tests import REFERENCES, region_inputs, tiny_captioner, tiny_rows
+from tests.captioners_for_tests import REFERENCES, region_inputs, sample_slowly, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
 
 
@@ -31,55 +31,6 @@ def any_case(request, tmp_path_factory):
     else:
         captioner = tiny_captioner(input_kind=request.param)
     return captioner, region_inputs() if request.param == "regions" else captioner.preprocess(tiny_rows(3))
-
-
-def decode_with_scores(captioner, inputs, decoding, noise):
-    """Sample step by step without a cache and without sharing anything: the slow, obvious way."""
-    policy, batch = captioner.policy, next(iter(inputs.values())).shape[0]
-    tokens = torch.full((batch, decoding.num_samples, decoding.max_new_tokens), captioner.pad_token_id)
-    scores = torch.zeros(tokens.shape)
-    for image in range(batch):
-        one = {key: value[image : image + 1] for key, value in inputs.items()}
-        for sample in range(decoding.num_samples):
-            prefix = [captioner.bos_token_id]
-            for position in range(decoding.max_new_tokens):
-                logits = policy(**one, decoder_input_ids=torch.tensor([prefix])).logits[0, -1].float()
-                logits[list(captioner.forbidden)] = -torch.inf
-                logprobs = (logits / decoding.temperature).log_softmax(-1)
-                chosen = int(
-                    sample_tokens(logits[None], noise[image, sample, position].view(1, 1), decoding.temperature)
-                )
-                tokens[image, sample, position], scores[image, sample, position] = chosen, logprobs[chosen]
-                if chosen == captioner.eos_token_id:
-                    break
-                prefix.append(chosen)
-    return tokens, scores
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("temperature", [1.0, 1.5])
-def test_one_decode_equals_decoding_each_caption_alone_and_rescoring_gives_the_sampling_scores(case, temperature):
-    captioner, inputs = case
-    decoding = Decoding(num_samples=6, with_greedy=True, temperature=temperature, max_new_tokens=8)
-    noise = sampling_noise(0, 0, ["a", "b", "c"], 6, 8)
-    tokens = captioner.generate(captioner.policy, inputs, decoding, noise)
-    expected, scores = decode_with_scores(captioner, inputs, decoding, noise)
-    assert torch.equal(tokens[:, :6], expected[..., : tokens.shape[-1]])
-    mask = caption_mask(tokens[:, :6], captioner.eos_token_id)
-    assert not mask.all(), "the case must hold a caption that ends early"
-    logits = captioner.token_logits(captioner.policy, inputs, tokens[:, :6])
-    rescored = token_logprobs(logits, tokens[:, :6], temperature)
-    assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=2e-5)
-
-
-def ragged_captions(images: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [B, 4, 6] of captions of 1 to 6 tokens, and their mask."""
-    torch.manual_seed(3)
-    ids = torch.randint(5, 12, (images, 4, 6))
-    for caption, length in enumerate((1, 6, 3, 4)):
-        ids[:, caption, length - 1 :] = 0
-        ids[:, caption, length - 1] = 2 if length < 6 else 5
-    return ids, caption_mask(ids, 2)
 
 
 def test_a_prefix_stands_for_all_captions_that_begin_with_it():
@@ -104,7 +55,12 @@ def gradients(policy, logprobs):
 def test_padding_and_shared_prefixes_are_not_computed_and_change_nothing(case):
     captioner, inputs = case
     policy = captioner.policy
-    ids, mask = ragged_captions()
+    torch.manual_seed(3)
+    ids = torch.randint(5, 12, (3, 4, 6))
+    for caption, length in enumerate((1, 6, 3, 4)):
+        ids[:, caption, length - 1 :] = 0
+        ids[:, caption, length - 1] = 2 if length < 6 else 5
+    mask = caption_mask(ids, 2)
     ids[:, 1, :3] = ids[:, 3, :3]
     ids[:, 2, :2] = ids[:, 3, :2]
     ids[1, 3] = ids[1, 1].where(mask[1, 3], 0)  # cut off where the other goes on
@@ -125,7 +81,9 @@ def test_padding_and_shared_prefixes_are_not_computed_and_change_nothing(case):
 
 @torch.no_grad()
 @pytest.mark.parametrize("temperature", [1.5, 0.7])
-def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended(case, monkeypatch, temperature):
+def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_rescoring_gives_the_sampling_scores(
+    case, monkeypatch, temperature
+):
     captioner, inputs = case
     captioner.policy.norm.bias.add_(3 * captioner.policy.lm_head.weight[captioner.eos_token_id])  # captions do end
     decoding = Decoding(num_samples=6, max_new_tokens=16, temperature=temperature)
@@ -152,8 +110,16 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended(case, mon
     assert rows == going_on
     assert rows[1] < 21, "some captions begin alike"
     assert rows[-1] < max(rows), "and some end before others"
-    expected, _ = decode_with_scores(captioner, inputs, decoding, noise)
-    assert torch.equal(tokens[:, :6], expected[..., : tokens.shape[-1]])
+
+    def next_logits(one, ids):
+        return captioner.policy(**one, decoder_input_ids=torch.tensor([[captioner.bos_token_id, *ids]])).logits[0, -1]
+
+    expected, scores = sample_slowly(captioner, inputs, noise, temperature, next_logits)
+    samples, mask = tokens[:, :6], mask[:, :6]
+    assert torch.equal(samples, expected[..., : tokens.shape[-1]])
+    logits = captioner.token_logits(captioner.policy, inputs, samples)
+    rescored = token_logprobs(logits, samples, temperature)
+    assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=2e-5)
     fewer_moves, more_rows = decode(1 / 2)
     assert torch.equal(fewer_moves, tokens)
     assert sum(more_rows) > sum(rows)
@@ -186,40 +152,6 @@ def test_a_cache_with_room_holds_what_transformers_own_holds():
 
 
 @torch.no_grad()
-def test_greedy_beside_samples_equals_transformers_generate(case):
-    captioner, inputs = case
-    noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 8)
-    together = captioner.generate(
-        captioner.policy, inputs, Decoding(num_samples=2, with_greedy=True, max_new_tokens=8), noise
-    )
-    alone = captioner.policy.generate(**inputs, do_sample=False, max_new_tokens=8)[:, 1:]
-    assert captioner.decode(together[:, 2]) == captioner.decode(alone)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["pixels", "regions"])
-@pytest.mark.parametrize(
-    ("seed", "beams", "limit", "length_penalty"),
-    # The last three policies would say <unk> or <bos> if they could.
-    [(0, 2, 8, 0.0), (0, 4, 8, 1.0), (0, 5, 8, 2.0), (3, 3, 3, 0.0), (28, 2, 3, 1.0), (14, 3, 8, 2.0)],
-)
-def test_beam_search_equals_transformers_own(kind, seed, beams, limit, length_penalty):
-    captioner = tiny_captioner(seed=seed, input_kind=kind)
-    inputs = captioner.preprocess(tiny_rows(3)) if kind == "pixels" else region_inputs()
-    decoding = Decoding(num_beams=beams, max_new_tokens=limit, length_penalty=length_penalty)
-    found = captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]
-    own = captioner.policy.generate(
-        **inputs,
-        do_sample=False,
-        num_beams=beams,
-        length_penalty=length_penalty,
-        max_new_tokens=limit,
-        renormalize_logits=True,  # without what no caption may contain
-    )
-    assert captioner.decode(found) == captioner.decode(own[:, 1:])
-
-
-@torch.no_grad()
 def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_least_as_likely(any_case):
     captioner, inputs = any_case
     noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 6)
@@ -233,14 +165,8 @@ def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_lea
         if ids is greedy:
             assert torch.equal(logits.argmax(-1)[mask], ids[mask])
     assert (totals[1] >= totals[0] - 1e-4).all()
-
-
-@torch.no_grad()
-def test_the_image_matters(any_case):
-    captioner, inputs = any_case
-    ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
-    logits = captioner.token_logits(captioner.policy, inputs, ids)
-    assert (logits[0] - logits[1]).abs().max() > 1e-3
+    alike = captioner.token_logits(captioner.policy, inputs, torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1))
+    assert (alike[0] - alike[1]).abs().max() > 1e-3, "the image matters"
 
 
 def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(any_case):
@@ -267,15 +193,6 @@ def test_sampling_follows_the_full_distribution():
     expected = (logits[0] / 1.3).softmax(-1) * 50_000
     statistic = float(((counts - expected) ** 2 / expected).sum())
     assert statistic < 58.3, "99.9 % quantile of chi-squared with 29 degrees of freedom"
-
-
-@torch.no_grad()
-def test_forbidden_tokens_are_never_sampled(case):
-    captioner, inputs = case
-    noise = torch.cat([torch.zeros(3, 1, 8), torch.full((3, 1, 8), 1 - 2**-24)], 1)
-    tokens = captioner.generate(captioner.policy, inputs, Decoding(num_samples=2, max_new_tokens=8), noise)
-    mask = caption_mask(tokens, captioner.eos_token_id)
-    assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden)).any()
 
 
 def test_noise_differs_by_seed_step_image_and_sample():
@@ -322,17 +239,7 @@ def test_save_and_load_keep_every_bit(case, tmp_path):
     assert loaded.encode(["A red dog!"], 9) == captioner.encode(["A red dog!"], 9)
 
 
-def test_words_are_joined_as_the_tokenizer_joins_them():
-    captioner = tiny_captioner()
-    ids = torch.randint(0, len(captioner.tokenizer), (50, 9), generator=torch.Generator().manual_seed(0))
-    expected = captioner.tokenizer.batch_decode(
-        ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
-    assert captioner.decode(ids) == expected
-    assert len(set(expected)) == 50
-
-
-def test_words_survive_encoding_and_decoding():
+def test_words_survive_encoding_and_decoding_which_joins_them_as_the_tokenizer_does():
     captioner = tiny_captioner()
     (ids,) = captioner.encode(["A red circle, on a grey field."], 16)
     assert captioner.decode(torch.tensor([ids])) == ["a red circle on a grey field"]
@@ -340,6 +247,11 @@ def test_words_survive_encoding_and_decoding():
     (cut,) = captioner.encode([REFERENCES[0][0]], 4)
     assert len(cut) == 4
     assert captioner.eos_token_id not in cut
+    ids = torch.randint(0, len(captioner.tokenizer), (50, 9), generator=torch.Generator().manual_seed(0))
+    expected = captioner.tokenizer.batch_decode(
+        ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    assert captioner.decode(ids) == expected
 
 
 def test_names_of_special_tokens_in_references_are_no_further_words():

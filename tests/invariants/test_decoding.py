@@ -31,15 +31,6 @@ def ending_captioner(seed=0, ends=3.0):
     return captioner, captioner.preprocess(tiny_rows(3))
 
 
-def transformers_generate(captioner, inputs, **options):
-    """Transformers' own, of a policy that cannot say what no caption may contain."""
-    hook = captioner.policy.lm_head.register_forward_hook(lambda module, args, out: forbid(out, captioner.forbidden))
-    options = {"top_k": 0, "return_dict_in_generate": True, "output_scores": True, **options}
-    found = captioner.policy.generate(**inputs, **options)
-    hook.remove()
-    return found
-
-
 def trimmed(token_ids, captioner):
     """Lists of token ids up to EOS."""
     mask = caption_mask(token_ids, captioner.eos_token_id)
@@ -56,7 +47,10 @@ def test_the_best_beams_and_their_scores_are_those_of_transformers(seed, beams, 
     options = {"num_beams": beams, "max_new_tokens": limit, "length_penalty": length_penalty}
     options |= {"num_return_sequences": count, "no_repeat_ngram_size": ngram}
     found = captioner.generate_with_scores(captioner.policy, inputs, Decoding(**options))
-    own = transformers_generate(captioner, inputs, do_sample=False, **options)
+    # A policy that cannot say what no caption may contain.
+    hook = captioner.policy.lm_head.register_forward_hook(lambda module, args, out: forbid(out, captioner.forbidden))
+    own = captioner.policy.generate(**inputs, return_dict_in_generate=True, output_scores=True, **options)
+    hook.remove()
     assert trimmed(found.token_ids, captioner) == trimmed(own.sequences[:, 1:], captioner)
     assert torch.allclose(found.scores.flatten(), own.sequences_scores, atol=1e-5)
     best = captioner.generate(captioner.policy, inputs, Decoding(**options | {"num_return_sequences": 1}))
@@ -84,12 +78,11 @@ def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_ran
 
     monkeypatch.setattr(torch, "multinomial", multinomial)
     shared = {"max_new_tokens": 10, "no_repeat_ngram_size": options.get("no_repeat_ngram_size", 0)}
-    drawn = transformers_generate(
-        captioner, inputs, do_sample=True, num_return_sequences=4, **{"temperature": 1.0} | shared | options
-    )
-    assert trimmed(found[:, :4], captioner) == trimmed(drawn.sequences[:, 1:], captioner)
-    greedy = transformers_generate(captioner, inputs, do_sample=False, **shared)
-    assert trimmed(found[:, 4:], captioner) == trimmed(greedy.sequences[:, 1:], captioner)
+    sampling = {"temperature": 1.0, "top_k": 0, "do_sample": True, "num_return_sequences": 4} | shared | options
+    drawn = captioner.policy.generate(**inputs, **sampling)  # its settings suppress what no caption may contain
+    assert trimmed(found[:, :4], captioner) == trimmed(drawn[:, 1:], captioner)
+    greedy = captioner.policy.generate(**inputs, do_sample=False, **shared)
+    assert trimmed(found[:, 4:], captioner) == trimmed(greedy[:, 1:], captioner)
     full = captioner.generate(captioner.policy, inputs, Decoding(4, max_new_tokens=10), noise)
     assert trimmed(full, captioner) != trimmed(found, captioner), "the case must hold a token that is left out"
 
@@ -116,9 +109,8 @@ def test_diverse_beam_search_is_that_of_transformers_4(case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", [1, 7])
-def test_groups_of_beams_are_the_same_without_a_cache(seed):
-    captioner, inputs = ending_captioner(seed, ends=1.0)
+def test_groups_of_beams_are_the_same_without_a_cache():
+    captioner, inputs = ending_captioner(1, ends=1.0)
     decoding = Decoding(num_beams=6, num_beam_groups=3, diversity_penalty=0.5, num_return_sequences=6, max_new_tokens=8)
     found = captioner.generate_with_scores(captioner.policy, inputs, decoding)
     slow = beam_search(captioner, logits_without_cache(captioner, captioner.policy, inputs), 3, decoding)
@@ -127,9 +119,8 @@ def test_groups_of_beams_are_the_same_without_a_cache(seed):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ["vit_bert", "git"])
-def test_scores_of_constrained_beams_are_the_models_log_probabilities(family, tmp_path):
-    captioner = tiny_hf_captioner(family, tmp_path, PROMPT)
+def test_scores_of_constrained_beams_are_the_models_log_probabilities(tmp_path):
+    captioner = tiny_hf_captioner("git", tmp_path, PROMPT)
     inputs = captioner.preprocess(tiny_rows(3))
     decoding = Decoding(num_beams=4, num_return_sequences=4, max_new_tokens=6, no_repeat_ngram_size=1)
     decoding = replace(decoding, remove_bad_endings=True)
@@ -139,18 +130,6 @@ def test_scores_of_constrained_beams_are_the_models_log_probabilities(family, tm
     assert torch.allclose(scores, (logprobs * mask).sum(-1) / mask.sum(-1), atol=1e-4)
     assert (scores.diff(dim=1) <= 0).all()
     assert all(len(set(tokens)) == len(tokens) for tokens in trimmed(ids, captioner))
-
-
-@torch.no_grad()
-def test_beams_after_prompts_of_different_lengths_are_those_of_each_alone(tmp_path):
-    captioner, rows = tiny_hf_captioner("blip", tmp_path, PROMPT), tiny_rows(3)
-    rows[0]["prompt"], rows[2]["prompt"] = "two blue squares on a", ""
-    decoding = Decoding(num_beams=3, num_return_sequences=2, max_new_tokens=6)
-    found = captioner.generate_with_scores(captioner.policy, captioner.preprocess(rows), decoding)
-    for index, row in enumerate(rows):
-        alone = captioner.generate_with_scores(captioner.policy, captioner.preprocess([row]), decoding)
-        assert trimmed(found.token_ids[index], captioner) == trimmed(alone.token_ids, captioner)
-        assert torch.allclose(found.scores[index], alone.scores[0], atol=1e-4)
 
 
 # constraints
@@ -200,26 +179,24 @@ def test_trigrams_that_cost_much_are_not_repeated():
         ids = trimmed(captioner.generate(captioner.policy, inputs, decoding), captioner)
         return sum(len(one) - 2 - len({*zip(one, one[1:], one[2:], strict=False)}) for one in ids)
 
-    plain = Decoding(max_new_tokens=16)
-    assert repeated(plain) > 0 == repeated(replace(plain, block_trigrams=100.0))
-    beams = replace(plain, num_beams=3)
-    assert repeated(beams) > 0 == repeated(replace(beams, block_trigrams=100.0))
+    for plain in (Decoding(max_new_tokens=16), Decoding(max_new_tokens=16, num_beams=3)):
+        assert repeated(plain) > 0 == repeated(replace(plain, block_trigrams=100.0))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_beams": 3, "num_return_sequences": 4}, "num_return_sequences is 4: expected 1 to num_beams, 3"),
         ({"num_return_sequences": 2}, "num_return_sequences is 2"),
-        ({"num_beams": 5, "num_beam_groups": 2, "diversity_penalty": 1.0}, "num_beam_groups is 2: expected a number"),
-        ({"num_beams": 4, "num_beam_groups": 2}, r"diversity_penalty is 0.0 and num_beam_groups 2"),
-        ({"num_beams": 4, "diversity_penalty": 0.5}, r"diversity_penalty is 0.5 and num_beam_groups 1"),
-        ({"top_p": 0.9}, "top_p is 0.9: it is for samples; set num_samples"),
-        ({"num_samples": 2, "typical_p": 0.0}, "typical_p is 0.0: expected more than 0"),
-        ({"num_samples": 2, "top_k": -1}, "top_k is -1: expected at least 0"),
-        ({"num_samples": 2, "num_beams": 2}, "num_samples is 2 and num_beams 2"),
+        ({"num_beams": 5, "num_beam_groups": 2, "diversity_penalty": 1.0}, "num_beam_groups is 2"),
+        ({"num_beams": 4, "num_beam_groups": 2}, "diversity_penalty is 0.0"),
+        ({"num_beams": 4, "diversity_penalty": 0.5}, "diversity_penalty is 0.5"),
+        ({"top_p": 0.9}, "top_p is 0.9"),
+        ({"num_samples": 2, "typical_p": 0.0}, "typical_p is 0.0"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"num_samples": 2, "num_beams": 2}, "num_samples is 2"),
         ({"num_samples": 2, "top_k": 3, "fixed_shapes": True}, "fixed_shapes must be off"),
-        ({"remove_bad_endings": True, "fixed_shapes": True}, "fixed_shapes must be off"),
+        ({"num_beams": 3, "fixed_shapes": True}, "fixed_shapes must be off"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):
@@ -287,7 +264,7 @@ def test_an_ensemble_of_equal_captioners_is_that_captioner(members):
 
 def test_captioners_that_share_no_vocabulary_are_refused(members):
     other = TransformerCaptioner.from_scratch([*REFERENCES, ["a zebra"]], 1, image_size=16, patch_size=8, **SHAPE)
-    with pytest.raises(CaptionerError, match=r"'one' has 'zebra' not, 'new' has 'zebra' as \d+ \(\d+ and \d+ tokens\)"):
+    with pytest.raises(CaptionerError, match=r"'one' has 'zebra' not, 'new' has 'zebra' as \d+"):
         Ensemble({"one": members["one"], "new": other})
     with pytest.raises(CaptionerError, match="'gru' does not tell its own"):
         Ensemble({"one": members["one"], "gru": without_vocabulary()})

@@ -4,9 +4,9 @@ No GPU is needed: tracing with fake tensors, which have shapes and no values, fa
 look at a value, and what was traced is kernels and addresses alone, as a graph is.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,16 +22,23 @@ from tests.captioners_for_tests import region_inputs, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
 
-K, L = 3, 4
+K, L = 3, 3
 IDS = ["a", "b", "c"]
 SAMPLING = Decoding(num_samples=K, max_new_tokens=L, temperature=1.2)
 
 
-class Tracing:
-    """Records by tracing; counts."""
+class Counting:
+    """Counts, and records nothing: what it returns is the function itself."""
 
-    def __init__(self) -> None:
-        self.recorded = 0
+    recorded = 0
+
+    def __call__(self, function: Callable[..., Tensor], example: dict[str, Tensor]) -> Callable[..., Tensor]:
+        self.recorded += 1
+        return function
+
+
+class Tracing(Counting):
+    """Records by tracing."""
 
     def __call__(self, function: Callable[..., Tensor], example: dict[str, Tensor]) -> Callable[..., Tensor]:
         self.recorded += 1
@@ -44,29 +51,38 @@ class Tracing:
         return lambda **given: traced(*(given[name] for name in names))
 
 
-def scratch(kind: str) -> tuple[Any, dict[str, Tensor]]:
-    captioner = tiny_captioner(input_kind=kind, **({"feature_dim": 6} if kind == "regions" else {}))
-    inputs = region_inputs(3) if kind == "regions" else captioner.preprocess(tiny_rows(3))
-    return captioner, inputs
+Case = tuple[Any, dict[str, Tensor]]
 
 
-@pytest.fixture(params=["pixels", "regions", *FAMILIES])
-def case(request: Any, tmp_path: Path) -> tuple[Any, dict[str, Tensor]]:
-    if request.param in FAMILIES:
-        captioner = tiny_hf_captioner(request.param, tmp_path, PROMPT)
-        with torch.no_grad():
-            pixels = captioner.preprocess(tiny_rows(3))["pixel_values"]
-            inputs = {"states": captioner.policy(pixel_values=pixels, encode=True)}
-    else:
-        captioner, inputs = scratch(request.param)
-    captioner.policy.eval()
-    return captioner, inputs
+@pytest.fixture(scope="module", params=["pixels", "regions", *FAMILIES])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    if request.param == "regions":
+        return tiny_captioner(input_kind="regions"), region_inputs()
+    if request.param == "pixels":
+        captioner: Any = tiny_captioner()
+        return captioner, captioner.preprocess(tiny_rows(3))
+    captioner = tiny_hf_captioner(request.param, tmp_path_factory.mktemp("model"), PROMPT)
+    with torch.no_grad():
+        pixels = captioner.preprocess(tiny_rows(3))["pixel_values"]
+        return captioner, {"states": captioner.policy(pixel_values=pixels, encode=True)}
+
+
+@pytest.fixture
+def case(made: Case) -> Case:
+    """A copy, to change its weights."""
+    return copy.deepcopy(made)
+
+
+@pytest.fixture
+def regions() -> tuple[Any, dict[str, Tensor], Tensor]:
+    """A captioner, its inputs and noise."""
+    return tiny_captioner(input_kind="regions"), region_inputs(), sampling_noise(0, 0, IDS, K, L)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("decoding", [SAMPLING, replace(SAMPLING, with_greedy=False), Decoding(max_new_tokens=L)])
-def test_captions_of_fixed_shapes_are_those_of_the_tree(case, decoding):
-    captioner, inputs = case
+def test_captions_of_fixed_shapes_are_those_of_the_tree(made, decoding):
+    captioner, inputs = made
     noise = sampling_noise(3, 0, IDS, decoding.num_samples, L) if decoding.num_samples else None
     tree = captioner.generate(captioner.policy, inputs, decoding, noise)
     fixed = captioner.generate(captioner.policy, inputs, replace(decoding, fixed_shapes=True), noise)
@@ -94,69 +110,50 @@ def test_a_recording_gives_the_captions_of_other_images_noise_and_weights(case):
 
 
 @torch.no_grad()
-def test_what_was_recorded_is_thrown_away_when_weights_move():
-    captioner, inputs = scratch("regions")
-    captioner.policy.eval()
-    tracing = Tracing()
-    generate, noise = ReplayedGenerate(captioner, tracing), sampling_noise(0, 0, IDS, K, L)
-    before = generate(captioner.policy, inputs, SAMPLING, noise)
-    for parameter in captioner.policy.parameters():
-        parameter.data = parameter.data.flip(0).clone()
-    after = generate(captioner.policy, inputs, SAMPLING, noise)
-    assert tracing.recorded == 2
-    assert torch.equal(after, captioner.generate(captioner.policy, inputs, SAMPLING, noise))
-    assert after.shape != before.shape or not torch.equal(after, before)
-
-
-@torch.no_grad()
-def test_every_shape_and_every_decoding_is_recorded_until_there_are_too_many(monkeypatch, caplog):
-    captioner, inputs = scratch("regions")
-    captioner.policy.eval()
+def test_every_shape_and_decoding_is_recorded_until_there_are_too_many_and_all_anew_when_weights_move(
+    regions, monkeypatch, caplog
+):
+    captioner, inputs, noise = regions
     monkeypatch.setattr(decoding_module, "MAX_GRAPHS", 3)
-    tracing = Tracing()
-    generate = ReplayedGenerate(captioner, tracing)
+    counting = Counting()
+    generate = ReplayedGenerate(captioner, counting)
     short = replace(SAMPLING, max_new_tokens=2)
     cooler = replace(short, temperature=0.5)
-    for images, decoding in ((3, short), (2, short), (3, short), (3, cooler), (1, short), (1, cooler)):
-        part = {name: tensor[:images] for name, tensor in inputs.items()}
-        noise = sampling_noise(0, 0, IDS[:images], K, 2)
-        expected = captioner.generate(captioner.policy, part, decoding, noise)
-        assert torch.equal(generate(captioner.policy, part, decoding, noise), expected)
-    assert tracing.recorded == 3
+
+    def found(images, decoding):
+        part, numbers = {name: tensor[:images] for name, tensor in inputs.items()}, noise[:images, :, :2]
+        tokens = generate(captioner.policy, part, decoding, numbers)
+        assert torch.equal(tokens, captioner.generate(captioner.policy, part, decoding, numbers))
+        return tokens.tolist()
+
+    before = [found(*one) for one in ((3, short), (2, short), (3, short), (3, cooler), (1, short), (1, cooler))]
+    assert counting.recorded == 3
     assert sum("more than 3 shapes" in message for message in caplog.messages) == 1
+    for parameter in captioner.policy.parameters():
+        parameter.data = parameter.data.flip(0).clone()
+    assert found(3, short) != before[0]
+    assert counting.recorded == 4
 
 
 @torch.no_grad()
-def test_a_recording_that_gives_other_captions_is_refused():
-    captioner, inputs = scratch("regions")
-    captioner.policy.eval()
+def test_what_cannot_be_replayed_or_gives_other_captions_is_refused(regions):
+    captioner, inputs, noise = regions
 
     def deaf(function: Callable[..., Tensor], example: dict[str, Tensor]) -> Callable[..., Tensor]:
         tokens = function(**{**example, "noise": 1 - example["noise"]})
         return lambda **_: tokens
 
-    generate, noise = ReplayedGenerate(captioner, deaf), sampling_noise(0, 0, IDS, K, L)
-    with pytest.raises(
-        CaptionerError, match=r"are those of what was recorded, expected 95%: turn rollout.cuda_graph off"
-    ):
-        generate(captioner.policy, inputs, SAMPLING, noise)
-
-
-def test_what_cannot_be_replayed_is_refused():
-    captioner, inputs = scratch("regions")
+    with pytest.raises(CaptionerError, match=r"expected 95%: turn rollout.cuda_graph off"):
+        ReplayedGenerate(captioner, deaf)(captioner.policy, inputs, SAMPLING, noise)
     captioner.policy.train()
     with pytest.raises(ValueError, match="eval mode"):
-        ReplayedGenerate(captioner, Tracing())(captioner.policy, inputs, SAMPLING, sampling_noise(0, 0, IDS, K, L))
-    with pytest.raises(ValueError, match="fixed_shapes must be off"):
-        Decoding(num_beams=3, fixed_shapes=True)
+        ReplayedGenerate(captioner, Tracing())(captioner.policy, inputs, SAMPLING, noise)
 
 
 @torch.no_grad()
-def test_the_decode_of_the_tree_cannot_be_traced():
+def test_the_decode_of_the_tree_cannot_be_traced(regions):
     """The checks above would see it if a fixed decode looked at a value."""
-    captioner, inputs = scratch("regions")
-    captioner.policy.eval()
-    noise = sampling_noise(0, 0, IDS, K, L)
+    captioner, inputs, noise = regions
 
     def tree(noise: Tensor, **inputs: Tensor) -> Tensor:
         return captioner.generate(captioner.policy, inputs, SAMPLING, noise)
@@ -169,13 +166,13 @@ def test_a_step_that_replays_has_the_same_captions_and_the_same_gradient():
     captioner = tiny_captioner()
     batches = batches_of(captioner, 4, 2)
     plain, replayed = scst_task(captioner, advantage="greedy"), scst_task(captioner, advantage="greedy")
-    tracing = Tracing()
-    replayed.generate = ReplayedGenerate(captioner, tracing)
+    counting = Counting()
+    replayed.generate = ReplayedGenerate(captioner, counting)
     for step in range(2):
         expected = gradient(captioner, plain, batches, step)
         assert_equal_gradients(gradient(captioner, replayed, batches, step), expected, atol=0)
         assert replayed.samples == plain.samples
-    assert tracing.recorded == 1
+    assert counting.recorded == 1
 
 
 @pytest.mark.gpu

@@ -92,8 +92,6 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
     how = f"{COUNT} sampled at temperature 0.7, top_p 0.9, at most 8 tokens, seed 0, chosen by consensus["
     assert scores["decoding"].startswith(how)
     assert how in table
-    evaluate_split(configured(folder, decode=decode, rerank="consensus", candidates=True))
-    assert results(folder)[2] == lines, "samples are a function of the seed"
     evaluate_split(configured(folder, decode=decode, rerank="consensus", candidates=True, seed=1))
     assert results(folder)[2] != lines
     evaluate_split(configured(folder))
@@ -101,11 +99,10 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
     assert not (folder / "out" / "candidates_scores.json").exists()
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_a_reward_chooses_among_beams(several: bool, folder: Path) -> None:
-    models = {"model": None, "models": [str(folder / "model0"), str(folder / "model1")]} if several else {}
+def test_a_reward_chooses_among_beams_of_an_ensemble(folder: Path) -> None:
+    models = [str(folder / "model0"), str(folder / "model1")]
     decode = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.0}
-    evaluate_split(configured(folder, decode=decode, rerank=LONGEST, candidates=True, **models))
+    evaluate_split(configured(folder, decode=decode, rerank=LONGEST, candidates=True, model=None, models=models))
     captions, scores, lines = results(folder)
     for line in lines:
         own = line["candidates"]
@@ -116,7 +113,7 @@ def test_a_reward_chooses_among_beams(several: bool, folder: Path) -> None:
         ordered = [one["score"] for one in own]
         assert ordered == sorted(ordered, reverse=True)
     assert any(line["chosen"] for line in lines), "the case must hold a caption that is not the likeliest"
-    assert ("ensemble of 2 by their mean probabilities" in scores["decoding"]) == several
+    assert "ensemble of 2 by their mean probabilities" in scores["decoding"]
 
 
 def test_the_command_line_takes_a_list_of_captioners(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,35 +146,27 @@ def test_photos_are_captioned_by_an_ensemble_whose_best_caption_is_chosen(folder
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key"),
     [
-        ({"decode": {"top_k": 5}}, "decode.top_k is 5: it is for samples"),
-        ({"decode": {"temperature": 0.5}}, "decode.temperature is 0.5: it is for samples"),
-        ({"decode": {"num_beams": 3, "num_return_sequences": 5}}, "decode.num_return_sequences is 5"),
-        ({"decode": {"num_samples": 5}}, "decode gives 5 captions an image: choose one by rerank, or keep all by"),
-        ({"rerank": "consensus"}, "rerank is 'consensus': it chooses among several captions"),
-        ({"model": None, "predictions": "p.json", "rerank": "consensus"}, "rerank is 'consensus': it is for captions"),
-        ({"model": None, "predictions": "p.json", "candidates": True}, "candidates is True: it is for captions"),
+        ({"decode": {"top_k": 5}}, "decode.top_k is 5"),
+        ({"decode": {"temperature": 0.5}}, "decode.temperature is 0.5"),
+        ({"decode": {"num_samples": 5}}, "decode gives 5 captions an image"),
+        ({"rerank": "consensus"}, "rerank is 'consensus'"),
+        ({"model": None, "predictions": "p.json", "candidates": True}, "candidates is True"),
     ],
 )
-def test_a_choice_that_cannot_be_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_choice_that_cannot_be_is_refused(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
     (found,) = mistakes(configured(tmp_path, **changes))
-    assert message in found
+    assert key in found
 
 
-@pytest.mark.parametrize(
-    ("error", "rerank", "kwargs", "message"),
-    [
-        (ConfigError, "cider", {}, "rerank is 'cider', which needs references"),
-        (ConfigError, "ref_clipscor", {}, "rerank: reward 'ref_clipscor' is unknown"),
-        (ConfigError, "consensus", {"widht": 3}, "rerank: .*widht"),
-        (RewardError, LONGEST, {"fails": True}, "rerank: no score today"),
-    ],
-)
-def test_rewards_that_cannot_choose_are_refused(error, rerank, kwargs, message, folder):
-    with pytest.raises(error, match=message):
-        evaluate_split(configured(folder, decode={"num_samples": 2}, rerank=rerank, rerank_kwargs=kwargs))
-    assert (folder / "out" / "candidates.jsonl").exists() == (error is RewardError), "what was decoded is not lost"
+def test_rewards_that_cannot_choose_are_refused(folder: Path) -> None:
+    for rerank, kwargs, part in (("cider", {}, "needs references"), ("consensus", {"widht": 3}, "widht")):
+        with pytest.raises(ConfigError, match=f"rerank.*{part}"):
+            build_reranker(rerank, kwargs, ())
+    with pytest.raises(RewardError, match="rerank: no score today"):
+        evaluate_split(configured(folder, decode={"num_samples": 2}, rerank=LONGEST, rerank_kwargs={"fails": True}))
+    assert (folder / "out" / "candidates.jsonl").exists(), "what was decoded is not lost"
 
 
 def test_images_are_looked_for_before_anything_is_decoded(folder: Path) -> None:

@@ -245,8 +245,7 @@ def _monitor(run: RunFolder, name: str = "") -> Markup:
     reward = dict(run.series("val/reward"))
     first = run.alarms[0] if run.alarms else None
     rose = f" from {next(iter(reward.values())):.4g} to {reward[first]:.4g}" if first in reward else ""
-    alarm = run.state.get("notes", {}).get("hacking", {}).get("first_alarm") or {}
-    return parts().monitor(run, name, rose, alarm.get("evidence"))
+    return parts().monitor(run, name, rose, run.first_alarm.get("evidence"))
 
 
 def _settings(runs: Mapping[str, RunFolder]) -> Markup:

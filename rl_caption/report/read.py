@@ -302,13 +302,18 @@ def over_seeds(evaluations: Sequence[EvaluationFolder]) -> dict[str, tuple[float
     }
 
 
-def alpha_curve(systems: Mapping[str, Sequence[Member]], base: str, key: str) -> list[tuple[float, float, float]]:
-    """(alpha, mean, standard deviation over seeds) of a metric, by alpha, of the cells of a base; one seed has 0."""
+def alpha_curve(
+    systems: Mapping[str, Sequence[Member]], base: str, key: str, factor: float = 1.0
+) -> list[tuple[float, float, float]]:
+    """(alpha, mean, standard deviation) over seeds of a metric times ``factor``, by alpha, of the cells of a base.
+
+    The deviation of one seed is 0.
+    """
     found = []
     for members in systems.values():
         mean, deviation = over_seeds([member.evaluation for member in members]).get(key, (None, None))
         if members[0].base == base and members[0].alpha is not None and mean is not None:
-            found.append((members[0].alpha, mean, deviation or 0.0))
+            found.append((members[0].alpha, factor * mean, factor * (deviation or 0.0)))
     return sorted(found)
 
 

@@ -326,8 +326,8 @@ def _about(export: Export, run: RunFolder | None) -> str:
     }
     if run.terms:
         rows["reward"] = run.reward
-        for name, schedule in ((name, term.get("schedule")) for name, term in run.terms.items()):
-            if schedule:
+        for name, term in run.config["reward"]["terms"].items():
+            if schedule := term.get("schedule"):
                 factors = ", ".join(f"{factor:g} at step {step}" for step, factor in schedule)
                 rows["reward"] += f"; the weight of {name} is multiplied by {factors}"
     if signature := run.env.get("signature") or run.env.get("reward"):

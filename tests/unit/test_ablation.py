@@ -82,15 +82,6 @@ def test_cells_go_seed_by_seed_and_base_by_base() -> None:
     assert make_cells(grid(out="out"))[0].folder == Path("out/cells/S_Mix/seed0")
 
 
-def test_a_cell_replaces_the_reward_as_a_whole(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("reward: {terms: {rouge_l: {weight: 9.0}}}\ntrain: {lr: 0.5, seed: 7}\n")
-    cells = {"a": CellConfig({"cider": RewardTerm(0.5, None, {"n": 3})}, {"train.lr": 1e-5, "rollout.num_samples": 3})}
-    (cell,) = make_cells(grid(cells=cells, seeds=[2]))
-    config = parse(ScstConfig, ["--config", str(tmp_path / "base.yaml"), *cell.arguments()], "scst.py")
-    assert config.reward.terms == {"cider": RewardTerm(0.5, None, {"n": 3})}
-    assert (config.train.lr, config.rollout.num_samples, config.train.seed) == (1e-5, 3, 2)
-
-
 def test_mistakes_are_named() -> None:
     term = {"cider": RewardTerm()}
     assert mistakes(grid()) == []
@@ -182,21 +173,27 @@ def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_pat
     assert [list(found) for found in ready.values()] == [["R"]]
 
 
-def test_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> None:
+def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> None:
     (tmp_path / "xe.yaml").write_text(SMALL_WORLD + f"run: {{dir: {tmp_path}/xe}}\n")
     (tmp_path / "teacher.yaml").write_text(f"data: {{format: scenes}}\nrun: {{dir: {tmp_path}/teacher}}\n")
-    start = f"warm_start: {tmp_path}/xe.yaml\nmodel: {{init: {tmp_path}/xe/export/best}}\n"
-    (tmp_path / "base.yaml").write_text(SMALL_WORLD + start)
+    (tmp_path / "base.yaml").write_text(
+        SMALL_WORLD + f"warm_start: {tmp_path}/xe.yaml\nmodel: {{init: {tmp_path}/xe/export/best}}\n"
+        "reward: {terms: {rouge_l: {weight: 9.0}}}\ntrain: {lr: 0.5, seed: 7}\n"
+    )
     (tmp_path / "grid.yaml").write_text(
         f"base: {tmp_path}/base.yaml\nout: {tmp_path}/out\nreward_models: [{tmp_path}/teacher.yaml]\n"
-        "data: {features_kwargs: {}}\n"
-        "cells: {L: {terms: {cider: {weight: 1.0}}}}\n"
+        "data: {features_kwargs: {}}\nseeds: [2]\n"
+        "cells: {L: {terms: {cider: {weight: 0.5, kwargs: {n: 3}}},"
+        " overrides: {train.lr: 1.0e-5, rollout.num_samples: 3}}}\n"
     )
     words = ["--config", f"{tmp_path}/grid.yaml", "--data.kwargs.num_test", "3", "--data.cache_mb=7"]
     plan = make_plan(parse(AblateConfig, words, "ablate.py"), parse)
+    (cell,) = plan.cells
+    assert cell.config.reward.terms == {"cider": RewardTerm(0.5, None, {"n": 3})}
+    assert (cell.config.train.lr, cell.config.rollout.num_samples, cell.config.train.seed) == (1e-5, 3, 2)
+    assert (cell.config.data.kwargs["num_test"], cell.config.data.cache_mb) == (3, 7)
+    assert cell.config.data.kwargs["num_train"] == 4, "what is not named stays"
     assert len(plan.bases[""].rows) == 3
-    assert [(cell.config.data.kwargs["num_test"], cell.config.data.cache_mb) for cell in plan.cells] == [(3, 7)]
-    assert plan.cells[0].config.data.kwargs["num_train"] == 4, "what is not named stays"
     (teacher,), xe = plan.reward_models, plan.bases[""].warm_start
     assert xe is not None
     assert (xe.file, xe.folder) == (f"{tmp_path}/xe.yaml", tmp_path / "xe")

@@ -43,12 +43,12 @@ from tests.report_for_tests import (
 
 
 class Seen(HTMLParser):
-    """Elements with their attributes, the text of scripts, and the other text."""
+    """Elements with their attributes, the text outside of scripts, charts, and cards of the gallery."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = self.script = ""
+        self.text = ""
         self.feed(page)
         charts = [attributes for _, attributes in self.elements if "data-chart" in attributes]
         self.charts = [json.loads(a["data-chart"] or "") | {"label": a["aria-label"]} for a in charts]
@@ -59,9 +59,7 @@ class Seen(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        if self.cdata_elem == "script":
-            self.script += data
-        else:
+        if self.cdata_elem != "script":
             self.text += data
 
     def tags(self, name: str) -> int:

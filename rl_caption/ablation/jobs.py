@@ -36,11 +36,11 @@ class EndedJob(NamedTuple):
 
 
 def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Generator[EndedJob, None, None]:
-    """Run all jobs, as many at a time as there are ``devices``, and yield each as it ends.
+    """Run all jobs, as many at a time as there are ``devices``, and yield each when it has ended.
 
-    ``devices`` are the ``CUDA_VISIBLE_DEVICES`` of the jobs that run at a time; None leaves it as it is. Whatever ends
-    this generator early (``contextlib.closing``) asks the running jobs to stop and waits for their checkpoints. On
-    Linux they also end when this process is killed.
+    Each of ``devices`` is the ``CUDA_VISIBLE_DEVICES`` of one running job; None leaves the variable as it is. Closing
+    the generator early (``contextlib.closing``) asks the running jobs to stop and waits for their checkpoints. On Linux
+    the jobs also end when this process is killed.
     """
     free: SimpleQueue[str | None] = SimpleQueue()
     for names in devices:
@@ -103,8 +103,10 @@ def _stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> None:
 
 
 def share_devices(num_parallel: int, count: int, environment: Mapping[str, str]) -> list[str | None]:
-    """``CUDA_VISIBLE_DEVICES`` of each job that runs at a time, out of the ``count`` GPUs that this process sees; None
-    (all of them) where there are fewer than two jobs or GPUs."""
+    """``CUDA_VISIBLE_DEVICES`` for each job that runs at a time, out of the ``count`` GPUs that this process sees.
+
+    It is None, which leaves all GPUs visible, where there are fewer than two jobs or GPUs.
+    """
     if num_parallel < 2 or count < 2:
         return [None] * num_parallel
     names = environment.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "") or ",".join(map(str, range(count)))

@@ -1,4 +1,4 @@
-"""From the configuration of a grid to its runs; what can be checked is checked before the first run starts."""
+"""From the configuration of a grid to its runs. Everything that can be checked is checked before the first run."""
 
 import json
 import logging
@@ -55,7 +55,7 @@ class Cell:
     label: str
     seed: int
     alpha: float | None
-    """Of a cell of the alpha grid."""
+    """None for a cell that is not of the alpha grid."""
     terms: dict[str, RewardTerm]
     overrides: dict[str, Any]
     config: ScstConfig = field(default_factory=ScstConfig)
@@ -63,7 +63,7 @@ class Cell:
 
     @property
     def system(self) -> str:
-        """Its row in tables, the same for all seeds: ``LABEL`` or ``BASE/LABEL``."""
+        """The name of its row in tables, which all seeds share: ``LABEL`` or ``BASE/LABEL``."""
         return f"{self.base}/{self.label}" if self.base else self.label
 
     @property
@@ -104,14 +104,14 @@ class Base:
     warm_start: EarlierRun | None
     """The cross-entropy run that makes it, if any."""
     rows: Sequence[Row]
-    """Of the split whose captions are scored."""
+    """The images of the split whose captions are scored."""
     processes: int = 1
-    """Of each training."""
+    """How many processes each training has."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid that is ready to run; ``reward_models`` are those that have to be trained first."""
+    """A grid that is ready to run: bases by name, cells, and the reward models that have to be trained first."""
 
     bases: dict[str, Base]
     cells: list[Cell]
@@ -119,20 +119,21 @@ class Plan:
 
 
 def as_argument(value: Any) -> str:
-    """A value of a configuration as the command line takes it."""
+    """A value of a configuration, written as the command line takes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def base_files(config: AblateConfig) -> dict[str, str]:
-    """Name of each base -> its file; the name is "" where there is only ``base``."""
+    """Name of each base -> its configuration file; a single ``base`` has the name ""."""
     return {"": config.base} if config.base is not None else dict(config.bases)
 
 
 def make_cells(config: AblateConfig) -> list[Cell]:
-    """All runs of a grid without ``mistakes``, seed by seed: an interrupted grid has its first cells complete.
+    """All runs of a grid that has no ``mistakes``, seed by seed, so that a grid that is cut short has whole tables.
 
-    Alpha weights ``alpha.terms`` and 1 - alpha ``alpha.against``, without terms of weight 0. The L-CLIPScore paper's
-    equation puts alpha on CIDEr, but its rows of alpha = 0 (CIDEr alone) and alpha = 1 (L-CLIPS alone) do not.
+    ``alpha.terms`` are weighted by alpha and ``alpha.against`` by 1 - alpha; terms of weight 0 are left out. The
+    L-CLIPScore paper's equation puts alpha on CIDEr, but its rows alpha = 0 (CIDEr alone) and alpha = 1 (L-CLIPS
+    alone) put it on L-CLIPS, as here.
     """
     cells: list[tuple[Any, ...]] = []
     if (alpha := config.alpha) is not None:
@@ -206,8 +207,8 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
     """Read and check all configurations, the data, and what is already there of the grid.
 
     Raises:
-        ConfigError: what is wrong, in which cell, and what would be right; also where a run that is already there was
-            made with another configuration.
+        ConfigError: a value is wrong (the message names the cell, and what would be right), or a run that is already
+            there has another configuration.
         DataError: a base's data cannot be read, or has no such split.
         UsageError: a configuration has keys that do not exist, or values that cannot be understood.
     """

@@ -34,9 +34,9 @@ IMAGE_SIZE = 256
 def write_report(
     members: Sequence[Member], plan: Plan, config: AblateConfig, failures: Sequence[str], bounds: Bounds
 ) -> list[Path]:
-    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``; for alphas ``alpha.png``.
+    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``, and ``alpha.png`` for alphas.
 
-    ``members`` has the starting policies first; ``failures`` are sentences about cells that are missing.
+    ``members`` begins with the starting policies; ``failures`` are sentences about missing cells. Returns the paths.
     """
     out, systems, rows = Path(config.out), by_system(members), next(iter(plan.bases.values())).rows
     tables = markdown_tables(systems, bounds)
@@ -71,7 +71,9 @@ def write_report(
 
 
 def formula(cell: Cell) -> str:
-    """A cell's reward, with options other than the defaults, and overrides: ``0.3 r + 0.7 cider; train.lr = 1e-05``."""
+    """A cell's reward, with options that differ from the defaults, and its overrides, as one line of text:
+    ``0.3 rouge_l + 0.7 cider; train.lr = 1e-05``.
+    """
     plain, terms = asdict(RewardTerm()), []
     for name, term in cell.terms.items():
         options = {key: value for key, value in asdict(term).items() if key != "weight" and value != plain[key]}
@@ -80,7 +82,7 @@ def formula(cell: Cell) -> str:
 
 
 def columns_of(systems: Systems, bounds: Bounds) -> list[dict[str, Column]]:
-    """Columns of the two tables (those of the paper, signs of reward hacking), as far as they were computed."""
+    """The computed columns of the two tables: those of the L-CLIPScore paper, and signs of reward hacking."""
     found = {key for members in systems.values() for one in members for key in one.evaluation.scores["metrics"]}
     paper = {key: Column(f"{key} (x100)") for key in PAPER_KEYS if key in found}
     paper |= {JUDGE + name: Column(f"{name} [{low:g}, {high:g}]", 1.0, 4) for name, (low, high) in bounds.items()}
@@ -88,7 +90,7 @@ def columns_of(systems: Systems, bounds: Bounds) -> list[dict[str, Column]]:
 
 
 def alarms_of(members: Sequence[Member]) -> tuple[int, list[int]]:
-    """How many seeds were watched by the monitor, and the first step with an alarm of those that had one."""
+    """How many seeds the monitor watched, and the step of the first alarm of each seed that had one."""
     watched = [one.run for one in members if one.run is not None and one.run.watched]
     return len(watched), [run.alarms[0] for run in watched if run.alarms]
 
@@ -153,9 +155,9 @@ def runs_csv(systems: Systems) -> str:
 
 
 def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]], folder: Path) -> str:
-    """Markdown of the captions of each row by every system (name -> image id -> caption).
+    """Markdown with the captions of each row by every system; ``systems`` maps a name to image id -> caption.
 
-    Pictures are written to ``folder``; an image that cannot be read (region features) has none.
+    Pictures are written to ``folder``. An image that cannot be read, such as region features, has no picture.
     """
     parts = ["# Captions of the same images", "One seed a cell. The first line of an image is one of its references."]
     for index, row in enumerate(rows):
@@ -200,9 +202,9 @@ def draw_alpha(systems: Systems, bounds: Bounds, path: Path) -> Path:
         left = figure.add_subplot(1, len(bases), index + 1, title=base, xlabel="alpha")
         for key, column, colour in [("CIDEr", Column("CIDEr (x100)"), "#1f5f99"), *judges[:1]]:
             axes = left.twinx() if key.startswith(JUDGE) else left
-            curve = alpha_curve(systems, base, key)
-            means, deviations = ([column.factor * point[part] for point in curve] for part in (1, 2))
-            axes.errorbar([point[0] for point in curve], means, deviations, color=colour, marker="o", capsize=3)
+            curve = alpha_curve(systems, base, key, column.factor)
+            alphas, means, deviations = ([point[part] for point in curve] for part in range(3))
+            axes.errorbar(alphas, means, deviations, color=colour, marker="o", capsize=3)
             if base in starts and key in starts[base].evaluation.scores["metrics"]:
                 value = column.factor * starts[base].evaluation.scores["metrics"][key]
                 axes.axhline(value, color=colour, linestyle=":", linewidth=1)

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -111,7 +110,7 @@ def _command(program: str, file: str, overrides: list[str], launch: str | None, 
 
 
 def _failure(ended: EndedJob, run: Path) -> str | None:
-    """Why a training did not reach its end; None if it did."""
+    """A sentence that says why a training did not reach its end; None if it did."""
     if ended.code == 0 and is_complete(run):
         return None
     how = f"failed (exit code {ended.code})" if ended.code else "was stopped before its end: run this again to go on"
@@ -121,7 +120,7 @@ def _failure(ended: EndedJob, run: Path) -> str | None:
 def _run_cells(
     config: AblateConfig, plan: Plan, judges: Mapping[str, Mapping[str, Reward]]
 ) -> tuple[list[Member], list[str]]:
-    """Train the cells that are not complete and evaluate all of them: members in the order of the plan, failures."""
+    """Train the cells that are not complete, evaluate all; return members in the order of the plan, and failures."""
     cells, results, failures = {cell.name: cell for cell in plan.cells}, dict[str, Member](), list[str]()
     complete = [cell for cell in plan.cells if is_complete(cell.run)]
     jobs = []
@@ -190,14 +189,14 @@ def evaluate_captioner(
     folder: Path,
     prompt: str | None = None,
 ) -> EvaluationFolder:
-    """Metrics and captions of a model on the grid's split.
+    """Evaluate a model on the grid's split, or read what ``folder`` holds of it.
 
-    Those in ``folder``, unless the model's weights, the data, the decoding, the metrics or a judge has changed.
-    ``prompt`` is that of a model that was not exported with one.
+    Scores in ``folder`` are kept as long as the model's weights, the data, the decoding, the metrics and the judges are
+    the same. ``prompt`` is for a model that was not exported with one.
 
     Raises:
         EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate.py`` and the judges.
-        ReportError: what is in ``folder`` is damaged.
+        ReportError: a file in ``folder`` is damaged.
     """
     evaluate = EvaluateConfig(
         model=str(model),
@@ -211,7 +210,7 @@ def evaluate_captioner(
     )
     note, signatures = folder / "settings.json", {name: reward.signature for name, reward in judges.items()}
     settings = settings_of(evaluate) | {"metrics": config.metrics, "judges": signatures}
-    noted = {"prompt": None} | (_read(note) or {})
+    noted = {"prompt": None} | (read_json(note, CheckpointError) if note.is_file() else {})
     if "data" in noted:  # an option that an earlier version did not have has its default
         noted["data"] = json.loads(json.dumps(asdict(DataConfig()))) | noted["data"]
     if noted != settings:
@@ -224,11 +223,6 @@ def evaluate_captioner(
     # Files of earlier versions lack the judges' signatures.
     found.scores["signature"] = signed(found.scores["signature"], signatures)
     return found
-
-
-def _read(file: Path) -> Any:
-    """What a JSON file of this program holds; None where there is none."""
-    return read_json(file, CheckpointError) if file.is_file() else None
 
 
 def _headline(evaluation: EvaluationFolder) -> str:

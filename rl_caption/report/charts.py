@@ -31,7 +31,11 @@ SMOOTH_FROM = 40
 
 
 class Series(NamedTuple):
-    """One line: points (x, y) by x, colour 0 to 7, whether points are dots, x -> half the height of an error bar."""
+    """A line of a chart.
+
+    ``points`` are (x, y) in the order of x, ``colour`` is a number from 0 to 7, ``dots`` marks each point, and
+    ``errors`` maps x to half the height of an error bar.
+    """
 
     name: str
     points: Sequence[Point]
@@ -63,7 +67,7 @@ class Axis(NamedTuple):
 
 
 def number(value: float, largest: float = 0.0) -> str:
-    """A number for people: four significant digits of it or, in a row of a table, of the row's largest value."""
+    """A number to read: with four significant digits or, beside a ``largest`` value, with that one's decimals."""
     if not math.isfinite(value):
         return "not finite"
     size = max(abs(value), abs(largest))
@@ -77,7 +81,7 @@ def number(value: float, largest: float = 0.0) -> str:
 
 
 def running_mean(points: Sequence[Point], window: int) -> list[Point]:
-    """Mean of y over ``window`` (odd) neighbours; fewer at both ends, as many before as after."""
+    """Mean of y over ``window`` points (odd) around each one; at both ends over fewer, as many before as after."""
     sums = list(accumulate((y for _, y in points), initial=0.0))
     found = []
     for index, (x, _) in enumerate(points):
@@ -87,7 +91,7 @@ def running_mean(points: Sequence[Point], window: int) -> list[Point]:
 
 
 def smoothing_window(count: int) -> int:
-    """Points of a running mean, odd; 1 for lines that are drawn as they are."""
+    """Over how many points a line of ``count`` points is averaged: an odd number, 1 for a line without a mean."""
     return 1 if count < SMOOTH_FROM else 2 * max(count // 50, 1) + 1
 
 
@@ -103,11 +107,11 @@ def figure(
     """A chart with its heading, unit, legend and definitions; empty where no series has a finite value.
 
     Args:
-        title, unit: heading, and what stands below it.
-        series: what is not finite is left out, and a sentence says so.
-        definitions: of the logged keys that are drawn, folded away.
-        x_name: what x is; for steps, x starts at 0.
-        alarms, best: steps that are marked on the x axis.
+        title, unit: the heading, with the unit in small print.
+        series: the lines; values that are not finite are left out and counted in a sentence.
+        definitions: what the drawn keys mean, folded away.
+        x_name: what x is; the axis of ``step`` starts at 0.
+        alarms, best: steps with a mark on the x axis.
     """
     lost = sum(not math.isfinite(y) for one in series for _, y in one.points)
     finite = [one._replace(points=[point for point in one.points if math.isfinite(point[1])]) for one in series]
@@ -140,7 +144,7 @@ def templates() -> Environment:
 
 
 def parts() -> Any:
-    """The macros of ``parts.html``: what they are given is escaped, what they return is HTML."""
+    """The macros of ``parts.html``, which escape the text that they are given and return HTML."""
     return templates().get_template("parts.html").module
 
 
@@ -236,9 +240,10 @@ FIXED = (
 
 
 def curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
-    """The charts of a run, with every logged key in one of them; empty where nothing has been logged.
+    """The charts of runs; empty where nothing has been logged.
 
-    Of several systems, charts of one key, with a line for each: the mean over its runs, one for each seed.
+    The charts of a single run show every logged key. With several systems a chart shows one key, with a line for each
+    system: the mean over its runs (one run for each seed).
     """
     runs = [run for seeds in systems.values() for run in seeds if run.lines]
     if not runs:
@@ -301,7 +306,7 @@ def title_of(key: str) -> str:
 
 @cache
 def definitions() -> Sequence[Definition]:
-    """Of ``METRICS_PAGE``, whose tables have four columns: key, meaning, unit, range; empty where it is not there."""
+    """The rows of the tables in ``METRICS_PAGE`` (key, meaning, unit, range); empty where the page is missing."""
     page = METRICS_PAGE.read_text(encoding="utf-8") if METRICS_PAGE.is_file() else ""
     page = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", page)
     rows = re.findall(r"^\| `([^`]+)` \| (.+) \| (.+) \| (.+) \|$", page, re.MULTILINE)

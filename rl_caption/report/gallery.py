@@ -31,21 +31,21 @@ Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 class Source(NamedTuple):
-    """Rows by image id, from which references and images are taken, and what has to be said where there are none."""
+    """Image id -> row, for references and images, and a sentence for the reader where either is missing."""
 
     rows: Mapping[str, Row]
     missing: str = ""
 
 
 def source_of(rows: Sequence[Row]) -> Source:
-    """Rows that are at hand; ``image`` may be missing."""
+    """A source of rows, whose ``image`` may be missing."""
     found = {row["image_id"]: row for row in (rows[index] for index in range(len(rows)))}
     without = all(row.get("image", "") == "" for row in found.values())
     return Source(found, "No images are shown: no folder of images was named." if without else "")
 
 
 def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
-    """The rows of a split of the section ``data`` of a configuration; without them a report has captions only."""
+    """A split of the data that the section ``data`` of a configuration names; empty where it cannot be read."""
     if not data:
         return Source({}, "No references and images are shown: the folder does not say which data was captioned.")
     try:
@@ -59,7 +59,7 @@ def reference_scores(systems: Captions, rows: Mapping[str, Row], tokenizer: str 
     """CIDEr-D (0 to 10) and ROUGE-L (0 to 1) of every caption.
 
     Document frequencies are those of the captioned images' references, without EOS, as in ``val/cider``.
-    Captions of images without references have none; empty where fewer than two images have references.
+    Captions of images without references get no score; the result is empty if fewer than two images have references.
 
     Raises:
         RewardError: a metric failed.
@@ -81,10 +81,10 @@ def reference_scores(systems: Captions, rows: Mapping[str, Row], tokenizer: str 
 
 
 def selected(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], str]:
-    """The images to show, in the order of the data, and a sentence that says which they are.
+    """The ids of the images to show, in the order of the data, and a sentence that says which they are.
 
-    All of them or, of more than ``limit``, half those whose first score changed most between the first and the last
-    system, and half an even sample of the others, so that the extremes are there and the usual is too.
+    All images, if there are at most ``limit``. Otherwise half are those whose first score changed most between the
+    first and the last system, and half are an even sample of the others, so that both extremes and usual cases show.
     """
     ids = list(dict.fromkeys(image_id for captions in systems.values() for image_id in captions))
     if len(ids) <= limit:
@@ -106,10 +106,11 @@ def selected(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], 
 
 
 def gallery(systems: Captions, scores: Scores, source: Source, note: str, limit: int) -> dict[str, Any]:
-    """What the template shows: ``systems``, ``metrics``, ``note``, and for each image one of ``items``.
+    """The values that the template shows: ``systems``, ``metrics``, ``note``, and ``items``, one for each image.
 
     An item has ``id``, ``image`` (a data URI or None), ``references``, ``scores`` [metrics][systems] (None: no score),
-    and ``captions`` [systems]: None, or pieces of text, each with whether it is a word new to the first system.
+    and ``captions`` [systems]: None, or pairs of a piece of text and whether it is a word that the first system did not
+    use.
     """
     ids, sentence = selected(systems, scores, limit)
     items, unreadable = [], 0
@@ -142,7 +143,7 @@ def _marked(text: str | None, before: str | None) -> list[tuple[str, bool]] | No
 
 
 def _picture(row: Mapping[str, Any]) -> str | None:
-    """A data URI of the image in small: PNG or JPEG, whichever takes less; None where there is no image."""
+    """A data URI of a thumbnail, as PNG or JPEG, whichever is smaller; None where there is no image."""
     try:
         image = thumbnail(row["image"], THUMBNAIL) if row.get("image", "") != "" else None
     except DataError:  # captioners over region features do without the pictures

@@ -42,7 +42,7 @@ Evaluations = Mapping[str, EvaluationFolder]
 
 
 class Page(NamedTuple):
-    """A report: sections by heading, empty ones are left out, and what is to be seen first (name, value, note)."""
+    """A report: heading -> section, of which empty ones are left out, and tiles (name, value, note) at the top."""
 
     title: str
     subtitle: str
@@ -51,7 +51,7 @@ class Page(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell of a table: its text, what stands small below it, and whether it is the best of its column."""
+    """A cell of a table: its text, small print below it, and whether it is the best of its column."""
 
     text: str
     small: str = ""
@@ -64,9 +64,9 @@ def render(page: Page) -> str:
 
 
 def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int) -> Page:
-    """The report of a run, finished or not, or of several: their best validations, and curves over each other.
+    """The report of one run, finished or not, or of several: their best validations, with their curves in one chart.
 
-    Rows of the gallery are those of the first run's data, unless a source is given.
+    The gallery shows rows of the first run's data, unless a source is given.
 
     Raises:
         DataError, ReportError: damaged captions or judges' scores.
@@ -103,9 +103,9 @@ def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int)
 
 
 def evaluations_page(evaluations: Evaluations, source: Source | None, images: int) -> Page:
-    """One or several evaluations by name: tables, and captions of the same images; changes are against the first.
+    """One or several evaluations by name: tables, and captions of the same images, with changes against the first.
 
-    Without a source, references and images are of the data that an ablation noted.
+    Without a source, references and images are those of the data that ``settings.json`` names.
     """
     sections = {
         "Results": _systems_tables({name: [found] for name, found in evaluations.items()}),
@@ -132,7 +132,7 @@ def comparison_page(comparison: Comparison, evaluations: Evaluations, source: So
 def ablation_page(
     name: str, members: Sequence[Member], missing: Sequence[str], source: Source | None, images: int
 ) -> Page:
-    """A grid of rewards: means over seeds, alpha against metrics, curves, captions of the first seed of each system."""
+    """An ablation: means over seeds, metrics over alpha, curves, and captions of the first seed of each system."""
     groups = by_system(members)
     runs = {name: [member.run for member in found if member.run] for name, found in groups.items()}
     runs = {name: found for name, found in runs.items() if found}
@@ -195,11 +195,11 @@ def _systems_tables(systems: Mapping[str, Sequence[EvaluationFolder]]) -> Markup
         best = {key: max(scores[key][0] for scores in means.values() if key in scores) for key in columns}
         rows: list[list[Cell]] = []
         for name, found in systems.items():
-            count = f"{found[0].scores['n']:,} captions" if len(found) == 1 else f"{len(found)} seeds"
-            rows.append([Cell(name, count)])
+            single = found[0].scores if len(found) == 1 else None
+            rows.append([Cell(name, f"{single['n']:,} captions" if single else f"{len(found)} seeds")])
             for key in columns:
                 value, deviation = means[name].get(key, (None, None))
-                interval = found[0].scores.get("intervals", {}).get(key) if len(found) == 1 else None
+                interval = single.get("intervals", {}).get(key) if single else None
                 small = "" if deviation is None else f"± {_shown(key, deviation)}"
                 small = " to ".join(_shown(key, end) for end in interval) if interval else small
                 rated = len(systems) > 1 and (key in HIGHER_IS_BETTER or key.startswith(JUDGE))
@@ -245,8 +245,7 @@ def _monitor(run: RunFolder, name: str = "") -> Markup:
     reward = dict(run.series("val/reward"))
     first = run.alarms[0] if run.alarms else None
     rose = f" from {next(iter(reward.values())):.4g} to {reward[first]:.4g}" if first in reward else ""
-    alarm = run.state.get("notes", {}).get("hacking", {}).get("first_alarm") or {}
-    return parts().monitor(run, name, rose, alarm.get("evidence"))
+    return parts().monitor(run, name, rose, run.first_alarm.get("evidence"))
 
 
 def _settings(runs: Mapping[str, RunFolder]) -> Markup:
@@ -312,9 +311,7 @@ def _alpha(systems: Mapping[str, Sequence[Member]]) -> Markup:
     for key in [*(key for key in ALPHA_METRICS if key in keys), *(key for key in keys if key.startswith(JUDGE))]:
         factor, lines = column_of(key).factor, []
         for colour, base in enumerate(dict.fromkeys(cell.base for cell in cells)):
-            curve = [
-                (alpha, factor * mean, factor * deviation) for alpha, mean, deviation in alpha_curve(systems, base, key)
-            ]
+            curve = alpha_curve(systems, base, key, factor)
             if not curve:
                 continue
             points, errors = [point[:2] for point in curve], {alpha: deviation for alpha, _, deviation in curve}

@@ -1,6 +1,6 @@
 """What the programs leave in folders: runs (finished or not), evaluations, comparisons, ablations.
 
-Damaged files raise ``ReportError`` or, captions, ``DataError``, with the file and the line or key.
+A damaged file raises ``ReportError``, damaged captions raise ``DataError``; both name the file and the line or key.
 """
 
 import csv
@@ -40,7 +40,7 @@ CONFIG_KEYS = {
     "data": dict[str, Any],
     "task": str,
 }
-"""What is read of ``config.yaml``: dotted keys and their types."""
+"""The values of ``config.yaml`` that a report reads: dotted key -> type."""
 ENV_KEYS = {"versions": dict[str, str | None], "command": list[str]}
 STATE_KEYS = {
     "metric": str,
@@ -71,7 +71,8 @@ class EvaluationFolder(NamedTuple):
 class Member(NamedTuple):
     """One evaluated captioner of an ablation: a starting policy (seed and run are None), or a cell with one seed.
 
-    ``system`` is its row in tables, the same for all seeds: ``LABEL`` or, of several bases, ``BASE/LABEL``.
+    ``system`` names its row in tables, which all seeds of a cell share: ``LABEL`` or, with several bases,
+    ``BASE/LABEL``.
     """
 
     system: str
@@ -98,13 +99,13 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Of the folder; a folder that is just called ``run`` has those of the two above it."""
+        """The folder's name. A folder that is just called ``run`` gets the names of the two above it: ``A/B``."""
         parts = self.path.resolve().parts
         return "/".join(parts[-3:-1]) if parts[-1] == "run" else parts[-1]
 
     @property
     def terms(self) -> Mapping[str, _Term]:
-        """Reward terms; empty where nothing is rewarded."""
+        """Name -> reward term; empty for a run without rewards."""
         return self.config.get("reward", {}).get("terms", {})
 
     @property
@@ -114,27 +115,32 @@ class RunFolder:
 
     @property
     def best_step(self) -> int | None:
-        """Step of the best validation; None where it is not known, or none was better than the start."""
+        """Step of the best validation; None where it is not known, or where no step was better than the start."""
         return self.state.get("best_step") or None
+
+    @property
+    def first_alarm(self) -> Mapping[str, Any]:
+        """``step`` and ``evidence`` (sentences) of the first alarm; empty where there was none, or none was noted."""
+        return self.state.get("notes", {}).get("hacking", {}).get("first_alarm") or {}
 
     @cached_property
     def keys(self) -> list[str]:
-        """Logged keys but ``step``, in the order of the log."""
+        """All logged keys except ``step``, in the order of the log."""
         return [key for key in dict.fromkeys(key for line in self.lines for key in line) if key != "step"]
 
     @cached_property
     def doubles(self) -> set[str]:
-        """Keys of judges that are the CIDEr-D of validation under another name."""
+        """Keys of judges whose values equal ``val/cider``: they are not shown twice."""
         return {key for key in self.keys if key.startswith("val/judge/") and self.equal(key, "val/cider")}
 
     @property
     def validations(self) -> list[Mapping[str, Any]]:
-        """Lines of validations."""
+        """The lines of the log that a validation wrote."""
         return [line for line in self.lines if any(key.startswith("val/") for key in line)]
 
     @property
     def last_step(self) -> int:
-        """Newest step that was logged, or the one at which ``grpo_vlm`` ended; 0 where there is none."""
+        """The last step that was logged or, for ``grpo_vlm``, noted in ``result.json``; 0 where there is none."""
         return max((line["step"] for line in [self.state, *self.lines] if "step" in line), default=0)
 
     @property
@@ -152,12 +158,12 @@ class RunFolder:
         return [(line["step"], line[key]) for line in self.lines if key in line]
 
     def equal(self, one: str, other: str) -> bool:
-        """Whether two logged keys have the same values wherever both were logged: one chart is enough."""
+        """Whether two logged keys have the same values wherever both were logged, so that one chart shows both."""
         pairs = [(line[one], line[other]) for line in self.lines if one in line and other in line]
         return bool(pairs) and all(abs(first - second) < 1e-9 for first, second in pairs)
 
     def predictions(self, step: int) -> dict[str, str]:
-        """Image id -> greedy caption of the validation of ``step``; empty where they were not kept."""
+        """Image id -> greedy caption at the validation of ``step``; empty where captions were not kept."""
         return _captions(self._validation(step))
 
     def judges(self, step: int) -> dict[str, dict[str, float]]:
@@ -171,7 +177,7 @@ class RunFolder:
         return {name: dict(zip(ids, scores, strict=True)) for name, scores in judges.items()}
 
     def shown_steps(self) -> dict[str, int]:
-        """``start`` (``first``, if it is not step 0), ``best`` and ``last`` -> step, as far as captions are kept."""
+        """Validations whose captions are shown: ``start`` (``first`` if not step 0), ``best``, ``last`` -> step."""
         steps = [x["step"] for x in self.validations if (self._validation(x["step"]) / "predictions.json").is_file()]
         if not steps:
             return {}
@@ -280,7 +286,7 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
 
 
 def by_system(members: Sequence[Member]) -> dict[str, list[Member]]:
-    """Members by system, in the order in which the systems first occur: a starting policy, or a cell's seeds."""
+    """System -> its members (a starting policy, or the seeds of a cell), in the order in which systems first occur."""
     return {one.system: [other for other in members if other.system == one.system] for one in members}
 
 
@@ -296,13 +302,18 @@ def over_seeds(evaluations: Sequence[EvaluationFolder]) -> dict[str, tuple[float
     }
 
 
-def alpha_curve(systems: Mapping[str, Sequence[Member]], base: str, key: str) -> list[tuple[float, float, float]]:
-    """(alpha, mean, standard deviation) of a metric in a base's systems, by alpha; the deviation of one seed is 0."""
+def alpha_curve(
+    systems: Mapping[str, Sequence[Member]], base: str, key: str, factor: float = 1.0
+) -> list[tuple[float, float, float]]:
+    """(alpha, mean, standard deviation) over seeds of a metric times ``factor``, by alpha, of the cells of a base.
+
+    The deviation of one seed is 0.
+    """
     found = []
     for members in systems.values():
         mean, deviation = over_seeds([member.evaluation for member in members]).get(key, (None, None))
         if members[0].base == base and members[0].alpha is not None and mean is not None:
-            found.append((members[0].alpha, mean, deviation or 0.0))
+            found.append((members[0].alpha, factor * mean, factor * (deviation or 0.0)))
     return sorted(found)
 
 

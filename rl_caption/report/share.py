@@ -1,7 +1,6 @@
 """The sharing program: an exported model with its model card, in a folder and on the Hugging Face hub.
 
-Every number of the card is one of the files of the run and of its evaluation; what they do not have is said to be
-missing.
+Every number on the card comes from the files of the run and of its evaluation. What these lack, the card says.
 """
 
 import argparse
@@ -9,9 +8,8 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import huggingface_hub
 import yaml
@@ -90,7 +88,7 @@ NO_PAPER = ("repetition", "perplexity", "length_router")
 
 
 def find_export(path: Path) -> tuple[Path, Path | None]:
-    """The exported model of a run's folder, or of an exported folder, and the run's folder where there is one.
+    """The exported model in a run's folder or in an exported folder, and the run's folder where there is one.
 
     Raises:
         ReportError: there is no exported model.
@@ -118,18 +116,18 @@ def share(
     evaluation: Path | None = None,
     licence: str | None = None,
 ) -> str:
-    """Write a copy of an exported model with its card to ``out``, and upload it; returns where it is.
+    """Write a copy of an exported model with its card to ``out``, and upload it; return where it is.
 
     Args:
         path: folder of a run, or of an exported model.
-        repo_id: ``USER/NAME`` on the hub, made where it is missing; None uploads nothing.
-        private: of a repository that is made.
-        out: folder, missing or empty; None writes to a temporary one.
-        evaluation: folder of ``evaluate.py`` with ``scores.json``.
-        licence: the hub's identifier.
+        repo_id: repository ``USER/NAME`` on the hub, which is made where it is missing; None uploads nothing.
+        private: whether a repository that is made is private.
+        out: a folder that is missing or empty; None writes to a temporary one.
+        evaluation: folder that ``evaluate.py`` wrote, with ``scores.json``.
+        licence: the hub's identifier of a licence, such as ``apache-2.0``.
 
     Raises:
-        ReportError: something is missing, damaged or of another model; nothing is copied then.
+        ReportError: something is missing, damaged, or belongs to another model. Nothing is copied then.
         OSError: the hub refused, or cannot be reached. What was written to ``out`` stays.
     """
     if repo_id is None and out is None:
@@ -173,23 +171,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Export:
-    """An exported model: its folder, what it is, the hub's library and task, and the lines of Python that load it.
-
-    Where it is no captioner, it scores captions.
-    """
+class Export(NamedTuple):
+    """An exported model. One that is no captioner scores captions."""
 
     path: Path
     what: str
+    """What it is, in words."""
     library: str
+    """Library and task are in the hub's words; the task is None where the hub has none for it."""
     task: str | None
     loading: str
+    """Lines of Python that load it, with fields to be filled in."""
     is_captioner: bool = False
 
 
 def read_export(path: Path) -> Export:
-    """Tell what an exported folder holds.
+    """Find out what an exported folder holds.
 
     Raises:
         ReportError: it holds no model, or is not as it was written.
@@ -235,9 +232,9 @@ def model_card(
 
     Args:
         export: the model.
-        run: that trained it; None where that is not known.
-        evaluation: of its captions; None where there is none.
-        repo_id: ``USER/NAME`` on the hub; None leaves a place for the folder.
+        run: the run that trained it; None where that is not known.
+        evaluation: an evaluation of its captions; None where there is none.
+        repo_id: repository ``USER/NAME`` on the hub; None writes FOLDER in its place.
         licence: the hub's identifier, such as ``apache-2.0``; None says that none was named.
 
     Raises:
@@ -278,7 +275,8 @@ def _front_matter(
     if run is not None and run.terms:
         tags += ["reinforcement-learning", *["self-critical-sequence-training"] * ("trainer" not in run.config)]
     start = None if run is None else _start(run)
-    scores = [] if evaluation is None else _captioning_scores(evaluation)
+    metrics = {} if evaluation is None else evaluation.scores["metrics"]
+    scores = {key: value for key, value in metrics.items() if key in CAPTION_COLUMNS or key.startswith(JUDGE)}
     dataset = None if evaluation is None else _dataset(evaluation.settings)
     results = [
         EvalResult(
@@ -290,7 +288,7 @@ def _front_matter(
             metric_name=column_of(key).heading,
             metric_value=float(shown(value, column_of(key))),
         )
-        for key, value in scores
+        for key, value in scores.items()
     ]
     trained_on = None if run is None else _dataset(run.config)
     return ModelCardData(
@@ -300,7 +298,7 @@ def _front_matter(
         license=licence,
         datasets=[trained_on] if trained_on else None,
         base_model=start if start is not None and is_captioner(start) and not Path(start).exists() else None,
-        metrics=list(dict.fromkeys(_metric_type(key) for key, _ in scores if key in CAPTION_COLUMNS)) or None,
+        metrics=list(dict.fromkeys(_metric_type(key) for key in scores if key in CAPTION_COLUMNS)) or None,
         model_name=name,
         eval_results=results or None,
     )
@@ -316,24 +314,23 @@ def _about(export: Export, run: RunFolder | None) -> str:
     if run is None:
         note = "No run folder was given: how this model was trained is not known here."
         return f"{_table(['', ''], rows.items())}\n\n{note}"
-    versions = run.env.get("versions", {})
+    versions, start, dataset = run.env.get("versions", {}), _start(run), _dataset(run.config)
     training = "self-critical sequence training" if run.terms else run.config.get("task", "cross-entropy")
     if run.terms and "trainer" in run.config:
         training = f"{str(run.config['trainer']).upper()} (TRL)"
     rows |= {
         "training": f"{training}, {run.last_step} steps" + ("" if run.complete else "; the run was not finished"),
         "this model": _chosen(run),
-        "start": f"`{_start(run)}`" if _start(run) else "random weights",
-        "training data": f"`{_dataset(run.config)}`" if _dataset(run.config) else "not recorded",
+        "start": f"`{start}`" if start else "random weights",
+        "training data": f"`{dataset}`" if dataset else "not recorded",
     }
     if run.terms:
-        rows["reward"] = run.reward + "".join(
-            f"; the weight of {name} is multiplied by {_points(term['schedule'])}"
-            for name, term in run.config["reward"]["terms"].items()
-            if term.get("schedule")
-        )
-    signature = run.env.get("signature") or run.env.get("reward")
-    if signature:
+        rows["reward"] = run.reward
+        for name, term in run.config["reward"]["terms"].items():
+            if schedule := term.get("schedule"):
+                factors = ", ".join(f"{factor:g} at step {step}" for step, factor in schedule)
+                rows["reward"] += f"; the weight of {name} is multiplied by {factors}"
+    if signature := run.env.get("signature") or run.env.get("reward"):
         rows["reward signature" if run.terms else "signature"] = f"`{signature}`"
     software = ("rl-caption", "torch", "transformers", "open_clip_torch", "trl")
     rows["software"] = ", ".join(f"{key} {versions[key]}" for key in software if versions.get(key)) or "not recorded"
@@ -362,38 +359,27 @@ def _dataset(settings: Mapping[str, Any]) -> str | None:
     return Path(data["path"]).name if data.get("path") else data.get("format")
 
 
-def _points(schedule: Sequence[Sequence[float]]) -> str:
-    return ", ".join(f"{factor:g} at step {step}" for step, factor in schedule)
-
-
-def _captioning_scores(evaluation: EvaluationFolder) -> list[tuple[str, float]]:
-    metrics = evaluation.scores["metrics"]
-    return [(key, value) for key, value in metrics.items() if key in CAPTION_COLUMNS or key.startswith(JUDGE)]
-
-
 def _scores(export: Export, run: RunFolder | None, evaluation: EvaluationFolder | None) -> str:
-    missing = ["No evaluation was given: there are no test scores."] if export.is_captioner else []
-    parts = missing if evaluation is None else _evaluated(evaluation)
-    return "\n\n".join(parts + ([] if run is None else _validated(run)))
-
-
-def _evaluated(evaluation: EvaluationFolder) -> list[str]:
-    scores, dataset = evaluation.scores, _dataset(evaluation.settings)
-    where = f"split `{evaluation.settings.get('split')}` of `{dataset}`" if dataset else "data that was not recorded"
-    rows = []
-    for key, value in scores["metrics"].items():
-        column, ends = column_of(key), scores.get("intervals", {}).get(key, ())
-        rows.append((column.heading, shown(value, column), " to ".join(shown(end, column) for end in ends)))
-    return [
-        f"{scores['n']:,} captions of {where}. Signature: `{scores['signature']}`",
-        _table(["metric", "value", "95 % interval"], rows),
-        f"Intervals: {scores['interval']}" if scores.get("interval") else "No intervals were computed.",
-        *(f"{key} was not computed: {why}" for key, why in scores.get("left_out", {}).items()),
-    ]
+    parts = ["No evaluation was given: there are no test scores."] if export.is_captioner else []
+    if evaluation is not None:
+        scores, dataset, rows = evaluation.scores, _dataset(evaluation.settings), []
+        where = (
+            f"split `{evaluation.settings.get('split')}` of `{dataset}`" if dataset else "data that was not recorded"
+        )
+        for key, value in scores["metrics"].items():
+            column, ends = column_of(key), scores.get("intervals", {}).get(key, ())
+            rows.append((column.heading, shown(value, column), " to ".join(shown(end, column) for end in ends)))
+        parts = [
+            f"{scores['n']:,} captions of {where}. Signature: `{scores['signature']}`",
+            _table(["metric", "value", "95 % interval"], rows),
+            f"Intervals: {scores['interval']}" if scores.get("interval") else "No intervals were computed.",
+            *(f"{key} was not computed: {why}" for key, why in scores.get("left_out", {}).items()),
+        ]
+    return "\n\n".join([*parts, *(_validated(run) if run is not None else [])])
 
 
 def _validated(run: RunFolder) -> list[str]:
-    """Validations of the start and of this model."""
+    """The validations of the start and of this model, as paragraphs."""
     steps: dict[int, dict[str, float]] = {}
     for line in run.validations:
         if line["step"] in (0, run.state.get("best_step")):
@@ -402,7 +388,10 @@ def _validated(run: RunFolder) -> list[str]:
         return []
     keys = dict.fromkeys(key for values in steps.values() for key in values if key.startswith("val/"))
     keys.pop("val/seconds", None)
-    rows = [(title_of(key), *(_number(values.get(key)) for values in steps.values())) for key in keys]
+    rows = [
+        [title_of(key), *(f"{values[key]:.4g}" if key in values else LEFT_OUT for values in steps.values())]
+        for key in keys
+    ]
     split = run.config.get("eval", {}).get("split", "val")
     return [
         f"During training, on split `{split}`, by which this model was chosen: its scores there are too high for other "
@@ -415,10 +404,9 @@ def _hacking(run: RunFolder) -> str:
     """What the monitor found: docs/hacking.md."""
     if not run.watched:
         return "Nothing is known of it: the run has no record of the monitor."
-    count = len(run.series("hacking/alarm"))
+    count, alarm = len(run.series("hacking/alarm")), run.first_alarm
     if not run.alarms:
         return f"The monitor looked at {count} validations and raised no alarm."
-    alarm = ((run.state.get("notes") or {}).get("hacking") or {}).get("first_alarm") or {}
     text = f"The monitor raised an alarm at {len(run.alarms)} of {count} validations: steps "
     text += f"{', '.join(map(str, run.alarms))}. The reward had risen and the captions had got worse."
     if run.state.get("best_step") in run.alarms:
@@ -488,12 +476,12 @@ def _loading(export: Export, repo_id: str | None) -> str:
 def _citations(export: Export, run: RunFolder | None) -> str:
     """The papers of the method and of the reward's terms."""
     names = {target: name for name, target in REWARDS.items()}
-    terms = {} if run is None else run.config.get("reward", {}).get("terms", {})
+    terms = {} if run is None else run.terms
     papers, unknown = [], []
     if run is not None and terms and "trainer" not in run.config:
         papers.append(SCST)
     for name, term in terms.items():
-        target = str((term or {}).get("target") or name)
+        target = str(term.get("target") or name)
         kind = names.get(target, target).removeprefix("ref_")
         if kind in CITATIONS:
             papers.append(f"{name}: {CITATIONS[kind]}")
@@ -502,10 +490,6 @@ def _citations(export: Export, run: RunFolder | None) -> str:
     if "L-CLIP" in export.what:
         papers.append(CITATIONS["l_clipscore"])
     return "\n".join(f"- {line}" for line in [*dict.fromkeys(papers), *unknown])
-
-
-def _number(value: float | None) -> str:
-    return LEFT_OUT if value is None else f"{value:.4g}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

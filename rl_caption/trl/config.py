@@ -15,8 +15,8 @@ class VlmConfig:
     Args:
         name: hub name or folder of a decoder-only model whose processor has a chat template.
         revision: of the hub; null is the newest.
-        dtype: of the weights; ``auto`` is float32 where all are trained, else that of ``train.mixed_precision``. The
-            small steps of a learning rate below 1e-5 are lost in bfloat16 weights.
+        dtype: of the weights; ``auto`` is float32 where all are trained, and that of ``train.mixed_precision`` under
+            LoRA. bfloat16 weights lose the small steps of a learning rate below 1e-5.
         freeze: patterns of parameter names (``*visual*``) that are not trained and get no LoRA; null is the vision
             tower, ``[]`` freezes nothing.
         prompt: what the model is asked, where a row has no ``prompt`` of its own.

@@ -32,12 +32,13 @@ class Vlm:
     processor: Any
     """Tokenizer, image processor and chat template; pads on the left."""
     prompt: str
-    """Of rows without their own."""
+    """The prompt of rows that have none of their own."""
     eos_token_ids: list[int]
+    """The tokenizer's EOS, then the model's others."""
     suppressed: list[int]
-    """Special tokens but EOS, never sampled: an image token without its image could not be scored."""
+    """Special tokens other than EOS, which are never sampled: an image token without its image cannot be scored."""
     generation_config: GenerationConfig
-    """The model's own, which TRL changes."""
+    """The model's own settings, which TRL changes and the export restores."""
 
     @property
     def eos_token_id(self) -> int:
@@ -45,7 +46,7 @@ class Vlm:
         return self.eos_token_ids[0]
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """A batch exactly as TRL makes it in training, padded on the left."""
+        """The model's inputs for B rows, as TRL makes them in training: padded on the left."""
         from trl.data_utils import prepare_multimodal_messages
 
         asked = [
@@ -55,7 +56,7 @@ class Vlm:
         return dict(self.processor.apply_chat_template(asked, **template, processor_kwargs={"padding": True}))
 
     def generate(self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: None = None) -> Tensor:
-        """Token ids [B, 1, L] by greedy or beam search."""
+        """Decode by greedy or beam search; returns the new token ids [B, 1, L]."""
         settings = GenerationConfig(
             do_sample=False,
             num_beams=decoding.num_beams,
@@ -70,15 +71,15 @@ class Vlm:
         return written[:, None, inputs["input_ids"].shape[1] :]
 
     def decode(self, token_ids: Tensor) -> list[str]:
-        """Texts of [N, L]."""
+        """N texts of token ids [N, L]."""
         return [text.strip() for text in self.processor.batch_decode(token_ids, skip_special_tokens=True)]
 
 
 def load_processor(config: VlmConfig) -> tuple[Any, Any]:
-    """Load configuration and processor of ``model.name``, not its weights.
+    """Load the configuration and the processor of ``model.name``, not its weights.
 
     Raises:
-        ConfigError: it is not there, is no decoder-only vision-language model, or its processor has no chat template.
+        ConfigError: the model cannot be found, is no decoder-only vision-language model, or has no chat template.
     """
     name, options = f"model.name {config.name!r}", {"revision": config.revision}
     with config_errors(f"{name} cannot be loaded"):
@@ -101,10 +102,10 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
 
 
 def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
-    """Load ``model.name``.
+    """Load ``model.name`` with its weights in ``dtype``.
 
     Raises:
-        ConfigError: as for ``load_processor``, and for its weights.
+        ConfigError: as for ``load_processor``, and where the weights cannot be loaded.
     """
     shape, processor = load_processor(config)
     with config_errors(f"model.name {config.name!r} cannot be loaded"):
@@ -112,9 +113,9 @@ def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
     tokenizer = processor.tokenizer
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    declared = policy.generation_config.eos_token_id
-    declared = declared if isinstance(declared, list) else [declared]
-    ends = list(dict.fromkeys(end for end in (tokenizer.eos_token_id, *declared) if end is not None))
+    own = policy.generation_config.eos_token_id
+    declared = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
+    ends = [end for end in dict.fromkeys(declared) if end is not None]
     # The list of named special tokens lacks some that no text shows either, such as SmolVLM's <row_1_col_1>.
     unseen = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
     special = {*unseen, *tokenizer.all_special_ids, shape.image_token_id} - set(ends)
@@ -128,10 +129,7 @@ def freeze_parameters(policy: Any, patterns: list[str] | None) -> None:
         CaptionerError: a pattern matches no parameter.
         ConfigError: nothing is left to train.
     """
-    if patterns is None:
-        freeze(policy, VISION, required=False)
-    else:
-        freeze(policy, patterns)
+    freeze(policy, VISION if patterns is None else patterns, required=patterns is not None)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise ConfigError(f"model.freeze {patterns} leaves nothing to train")
 
@@ -140,7 +138,7 @@ def lora_config(lora: VlmLoraConfig, policy: Any, patterns: list[str] | None) ->
     """``peft.LoraConfig`` for the linear layers that ``lora.target_modules`` names and ``patterns`` do not match.
 
     Raises:
-        ConfigError: there is none, or one of ``patterns`` (None: those of the vision tower) matches nothing.
+        ConfigError: there is no such layer, or one of ``patterns`` matches nothing; None stands for the vision tower.
     """
     from peft import LoraConfig
 
@@ -165,7 +163,7 @@ def lora_config(lora: VlmLoraConfig, policy: Any, patterns: list[str] | None) ->
 
 @contextmanager
 def decoding_from_nothing(policy: Any, settings: GenerationConfig) -> Iterator[None]:
-    """Inside the ``with``, the model's own settings, from which ``generate`` fills what is None, are ``settings``."""
+    """Replace the model's own generation settings, from which ``generate`` fills in what is None, by ``settings``."""
     before = policy.generation_config
     policy.generation_config = settings
     try:
@@ -177,14 +175,14 @@ def decoding_from_nothing(policy: Any, settings: GenerationConfig) -> Iterator[N
 def load_weights(policy: Any, checkpoint: str | Path) -> None:
     """Load all weights of a checkpoint.
 
-    Many models, Qwen2-VL among them, have other names in files than in memory. Transformers' trainer, which does not
-    translate them, leaves out those weights without an error.
+    Many models, Qwen2-VL among them, have other parameter names in files than in memory. Transformers' trainer does
+    not translate them and leaves out those weights without an error.
     """
     policy.load_state_dict(type(policy).from_pretrained(checkpoint, dtype=policy.dtype).state_dict())
 
 
 def export(vlm: Vlm, policy: Any, folder: Path) -> None:
-    """Write a plain Transformers model, adapters already merged, with its processor; completely or not at all."""
+    """Write a plain Transformers model (adapters are merged already) with its processor, completely or not at all."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -66,12 +66,12 @@ from rl_caption.training.setup import CHECKED_IMAGES
 from rl_caption.training.validation import decode_candidates
 from rl_caption.trl.config import GrpoVlmConfig
 from rl_caption.trl.model import Vlm, export, freeze_parameters, load_processor, load_vlm, load_weights, lora_config
-from rl_caption.trl.rows import reward_functions, trl_dataset
+from rl_caption.trl.rows import FinishedAware, trl_dataset
 
 
 def mistakes(config: GrpoVlmConfig) -> list[str]:
     """What is wrong with ``config``, one sentence each: key, value, and what would be right."""
-    wrong = config_checks.mistakes(config)
+    wrong, terms = config_checks.mistakes(config), config.reward.terms
     if config.rollout.num_samples < 2:
         wrong.append(f"rollout.num_samples is {config.rollout.num_samples}: expected at least 2")
     if config.data.features_root is not None:
@@ -83,26 +83,27 @@ def mistakes(config: GrpoVlmConfig) -> list[str]:
             f"reward.normalize is {config.reward.normalize!r}: TRL adds up the terms itself, expected none; GRPO's own "
             "is train.kwargs {multi_objective_aggregation: normalize_then_sum}"
         )
-    for name in config.reward.terms:
-        if "." in name or "/" in name:
-            wrong.append(f"reward.terms.{name}: the name is part of a log key, expected neither dots nor slashes")
-    for name, term in config.reward.terms.items():
-        wrong += [
-            f"reward.terms.{name}.{key} is {getattr(term, key)}: TRL adds up the terms itself, leave it out"
-            for key in ("schedule", "length_ratio")
-            if getattr(term, key)
-        ]
+    wrong += [
+        f"reward.terms.{name}: the name is part of a log key, expected neither dots nor slashes"
+        for name in terms
+        if "." in name or "/" in name
+    ]
+    wrong += [
+        f"reward.terms.{name}.{key} is {value}: TRL adds up the terms itself, leave it out"
+        for name, term in terms.items()
+        for key in ("schedule", "length_ratio")
+        if (value := getattr(term, key))
+    ]
     wrong += [
         f"rollout.{key} is {value}: TRL samples captions itself, at one temperature, leave it out"
         for key in ("temperature_schedule", "beam_search", "cuda_graph")
         if (value := getattr(config.rollout, key))
     ]
-    if not any(term.weight for term in config.reward.terms.values()):
-        wrong.append(f"reward.terms {list(config.reward.terms)} all have weight 0: expected one that rewards something")
+    if not any(term.weight for term in terms.values()):
+        wrong.append(f"reward.terms {list(terms)} all have weight 0: expected one that rewards something")
     if config.model.dtype == "float16" and config.lora is None:
         wrong.append("model.dtype is 'float16' without lora: its optimizer steps overflow, expected auto or float32")
-    unknown = sorted(set(config.eval.metrics) - set(DEFAULT_METRICS))
-    if unknown:
+    if unknown := sorted(set(config.eval.metrics) - set(DEFAULT_METRICS)):
         wrong.append(f"eval.metrics has {unknown}: known are {list(DEFAULT_METRICS)}")
     if not config.model.prompt.strip():
         wrong.append(f"model.prompt is {config.model.prompt!r}: expected what the model is asked")
@@ -113,18 +114,18 @@ def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
     """``GRPOConfig`` or ``RLOOConfig``. Every setting that decides what is sampled is given, none left to the model.
 
     Raises:
-        ConfigError: ``train.kwargs`` has what TRL does not know or another key sets, or TRL refuses a combination.
+        ConfigError: ``train.kwargs`` has an argument that TRL does not know or that another key sets, or TRL refuses a
+            combination.
     """
     from trl import GRPOConfig, RLOOConfig
 
     kind: Any = GRPOConfig if config.trainer == "grpo" else RLOOConfig
     micro = micro_batch_size(config.train.batch_size, config.train.micro_batch_size, num_processes)
     arguments, given = _arguments(config, micro, num_processes), config.train.kwargs
-    taken = {*arguments, "reward_weights", "generation_kwargs", "model_init_kwargs"}
-    unknown = sorted(set(given) - {field.name for field in dataclasses.fields(kind) if field.init})
-    if unknown:
+    if unknown := sorted(set(given) - {field.name for field in dataclasses.fields(kind) if field.init}):
         raise ConfigError(f"train.kwargs has {unknown}: {kind.__name__} of this version of TRL has no such argument")
-    if double := sorted(set(given) & taken):
+    taken = {*arguments, "reward_weights", "generation_kwargs", "model_init_kwargs"}
+    if double := sorted(taken.intersection(given)):
         raise ConfigError(f"train.kwargs has {double}: other keys of this configuration set them, see docs/trl.md")
     if config.model.revision is not None and config.lora is None and config.train.kl_coef > 0:
         arguments["model_init_kwargs"] = {"revision": config.model.revision}  # of the reference model
@@ -136,9 +137,12 @@ def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
 
 
 def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[str, Any]:
-    """What all keys but ``train.kwargs`` decide; ``micro`` images in a forward pass."""
+    """The arguments that all keys except ``train.kwargs`` set; a forward pass has ``micro`` images."""
     train, rollout, run = config.train, config.rollout, config.run
     precision = usable_precision(train.mixed_precision)
+    checkpointing: dict[str, Any] = {"gradient_checkpointing": train.gradient_checkpointing}
+    if "activation_checkpointing" in TrainingArguments.__dataclass_fields__:  # its name in later versions
+        checkpointing = {"activation_checkpointing": train.gradient_checkpointing, "gradient_checkpointing": None}
     return {
         "output_dir": str(Path(run.dir) / "checkpoints"),
         "max_steps": train.max_steps if train.max_steps is not None else -1,
@@ -163,7 +167,7 @@ def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[st
         "use_cpu": torch.accelerator.current_accelerator(check_available=True) is None or "cpu" in accelerator_kwargs(),
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
-        **_checkpointing(train.gradient_checkpointing),
+        **checkpointing,
         "seed": train.seed,
         "dataloader_num_workers": config.data.num_workers,
         "remove_unused_columns": False,
@@ -178,15 +182,8 @@ def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[st
     }
 
 
-def _checkpointing(on: bool) -> dict[str, Any]:
-    """Whether activations are recomputed, under the name that this version of Transformers has; TRL's default is on."""
-    if "activation_checkpointing" in {field.name for field in dataclasses.fields(TrainingArguments)}:
-        return {"activation_checkpointing": on, "gradient_checkpointing": None}
-    return {"gradient_checkpointing": on}
-
-
 def sharding(arguments: Any) -> str | None:
-    """The engine that TRL's ``arguments`` or the launcher chose, where it shards the weights."""
+    """Name of the engine that TRL's ``arguments`` or the launcher chose, if it shards the weights; else None."""
     if getattr(getattr(arguments, "deepspeed_plugin", None), "zero_stage", 0) == 3:
         return "DeepSpeed ZeRO-3"
     # Accelerate's launcher says it by this variable, which does not change the arguments.
@@ -194,7 +191,7 @@ def sharding(arguments: Any) -> str | None:
 
 
 def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
-    """The checkpoint to resume, or None to start. One that a kill cut off is passed over.
+    """The checkpoint to resume, or None to start. Checkpoints that a kill cut off are passed over.
 
     Raises:
         CheckpointError: as for ``rl_caption.training.run_folder.find_checkpoint``.
@@ -206,16 +203,12 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
                 f"run.resume {resume!r} is no complete checkpoint: it has no readable trainer_state.json"
             )
         return Path(resume)
-    newest = newest_complete(folder / "checkpoints")
-    if newest is not None:
-        refuse_other_run(folder, newest.name, cast(Any, config))
+    complete = [(step, path) for path in folder.glob("checkpoints/checkpoint-*") if (step := step_of(path)) is not None]
+    if not complete:
+        return None
+    _, newest = max(complete)
+    refuse_other_run(folder, newest.name, cast(Any, config))
     return newest
-
-
-def newest_complete(checkpoints: Path) -> Path | None:
-    """The ``checkpoint-STEP`` of the highest step that was written to its end."""
-    found = [(step, path) for path in checkpoints.glob("checkpoint-*") if (step := step_of(path)) is not None]
-    return max(found)[1] if found else None
 
 
 def step_of(checkpoint: Path) -> int | None:
@@ -227,7 +220,7 @@ def step_of(checkpoint: Path) -> int | None:
 
 
 def fine_tune(config: GrpoVlmConfig) -> str:
-    """Train, export to ``export/last``, evaluate; return the table of the evaluation (empty but on the main process).
+    """Train, export to ``export/last``, evaluate; return the table of scores, which only the main process has.
 
     Raises:
         ConfigError, DataError, CheckpointError, LaunchError, EvaluationError, RewardError, NonFiniteError: what is
@@ -235,8 +228,8 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     """
     if wrong := mistakes(config):
         raise ConfigError("; ".join(wrong))
-    wanted = ["trl", "datasets", *(["peft"] if config.lora is not None else [])]
-    wanted += ["tensorboard"] if "tensorboard" in config.run.trackers else []
+    optional = {"peft": config.lora is not None, "tensorboard": "tensorboard" in config.run.trackers}
+    wanted = ["trl", "datasets", *(name for name, needed in optional.items() if needed)]
     if missing := [name for name in wanted if find_spec(name) is None]:
         raise ConfigError(not_installed(*missing))
     quiet_libraries()
@@ -261,7 +254,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
 
 
 class _Run:
-    """A run: data, rewards and judges are checked when it is made, before the model is loaded."""
+    """A run. Making it reads and checks data, rewards and judges; the model is loaded later."""
 
     def __init__(self, config: GrpoVlmConfig, state: Any, arguments: Any, checkpoint: Path | None) -> None:
         self.config, self.state, self.arguments, self.checkpoint = config, state, arguments, checkpoint
@@ -290,19 +283,17 @@ class _Run:
         bare = [row["image_id"] for row in self.eval_rows if not row["references"]]
         if bare:
             raise DataError(f"{len(bare)} images of split {self.split!r} have no reference, such as {bare[:3]}")
-        self.judges = self._judges() if state.is_main_process and self.split is not None else {}
-
-    def _judges(self) -> dict[str, Reward]:
-        check_writable(self.folder / "eval")
-        if self.config.eval.tokenizer == "java":
-            find_java()
-        words = words_tokenizer(self.config.eval.tokenizer, self.config.data.tokenizer)
-        judges = build_judges(self.config.eval.judges, None, references_of(self.eval_rows), "eval.judges", words)
-        check_judges(judges, self.eval_rows, f"split {self.split!r}")
-        return judges
+        self.judges: dict[str, Reward] = {}
+        if state.is_main_process and self.split is not None:
+            check_writable(self.folder / "eval")
+            if config.eval.tokenizer == "java":
+                find_java()
+            words = words_tokenizer(config.eval.tokenizer, config.data.tokenizer)
+            self.judges = build_judges(config.eval.judges, None, references_of(self.eval_rows), "eval.judges", words)
+            check_judges(self.judges, self.eval_rows, f"split {self.split!r}")
 
     def train_and_evaluate(self) -> str:
-        """Train, evaluate before and after, export; return the table, empty in other processes."""
+        """Train, evaluate before and after, export; return the table of scores, empty outside the main process."""
         config, state = self.config, self.state
         vlm = load_vlm(config.model, self._dtype())
         trainer = self._trainer(vlm)  # before the first captions, as it refuses what is wrong; new adapters change none
@@ -345,7 +336,11 @@ class _Run:
         from trl import GRPOTrainer, RLOOTrainer
 
         config, arguments = self.config, self.arguments
-        functions, arguments.reward_weights = reward_functions(self.reward, vlm.eos_token_ids)
+        terms, arguments.reward_weights = (
+            self.reward.rewards,
+            [self.reward.weights[name] for name in self.reward.rewards],
+        )
+        functions = [FinishedAware(reward, vlm.eos_token_ids, name) for name, reward in terms.items()]
         # Instead of TRL's own, which suppresses the image token only.
         arguments.generation_kwargs = {"suppress_tokens": vlm.suppressed, "eos_token_id": vlm.eos_token_ids}
         adapters = lora_config(config.lora, vlm.policy, config.model.freeze) if config.lora is not None else None
@@ -370,7 +365,7 @@ class _Run:
         return trainer
 
     def _train(self, trainer: Any) -> int:
-        """Train to the end; return the last optimizer step."""
+        """Train, or resume and train, to the end; return the last optimizer step."""
         checkpoint = str(self.checkpoint) if self.checkpoint is not None else None
         if checkpoint is not None:
             if self.config.lora is None:
@@ -387,14 +382,16 @@ class _Run:
         return int(trainer.state.global_step)
 
     def _evaluate(self, vlm: Vlm, policy: Any, name: str, trainer: Any) -> Evaluation | None:
-        """Caption the split, compute the metrics, write both to ``eval/NAME``; None but on the main process."""
+        """Caption the split, compute metrics, write both to ``eval/NAME``; None outside the main process."""
         policy.to(self.state.device)
         options, rows = self.config.eval, self.eval_rows
         print_main(self.state, f"captioning {len(rows)} images of {options.split!r}")
         decoding = Decoding(num_beams=options.num_beams, max_new_tokens=self.config.rollout.max_new_tokens)
-        captioner, accelerator = cast(Any, vlm), trainer.accelerator
-        with accelerator.autocast():  # in the precision of the training, before it and after it; judges are not
-            found = decode_candidates(captioner, policy, rows, decoding, options.batch_size, accelerator, "captioning")
+        captioner: Any = vlm
+        # In the precision of the training; judges score in their own.
+        found = decode_candidates(
+            captioner, policy, rows, decoding, options.batch_size, trainer.accelerator, "captioning"
+        )
         captions = {image_id: own[0].caption for image_id, own in found.items()}
         if not self.state.is_main_process:
             return None
@@ -416,13 +413,13 @@ class _Run:
 def skip_epochs(trainer: Any, epochs: int) -> None:
     """Let ``trainer`` order the images as if it had already gone through them ``epochs`` times.
 
-    TRL's sampler draws the order of every epoch from a generator that no checkpoint holds: a resumed run would begin
+    TRL's sampler draws the order of each epoch from a generator that no checkpoint holds, so a resumed run would begin
     with the order of the first epoch.
     """
     make = trainer._get_train_sampler
 
     def sampler(dataset: Any = None) -> Any:
-        """The trainer's own, after so many epochs."""
+        """The trainer's own sampler, after ``epochs`` epochs."""
         made = make(dataset)
         for _ in range(epochs):
             next(iter(made))  # draws the order of an epoch
@@ -438,7 +435,7 @@ class _Log(TrainerCallback):
         self.path, self.reward = path, reward
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """With ``run.resume: true``, a changed ``train.lr`` and ``train.weight_decay`` in place of the checkpoint's."""
+        """Use ``train.lr`` and ``train.weight_decay`` as given now, not the checkpoint's (``run.resume: true``)."""
         optimizer, scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
         if not state.global_step or not isinstance(scheduler, LambdaLR):  # of DeepSpeed
             return
@@ -449,7 +446,7 @@ class _Log(TrainerCallback):
         scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]  # what is logged
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Called by the trainer with what it logs."""
+        """Log and print the trainer's values."""
         values = dict(logs or {})
         if "loss" not in values:  # the totals after the last step
             return

@@ -45,6 +45,7 @@ from rl_caption.launch import LAUNCHER_VARIABLE, stop_requests
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.report.read import EvaluationFolder, Member, RunFolder, alpha_curve, by_system
+from rl_caption.training.run_folder import write_run_files
 
 ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm()})
 
@@ -81,36 +82,21 @@ def test_cells_go_seed_by_seed_and_base_by_base() -> None:
     assert make_cells(grid(out="out"))[0].folder == Path("out/cells/S_Mix/seed0")
 
 
-def test_a_cell_replaces_the_reward_as_a_whole(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("reward: {terms: {rouge_l: {weight: 9.0}}}\ntrain: {lr: 0.5, seed: 7}\n")
-    cells = {"a": CellConfig({"cider": RewardTerm(0.5, None, {"n": 3})}, {"train.lr": 1e-5, "rollout.num_samples": 3})}
-    (cell,) = make_cells(grid(cells=cells, seeds=[2]))
-    config = parse(ScstConfig, ["--config", str(tmp_path / "base.yaml"), *cell.arguments()], "scst.py")
-    assert config.reward.terms == {"cider": RewardTerm(0.5, None, {"n": 3})}
-    assert (config.train.lr, config.rollout.num_samples, config.train.seed) == (1e-5, 3, 2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
+def test_mistakes_are_named() -> None:
+    term = {"cider": RewardTerm()}
+    assert mistakes(grid()) == []
+    for changes, part in (
         ({"base": None}, "set either base"),
-        ({"cells": {}}, "there is no cell"),
         ({"seeds": [1, 1]}, "seeds is [1, 1]"),
         ({"alpha": replace(ALPHA, values=[0.5, 0.5])}, "label 'alpha=0.5' stands for 2 cells"),
         ({"alpha": replace(ALPHA, against=ALPHA.terms)}, "alpha: ['rouge_l']"),
-        ({"alpha": replace(ALPHA, values=[])}, "alpha.values is empty"),
-        ({"judges": {"a|b": JudgeConfig("bleu")}}, "judges"),
-        ({"metrics": ["ciderr"]}, "metrics has 'ciderr'"),
-        ({"cells": {"start": CellConfig({"cider": RewardTerm()})}}, "label 'start' is that of the starting policy"),
-        ({"cells": {"a/b": CellConfig({"cider": RewardTerm()})}}, "label 'a/b'"),
+        ({"cells": {"start": CellConfig(term)}}, "label 'start' is that of the starting policy"),
+        ({"cells": {"a/b": CellConfig(term)}}, "label 'a/b'"),
         ({"cells": {"a": CellConfig({})}}, "cells.a.terms is empty"),
-        ({"cells": {"a": CellConfig({"cider": RewardTerm()}, {"data.path": "x"})}}, "data.path cannot be overridden"),
-        ({"cells": {"a": CellConfig({"cider": RewardTerm()}, {"train.seed": 1})}}, "train.seed is set by the grid"),
-    ],
-)
-def test_mistakes_are_named(changes: dict[str, Any], part: str) -> None:
-    assert mistakes(grid()) == []
-    assert any(part in wrong for wrong in mistakes(grid(**changes)))
+        ({"cells": {"a": CellConfig(term, {"data.path": "x"})}}, "data.path cannot be overridden"),
+        ({"cells": {"a": CellConfig(term, {"train.seed": 1})}}, "train.seed is set by the grid"),
+    ):
+        assert any(part in wrong for wrong in mistakes(grid(**changes))), part
 
 
 SMALL_WORLD = "data: {format: scenes, kwargs: {num_train: 4, num_val: 2, num_test: 2, num_unseen: 0, image_size: 32}}\n"
@@ -130,62 +116,84 @@ def captioner(folder: Path) -> str:
 
 
 def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any) -> None:
-    def refused(match: str, config: AblateConfig, text: str) -> None:
-        with pytest.raises(ConfigError, match=match):
-            planned(config, tmp_path, text)
+    def cell(key: str, value: float | str) -> AblateConfig:
+        return grid(cells={"L": CellConfig({"cider": RewardTerm()}, {key: value})})
 
-    refused(r"model\.init is not set", grid(), "data: {format: scenes}\n")
-    start = tmp_path / "start"
-    text = SMALL_WORLD + f"model: {{init: {start}}}\n"
-    refused(f"'{start}' is not a saved captioner", grid(), text)
+    text, absent = captioner(tmp_path / "start"), SMALL_WORLD + f"model: {{init: {tmp_path}/absent}}\n"
     (tmp_path / "xe.yaml").write_text(f"run: {{dir: {tmp_path}/xe}}\n")
-    refused(f"makes '{tmp_path}/xe/export/best'", grid(), text + f"warm_start: {tmp_path}/xe.yaml\n")
-    captioner(start)
     (tmp_path / "launch.yaml").write_text("nonsense: 1\n")
-    for launch in (tmp_path / "nowhere.yaml", tmp_path / "launch.yaml"):
-        refused(f"launch '{launch}' is", grid(launch=str(launch)), text)
-    for key, value in {"train.lr": -1.0, "monitor.best_by": "val/reward/rouge_l"}.items():
-        wrong = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {key: value})})
-        refused(f"cell 'L': {tmp_path}/base.yaml: {key} is '?{value}'?: expected", wrong, text)
+    for match, config, base in (
+        (r"model\.init is not set", grid(), SMALL_WORLD),
+        (f"'{tmp_path}/absent' is not a saved captioner", grid(), absent),
+        (f"makes '{tmp_path}/xe/export/best'", grid(), absent + f"warm_start: {tmp_path}/xe.yaml\n"),
+        (f"launch '{tmp_path}/launch.yaml' is", grid(launch=f"{tmp_path}/launch.yaml"), text),
+        (f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0: expected", cell("train.lr", -1.0), text),
+        ("cell 'L': .*: monitor.best_by is 'val/reward/bleu'", cell("monitor.best_by", "val/reward/bleu"), text),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            planned(config, tmp_path, base)
     with pytest.raises(SystemExit):
-        planned(grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lrr": 1.0})}), tmp_path, text)
+        planned(cell("train.lrr", 1.0), tmp_path, text)
     assert "cell 'L'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("term", "part"),
-    [
-        (RewardTerm(kwargs={"backbones": "nowhere"}), "backbones"),
-        (RewardTerm(kwargs={"backbone": "nowhere"}), "student folder 'nowhere'"),
-        (RewardTerm(target="blue"), "'blue' is unknown"),
-    ],
-)
-def test_rewards_and_judges_that_cannot_be_built_are_named(tmp_path: Path, term: RewardTerm, part: str) -> None:
-    text = captioner(tmp_path / "start")
-    cells = grid(cells={"L": CellConfig({"l_clipscore": term})})
-    with pytest.raises(ConfigError, match=f"^cell 'L': .*{part}"):
-        build_rewards(cells, planned(cells, tmp_path, text))
-    judged = grid(judges={"L": JudgeConfig(term.target or "l_clipscore", term.kwargs)})
-    with pytest.raises(ConfigError, match=rf"^judges\.L: .*{part}"):
-        build_rewards(judged, planned(judged, tmp_path))
+def with_term(plan: Plan, name: str, **term: Any) -> Plan:
+    """The plan with one other term as the reward of its only cell."""
+    (cell,) = plan.cells
+    reward = replace(cell.config.reward, terms={name: RewardTerm(**term)})
+    return replace(plan, cells=[replace(cell, config=replace(cell.config, reward=reward))])
 
 
-def test_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> None:
+def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_path: Path) -> None:
+    plan = planned(grid(), tmp_path, captioner(tmp_path / "start"))
+    (tmp_path / "teacher.yaml").write_text(f"run: {{dir: {tmp_path}/teacher}}\n")
+    (tmp_path / "lclip.yaml").write_text(f"run: {{dir: {tmp_path}/lclip}}\nwarm_start: [{tmp_path}/teacher.yaml]\n")
+    untrained = untrained_models([str(tmp_path / "lclip.yaml")], parse)
+    assert sorted(untrained) == [tmp_path / "lclip", tmp_path / "teacher"]
+    exported = {"backbone": f"{tmp_path}/lclip/export/best"}
+    for name, kwargs in (
+        ("clipscore", {"backbone": f"{tmp_path}/teacher/export/best", "prefix": ""}),
+        ("length_router", {"short": {"name": "cider"}, "long": exported}),
+    ):
+        waiting = with_term(plan, name, kwargs=kwargs)
+        assert build_rewards(grid(), waiting, untrained)[1] == {"S_Mix seed 0": {}}, "it waits for a model"
+    for name, term, part in (
+        ("l_clipscore", {"kwargs": {"backbone": f"{tmp_path}/lclipp/export/best"}}, "student folder '.*lclipp"),
+        ("l_clipscore", {"kwargs": exported | {"ww": "2"}}, "'ww'"),
+        ("l_clipscore", {"kwargs": {"backbones": "nowhere"}}, "backbones"),
+        ("l_clipscore", {"target": "blue"}, "'blue' is unknown"),
+    ):
+        with pytest.raises(ConfigError, match=f"^cell 'S_Mix': .*{part}"):
+            build_rewards(grid(), with_term(plan, name, **term), untrained)
+        with pytest.raises(ConfigError, match=rf"^judges\.{name}.*{part}"):
+            build_rewards(grid(judges={name: JudgeConfig(**term)}), plan, untrained)
+    judges = {"L": JudgeConfig("l_clipscore", exported), "R": JudgeConfig("rouge_l")}
+    ready, _ = build_rewards(grid(judges=judges), plan, untrained)
+    assert [list(found) for found in ready.values()] == [["R"]]
+
+
+def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> None:
     (tmp_path / "xe.yaml").write_text(SMALL_WORLD + f"run: {{dir: {tmp_path}/xe}}\n")
     (tmp_path / "teacher.yaml").write_text(f"data: {{format: scenes}}\nrun: {{dir: {tmp_path}/teacher}}\n")
-    start = f"warm_start: {tmp_path}/xe.yaml\nmodel: {{init: {tmp_path}/xe/export/best}}\n"
-    (tmp_path / "base.yaml").write_text(SMALL_WORLD + start)
+    (tmp_path / "base.yaml").write_text(
+        SMALL_WORLD + f"warm_start: {tmp_path}/xe.yaml\nmodel: {{init: {tmp_path}/xe/export/best}}\n"
+        "reward: {terms: {rouge_l: {weight: 9.0}}}\ntrain: {lr: 0.5, seed: 7}\n"
+    )
     (tmp_path / "grid.yaml").write_text(
         f"base: {tmp_path}/base.yaml\nout: {tmp_path}/out\nreward_models: [{tmp_path}/teacher.yaml]\n"
-        "data: {features_kwargs: {}}\n"
-        "cells: {L: {terms: {cider: {weight: 1.0}}}}\n"
+        "data: {features_kwargs: {}}\nseeds: [2]\n"
+        "cells: {L: {terms: {cider: {weight: 0.5, kwargs: {n: 3}}},"
+        " overrides: {train.lr: 1.0e-5, rollout.num_samples: 3}}}\n"
     )
     words = ["--config", f"{tmp_path}/grid.yaml", "--data.kwargs.num_test", "3", "--data.cache_mb=7"]
     plan = make_plan(parse(AblateConfig, words, "ablate.py"), parse)
+    (cell,) = plan.cells
+    assert cell.config.reward.terms == {"cider": RewardTerm(0.5, None, {"n": 3})}
+    assert (cell.config.train.lr, cell.config.rollout.num_samples, cell.config.train.seed) == (1e-5, 3, 2)
+    assert (cell.config.data.kwargs["num_test"], cell.config.data.cache_mb) == (3, 7)
+    assert cell.config.data.kwargs["num_train"] == 4, "what is not named stays"
     assert len(plan.bases[""].rows) == 3
-    assert [(cell.config.data.kwargs["num_test"], cell.config.data.cache_mb) for cell in plan.cells] == [(3, 7)]
-    assert plan.cells[0].config.data.kwargs["num_train"] == 4, "what is not named stays"
     (teacher,), xe = plan.reward_models, plan.bases[""].warm_start
     assert xe is not None
     assert (xe.file, xe.folder) == (f"{tmp_path}/xe.yaml", tmp_path / "xe")
@@ -193,16 +201,22 @@ def test_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> Non
     assert (teacher.file, teacher.overrides) == (f"{tmp_path}/teacher.yaml", ["--data.cache_mb=7"])
 
 
-def test_a_cell_that_has_not_begun_may_still_get_another_reward(tmp_path: Path) -> None:
+def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(tmp_path: Path) -> None:
     plan = planned(grid(), tmp_path, captioner(tmp_path / "start"))
     (cell,), base = plan.cells, plan.bases[""]
     check_start(cell, base, {"bleu": "of a grid that was interrupted before this cell"})
     check_start(cell, base, {"cider": "now"})
-    cell.run.mkdir()
-    (cell.run / "config.yaml").touch()
+    write_run_files(cell.config, {})
     check_start(cell, base, {"cider": "now"})
     with pytest.raises(ConfigError, match="S_Mix seed 0 was started on another reward: cider was now, now later"):
         check_start(cell, base, {"cider": "later"})
+    (tmp_path / "start/model.safetensors").write_bytes(b"1")
+    with pytest.raises(ConfigError, match=r"S_Mix seed 0 was started from .*/start with weights"):
+        check_start(cell, base, {"cider": "now"})
+    planned(grid(), tmp_path)
+    (tmp_path / "base.yaml").write_text((tmp_path / "base.yaml").read_text() + "train: {lr: 0.5}\n")
+    with pytest.raises(ConfigError, match=r"1 of 1 cells(.|\n)*S_Mix seed 0: train.lr: 5e-06 -> 0.5"):
+        planned(grid(), tmp_path)
 
 
 def test_the_start_may_be_on_the_hub_and_runs_have_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,54 +245,18 @@ def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -
     assert weights_hash("Owner/model") == "Owner/model"
 
 
-def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text(captioner(tmp_path / "start"))
-    (tmp_path / "teacher.yaml").write_text(f"run: {{dir: {tmp_path}/teacher}}\n")
-    (tmp_path / "lclip.yaml").write_text(f"run: {{dir: {tmp_path}/lclip}}\nwarm_start: [{tmp_path}/teacher.yaml]\n")
-    untrained = untrained_models([str(tmp_path / "lclip.yaml")], parse)
-    assert sorted(untrained) == [tmp_path / "lclip", tmp_path / "teacher"]
-
-    def cells(name: str, **kwargs: Any) -> dict[str, CellConfig]:
-        first = {"l_clipscore": RewardTerm(kwargs={"backbone": f"{tmp_path}/lclip/export/best"})}
-        return {"first": CellConfig(first), "later": CellConfig({name: RewardTerm(kwargs=kwargs)})}
-
-    fine = grid(cells=cells("clipscore", backbone=f"{tmp_path}/teacher/export/best", prefix=""))
-    plan = planned(fine, tmp_path)
-    assert build_rewards(fine, plan, untrained)[1] == {"first seed 0": {}, "later seed 0": {}}, "both wait for a model"
-    router = cells("length_router", short={"name": "cider"}, long={"backbone": f"{tmp_path}/teacher/export/best"})
-    fine = replace(fine, cells=router)
-    assert build_rewards(fine, planned(fine, tmp_path), untrained)[1]["later seed 0"] == {}
-    for name, kwargs, message in (
-        ("l_clipscore", {"backbone": f"{tmp_path}/lclipp/export/best"}, "cell 'later': .*student folder '.*lclipp"),
-        ("l_clipscore", {"backbone": f"{tmp_path}/lclip/export/best", "ww": "2"}, "cell 'later': .*'ww'"),
-        ("cider", {"df": f"{tmp_path}/df.npz"}, "cell 'later': .*df.npz"),
-    ):
-        wrong = grid(cells=cells(name, **kwargs))
-        with pytest.raises(ConfigError, match=message):
-            build_rewards(wrong, planned(wrong, tmp_path), untrained)
-    judges = {
-        "L": JudgeConfig("l_clipscore", {"backbone": f"{tmp_path}/lclip/export/best"}),
-        "R": JudgeConfig("rouge_l"),
-    }
-    ready, _ = build_rewards(replace(fine, judges=judges), plan, untrained)
-    assert [list(found) for found in ready.values()] == [["R"]]
-    judges = {"L": JudgeConfig("l_clipscore", {"backbone": f"{tmp_path}/lclip"})}
-    with pytest.raises(ConfigError, match=r"judges\.L: .*/lclip'"):
-        build_rewards(replace(fine, judges=judges), plan, untrained)
-
-
 def test_a_cell_is_noted_by_its_own_reward_whatever_cells_are_before_it(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text(captioner(tmp_path / "start"))
     cells = {
         "raw": CellConfig({"cider": RewardTerm()}),
         "masked": CellConfig({"cider": RewardTerm(length_ratio=(0.5, 2.0))}),
         "normalised": CellConfig({"cider": RewardTerm()}, {"reward.normalize": "per_term"}),
     }
+    config = grid(cells=cells)
+    plan = planned(config, tmp_path, captioner(tmp_path / "start"))
     alone: dict[str, Any] = {}
-    for label, cell in cells.items():
-        config = grid(cells={label: cell})
-        alone |= build_rewards(config, planned(config, tmp_path))[1]
-    assert build_rewards(grid(cells=cells), planned(grid(cells=cells), tmp_path))[1] == alone
+    for cell in plan.cells:
+        alone |= build_rewards(config, replace(plan, cells=[cell]))[1]
+    assert build_rewards(config, plan)[1] == alone
 
 
 def test_a_judge_cider_is_that_of_evaluation_and_of_its_base() -> None:

@@ -28,6 +28,7 @@ from rl_caption.report.gallery import rows_of_config, selected
 from rl_caption.report.pages import render
 from rl_caption.report.program import main, make_page, write_report
 from rl_caption.report.read import ReportError, read_run
+from tests.conftest import REPOSITORY
 from tests.report_for_tests import (
     DATA,
     EVIDENCE,
@@ -42,12 +43,12 @@ from tests.report_for_tests import (
 
 
 class Seen(HTMLParser):
-    """Elements with their attributes, the text of scripts, and the other text."""
+    """Elements with their attributes, the text outside of scripts, charts, and cards of the gallery."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = self.script = ""
+        self.text = ""
         self.feed(page)
         charts = [attributes for _, attributes in self.elements if "data-chart" in attributes]
         self.charts = [json.loads(a["data-chart"] or "") | {"label": a["aria-label"]} for a in charts]
@@ -58,9 +59,7 @@ class Seen(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        if self.cdata_elem == "script":
-            self.script += data
-        else:
+        if self.cdata_elem != "script":
             self.text += data
 
     def tags(self, name: str) -> int:
@@ -135,12 +134,10 @@ def test_what_a_user_wrote_is_text_and_never_markup(tmp_path: Path, run_html: st
 
 
 def test_nothing_is_loaded_from_anywhere(run_html: str) -> None:
-    for tag, attributes in Seen(run_html).elements:
+    for _, attributes in Seen(run_html).elements:
         for name in ("src", "href", "action", "data", "srcset", "poster"):
-            value = attributes.get(name)
-            assert value is None or value.startswith(("#", "data:")), (tag, name, value)
-    assert "@import" not in run_html
-    assert not re.findall(r"url\((?!data:)|https?://", run_html)
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+    assert not re.findall(r"@import|url\((?!data:)|https?://", run_html)
     assert "default-src 'none'" in run_html
 
 
@@ -172,12 +169,12 @@ def test_a_run_that_is_still_being_written_is_readable(tmp_path: Path) -> None:
     assert read_run(folder).last_step == 2, "a whole last line without its newline counts"
 
 
-@pytest.mark.parametrize("line", ['{"step": 2, "val', '{"val/cider": 2.0}', "[1]", '{"step": 2, "val/cider": "high"}'])
-def test_a_damaged_line_is_named_and_does_not_end_a_finished_run(tmp_path, line, caplog):
+def test_a_damaged_line_is_named_and_does_not_end_a_finished_run(tmp_path: Path, caplog: Any) -> None:
     folder = write_run(tmp_path / "run")
-    (folder / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-    with pytest.raises(ReportError, match=r"metrics\.jsonl, line 2"):
-        make_page([folder])
+    for line in ('{"step": 2, "val', '{"step": 2, "val/cider": "high"}'):
+        (folder / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+        with pytest.raises(ReportError, match=r"metrics\.jsonl, line 2"):
+            make_page([folder])
     assert write_report(folder, []) is None
     assert "line 2" in caplog.text
     assert not (folder / "report.html").exists()
@@ -202,14 +199,13 @@ def test_missing_pieces_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "Nothing has been logged yet." in render(make_page([tmp_path / "new"]))
 
 
-def test_a_folder_without_anything_and_mixed_folders_are_refused(tmp_path: Path) -> None:
-    run, evaluation = write_run(tmp_path / "run"), write_evaluation(tmp_path / "evaluation", 1.0)
-    for folders, message in (
-        ([tmp_path], "holds no run"),
+def test_a_folder_without_anything_and_mixed_folders_are_refused(run_folder: Path, tmp_path: Path) -> None:
+    for folders, part in (
+        ([tmp_path], "no run"),
         ([tmp_path / "absent"], "is not a folder"),
-        ([run, evaluation], "folders of one kind are compared"),
+        ([run_folder, write_evaluation(tmp_path / "evaluation", 1.0)], "one kind"),
     ):
-        with pytest.raises(ReportError, match=message):
+        with pytest.raises(ReportError, match=part):
             make_page(folders)
 
 
@@ -239,32 +235,27 @@ def test_long_lines_are_thinned_but_keep_their_extremes() -> None:
     assert [12345, 1000.0] in shown
 
 
-@pytest.mark.parametrize("points", [[(0, 0.0), (10, 1.0)], [(-7, 5.0), (3, -2.5)], [(0, 3.0)], [(-(10**18), 0.0)]])
-def test_lines_lie_where_their_numbers_are(points: list[tuple[int, float]]) -> None:
-    svg = figure("x", [Series("a", points, dots=True)], alarms=[5], best=10)
-    chart = Seen(svg).charts[0]
-    drawn = [tuple(map(float, found)) for found in re.findall(r'cx="([-\d.]+)" cy="([\d.]+)"', svg)]
-    for place, point in zip(drawn, points, strict=True):
-        for coordinate, value, axis in zip(place, point, "xy", strict=True):
-            low, high, start, end = chart[axis]
-            assert coordinate == pytest.approx(start + (value - low) / (high - low) * (end - start), abs=0.06)
-            assert min(start, end) <= coordinate <= max(start, end)
+def test_lines_lie_where_their_numbers_are() -> None:
+    for points in ([(0, 0.0), (10, 1.0)], [(-7, 5.0), (3, -2.5)], [(-(10**18), 0.0)]):
+        svg = figure("x", [Series("a", points, dots=True)], alarms=[5], best=10)
+        chart = Seen(svg).charts[0]
+        drawn = [tuple(map(float, found)) for found in re.findall(r'cx="([-\d.]+)" cy="([\d.]+)"', svg)]
+        for place, point in zip(drawn, points, strict=True):
+            for coordinate, value, axis in zip(place, point, "xy", strict=True):
+                low, high, start, end = chart[axis]
+                assert coordinate == pytest.approx(start + (value - low) / (high - low) * (end - start), abs=0.06)
+                assert min(start, end) <= coordinate <= max(start, end)
 
 
 def test_keys_are_defined_by_the_documentation_which_travels_with_the_package() -> None:
-    documentation = Path(__file__).parents[2] / "docs" / "metrics.md"
-    assert METRICS_PAGE.read_text() == documentation.read_text()
-    packaged = tomllib.loads((documentation.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
-    patterns = packaged["package-data"]["rl_caption.report"]
+    packaged = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     files = {path for path in METRICS_PAGE.parent.rglob("*.*") if path.suffix not in (".py", ".pyc")}
-    assert {path for pattern in patterns for path in METRICS_PAGE.parent.glob(pattern)} == files
-    assert len(definitions()) == len(re.findall(r"^\| `", METRICS_PAGE.read_text(), re.MULTILINE))
-    entropy, term = define("policy/entropy"), define("reward/cider")
-    assert entropy is not None
-    assert entropy.unit == "nats"
-    assert term is not None
-    assert term.meaning.startswith("one term of reward.terms")
-    assert define("nothing/known") is None
+    assert {path for pattern in packaged["rl_caption.report"] for path in METRICS_PAGE.parent.glob(pattern)} == files
+    page = (REPOSITORY / "docs/metrics.md").read_text()
+    assert METRICS_PAGE.read_text() == page
+    assert len(definitions()) == len(re.findall(r"^\| `", page, re.MULTILINE))
+    found = [define(key) for key in ("policy/entropy", "reward/cider", "nothing/known")]
+    assert [one and one.unit for one in found] == ["nats", "reward", None]
 
 
 def test_a_selection_has_the_extremes_and_says_so() -> None:
@@ -287,6 +278,7 @@ def test_an_ablation_shows_means_and_deviations_over_seeds(tmp_path: Path) -> No
     (lost / "scst.yaml").write_text("{}")
     write_evaluation(folder / "cells/alpha=3/seed0/test_last", 1.0)  # of a cell that is no longer in the grid
     (folder / "cells/alpha=3/seed0/scst.yaml").write_text("{}")
+    write_evaluation(folder / "cells/alpha=1/seed0/val_last", 9.0)  # made since the table
     text = render(make_page([folder]))
     # 1.5 and 1.75: mean 1.625, standard deviation (n - 1) 0.1768.
     assert "162.50<small>± 17.68</small>" in text
@@ -298,12 +290,6 @@ def test_an_ablation_shows_means_and_deviations_over_seeds(tmp_path: Path) -> No
     assert seen.lines["CIDEr (x100)", "mean over seeds"] == [[0.0, 162.5], [1.0, 262.5]]
     assert [*seen.items[0]["captions"]] == ["start", "alpha=0", "alpha=1"]
     assert seen.lines["CIDEr-D", "alpha=0"] == [[0, 1.25], [10, 1.75], [20, 0.75]]
-
-
-def test_an_ablation_shows_the_evaluations_of_its_table_whatever_was_evaluated_since(tmp_path: Path) -> None:
-    folder = write_ablation(tmp_path / "grid")
-    write_evaluation(folder / "cells/alpha=1/seed0/val_last", 9.0)
-    assert Seen(render(make_page([folder]))).lines["CIDEr (x100)", "mean over seeds"] == [[0.0, 162.5], [1.0, 262.5]]
 
 
 def test_evaluations_side_by_side(tmp_path: Path) -> None:
@@ -324,11 +310,15 @@ def test_a_comparison_shows_its_test(tmp_path: Path) -> None:
     assert [*seen.items[0]["captions"]] == ["xe", "rl"]
 
 
-def test_runs_side_by_side(tmp_path: Path) -> None:
-    seen = Seen(render(make_page([write_run(tmp_path / name / "run") for name in "ab"])))
+def test_runs_side_by_side_and_a_judge_that_is_the_validations_cider_is_drawn_once(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name / "run") for name in "ab"]
+    for folder in folders:
+        write_lines(folder, [x | ({"val/judge/cider": x["val/cider"]} if "val/cider" in x else {}) for x in LINES])
+    seen = Seen(render(make_page(folders)))
     assert [*seen.items[0]["captions"]] == ["start", "a/run", "b/run"]
     assert seen.lines["CIDEr-D", "b/run"] == [[0, 1.25], [10, 1.75], [20, 0.75]]
     assert re.search(r"CIDEr-D, 0 to 10\s*1.2501.7501.750", seen.text), "step 0, and the best of each"
+    assert "cider" not in {title for title, _ in seen.lines}
 
 
 def test_a_reward_model_is_called_one_and_its_charts_have_names(tmp_path: Path) -> None:
@@ -340,37 +330,21 @@ def test_a_reward_model_is_called_one_and_its_charts_have_names(tmp_path: Path) 
     assert seen.lines["Specificity", "validation"] == [[0, 0.0], [4, 0.5]]
 
 
-def test_a_judge_that_is_the_validations_cider_is_drawn_once(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / name) for name in "ab"]
-    for folder in folders:
-        write_lines(folder, [x | ({"val/judge/cider": x["val/cider"]} if "val/cider" in x else {}) for x in LINES])
-    for paths in (folders[:1], folders):
-        titles = {title for title, _ in Seen(render(make_page(paths))).lines}
-        assert "CIDEr-D" in titles
-        assert "cider" not in titles
-
-
-def test_the_program_writes_beside_the_run_or_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    run = write_run(tmp_path / "run")
+def test_the_program_writes_beside_the_run_or_where_it_is_told(tmp_path: Path, capsys: Any) -> None:
+    run = write_evaluation(tmp_path / "run", 1.0)
     assert main([str(run)]) == 0
     assert capsys.readouterr().out.strip() == str(run / "report.html")
     assert main([str(run), "--out", str(tmp_path / "deep" / "x.html"), "--images", "3"]) == 0
     assert len(Seen((tmp_path / "deep" / "x.html").read_text()).items) == 3
-    with pytest.raises(SystemExit):
-        main([str(run), str(run)])
-    assert "name it with --out FILE" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "options",
-    [["--image_folder", "photos"], ["--split", "val"], ["--references", "r.json", "--config", "c.yaml"]],
-)
-def test_an_option_that_would_do_nothing_is_refused(
-    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([str(write_evaluation(tmp_path / "e", 1.0)), *options])
-    assert f"error: {options[0]}" in capsys.readouterr().err
+    for options, part in (
+        ([str(run)], "--out FILE"),
+        (["--image_folder", "photos"], "--image_folder"),
+        (["--split", "val"], "--split"),
+        (["--references", "r.json", "--config", "c.yaml"], "--references"),
+    ):
+        with pytest.raises(SystemExit):
+            main([str(run), *options])
+        assert part in capsys.readouterr().err.partition("error: ")[2], "an option that would do nothing is refused"
 
 
 def test_references_and_images_of_files(tmp_path: Path) -> None:

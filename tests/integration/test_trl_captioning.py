@@ -255,6 +255,13 @@ def test_mistakes_are_named_before_training(folder: Path, tmp_path: Path) -> Non
         ({"model.name": "no/where", "data.path": "no/where"}, "model.name 'no/where' cannot be loaded"),
         ({"lora.target_modules": ["q"]}, "lora.target_modules .* names no linear layer"),
         ({"lora": None, "model.freeze": ["*"]}, "model.freeze .* leaves nothing to train"),
+        ({"train.lr": 0.0}, "train.lr is 0.0: expected more than 0"),
+        ({"eval.metrics": ["cidre"]}, r"eval.metrics has \['cidre'\]: known are \['bleu'"),
+        ({"train.micro_batch_size": 3}, "micro_batch_size"),
+        ({"train.kwargs": {"steps_per_generation": 1, "generation_batch_size": 4}}, "TRL refuses this configuration"),
+        ({"eval.split": "tset"}, "split 'tset' is not in the data"),
+        ({"reward.terms": {"l_clipscore": {"kwargs": {"backbone": "no/where"}}}}, "reward.terms.l_clipscore: student"),
+        ({"lora": None, "model.freeze": ["*visuel*"]}, "model.freeze has .* matches no parameter"),
     ):
         with pytest.raises((ConfigError, DataError, ValueError), match=message):
             fine_tune(settings(folder, tmp_path / "run", **changes))

@@ -87,7 +87,11 @@ def test_mistakes_are_named() -> None:
     assert mistakes(grid()) == []
     for changes, part in (
         ({"base": None}, "set either base"),
+        ({"cells": {}}, "there is no cell"),
         ({"seeds": [1, 1]}, "seeds is [1, 1]"),
+        ({"judges": {"a|b": JudgeConfig("bleu")}}, "judges"),
+        ({"metrics": ["ciderr"]}, "metrics has 'ciderr'"),
+        ({"alpha": replace(ALPHA, values=[])}, "alpha.values is empty"),
         ({"alpha": replace(ALPHA, values=[0.5, 0.5])}, "label 'alpha=0.5' stands for 2 cells"),
         ({"alpha": replace(ALPHA, against=ALPHA.terms)}, "alpha: ['rouge_l']"),
         ({"cells": {"start": CellConfig(term)}}, "label 'start' is that of the starting policy"),

@@ -29,11 +29,11 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK"])
-@pytest.mark.parametrize("size", [(50, 37), (37, 50), (224, 224), (300, 225), (10, 300), (640, 427)])
-def test_pixels_equal_those_of_open_clip(mode: str, size: tuple[int, int]) -> None:
-    image = noise_image(3, size, mode)
-    expected = open_clip.image_transform(224, is_train=False)(image)
-    assert torch.allclose(pixels(image, Preprocessing()), expected, atol=1e-6)
+def test_pixels_equal_those_of_open_clip(mode: str) -> None:
+    transform: Any = open_clip.image_transform(224, is_train=False)
+    for size in ((50, 37), (37, 50), (224, 224), (10, 300), (640, 427)):
+        image = noise_image(3, size, mode)
+        assert torch.allclose(pixels(image, Preprocessing()), transform(image), atol=1e-6), size
 
 
 def test_squashed_pixels_equal_those_of_open_clip() -> None:
@@ -44,11 +44,11 @@ def test_squashed_pixels_equal_those_of_open_clip() -> None:
     assert torch.allclose(Preprocessing(32, half, half, "bilinear", "squash")(image), transform(image), atol=1e-6)
 
 
-@pytest.mark.parametrize("text", WRITTEN)
-def test_tokens_of_a_caption_are_those_of_its_words(text: str) -> None:
-    for length in (77, 7):
-        assert torch.equal(TOKENS([text], length), CLIP([text], context_length=length))
-    assert len(TOKENS.encode(text)) == count_tokens(text)
+def test_tokens_of_a_caption_are_those_of_its_words() -> None:
+    for text in WRITTEN:
+        for length in (77, 7):
+            assert torch.equal(TOKENS([text], length), CLIP([text], context_length=length)), text
+        assert len(TOKENS.encode(text)) == count_tokens(text)
 
 
 @settings(max_examples=300)

@@ -117,21 +117,17 @@ def test_mean_concreteness_of_words(tmp_path: Path) -> None:
     assert singular.signature != reward.signature
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("Conc.M", "Mean", r"lacks the columns \['Conc.M'\]"),
+def test_a_wrong_list_of_words_is_named(tmp_path: Path) -> None:
+    BUILDERS["icc_words"](tmp_path)
+    path, wrong = tmp_path / RATINGS, tmp_path / "wrong.txt"
+    for old, new, message in (
+        ("Conc.M", "Mean", r"wrong\.txt lacks the columns \['Conc.M'\]"),
         ("4.86", "5.86", r"line 3: 'cat' and '5.86': expected a word and a rating in \[1, 5\]"),
         ("4.86", "", r"line 3: 'cat' and ''"),
-    ],
-)
-def test_a_wrong_list_of_words_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
-    BUILDERS["icc_words"](tmp_path)
-    path = tmp_path / RATINGS
-    path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(ValueError, match=message) as raised:
-        build(WORDS, ratings=str(path))
-    assert path.name in str(raised.value)
+    ):
+        wrong.write_text(path.read_text().replace(old, new, 1))
+        with pytest.raises(ValueError, match=message):
+            build(WORDS, ratings=str(wrong))
     with pytest.raises(ValueError, match=r"nowhere\.txt cannot be read"):
         build(WORDS, ratings=str(tmp_path / "nowhere.txt"))
 

@@ -131,30 +131,25 @@ def test_the_scale_of_an_update_is_one_over_its_rank() -> None:
     assert kernel.tolist() == [[[[1.0, 2.0], [0.0, 1.0]]]]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_files_that_do_not_fit_are_named(folder: Path) -> None:
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"ln_final.bias": None}, r"broken\.pth.*1 missing: ln_final\.bias"),
         ({"visual.head": torch.zeros(2)}, r"1 unexpected: visual\.head"),
         ({"visual.proj": torch.zeros(3)}, r"visual\.proj has \[3\], not \[64, 16\]"),
         ({"visual.proj": torch.full((64, 16), torch.nan)}, r"broken\.pth: visual\.proj has 1024 of 1024"),
-        ({"visual.proj": torch.ones(64, 16, dtype=torch.int32)}, r"visual\.proj holds torch\.int32"),
         ({f"{IN_PROJ}_lora_B": None}, rf"{IN_PROJ}: its lora_B is missing"),
         ({"visual.conv1.weight": None}, r"visual\.conv1\.weight: its weight is missing"),
-        ({"visual.conv1.lora_A": torch.zeros(4, 48)}, r"conv1\.weight: A is \[4, 48\] and B \[1024, 64\]"),
         ({f"{IN_PROJ}_lora_A": torch.zeros(4, 9)}, r"A is \[4, 9\] and B \[192, 4\]: .*\[n, 64\] and \[192, n\]$"),
         ({"epoch": Path("x")}, r"broken\.pth"),
-    ],
-)
-def test_files_that_do_not_fit_are_named(folder: Path, change: dict[str, Any], message: str) -> None:
-    state = {name: value for name, value in (low_rank_weights() | change).items() if value is not None}
-    with pytest.raises(ValueError, match=message):
-        backbone_of(state, folder / "broken.pth")
+    ]
+    for change, message in changes:
+        state = {name: value for name, value in (low_rank_weights() | change).items() if value is not None}
+        with pytest.raises(ValueError, match=message):
+            backbone_of(state, folder / "broken.pth")
 
 
 def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path: Path) -> None:
-    path, damaged = saved(weights(), folder / "mine.pth"), tmp_path / "damaged.safetensors"
-    damaged.write_bytes(b"nothing")
+    path = saved(weights(), folder / "mine.pth")
     for arguments, message in (
         ({}, "'pretrained' is not given"),
         ({"backbone": "ViT-B-32", "pretrained": "no/such.pth"}, "'no/such.pth'"),
@@ -163,12 +158,10 @@ def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path:
         ({"backbone": ARCHITECTURE, "pretrained": path, "tuned_from": "opnai"}, r"'opnai', .*\(openai, .*laion2b_s32b"),
         ({"backbone": XLM, "pretrained": path, "tuned_from": "laion5b_s13b_b90k"}, f"{XLM} has other towers"),
         ({"backbone": str(tmp_path), "tuned_from": "openai"}, "'pretrained'"),
-        ({"backbone": ARCHITECTURE, "pretrained": str(damaged), "tuned_from": "openai"}, r"damaged\.safetensors"),
         ({"backbone": ARCHITECTURE, "pretrained": path, "tuned_from": "openai", "mlp_deltas": "merged"}, "'merged'"),
     ):
-        for score in (PacScore, RefPacScore):
-            with pytest.raises(ValueError, match=message):
-                score(**arguments)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=message):
+            RefPacScore(**arguments)  # type: ignore[arg-type]
 
 
 def test_released_files_are_known_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

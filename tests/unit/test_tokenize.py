@@ -49,30 +49,22 @@ def test_white_space_around_and_between_does_not_count(words: list[str], space: 
     assert tokenize(space + space.join(words) + space) == tokenize(" ".join(words))
 
 
-@pytest.mark.parametrize(
-    ("lines", "last"),
-    [
+def test_lines_look_at_the_lines_below() -> None:
+    for lines, last in (
         (["reads K.", "A dog", "reads K.", "a dog", "vitamin c"], ["k", "dog", "k.", "dog", "c"]),
         (["figure no.", "5 dogs", "casino.", "7", "(no.", "8"], ["no.", "dogs", "casino", "7", "no.", "8"]),
         (["reads K.", "", "The dog", "no.", " ", "5"], ["k", "", "dog", "no", "", "5"]),
-    ],
-)
-def test_lines_look_at_the_lines_below(lines: list[str], last: list[str]) -> None:
-    assert [tokens.split(" ")[-1] for tokens in tokenize_lines(lines)] == last
+    ):
+        assert [tokens.split(" ")[-1] for tokens in tokenize_lines(lines)] == last
     assert tokenize("figure no.")[-1] == "no"
 
 
-@pytest.mark.parametrize(
-    ("inside", "texts"),
-    [
-        (True, ["", "a man's dog, 3.5 m long!", "“café” – 50% off… 😀\ufe0f", "the U.S. flag", "a near miss."]),
-        (True, ["10,000-seat", "two pizza's.", "a t.v.\n", "AT&amp;T at a&nbsp;caf&eacute;", "see a.example.com"]),
-        (True, ["me@x", "http://x", "<b>bold</b>", "a.b-st.", "10 1/2", "+41-55-66"]),
-        (False, ["a K.", "fig. no.", "I'80St.", "猫", "x\xady", "one\rtwo"]),
-    ],
-)
-def test_the_class_of_captions_that_were_compared(inside: bool, texts: list[str]) -> None:
-    assert [is_tested(text) for text in texts] == [inside] * len(texts)
+def test_the_class_of_captions_that_were_compared() -> None:
+    inside = ["", "a man's dog, 3.5 m long!", "“café” – 50% off… 😀\ufe0f", "the U.S. flag", "a near miss."]
+    inside += ["10,000-seat", "two pizza's.", "a t.v.\n", "AT&amp;T at a&nbsp;caf&eacute;", "see a.example.com"]
+    inside += ["me@x", "http://x", "<b>bold</b>", "a.b-st.", "10 1/2", "+41-55-66"]
+    outside = ["a K.", "fig. no.", "I'80St.", "猫", "x\xady", "one\rtwo"]
+    assert [text for text in (*inside, *outside) if is_tested(text)] == inside
 
 
 ENDS = "no. No. fig. ca. p. K. x-K. (K. 1K. no.| casino. piano U.S. pp. a.no. x,no. $K. ...K. 's. t.v. it't. 39mm/u.s."

@@ -27,10 +27,11 @@ from rewards.clip.preprocessing import (
     Preprocessing,
     causal_text_features,
     causal_token_features,
+    clip_tokenizer,
     embed_by_length,
+    open_clip_tokenizer,
     pixels,
     preprocessing_of,
-    with_cached_words,
 )
 from rewards.clip.student import LCLIP
 from rewards.images import ImageSource
@@ -274,15 +275,13 @@ def _load_dual(folder: str, options: EncoderOptions) -> _Loaded:
 
 
 def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
-    import open_clip
-
     if options.pretrained is not None:
         raise ValueError("a folder has its own weights: leave 'pretrained' out")
     model = LCLIP.from_pretrained(folder)
     if options.context_length is not None:
         stretch_student(model, options.context_length)
     config = model.config
-    tokenize, count_tokens = _tokenizer(open_clip.SimpleTokenizer(), config.context_length)
+    tokenize, count_tokens = _tokenizer(clip_tokenizer(), config.context_length)
     return _Loaded(
         model=model,
         tokenize=tokenize,
@@ -335,7 +334,7 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
         stretch_text_tower(model, options.context_length)
     native = isinstance(model, open_clip.CLIP)
     causal = native and model.attn_mask is not None and model.text_pool_type == "argmax"
-    config, tokenizer = open_clip.get_model_config(name) or {}, open_clip.get_tokenizer(name)
+    config, tokenizer = open_clip.get_model_config(name) or {}, open_clip_tokenizer(name)
     # A text tower of Transformers was trained on fewer tokens than it has positions, and may not say how many it has.
     limited = tokenizer if config.get("text_cfg", {}).get("hf_model_name") else model
     context_length = int(getattr(limited, "context_length", 77))
@@ -357,11 +356,10 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
 
 def _tokenizer(tokenizer: Any, context_length: int) -> tuple[Callable[[list[str]], Tensor], Callable[[str], int]]:
     """``tokenize`` and ``count_tokens`` of an open_clip tokenizer."""
-    fast = with_cached_words(tokenizer)
-    tokenize = partial(fast, context_length=context_length)
-    if hasattr(fast, "encode"):
-        return tokenize, lambda text: len(fast.encode(text)) + 2  # start and end
-    return tokenize, lambda text: len(fast.tokenizer(fast.clean_fn(text))["input_ids"])  # one of Transformers
+    tokenize = partial(tokenizer, context_length=context_length)
+    if hasattr(tokenizer, "encode"):
+        return tokenize, lambda text: len(tokenizer.encode(text)) + 2  # start and end
+    return tokenize, lambda text: len(tokenizer.tokenizer(tokenizer.clean_fn(text))["input_ids"])  # one of Transformers
 
 
 def _fingerprint(loaded: _Loaded, precision: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rewards.clip.preprocessing import clip_tokenizer
 from rewards.clip.pretrained import ClipText, load_text_encoder, local_encoder, save_encoder_config, text_width
 from rewards.clip.student import LCLIPConfig, TextStudent
 from rewards.model_files import (
@@ -45,10 +46,8 @@ class StudentText(ClipText):
     """The text tower of an L-CLIP as a ``TextEncoder`` (``rewards.clip.pretrained``): its states, without its head."""
 
     def __init__(self, **shape: Any) -> None:
-        from open_clip import SimpleTokenizer
-
         config = LCLIPConfig(**shape)
-        super().__init__(SimpleTokenizer(), config.context_length)
+        super().__init__(clip_tokenizer(), config.context_length)
         self.model = TextStudent(config)
         self.model.add_module("head", nn.Identity())  # of joint embeddings, which nothing here reads
 

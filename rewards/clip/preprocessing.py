@@ -131,25 +131,28 @@ class WordTokens:
         return torch.from_numpy(ids)
 
 
-def with_cached_words(tokenizer: Any) -> Any:
-    """``WordTokens`` of a tokenizer with CLIP's settings; any other tokenizer itself."""
-    from open_clip import SimpleTokenizer
-    from open_clip.tokenizer import get_clean_fn
-
-    is_clip = type(tokenizer) is SimpleTokenizer and tokenizer.clean_fn is get_clean_fn("lower")
-    return WordTokens(tokenizer) if is_clip and tokenizer.reduction_fn is None else tokenizer
-
-
 @lru_cache(maxsize=1)
-def _bpe() -> Any:
+def clip_tokenizer() -> WordTokens:
+    """CLIP's tokenizer; one object for the whole process, because reading its vocabulary takes a while."""
+    from open_clip import SimpleTokenizer
+
+    return WordTokens(SimpleTokenizer())
+
+
+def open_clip_tokenizer(name: str) -> Any:
+    """The tokenizer of an open_clip model, named as for ``open_clip.get_tokenizer``: for most ``clip_tokenizer()``."""
     import open_clip
 
-    return open_clip.SimpleTokenizer()
+    text = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
+    others = [text.get(key) for key in ("hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs")]
+    if any(others) or "siglip" in name.lower():
+        return open_clip.get_tokenizer(name)
+    return clip_tokenizer()
 
 
 def count_tokens(text: str) -> int:
     """Tokens of CLIP's BPE in ``text``, without start and end; an encoder of context L reads L - 2 of them."""
-    return len(_bpe().encode(text))
+    return len(clip_tokenizer().encode(text))
 
 
 def embed_by_length(

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rewards.clip.preprocessing import Preprocessing, preprocessing_of, with_cached_words
+from rewards.clip.preprocessing import Preprocessing, open_clip_tokenizer, preprocessing_of
 from rewards.model_files import ask_hub
 from rewards.text.frozen_model import most_tokens
 
@@ -207,7 +207,7 @@ class ClipText(nn.Module):
 
     def __init__(self, tokenizer: Any, context_length: int) -> None:
         super().__init__()
-        self.tokenizer, self.context_length = with_cached_words(tokenizer), context_length
+        self.tokenizer, self.context_length = tokenizer, context_length
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
         ids = self.tokenizer(list(texts), context_length=context_length)
@@ -224,12 +224,10 @@ class OpenClipText(ClipText):
     """The text tower of an open_clip model with causal attention, before pooling and projection."""
 
     def __init__(self, name: str, pretrained: bool) -> None:
-        import open_clip
-
         clip, architecture = _open_clip(name, pretrained)
         if getattr(clip, "attn_mask", None) is None:
             raise ValueError("its text tower has no causal attention: expected CLIP's own, or one of Transformers")
-        super().__init__(open_clip.get_tokenizer(architecture), int(clip.context_length))
+        super().__init__(open_clip_tokenizer(architecture), int(clip.context_length))
         self.token_embedding, self.positional_embedding = clip.token_embedding, clip.positional_embedding
         self.transformer, self.ln_final = clip.transformer, clip.ln_final
         self.mask: Tensor

@@ -20,10 +20,11 @@ _TINY = 1e-15
 
 
 def bleu_counts(candidate: Tokens, references: Sequence[Tokens], n: int = 4) -> list[int]:
-    """The 2 n + 2 counts that BLEU of one candidate is a function of; those of a corpus are their sums.
+    """Return the 2 n + 2 counts from which BLEU of one candidate is computed; a corpus has their sums.
 
-    For each order, the candidate's n-grams that match, each clipped at its largest count in a reference; for each
-    order, the candidate's n-grams; the candidate's length; the closest reference length, both in tokens.
+    They are: for each order, the number of the candidate's n-grams that match, each clipped at its largest count in a
+    reference; for each order, the number of the candidate's n-grams; the candidate's length and the reference length
+    closest to it, both in tokens.
 
     Raises:
         ValueError: there is no reference.

@@ -249,7 +249,7 @@ class CiderD:
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the document frequencies; None where every call makes its own."""
+        """Fingerprint of the document frequencies; None if every call counts its own."""
         return None if self.df is None else self.df.fingerprint
 
     def __getstate__(self) -> dict[str, Any]:

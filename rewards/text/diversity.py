@@ -43,7 +43,7 @@ def self_cider(matrix: NDArray[np.float64]) -> float:
 
 
 def distinct_ngrams(captions: Sequence[Tokens], n: int) -> float:
-    """Div-n: distinct n-grams of order ``n`` in the captions of an image over all their words, in [0, 1]; 0 of none."""
+    """Div-n: number of distinct n-grams of order ``n`` in an image's captions over their number of words, in [0, 1]."""
     words = sum(map(len, captions))
     return len({ngram for one in captions for ngram in ngram_counts(one, n) if len(ngram) == n}) / max(words, 1)
 
@@ -51,15 +51,15 @@ def distinct_ngrams(captions: Sequence[Tokens], n: int) -> float:
 class Diversity:
     """How different a caption is from the other captions of its image in the call: 1 - CIDEr-D to them, in [0, 1].
 
-    The CIDEr-D of a caption against the others as references, over its CIDEr-D against itself (10, and less for under
-    four tokens): a copy of all others scores 0, however short, and so does a caption without a token. An image's only
-    caption in the call scores 0. It is the caption's own part in the mean pairwise similarity of the image's samples;
-    the set measure is ``self_cider``.
+    The CIDEr-D of a caption with the others as references is divided by its CIDEr-D with itself as reference, which is
+    10, and less for captions of under four tokens. So a caption that equals all others scores 0, however short it is.
+    A caption without a token, or the only caption of its image in the call, scores 0. The corresponding measure of a
+    whole set of captions is ``self_cider``.
 
     Args:
-        df: document frequencies of the training split, or a file of them, as for ``CiderD``; None weighs all n-grams
-            alike.
-        eos: EOS is a token, of captions whose ``finished`` column is true or that have no such column.
+        df: document frequencies of the training split, or a file of them, as for ``CiderD``; None gives all n-grams the
+            same weight.
+        eos: append EOS as a token to captions whose column ``finished`` is true, or to all if there is no such column.
         tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
@@ -103,13 +103,13 @@ class Diversity:
 class Consensus:
     """How similar a caption is to the other captions of its image in the call: mean CIDEr-D, in [0, 10].
 
-    Mean over the others of the CIDEr-D between the two, both directions averaged. The caption with the most is the
-    consensus of Devlin et al., "Exploring Nearest Neighbor Approaches for Image Captioning", 2015, among the candidates
-    themselves. An image's only caption scores 0. Candidates see no reference. EOS is no token.
+    For each of the others, the CIDEr-D of the pair is averaged over both directions. The caption with the highest score
+    is the consensus caption of Devlin et al., "Exploring Nearest Neighbor Approaches for Image Captioning", 2015, taken
+    among the candidates themselves. The only caption of an image scores 0. No references are used; EOS is not a token.
 
     Args:
-        df: document frequencies without EOS, or a file of them, as for ``CiderD``; None weighs all n-grams alike.
-
+        df: document frequencies without EOS, or a file of them, as for ``CiderD``; None gives all n-grams the same
+            weight.
         tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:

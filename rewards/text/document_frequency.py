@@ -90,14 +90,14 @@ class DocumentFrequencies:
     def from_texts(
         cls, references: Iterable[Sequence[str]], *, eos: bool, n: int = 4, tokenizer: str = TOKENIZER
     ) -> Self:
-        """``from_references`` of captions that ``tokenizer`` splits; one document an image."""
+        """As ``from_references``, but of untokenised captions, which ``tokenizer`` splits. One document per image."""
         split = tokenizer_of(tokenizer)
         tokens = ([split(caption) for caption in captions] for captions in references)
         return cls.from_references(tokens, eos=eos, n=n, tokenizer=tokenizer)
 
     @classmethod
     def from_counts(cls, counts: Mapping[NGram, float], log_documents: float, *, n: int = 4, **fields: Any) -> Self:
-        """Wrap counts of n-grams of up to ``n`` words; ``fields`` are the other attributes."""
+        """Make document frequencies of counts of n-grams of up to ``n`` words; ``fields`` are other attributes."""
         return cls(table_of_counts(counts, n), log_documents, n=n, **fields)
 
     @property

@@ -25,8 +25,6 @@ from rewards.clip.pac import PacScore, RefPacScore
 from rewards.clip.specs import Specs
 from rewards.clip.student import LCLIP
 from rewards.registry import build
-from rl_caption.cli.score import score_files
-from rl_caption.data.base import DataError
 from tests.clip_for_tests import ARCHITECTURE, Counted, Drawn, noise_image, tiny_checkpoint, tiny_student
 
 CAPTIONS = ["a cat", "two dogs play", "a cat"]
@@ -203,17 +201,6 @@ def test_pickles_without_network_and_embeddings(backbone: Backbone, columns: dic
     scores, stored = reward(None, CAPTIONS, **columns), pickle.dumps(reward)
     assert len(stored) < 4000
     assert pickle.loads(stored)(None, CAPTIONS, **columns) == pytest.approx(scores, abs=1e-6)
-
-
-def test_files_are_scored(tiny: Path, backbone: Backbone, tmp_path: Path, columns: dict[str, Any]) -> None:
-    captions, kwargs = tmp_path / "captions.json", {"backbone": ARCHITECTURE, "pretrained": tiny_checkpoint(tiny)}
-    captions.write_text(json.dumps([{"image_id": "one", "caption": "a cat"}]))  # columns saves one.png
-    found = score_files("clipscore", captions, images=tmp_path, kwargs=kwargs)
-    assert found["mean"] == pytest.approx(ClipScore(backbone)(None, ["a cat"], image=columns["image"][:1])[0], abs=1e-6)
-    with pytest.raises(DataError, match="--images"):
-        score_files("clipscore", captions, kwargs=kwargs)
-    with pytest.raises(DataError, match=r"no/such\.pt"):
-        score_files("clipscore", captions, kwargs=kwargs | {"pretrained": "no/such.pt"})
 
 
 @pytest.mark.parametrize(

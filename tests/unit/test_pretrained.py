@@ -38,7 +38,6 @@ from transformers import (
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
-    as_grid,
     grid_shape,
     load_image_encoder,
     load_text_encoder,
@@ -104,6 +103,10 @@ def test_a_vit_without_its_class_token_row_by_row(tmp_path: Path) -> None:
     torch.testing.assert_close(grid, states[:, 1:].reshape(2, 4, 4, 16))
     assert grid_shape(encoder) == (1, 4, 4, 16)
     assert grid_shape(load_image_encoder(OWN, {"gain": 2.0}))[-1] == 3
+    ViTModel.from_pretrained(tmp_path).half().save_pretrained(tmp_path)
+    for pretrained in (True, False):
+        halves = load_image_encoder(f"transformers:{tmp_path}", pretrained=pretrained)
+        assert {each.dtype for each in halves.parameters()} == {torch.float32}
 
 
 @torch.no_grad()
@@ -250,14 +253,6 @@ def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path: Path) ->
         load_image_encoder(name)
 
 
-def test_half_precision_files_are_read_as_float32(tmp_path: Path) -> None:
-    name = save_vit(tmp_path)
-    ViTModel.from_pretrained(tmp_path).half().save_pretrained(tmp_path)
-    for pretrained in (True, False):
-        encoder = load_image_encoder(name, pretrained=pretrained)
-        assert {each.dtype for each in encoder.parameters()} == {torch.float32}
-
-
 def test_the_image_encoder_of_a_captioner(tmp_path: Path) -> None:
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
@@ -272,13 +267,6 @@ def test_the_image_encoder_of_a_captioner(tmp_path: Path) -> None:
     regions.save_pretrained(regions.policy, tmp_path / "regions")
     with pytest.raises(ValueError, match="regions"):
         load_image_encoder(OF_CAPTIONER, {"model": str(tmp_path / "regions")})
-
-
-def test_tokens_and_maps_become_grids() -> None:
-    assert as_grid(torch.arange(11.0).view(1, 11, 1)).flatten().tolist() == list(range(2, 11))
-    assert as_grid(torch.zeros(2, 5, 3, 4)).shape == (2, 3, 4, 5)
-    with pytest.raises(ValueError, match=r"\[2, 3\]"):
-        as_grid(torch.zeros(2, 3))
 
 
 def test_the_last_blocks_are_open_and_what_follows(tmp_path: Path) -> None:

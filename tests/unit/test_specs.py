@@ -65,25 +65,24 @@ def released_file(folder: Path) -> str:
     return str(folder / "spec.pt")
 
 
-@pytest.mark.parametrize(
-    ("layout", "given", "used", "level"),
-    [
-        ("released", {}, "shifted", logging.INFO),
-        ("released", {"scale": "shifted"}, "shifted", None),
-        ("released", {"scale": "clipped"}, "clipped", logging.WARNING),
-        ("plain", {}, "clipped", None),
-    ],
-)
-def test_released_weights_are_shifted(tmp_path, caplog, layout, given, used, level):
+def test_released_weights_are_shifted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Their cosines are often negative: clipped, the three captions would score 0 all alike."""
-    path = released_file(tmp_path) if layout == "released" else tiny_checkpoint(tmp_path)
-    with caplog.at_level(logging.INFO):
-        reward: Any = build("specs", backbone=ARCHITECTURE, pretrained=path, **given)
-    assert reward.scale == used
-    assert reward.signature.endswith(f",{used}]")
-    told = [record for record in caplog.records if record.name == "rewards.clip.specs"]
-    assert [record.levelno for record in told] == ([level] if level else [])
-    assert all("spec.pt" in record.getMessage() for record in told)
+    plain, released = tiny_checkpoint(tmp_path), released_file(tmp_path)
+    cases: list[tuple[str, dict[str, Any], str, list[int]]] = [
+        (released, {}, "shifted", [logging.INFO]),
+        (released, {"scale": "shifted"}, "shifted", []),
+        (released, {"scale": "clipped"}, "clipped", [logging.WARNING]),
+        (plain, {}, "clipped", []),
+    ]
+    for path, given, used, levels in cases:
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            reward: Any = build("specs", backbone=ARCHITECTURE, pretrained=path, **given)
+        assert reward.scale == used
+        assert reward.signature.endswith(f",{used}]")
+        told = [record for record in caplog.records if record.name == "rewards.clip.specs"]
+        assert [record.levelno for record in told] == levels
+        assert all("spec.pt" in record.getMessage() for record in told)
 
 
 def test_scores_that_are_mostly_clipped_to_0_are_warned_of_once(caplog):

@@ -86,7 +86,7 @@ def test_ends_of_lines_equal_the_live_toolkit() -> None:
 @needs_java
 def test_odd_captions_equal_the_live_toolkit() -> None:
     """Entities, abbreviations, numbers, currencies, clitics, quotes, addresses, markup, emoji, accents, nothing."""
-    captions = [caption for seed in range(4) for caption in odd_strings(5000, seed=seed)]
+    captions = [caption for seed in range(2) for caption in odd_strings(5000, seed=seed)]
     tested = [caption for caption in captions if is_tested(caption)]
     assert len(tested) > 0.75 * len(captions)
     assert_equal(tested, [tokenize(text) for text in tested], [text.split() for text in ptb_tokenize(tested)])

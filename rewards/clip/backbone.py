@@ -181,20 +181,20 @@ class Backbone:
         return self._parts().count_tokens(text)
 
     def too_long(self, texts: Sequence[str]) -> int:
-        """How many of the captions have more tokens than are read, and lose their end."""
+        """Number of captions that have more tokens than ``context_length``, so that their end is cut."""
         return sum(self.count_tokens(text) > self.context_length for text in texts)
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the text tower tells an embedding of every token (``encode_tokens``)."""
+        """Whether the text tower gives an embedding of every token (``encode_tokens``)."""
         return self._parts().encode_tokens is not None
 
     @_in_own_precision
     def encode_tokens(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-        """Token ids [L] and their embeddings [L, D] of each caption, float32, on the CPU, of length 1.
+        """Return token ids [L] and token embeddings [L, D] of each caption: float32, on the CPU, of length 1.
 
-        L counts start and end. An embedding is the state of its token, through what the caption's embedding goes
-        through after pooling: that of the token which is pooled is the caption's. Raises as ``encode_texts``.
+        L includes start and end. The state of a token goes through the same layers as the caption's pooled state, so
+        the embedding of the token that is pooled is the embedding of the caption. Raises as ``encode_texts``.
         """
         parts, found = self._parts(), []
         assert parts.encode_tokens is not None, "has_tokens is asked first"
@@ -226,7 +226,7 @@ class Backbone:
 
 
 def load_backbone(name: str, pretrained: str | None = None, device: str = "cpu", **options: Any) -> Backbone:
-    """``Backbone`` of ``EncoderOptions(name, pretrained, device, **options)``. Raises ``ValueError`` as these do."""
+    """Load ``Backbone(EncoderOptions(name, pretrained, device, **options))``. Raises ``ValueError`` as these do."""
     return Backbone(EncoderOptions(name, pretrained, device, **options))
 
 

@@ -70,7 +70,7 @@ def naming(
     except kinds as found:
         if isinstance(found, kept):
             raise
-        raise error(f"{where}: {found}") from found
+        raise error(f"{where}: {str(found) or type(found).__name__}") from found
 
 
 def optional(module: str, what: str, install: str, error: type[Exception] = ValueError) -> Any:

@@ -112,19 +112,29 @@ def image_identity(source: ImageSource | Frames) -> str:
         return "frames:" + hashlib.blake2b("\n".join(keys).encode(), digest_size=16).hexdigest()
     (frame,) = frames
     if isinstance(frame, str | Path):
-        try:
-            status = os.stat(frame)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RewardError(f"image {str(frame)!r} cannot be read: {reason}") from error
+        size, changed = file_stamp(frame, "image")
         # "oriented" tells apart embeddings that older versions computed without applying the EXIF orientation.
-        return f"oriented file:{os.path.abspath(frame)}:{status.st_size}:{status.st_mtime_ns}"
+        return f"oriented file:{os.path.abspath(frame)}:{size}:{changed}"
     if hasattr(frame, "identity"):
         return str(frame.identity())
     image = open_image(frame, own_mode=True)  # the mode matters: images are resized in their own
     # Resized colours are weighted by their opacity.
     seen = image if image.mode in ("RGBA", "LA") else image.convert("RGB")
     return f"pixels:{image.mode}:{pixel_hash(seen)}"
+
+
+def file_stamp(path: str | Path, kind: str) -> tuple[int, int]:
+    """Size in bytes and time of the last change, in nanoseconds, of a file, which messages call ``kind``.
+
+    Raises ``RewardError`` if there is no such file.
+    """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise RewardError(
+            f"{kind} {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    return status.st_size, status.st_mtime_ns
 
 
 def check_frames(frames: Frames) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from rewards.base import RewardError, naming
-from rewards.images import IMAGE_SUFFIXES, image_file, image_identity, open_image
+from rewards.images import IMAGE_SUFFIXES, file_stamp, image_file, image_identity, open_image
 
 KEPT = 4
 """Number of videos whose decoded frames a process caches, as a file is decoded whole but its frames are read singly."""
@@ -48,25 +48,18 @@ class VideoFrame:
         """
         if os.path.isdir(self.path):
             return open_image(self._file())
-        return _decoded(self.path, self.count, self.span, self._stamp())[self.index].copy()
+        return _decoded(self.path, self.count, self.span, file_stamp(self.path, "video"))[self.index].copy()
 
     def identity(self) -> str:
         """Cache key, without decoding; see ``rewards.images.image_identity``."""
         if os.path.isdir(self.path):
             return image_identity(self._file())
-        size, changed = self._stamp()
+        size, changed = file_stamp(self.path, "video")
         return f"video:{os.path.abspath(self.path)}:{size}:{changed}:{self.index}/{self.count}:{self.span}"
 
     def _file(self) -> str:
         files = _frame_files(self.path, os.stat(self.path).st_mtime_ns)
         return files[uniform(len(files), self.count, self.span)[self.index]]
-
-    def _stamp(self) -> tuple[int, int]:
-        try:
-            status = os.stat(self.path)
-        except (OSError, ValueError) as error:
-            raise RewardError(f"video {self.path!r} cannot be read: {getattr(error, 'strerror', error)}") from error
-        return status.st_size, status.st_mtime_ns
 
 
 def video_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)) -> tuple[VideoFrame, ...]:

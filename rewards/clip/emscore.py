@@ -88,7 +88,7 @@ class EmScore(ClipScore):
         **encoder: Any,
     ) -> None:
         check_choice(Parts, parts=parts)
-        captions = _captions(idf_captions) if parts != "coarse" else None
+        captions = _read_captions(idf_captions) if parts != "coarse" else None
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         if parts != "coarse" and not getattr(self.backbone.encoder, "has_tokens", False):
             raise ValueError(
@@ -173,7 +173,7 @@ class RefEmScore(EmScore):
     columns = frozenset({"image", "references"})
 
 
-def _captions(source: Sequence[str] | str | Path | None) -> list[str] | None:
+def _read_captions(source: Sequence[str] | str | Path | None) -> list[str] | None:
     if isinstance(source, str | Path):
         try:
             source = Path(source).read_text(encoding="utf-8").splitlines()

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewards.base import as_texts, check_least, checked_scores, reference_lists
-from rewards.text.ngrams import NGram, ngram_counts
+from rewards.text.ngrams import NGram, Tokens, ngram_counts
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-
-Tokens = Sequence[str]
 
 _SMALL = 1e-9
 _TINY = 1e-15

@@ -25,11 +25,10 @@ import numpy as np
 
 from rewards.base import as_texts, check_least, checked_scores, finished_captions, reference_lists, required_column
 from rewards.text.document_frequency import EOS, DocumentFrequencies, load_legacy_pickle
-from rewards.text.ngrams import Array, is_new, ngram_occurrences
+from rewards.text.ngrams import Array, Tokens, is_new, ngram_occurrences
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 logger = logging.getLogger(__name__)
-Tokens = Sequence[str]
 
 MOST_TOKENS = 1 << 18
 """Tokens of candidates and references in one batch of the computation."""

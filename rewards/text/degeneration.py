@@ -7,10 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rewards.base import as_texts, check_least
-from rewards.text.ngrams import ngram_counts
+from rewards.text.ngrams import Tokens, ngram_counts
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-
-Tokens = Sequence[str]
 
 BAD_ENDINGS = frozenset(
     [

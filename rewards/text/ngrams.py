@@ -15,6 +15,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NGram = tuple[str, ...]
+Tokens = Sequence[str]
 
 WORD_BITS = 32
 CHUNK_TOKENS = 1 << 20

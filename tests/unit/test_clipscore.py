@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import os
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -194,13 +193,6 @@ def test_bad_rows_and_arguments_are_named(backbone: Backbone, columns: dict[str,
     for name, value in (("w", 0), ("w", math.nan), ("cache_images", 0)):
         with pytest.raises(ValueError, match=f"{name} .*expected"):
             ClipScore(backbone, **{name: value})  # type: ignore[arg-type]
-
-
-def test_pickles_without_network_and_embeddings(backbone: Backbone, columns: dict[str, Any]) -> None:
-    reward = RefClipScore(backbone)
-    scores, stored = reward(None, CAPTIONS, **columns), pickle.dumps(reward)
-    assert len(stored) < 4000
-    assert pickle.loads(stored)(None, CAPTIONS, **columns) == pytest.approx(scores, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -106,13 +106,6 @@ def test_a_caption_above_the_context_is_named_by_its_row() -> None:
     assert len(Specs(Angles())(None, texts, **rows)) == 3
     assert len(Specs(Angles(), truncate=True)(None, ["60 b c d e f"] * 3, **rows)) == 3
     assert Specs(Angles(), truncate=True).signature == "specs[angles,clipped,truncate]"
-
-
-def test_it_is_a_cosine_without_prefix_of_a_real_encoder(tmp_path: Path) -> None:
-    reward: Any = build("specs", backbone=ARCHITECTURE, pretrained=tiny_checkpoint(tmp_path), scale="shifted")
-    images, texts, encoder = [noise_image(1), noise_image(2)], ["a cat", "two dogs"], reward.backbone.encoder
-    cosines = torch.nn.functional.cosine_similarity(encoder.encode_images(images), encoder.encode_texts(texts))
-    assert reward(None, texts, image=images) == pytest.approx(((cosines + 1) / 2).tolist(), abs=1e-6)
     with pytest.raises(ValueError, match="scale is 'affine': expected one of clipped, shifted"):
         Specs(Angles(), scale="affine")  # type: ignore[arg-type]
 

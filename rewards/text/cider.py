@@ -174,9 +174,10 @@ def _shared(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array,
 def _length_penalties(candidates: Array, references: Array, sigma: float) -> Array:
     """Penalties [P] of pairs with so many tokens [P] and [P].
 
-    The reference scorer's length is the number of bigrams. Powers are Python's; NumPy's may differ in the last bit.
+    The reference scorer compares numbers of bigrams: the same differences, except for captions without a token, which
+    score 0 whatever the penalty. Powers are Python's; NumPy's may differ in the last bit.
     """
-    difference = np.abs(np.maximum(candidates - 1, 0) - np.maximum(references - 1, 0))
+    difference = np.abs(candidates - references)
     table = [math.e ** (-(float(gap) ** 2) / (2 * sigma**2)) for gap in range(int(difference.max(initial=0)) + 1)]
     return np.array(table)[difference]
 

@@ -46,7 +46,7 @@ class Reward(Protocol):
 
 
 def parts(reward: Any) -> Iterator[Any]:
-    """The rewards whose scores those of ``reward`` are made of, by its attribute ``rewards``; without one, itself."""
+    """Yield the rewards inside a mixture or router (attribute ``rewards``), recursively; else ``reward`` itself."""
     own = getattr(reward, "rewards", None)
     if isinstance(own, Mapping):
         for part in own.values():
@@ -62,17 +62,23 @@ def naming(
     error: type[Exception] = ValueError,
     kept: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-    """Inside, an exception of ``kinds`` that is none of ``kept`` becomes an ``error`` that begins with ``where``."""
+    """Context that turns exceptions of ``kinds``, but not of ``kept``, into an ``error`` whose message is
+    ``where: message``.
+    """
     try:
         yield
     except kinds as found:
         if isinstance(found, kept):
             raise
-        raise error(f"{where}: {found}") from found
+        raise error(f"{where}: {str(found) or type(found).__name__}") from found
 
 
 def optional(module: str, what: str, install: str, error: type[Exception] = ValueError) -> Any:
-    """An optional module; where it is missing, an ``error``: ``what`` ("x needs") it, and what to ``install``."""
+    """Import an optional module.
+
+    If it is not installed, raise ``error``: ``what`` ("x needs"), the name of the package, and ``pip install`` with
+    ``install``.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as missing:
@@ -81,21 +87,21 @@ def optional(module: str, what: str, install: str, error: type[Exception] = Valu
 
 
 def check_choice(kind: Any, **arguments: Any) -> None:
-    """Raise ``ValueError`` for the first of ``arguments`` that is none of the values of the ``Literal`` ``kind``."""
+    """Raise ``ValueError`` for the first argument whose value is not one of those of ``kind``, a ``Literal`` type."""
     for name, value in arguments.items():
         if value not in get_args(kind):
             raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(str, get_args(kind)))}")
 
 
 def check_least(least: int, **arguments: int | None) -> None:
-    """Raise ``ValueError`` for the first of ``arguments`` that is below ``least``; None counts as unset."""
+    """Raise ``ValueError`` for the first argument that is smaller than ``least``; None means unset and is allowed."""
     for name, value in arguments.items():
         if value is not None and value < least:
             raise ValueError(f"{name} is {value}: expected at least {least}")
 
 
 def as_texts(completions: Sequence[Any]) -> list[str]:
-    """Completions as strings: strings stay, TRL message lists become the text of their last message.
+    """Return completions as strings; a list of chat messages (TRL) becomes the text of its last message.
 
     Raises:
         RewardError: an item is neither a string nor a list of ``{"role", "content"}`` messages.
@@ -136,12 +142,13 @@ def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
 
 
 def required_column(columns: dict[str, Any], name: str, reward: str, count: int) -> Sequence[Any]:
-    """Return column ``name`` with ``count`` items.
+    """Return the column ``name``, which must have ``count`` items.
 
-    Of ``image``, a list of one image becomes that image; without it, TRL's ``images`` is read, lists of exactly one.
+    In the column ``image``, a list of a single image is replaced by that image. If there is no ``image``, TRL's column
+    ``images`` is used; each of its rows must be a list of exactly one image.
 
     Raises:
-        RewardError: the column is missing or has another length, or a row has no image, or ``images`` several.
+        RewardError: the column is missing or has another length, a row has no image, or one of ``images`` has several.
     """
     column, most = columns.get(name), math.inf
     if column is None and name == "image":
@@ -159,7 +166,7 @@ def required_column(columns: dict[str, Any], name: str, reward: str, count: int)
 
 
 def finished_captions(columns: dict[str, Any], reward: str, count: int) -> Sequence[Any]:
-    """Return the column ``finished`` of ``count`` items; without it, all captions are finished."""
+    """Return the column ``finished``, ``count`` booleans; if it is missing, every caption counts as finished."""
     return [True] * count if columns.get("finished") is None else required_column(columns, "finished", reward, count)
 
 

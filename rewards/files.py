@@ -55,7 +55,7 @@ def atomic_write(path: str | Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def write_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Inside, an ``OSError`` that names no file, or ``temporary``, becomes one of the same kind that names ``path``."""
+    """Context that makes an ``OSError`` name ``path`` if it names no file or ``temporary``; its ``errno`` stays."""
     try:
         yield
     except OSError as error:
@@ -68,9 +68,9 @@ def write_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 
 def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
-    """Remove the temporary files that killed processes left in ``folder`` (``atomic_write``); not in its subfolders.
+    """Remove the temporary files of ``atomic_write`` that killed processes left in ``folder``, not in its subfolders.
 
-    Those changed less than ``older_than`` seconds ago stay: a running process may be writing them.
+    Files changed less than ``older_than`` seconds ago stay, because a running process may be writing them.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in os.scandir(folder):
@@ -81,16 +81,16 @@ def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
 
 
 def check_expansion(expanded: int, stored: int) -> None:
-    """Raise ``ValueError`` if ``stored`` bytes expand to more than 64 MiB and more than 100 times their number."""
+    """Raise ``ValueError`` if ``stored`` compressed bytes expand to over 64 MiB and over 100 times their size."""
     if expanded > max(1 << 26, 100 * stored):
         raise ValueError(f"{stored} bytes would expand to {expanded:.4g}, more than 100 times as many")
 
 
 @contextlib.contextmanager
 def member(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[BinaryIO, int]]:
-    """Open the array ``name`` of an ``.npz``, with its size in bytes.
+    """Open the array ``name`` of an ``.npz`` archive: yields the file and its uncompressed size in bytes.
 
-    Raises one of ``UNREADABLE_ARRAY``: there is no such array, or it expands beyond reason.
+    Raises one of ``UNREADABLE_ARRAY`` if there is no such array, or if it would expand too much (``check_expansion``).
     """
     info = archive.getinfo(f"{name}.npy")
     check_expansion(info.file_size, info.compress_size)
@@ -99,9 +99,9 @@ def member(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[BinaryIO, int]
 
 
 def array_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of the array that begins at the position of ``file``, which has ``size`` bytes.
+    """Read shape and dtype from the header of an array in NumPy's format; ``file`` has ``size`` bytes in all.
 
-    Raises one of ``UNREADABLE_ARRAY``: it is none, or the file is too short for it.
+    Raises one of ``UNREADABLE_ARRAY`` if there is no such header, or if the file is too short for the array.
     """
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -113,7 +113,7 @@ def array_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[A
 
 
 def read_array(file: BinaryIO, size: int) -> NDArray[Any]:
-    """The array that ``file``, of ``size`` bytes, begins with. Nothing is unpickled. Raises as ``array_header``."""
+    """Read an array in NumPy's format from ``file`` of ``size`` bytes; never unpickles. Raises as ``array_header``."""
     array_header(file, size)
     file.seek(0)
     return np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-any-return]

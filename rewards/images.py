@@ -17,7 +17,7 @@ from rewards.base import RewardError, naming
 
 T = TypeVar("T")
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
-"""Of the files that count as images in a folder."""
+"""Suffixes, in lower case, of the files in a folder that count as images."""
 UNREADABLE = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, ZeroDivisionError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
@@ -27,9 +27,10 @@ UNREADABLE = (
 
 @runtime_checkable
 class Renderable(Protocol):
-    """An image that is drawn when it is needed (a generated scene). Picklable, for the workers of a loader.
+    """An image that is drawn when it is needed, such as a generated scene. It has to be picklable, for data loaders.
 
-    It may have ``identity() -> str``, its cache key where that takes less than drawing it (``rewards.videos``).
+    It may also have a method ``identity() -> str``: a cache key that is cheaper than drawing the image
+    (``rewards.videos`` has one).
     """
 
     def render(self) -> Image.Image:
@@ -43,7 +44,7 @@ Frames: TypeAlias = list[ImageSource] | tuple[ImageSource, ...]
 
 
 def frames_of(source: ImageSource | Frames) -> Frames:
-    """The frames of a video; of an image, the image alone."""
+    """The frames of a video; an image counts as a video of one frame. Raises ``RewardError`` for an empty list."""
     if isinstance(source, list | tuple) and not source:
         raise RewardError("a video has no frame: expected a list of at least one image")
     return source if isinstance(source, list | tuple) else [source]
@@ -96,14 +97,14 @@ def image_size(path: str | Path) -> tuple[int, int]:
 
 
 def image_identity(source: ImageSource | Frames) -> str:
-    """Cache key of an image or video: equal for equal images, whatever the order of frames.
+    """Cache key of an image or video: equal images have equal keys, and the order of frames does not matter.
 
-    That of a file is its absolute path, size and modification time in nanoseconds, so it is not read; any other image
-    without an ``identity()`` is known by a hash of its pixels, so a scene is drawn. ``image_id`` is no key: two data
-    sets may use the same one.
+    The key of a file is its absolute path, size and modification time in nanoseconds, so the file is not read. The key
+    of any other image is its ``identity()`` or, without one, a hash of its pixels, for which a scene is drawn. The
+    column ``image_id`` is not used, because two datasets may have the same ids.
 
     Raises:
-        RewardError: there is no such file, or ``source`` is not an image; of a video, the frame is named by its index.
+        RewardError: a file does not exist, or ``source`` is not an image; for a video, with the index of the frame.
     """
     frames = frames_of(source)
     if len(frames) > 1:
@@ -111,13 +112,9 @@ def image_identity(source: ImageSource | Frames) -> str:
         return "frames:" + hashlib.blake2b("\n".join(keys).encode(), digest_size=16).hexdigest()
     (frame,) = frames
     if isinstance(frame, str | Path):
-        try:
-            status = os.stat(frame)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RewardError(f"image {str(frame)!r} cannot be read: {reason}") from error
+        size, changed = file_stamp(frame, "image")
         # "oriented" tells apart embeddings that older versions computed without applying the EXIF orientation.
-        return f"oriented file:{os.path.abspath(frame)}:{status.st_size}:{status.st_mtime_ns}"
+        return f"oriented file:{os.path.abspath(frame)}:{size}:{changed}"
     if hasattr(frame, "identity"):
         return str(frame.identity())
     image = open_image(frame, own_mode=True)  # the mode matters: images are resized in their own
@@ -126,8 +123,22 @@ def image_identity(source: ImageSource | Frames) -> str:
     return f"pixels:{image.mode}:{pixel_hash(seen)}"
 
 
+def file_stamp(path: str | Path, kind: str) -> tuple[int, int]:
+    """Size in bytes and time of the last change, in nanoseconds, of a file, which messages call ``kind``.
+
+    Raises ``RewardError`` if there is no such file.
+    """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise RewardError(
+            f"{kind} {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    return status.st_size, status.st_mtime_ns
+
+
 def check_frames(frames: Frames) -> None:
-    """Decode every frame of a video; raise ``RewardError`` with the index of the first that cannot be."""
+    """Decode every frame of a video. Raises ``RewardError`` with the index of the first that cannot be decoded."""
     for index, frame in enumerate(frames):
         _of_frame(index, frame, open_image)
 
@@ -138,7 +149,7 @@ def _of_frame(index: int, frame: ImageSource, read: Callable[[ImageSource], T]) 
 
 
 def pixel_hash(image: Image.Image) -> str:
-    """Hash the pixels and the size of an image of one mode: equal for copies, whatever the file format or metadata."""
+    """Hash of an image's pixels and size; file format and metadata do not matter. Compare images of one mode only."""
     size = f"{image.width}x{image.height}".encode()[:16]
     return hashlib.blake2b(image.tobytes(), digest_size=16, person=size).hexdigest()
 

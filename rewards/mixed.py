@@ -26,9 +26,10 @@ class Moments:
 
 
 def moments(scores: Sequence[float]) -> Moments:
-    """Return the moments of N scores; a standard deviation that is rounding (``ROUNDING``) is 0, as is that of none.
+    """Return mean and standard deviation of N scores.
 
-    Sums are exact, so the result depends neither on the order of the scores nor on the number of processes.
+    A standard deviation that is only rounding (``ROUNDING``) counts as 0; without scores, both are 0. Sums are exact,
+    so the result depends neither on the order of the scores nor on the number of processes.
     """
     if not scores:
         return Moments(0.0, 0.0)
@@ -37,7 +38,7 @@ def moments(scores: Sequence[float]) -> Moments:
 
 
 def z_scores(scores: Sequence[float], of: Moments) -> list[float]:
-    """Return (r - mean) / std of N scores; 0 for all of them where std is 0."""
+    """Return the z-scores (r - mean) / std of N scores; if std is 0, they are all 0."""
     return [(score - of.mean) / of.std if of.std else 0.0 for score in scores]
 
 
@@ -48,11 +49,11 @@ def masked_by_length(
     ratio: tuple[float, float],
     tokenizer: str = TOKENIZER,
 ) -> list[float]:
-    """Scores of N captions, 0 for those that are too short or too long: length-conditional reward masking (Ye et al.
-    2026, "BalCapRL", whose ratios are 0.5 and 2).
+    """Set the scores of captions that are too short or too long to 0: length-conditional reward masking.
 
-    A score stays where the caption's length over the mean length of its references is in ``ratio``, ends included.
-    Lengths are in tokens of ``tokenizer``. Raises ``RewardError`` where a caption has no reference.
+    A score is kept if the length of the caption divided by the mean length of its references is within ``ratio``, ends
+    included. Lengths are numbers of tokens of ``tokenizer``. Source: Ye et al., "BalCapRL", 2026, with ratios of 0.5
+    and 2. Raises ``RewardError`` if a caption has no reference.
     """
     (low, high), tokenize = ratio, tokenizer_of(tokenizer)
     masked = []
@@ -73,16 +74,16 @@ class MixedReward:
 
     Args:
         terms: log key -> (reward, weight).
-        normalize: ``none`` adds raw scores, ``per_term`` and ``per_group`` z-scores of every term. Which captions they
-            are relative to is the caller's choice (``combine``): those of a step, or the samples of one image.
-        length_ratios: log key -> lengths, relative to the references', outside of which the term scores 0
-            (``masked_by_length``); needs the column ``references``.
-        tokenizer: of the captions, one of ``rewards.text.tokenize.TOKENIZERS``: lengths are in its tokens, and so are
-            a trainer's statistics of captions.
+        normalize: ``none`` adds raw scores; ``per_term`` and ``per_group`` add z-scores of every term. The caller of
+            ``combine`` decides over which captions: all of a step (``per_term``), or those of an image (``per_group``).
+        length_ratios: log key -> (smallest, largest) length relative to the references; outside of it the term scores
+            0 (``masked_by_length``). Needs the column ``references``.
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, in whose tokens lengths are counted; a trainer also uses
+            it for its statistics of captions.
 
     Raises:
-        ValueError: there is no term, a weight is not a finite number, ``normalize`` is unknown, or a length ratio is of
-            no term, or of one of which 0 is the best score.
+        ValueError: there is no term, a weight is not a finite number, ``normalize`` is unknown, a length ratio belongs
+            to no term, or it belongs to a term whose best score is 0.
     """
 
     __name__ = "total"
@@ -129,9 +130,10 @@ class MixedReward:
 
     @property
     def signature(self) -> str:
-        """``0.5*[...]+0.5*[...]``, of z-scores ``per_term(...)``; of one raw term of weight 1, the term's own.
+        """``0.5*[...]+0.5*[...]``; with z-scores ``per_term(...)`` of that; for one raw term of weight 1, its own.
 
-        A term with a length ratio is ``length0.5-2(...)``, of another tokenizer than ``ptb`` ``length0.5-2,char(...)``.
+        A term with a length ratio is written ``length0.5-2(...)``, and ``length0.5-2,char(...)`` with a tokenizer
+        other than ``ptb``.
         """
         own = {name: reward.signature for name, reward in self.rewards.items()}
         words = "" if self.tokenizer == TOKENIZER else f",{self.tokenizer}"
@@ -168,8 +170,8 @@ class MixedReward:
     def combine(self, terms: Mapping[str, Sequence[float]], of: Mapping[str, Moments] | None = None) -> list[float]:
         """Return the weighted sums [N] of the raw scores of ``terms`` (log key -> N scores).
 
-        ``of`` are the moments of every term for z-scores, taken over all captions of a step or over the samples of an
-        image, say; None takes those of the N captions.
+        ``of`` are the moments of every term that z-scores are computed with, for example over all captions of a step or
+        over the samples of an image; None uses the moments of these N captions.
         """
         if self.normalize != "none":
             known = of if of is not None else {name: moments(terms[name]) for name in self.weights}

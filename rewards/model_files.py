@@ -38,15 +38,15 @@ INTEGER_BUFFERS = r"(position_ids|num_batches_tracked|token_type_ids|\.attn\.(ma
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """The manifest of ``folder``: relative path -> size and perhaps hash of every file but the manifest."""
+    """The manifest of ``folder``: relative path -> size of every other file, and the hash of those up to ``HASHED``."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return {file.relative_to(folder).as_posix(): _entry(file) for file in files}
 
 
 def damage(folder: Path) -> str | None:
-    """The first difference between ``folder`` and its manifest, or None. Files that it does not list do not count.
+    """Describe the first difference between ``folder`` and its manifest; None if there is none.
 
-    Manifests of older versions have sizes alone.
+    Files that the manifest does not list are ignored. Manifests of older versions have no hashes.
     """
     manifest = folder / MANIFEST
     if not manifest.is_file():
@@ -68,7 +68,7 @@ def damage(folder: Path) -> str | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ``ValueError`` if a file of ``folder`` differs from its manifest, where it has one."""
+    """Raise ``ValueError`` if a file of ``folder`` differs from the folder's manifest, if it has one."""
     found = damage(folder) if (folder / MANIFEST).is_file() else None
     if found is not None:
         raise ValueError(
@@ -92,9 +92,9 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def check_ranges(values: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Raise ``ValueError`` for the first value outside ``ranges`` (key -> smallest, largest).
+    """Raise ``ValueError`` for the first of ``values`` outside its range in ``ranges`` (key -> smallest, largest).
 
-    A value has to be a whole number where the ends of its range are.
+    If the largest value is given as an ``int``, the value has to be a whole number.
     """
     for key, (lowest, highest) in ranges.items():
         value, integral = values[key], isinstance(highest, int)
@@ -105,9 +105,9 @@ def check_ranges(values: Mapping[str, Any], ranges: Mapping[str, tuple[float, fl
 
 
 def check_sizes(values: Mapping[str, Any], where: str = "") -> None:
-    """Raise ``ValueError`` for the first number of layers, size or width below 0 or over ``LARGEST``.
+    """Raise ``ValueError`` for the first number of layers, size or width below 0 or above its limit in ``LARGEST``.
 
-    Called before anything of that size is allocated. ``where`` is the section of nested configurations.
+    To be called before anything of that size is allocated. ``where`` is the prefix of keys in a nested section.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -130,9 +130,9 @@ def check_memory(model: nn.Module) -> None:
 
 
 def save_model(state: Mapping[str, Tensor], config: Mapping[str, Any], folder: str | Path, prefix: str = "") -> None:
-    """Write ``model.safetensors`` and ``config.json``, their names after ``prefix``, to a folder that may be missing.
+    """Write ``<prefix>model.safetensors`` and ``<prefix>config.json`` to ``folder``, which is created if needed.
 
-    Each file is written whole or not at all (``atomic_write``).
+    Each file is written atomically (``atomic_write``).
     """
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     with atomic_write(Path(folder) / f"{prefix}model.safetensors") as file:
@@ -144,13 +144,14 @@ def save_model(state: Mapping[str, Tensor], config: Mapping[str, Any], folder: s
 def read_config(
     kind: type[T], folder: Path, model_type: str, optional: Collection[str] = (), others: Collection[str] = ()
 ) -> T:
-    """The dataclass ``kind`` from the ``config.json`` that ``save_model`` wrote; the folder is checked first.
+    """Read the dataclass ``kind`` from the ``config.json`` that ``save_model`` wrote, and check the folder.
 
-    The file has ``model_type``, every field but perhaps the ``optional`` ones, and perhaps the keys ``others``.
+    The file has to contain this ``model_type`` and every field of ``kind`` except the ``optional`` ones. The keys
+    ``others`` are allowed and ignored.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file was changed since, or the configuration is of another kind or has a wrong key or value.
+        ValueError: a file differs from the manifest, or the configuration has another type or a wrong key or value.
     """
     file = folder / "config.json"
     for name in ("config.json", "model.safetensors"):
@@ -175,9 +176,9 @@ def has_model_type(folder: str | Path, model_type: str) -> bool:
 
 
 def load_weights(model: Model, folder: Path) -> Model:
-    """Give ``model``, perhaps on the meta device, the weights of ``folder``, as float32.
+    """Load the weights of ``folder`` into ``model``, which may be on the meta device, as float32; return ``model``.
 
-    Raises ``ValueError`` if they do not fit (integers are not looked at) or are not finite numbers.
+    Raises ``ValueError`` if they do not fit the model or are not finite. Integer buffers are not loaded.
     """
     weights = read_weights(folder / "model.safetensors")
     check_state(weights, state_shapes(model, floats_only=True), f"weights in {str(folder)!r}")
@@ -198,12 +199,12 @@ def _load_file(file: Path) -> dict[str, Tensor]:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The state dict of a checkpoint file, read without unpickling (safetensors, or ``weights_only``).
+    """Read the state dict of a checkpoint file: safetensors, or a PyTorch file with ``weights_only=True``.
 
-    It may lie under the key ``state_dict``, and keys may have the prefix ``module.`` of data parallelism.
+    A state dict under the key ``state_dict`` is found, and the prefix ``module.`` of data parallelism is removed.
 
     Raises:
-        OSError, RuntimeError, ValueError, pickle.UnpicklingError: it is not such a file.
+        OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file cannot be read as a state dict.
     """
     is_safetensors = path.suffix == ".safetensors"
     stored: Any = _load_file(path) if is_safetensors else torch.load(path, map_location="cpu", weights_only=True)
@@ -236,12 +237,12 @@ def check_numbers(tensors: Iterable[tuple[str, Tensor]], where: str) -> None:
 
 
 def float_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of ``model`` without integers, which are batch norm's counters: nothing here reads them."""
+    """The state dict of ``model`` without integer buffers (batch norm's counters), which are not needed."""
     return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
 
 
 def state_shapes(model: nn.Module, floats_only: bool = False) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in the state dict of ``model``, or of those of ``float_state``."""
+    """Name -> shape of every tensor in the state dict of ``model``, or of its ``float_state``."""
     state = float_state(model) if floats_only else model.state_dict()
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
@@ -268,7 +269,7 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
 
 
 def fingerprint(state: Mapping[str, Any], *others: Any) -> str:
-    """Hash of a state dict, and of the ``repr`` of what else the output of the model depends on."""
+    """Hash of a state dict and of the ``repr`` of ``others``: whatever else the model's output depends on."""
     digest = hashlib.blake2b(repr(others).encode(), digest_size=16)
     for key, value in sorted(state.items()):
         digest.update(f"{key}{tuple(value.shape)}{value.dtype}".encode())
@@ -277,14 +278,14 @@ def fingerprint(state: Mapping[str, Any], *others: Any) -> str:
 
 
 def ask_hub(name: str, file: str) -> bool:
-    """Ask the hub for ``file`` of the model ``name``, in one request; whether it answers.
+    """Check with a single request that the hub has ``file`` of the model ``name``.
 
-    Libraries request a dozen files and retry each, so a mistyped name would take half a minute. Where the hub does not
-    answer, the file is in the local cache, and so may the others be.
+    Returns True if the hub has it, and False if the hub cannot be reached but the file is in the local cache. Without
+    this check a mistyped name takes half a minute, because libraries request a dozen files and retry each.
 
     Raises:
-        OSError: there is no such model, or neither a connection nor a copy in the cache.
-        ValueError: this is no name of a model.
+        OSError: there is no such model or file, or there is neither a connection nor a copy in the cache.
+        ValueError: ``name`` cannot be the name of a model.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError

@@ -78,14 +78,15 @@ def build(name: str, **kwargs: Any) -> Reward:
 
 
 def registered(name: str) -> str:
-    """The name in ``REWARDS`` of a reward that is named ``module:Class``; any other name unchanged."""
+    """The name in ``REWARDS`` of a reward given as ``module:Class``; any other name is returned unchanged."""
     return next((known for known, target in REWARDS.items() if target == name), name)
 
 
 def build_tokenized(name: str, kwargs: Mapping[str, Any], tokenizer: str) -> Reward:
-    """``build``, with the tokenizer of a dataset where a reward of this package takes one and ``kwargs`` has none.
+    """``build`` a reward for captions of a dataset that are split by ``tokenizer``.
 
-    ``tokenizer`` is one of ``rewards.text.tokenize.TOKENIZERS``. A reward from outside is built as it is.
+    A reward of this package that has an argument ``tokenizer`` gets this one, unless ``kwargs`` name another. A reward
+    from outside is built with ``kwargs`` alone. ``tokenizer`` is one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
         ValueError: as ``build``, or the reward reads English words and ``tokenizer`` is not ``ptb``.
@@ -103,8 +104,11 @@ def build_tokenized(name: str, kwargs: Mapping[str, Any], tokenizer: str) -> Rew
 def completed(
     name: str, kwargs: Mapping[str, Any], complete: Callable[[str, dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """``complete(name, arguments)`` of a reward's arguments, where those of the two rewards of a ``length_router`` are
-    completed likewise. Names are those of ``registered``; empty is one that these do not name."""
+    """Apply ``complete(name, arguments)`` to the arguments of a reward, and return its result.
+
+    The arguments ``short`` and ``long`` of a ``length_router`` are rewards themselves and are completed first. Names
+    are passed as ``registered`` gives them; the name of a nested reward that has none is empty.
+    """
     name, arguments = registered(name), dict(kwargs)
     for key in ("short", "long") if name == "length_router" else ():
         if isinstance(arguments.get(key), Mapping):

@@ -9,17 +9,17 @@ from pathlib import Path
 from PIL import Image
 
 from rewards.base import RewardError, naming
-from rewards.images import IMAGE_SUFFIXES, image_file, image_identity, open_image
+from rewards.images import IMAGE_SUFFIXES, file_stamp, image_file, image_identity, open_image
 
 KEPT = 4
-"""Videos whose decoded frames a process keeps: frames are asked for one by one, and a file is decoded as a whole."""
+"""Number of videos whose decoded frames a process caches, as a file is decoded whole but its frames are read singly."""
 
 
 def uniform(total: int, count: int, span: tuple[float, float] = (0.0, 1.0)) -> list[int]:
-    """Indices of ``count`` frames of ``total``: the centres of equal segments, floor((i + 1/2) total / count).
+    """Indices of ``count`` of ``total`` frames: the centres of equal segments, floor((i + 1/2) total / count).
 
-    Of a video with fewer frames some are there several times. With ``span``, a part of the video from 0 to 1, those of
-    its frames from floor(start total) up to floor(end total), at least one.
+    A video with fewer frames than ``count`` gives some of them several times. ``span`` selects a part of the video,
+    (start, end) as fractions of its length: the frames from floor(start total) up to floor(end total), at least one.
     """
     first = min(int(span[0] * total), total - 1)
     length = max(min(int(span[1] * total), total) - first, 1)
@@ -28,47 +28,44 @@ def uniform(total: int, count: int, span: tuple[float, float] = (0.0, 1.0)) -> l
 
 @dataclass(frozen=True)
 class VideoFrame:
-    """One of the ``count`` frames that stand for a video (``uniform``); read when it is rendered. An ``ImageSource``.
+    """One of ``count`` uniformly sampled frames of a video: an ``ImageSource`` that is read when it is rendered.
 
-    ``path`` is a folder of images, in natural order of their names (2 before 10); an animated image, or an image alone,
-    told by its suffix; or any file that PyAV decodes (the extra ``video``).
+    ``path`` is a folder of images in natural order of their names (2 before 10), an image file, animated or not
+    (recognised by its suffix), or any video file that PyAV decodes (needs the extra ``video``).
     """
 
     path: str
     index: int
     count: int
     span: tuple[float, float] = (0.0, 1.0)
-    """The part of the video that is meant, of its length."""
+    """Start and end of the part of the video to sample from, as fractions of its length."""
 
     def render(self) -> Image.Image:
-        """The frame, RGB. Raises ``RewardError`` that names the video: missing, damaged, without a frame, no PyAV."""
+        """Return the frame as RGB.
+
+        Raises:
+            RewardError: the video is missing, damaged or has no frame, or PyAV is needed and not installed.
+        """
         if os.path.isdir(self.path):
             return open_image(self._file())
-        return _decoded(self.path, self.count, self.span, self._stamp())[self.index].copy()
+        return _decoded(self.path, self.count, self.span, file_stamp(self.path, "video"))[self.index].copy()
 
     def identity(self) -> str:
         """Cache key, without decoding; see ``rewards.images.image_identity``."""
         if os.path.isdir(self.path):
             return image_identity(self._file())
-        size, changed = self._stamp()
+        size, changed = file_stamp(self.path, "video")
         return f"video:{os.path.abspath(self.path)}:{size}:{changed}:{self.index}/{self.count}:{self.span}"
 
     def _file(self) -> str:
         files = _frame_files(self.path, os.stat(self.path).st_mtime_ns)
         return files[uniform(len(files), self.count, self.span)[self.index]]
 
-    def _stamp(self) -> tuple[int, int]:
-        try:
-            status = os.stat(self.path)
-        except (OSError, ValueError) as error:
-            raise RewardError(f"video {self.path!r} cannot be read: {getattr(error, 'strerror', error)}") from error
-        return status.st_size, status.st_mtime_ns
-
 
 def video_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)) -> tuple[VideoFrame, ...]:
-    """The ``count`` frames that stand for a video, or for a part of it; nothing is read.
+    """The ``count`` frames by which a video, or a part of it, is represented; nothing is read yet.
 
-    Raises ``ValueError`` for a count below 1, or a ``span`` that is not within 0 to 1, in order.
+    Raises ``ValueError`` if ``count`` is below 1 or ``span`` is not 0 <= start <= end <= 1.
     """
     if count < 1 or not 0 <= span[0] <= span[1] <= 1:
         raise ValueError(f"{count} frames from {span[0]} to {span[1]}: expected at least 1, from 0 to 1 of the video")

@@ -27,10 +27,11 @@ from rewards.clip.preprocessing import (
     Preprocessing,
     causal_text_features,
     causal_token_features,
+    clip_tokenizer,
     embed_by_length,
+    open_clip_tokenizer,
     pixels,
     preprocessing_of,
-    with_cached_words,
 )
 from rewards.clip.student import LCLIP
 from rewards.images import ImageSource
@@ -180,20 +181,20 @@ class Backbone:
         return self._parts().count_tokens(text)
 
     def too_long(self, texts: Sequence[str]) -> int:
-        """How many of the captions have more tokens than are read, and lose their end."""
+        """Number of captions that have more tokens than ``context_length``, so that their end is cut."""
         return sum(self.count_tokens(text) > self.context_length for text in texts)
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the text tower tells an embedding of every token (``encode_tokens``)."""
+        """Whether the text tower gives an embedding of every token (``encode_tokens``)."""
         return self._parts().encode_tokens is not None
 
     @_in_own_precision
     def encode_tokens(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-        """Token ids [L] and their embeddings [L, D] of each caption, float32, on the CPU, of length 1.
+        """Return token ids [L] and token embeddings [L, D] of each caption: float32, on the CPU, of length 1.
 
-        L counts start and end. An embedding is the state of its token, through what the caption's embedding goes
-        through after pooling: that of the token which is pooled is the caption's. Raises as ``encode_texts``.
+        L includes start and end. The state of a token goes through the same layers as the caption's pooled state, so
+        the embedding of the token that is pooled is the embedding of the caption. Raises as ``encode_texts``.
         """
         parts, found = self._parts(), []
         assert parts.encode_tokens is not None, "has_tokens is asked first"
@@ -225,7 +226,7 @@ class Backbone:
 
 
 def load_backbone(name: str, pretrained: str | None = None, device: str = "cpu", **options: Any) -> Backbone:
-    """``Backbone`` of ``EncoderOptions(name, pretrained, device, **options)``. Raises ``ValueError`` as these do."""
+    """Load ``Backbone(EncoderOptions(name, pretrained, device, **options))``. Raises ``ValueError`` as these do."""
     return Backbone(EncoderOptions(name, pretrained, device, **options))
 
 
@@ -274,15 +275,13 @@ def _load_dual(folder: str, options: EncoderOptions) -> _Loaded:
 
 
 def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
-    import open_clip
-
     if options.pretrained is not None:
         raise ValueError("a folder has its own weights: leave 'pretrained' out")
     model = LCLIP.from_pretrained(folder)
     if options.context_length is not None:
         stretch_student(model, options.context_length)
     config = model.config
-    tokenize, count_tokens = _tokenizer(open_clip.SimpleTokenizer(), config.context_length)
+    tokenize, count_tokens = _tokenizer(clip_tokenizer(), config.context_length)
     return _Loaded(
         model=model,
         tokenize=tokenize,
@@ -335,7 +334,7 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
         stretch_text_tower(model, options.context_length)
     native = isinstance(model, open_clip.CLIP)
     causal = native and model.attn_mask is not None and model.text_pool_type == "argmax"
-    config, tokenizer = open_clip.get_model_config(name) or {}, open_clip.get_tokenizer(name)
+    config, tokenizer = open_clip.get_model_config(name) or {}, open_clip_tokenizer(name)
     # A text tower of Transformers was trained on fewer tokens than it has positions, and may not say how many it has.
     limited = tokenizer if config.get("text_cfg", {}).get("hf_model_name") else model
     context_length = int(getattr(limited, "context_length", 77))
@@ -357,11 +356,10 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
 
 def _tokenizer(tokenizer: Any, context_length: int) -> tuple[Callable[[list[str]], Tensor], Callable[[str], int]]:
     """``tokenize`` and ``count_tokens`` of an open_clip tokenizer."""
-    fast = with_cached_words(tokenizer)
-    tokenize = partial(fast, context_length=context_length)
-    if hasattr(fast, "encode"):
-        return tokenize, lambda text: len(fast.encode(text)) + 2  # start and end
-    return tokenize, lambda text: len(fast.tokenizer(fast.clean_fn(text))["input_ids"])  # one of Transformers
+    tokenize = partial(tokenizer, context_length=context_length)
+    if hasattr(tokenizer, "encode"):
+        return tokenize, lambda text: len(tokenizer.encode(text)) + 2  # start and end
+    return tokenize, lambda text: len(tokenizer.tokenizer(tokenizer.clean_fn(text))["input_ids"])  # one of Transformers
 
 
 def _fingerprint(loaded: _Loaded, precision: str) -> str:

@@ -31,17 +31,17 @@ class BottleneckConfig:
     """Shape of a bottleneck, and the frozen models on both sides of it.
 
     Args:
-        width: of the dual encoder's text feature.
-        hidden: of the language model's embeddings.
-        soft_tokens: vectors that the feature becomes.
-        ending: a caption is followed by a ``newline`` and preceded by a space, as in the released code, or followed by
-            the language model's own ``eos``, for one that was trained on captions.
+        width: width of the dual encoder's text feature.
+        hidden: width of the language model's embeddings.
+        soft_tokens: number of vectors that the feature is mapped to.
+        ending: ``newline``: a caption is preceded by a space and followed by a line break, as in the released code;
+            ``eos``: it is followed by the language model's EOS, for a language model that was trained on captions.
         encoder: architecture, hub id or folder of the dual encoder, as for ``clipscore``.
-        pretrained: its tag or file, with an architecture.
+        pretrained: tag or checkpoint file of the dual encoder, if ``encoder`` is an architecture.
         language_model: folder or hub name of a causal language model.
-        precision: of both.
-        encoder_fingerprint: ``Backbone.fingerprint``; empty does not check it.
-        language_model_fingerprint: ``FrozenModel.weights``; empty does not check it.
+        precision: precision of both models.
+        encoder_fingerprint: expected ``Backbone.fingerprint``; empty for no check.
+        language_model_fingerprint: expected ``FrozenModel.weights``; empty for no check.
     """
 
     width: int
@@ -73,12 +73,12 @@ class Bottleneck(nn.Module):
         return self.linear(features).unflatten(-1, (self.config.soft_tokens, self.config.hidden))
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write ``model.safetensors`` and ``config.json``; the frozen models are named, not copied."""
+        """Write ``model.safetensors`` and ``config.json``; the frozen models are only named in it, not copied."""
         save_model(self.state_dict(), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder)
 
     @staticmethod
     def from_pretrained(path: str | Path) -> Bottleneck:
-        """Load a folder that ``save_pretrained`` wrote. Raises ``ValueError`` or ``OSError`` where it is none."""
+        """Load a folder that ``save_pretrained`` wrote. Raises as ``read_config`` and ``load_weights``."""
         return load_weights(Bottleneck(read_config(BottleneckConfig, Path(path), MODEL_TYPE)), Path(path))
 
 
@@ -112,7 +112,7 @@ class CaptionWriter:
             self._ends += last
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        """Ids that the model is to write: the caption with single spaces, and the ending; cut at its positions."""
+        """Ids that the model should write: the caption with single spaces and the ending, cut to its positions."""
         texts = [" ".join(caption.split()) for caption in captions]
         if self.ending == "newline":
             texts = [f" {text} \n" for text in texts]
@@ -126,7 +126,7 @@ class CaptionWriter:
         return torch.cat([start, soft.to(start.dtype)], dim=1)
 
     def negative_log_likelihood(self, soft: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        """Teacher forcing: minus ln p of the tokens ``ids`` [B, L] where ``mask`` [B, L] is true, summed, in nats."""
+        """Teacher forcing: sum of -ln p (nats) over the tokens ``ids`` [B, L] where ``mask`` [B, L] is true."""
         prefix = self._prefix(soft)
         inputs = torch.cat([prefix, self._embed(ids)], dim=1)
         attended = torch.cat([torch.ones(prefix.shape[:2], device=mask.device, dtype=torch.long), mask.long()], dim=1)
@@ -137,7 +137,7 @@ class CaptionWriter:
 
     @torch.no_grad()
     def write(self, soft: Tensor, num_beams: int, max_new_tokens: int) -> list[list[str]]:
-        """B lists of ``num_beams`` captions by beam search without a bigram twice, each cut at its first newline."""
+        """Write by beam search in which no bigram occurs twice: B lists of ``num_beams`` captions, cut at a newline."""
         from transformers import GenerationConfig
 
         settings = GenerationConfig(
@@ -178,21 +178,21 @@ def edit_similarity(first: str, second: str) -> float:
 class SemanticBottleneck:
     """SBA: similarity of a caption to what a language model writes from its text feature, in [0, 1]; no image.
 
-    1 - (character edit distance) / (length of the longer text), the best of the beams. What the pooled feature of a
-    dual encoder keeps, things that can be seen, comes back; other words do not. A caption without a character gets 0.
+    The similarity is 1 - (character edit distance) / (length of the longer text), of the best beam. The pooled feature
+    of a dual encoder keeps what can be seen, so concrete words are written again and others are not. An empty caption
+    scores 0.
 
     Args:
         model: folder that the task ``semantic_bottleneck`` exported; it names the dual encoder and the language model.
-        encoder: another place of the same dual encoder; None is the one that the folder names.
-        language_model: another place of the same language model.
-        num_beams: beams, whose best counts; 5 in the paper.
-        max_new_tokens: longest caption written, in tokens.
+        encoder: where the same dual encoder is, if not where the folder says.
+        language_model: where the same language model is, if not where the folder says.
+        num_beams: number of beams, of which the best counts; 5 in the paper.
+        max_new_tokens: length of the longest caption that is written, in tokens.
         device: such as ``cuda``; None is the process's current CUDA device if there is one, else the CPU.
         batch_size: captions at once, at least 1.
 
     Raises:
-        ValueError: an argument is wrong, a model cannot be loaded, or is not the one that the bottleneck was trained
-            with.
+        ValueError: an argument is wrong, or a model cannot be loaded or is not the one of the training.
     """
 
     __name__ = "sba"
@@ -249,7 +249,7 @@ class SemanticBottleneck:
         return checked_scores(self, scores, len(texts))
 
     def rewrite(self, captions: Sequence[str]) -> list[list[str]]:
-        """What the language model writes from each of B captions: B lists of ``num_beams`` texts, likeliest first."""
+        """Write B captions again from their text features: B lists of ``num_beams`` texts, the likeliest first."""
         features = self._encoder.encode_texts(captions, normalize=False).to(self.device)
         with torch.no_grad():
             soft = self._bottleneck(features)

@@ -3,8 +3,9 @@
 - Long text towers: Zhang et al., "Long-CLIP: Unlocking the Long-Text Capability of CLIP", ECCV 2024, section 3.2
   (knowledge-preserved stretching), in the form that its code computes. SPECS's weights have the same layout.
 - PAC-S and PAC-S++: weights under OpenAI's or open_clip's keys, perhaps with low-rank updates (LoRA, Hu et al., ICLR
-  2022, equation 3; for convolutions, the released code of PAC-S++), which are added to the weights. Such a file tells
-  neither activation nor preprocessing: both are those of the weights that were tuned, which a tag of open_clip names.
+  2022, equation 3; for convolutions, the released code of PAC-S++), which are added to the weights. Such a file does
+  not say which activation and preprocessing to use: both are those of the weights that the tuning started from, which
+  a tag of open_clip names.
 
 Positions count tokens of CLIP's BPE, start and end included.
 """

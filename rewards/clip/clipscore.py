@@ -83,10 +83,10 @@ class ClipScore:
         self._references = EmbeddingCache(self.backbone.encoder.fingerprint, None, options.cache_references)
 
     def plan_caches(self, images: int, references: int) -> None:
-        """Log the memory that the embeddings of a data set take; warn if a cache is too small for them.
+        """Log the memory that the embeddings of a dataset take; warn if a cache is too small for them.
 
-        ``images`` and distinct ``references`` are numbers of the data set, 0 where another score with the same encoder
-        has logged them.
+        ``images`` and ``references`` are how many images and distinct references the dataset has. A number is 0 if
+        another score with the same encoder has logged it already.
         """
         parts = [("images", images, self.backbone.images)]
         parts += [("references", references, self._references)] if "references" in self.columns else []

@@ -44,22 +44,22 @@ Pool = Literal["mean", "first", "last"]
 
 @dataclass(frozen=True)
 class DualConfig:
-    """What a ``PretrainedDual`` is made of. Raises ``ValueError`` for values out of range."""
+    """Encoders and shape of a ``PretrainedDual``. Raises ``ValueError`` for values out of range."""
 
     image: str
     """Image encoder, such as ``transformers:facebook/dinov2-small`` (``rewards.clip.pretrained``)."""
     text: str
     """Text encoder."""
     image_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of ``image``, where that is a class; ``vision_cfg`` of an open_clip model."""
+    """Arguments of ``image`` if it is a class; ``vision_cfg`` of an open_clip model."""
     text_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of ``text``, where that is a class; ``bidirectional_blocks`` of a decoder language model."""
+    """Arguments of ``text`` if it is a class; ``bidirectional_blocks`` of a decoder language model."""
     embed_dim: int = 512
     """Joint width E."""
     hidden: int = 1024
     """Width of the hidden layer of a head; 0 is a linear head."""
     dropout: float = 0.5
-    """Of the input and the hidden layer of the MLP in a head, in training."""
+    """Dropout of the input and the hidden layer of a head's MLP, in training."""
     pool: Pool = "mean"
     """The text embedding is the mean over tokens, the ``first`` token (CLS) or the ``last`` one (EOT).
 
@@ -96,10 +96,10 @@ class PretrainedDual(nn.Module):
     """Both encoders with their heads. Embeddings are not normalised.
 
     Args:
-        config: what it is made of.
-        folder: that of a saved dual, whose weights follow: encoders are built from what was saved there, with random
-            weights where a library can.
-        pretrained: which of ``image`` and ``text`` start from pretrained weights; the others from random ones.
+        config: encoders and shape.
+        folder: folder of a saved dual, from whose files the encoders are built. Weights are then random where the
+            library allows it, because those of the folder will be loaded.
+        pretrained: which of ``image`` and ``text`` start from pretrained weights; the others start from random ones.
 
     Raises:
         ValueError: an encoder cannot be loaded.
@@ -123,7 +123,7 @@ class PretrainedDual(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """From an image to the pixels that it reads."""
+        """From an image to the pixels that the image encoder reads."""
         return self.image_encoder.preprocessing
 
     @property
@@ -166,7 +166,7 @@ class PretrainedDual(nn.Module):
         return self.project_text(self.text_features(ids))
 
     def train(self, mode: bool = True) -> PretrainedDual:
-        """As of any module; an encoder with nothing to train stays in evaluation mode (dropout, batch norm)."""
+        """Set the mode; an encoder without trainable parameters stays in evaluation mode (dropout, batch norm)."""
         super().train(mode)
         for encoder in (self.image_encoder, self.text_encoder):
             if not any(parameter.requires_grad for parameter in encoder.parameters()):
@@ -174,7 +174,7 @@ class PretrainedDual(nn.Module):
         return self
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write ``model.safetensors``, ``config.json`` and what its encoders are built from; the folder is made."""
+        """Write ``model.safetensors``, ``config.json`` and the files that the encoders are built from to ``folder``."""
         save_encoder_config(self.image_encoder, folder / "image_encoder")
         save_encoder_config(self.text_encoder, folder / "text_encoder")
         save_model(float_state(self), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder)

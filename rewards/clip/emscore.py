@@ -23,30 +23,31 @@ Parts = Literal["both", "coarse", "fine"]
 
 
 class Embedded(NamedTuple):
-    """What is compared: a caption with its tokens, or a video with its frames. All embeddings have length 1."""
+    """A caption with its tokens, or a video with its frames. All embeddings have length 1."""
 
     whole: Floats
-    """[D], of the caption (at EOT), or of all frames."""
+    """Embedding [D] of the caption (at EOT), or normalised mean of those of the frames."""
     parts: Floats
-    """[P, D], of the tokens, start and end included, or of the frames."""
+    """Embeddings [P, D] of the tokens, start and end included, or of the frames."""
     weights: Floats
-    """[P], at least 0, which add up to 1."""
+    """Weights [P] of the parts: at least 0, with the sum 1."""
 
 
 def greedy_f1(cosines: Floats, left: Floats, right: Floats) -> float:
-    """F1 of greedy matching, in [0, 1], from the cosines [P, Q] of P parts of the one and Q of the other.
+    """F1 of greedy matching of P parts with Q others, in [0, 1], from their cosines [P, Q].
 
-    Each part is matched with the nearest of the other: precision is the mean over P with the weights ``left`` [P],
-    recall that over Q with ``right`` [Q] (EMScore, equations 3 to 5). Both are clipped at 0.
+    Each part is matched with the nearest part of the other side. Precision is the mean of these cosines over the P
+    parts, weighted by ``left`` [P]; recall is the mean over the Q parts, weighted by ``right`` [Q] (EMScore, equations
+    3 to 5). Both are clipped at 0.
     """
     precision, recall = (max(float(side), 0.0) for side in (cosines.max(axis=1) @ left, cosines.max(axis=0) @ right))
     return float(harmonic_mean(np.array(precision), np.array(recall)))
 
 
 def token_idf(documents: Sequence[Sequence[int]]) -> dict[int, float]:
-    """Weights of tokens: log((M + 1) / (m + 1)) of a token that m of M captions (lists of token ids) have.
+    """Token -> weight log((M + 1) / (m + 1)), for a token that occurs in m of M captions (lists of token ids).
 
-    The last token of a caption, its end, which all have, gets the mean of all weights instead of 0.
+    The end token, which is the last of every caption, gets the mean of all weights instead of 0.
     """
     counts = Counter(chain.from_iterable(map(set, documents)))
     weights = {token: math.log((len(documents) + 1) / (count + 1)) for token, count in counts.items()}
@@ -61,15 +62,15 @@ class EmScore(ClipScore):
     frames changes a score. Source: Shi et al., CVPR 2022, section 3.
 
     Args:
-        backbone, pretrained, **encoder: fields of ``EncoderOptions``, as for ``ClipScore``; the text tower must tell an
-            embedding of every token: open_clip's CLIP, an L-CLIP student, a dual of pretrained encoders.
-        parts: ``both``, or ``coarse`` or ``fine`` alone.
-        idf_captions: captions, or a file with one a line, such as those of the training split, whose inverse document
-            frequencies weigh the tokens (``token_idf``); None weighs all alike.
-        prefix: put before captions and references; None, as in the released code, for none.
+        backbone, pretrained, **encoder: fields of ``EncoderOptions``, as for ``ClipScore``. The text tower has to give
+            an embedding of every token: open_clip's CLIP, an L-CLIP student, or a dual of pretrained encoders.
+        parts: ``both``, or only ``coarse`` or ``fine``.
+        idf_captions: captions, or a file with one caption a line, such as those of the training split; tokens are
+            weighted by their inverse document frequencies in them (``token_idf``). None gives all the same weight.
+        prefix: put before captions and references; None (the default, as in the released code) for none.
 
     Raises:
-        ValueError: an argument is wrong, or the weights cannot be found or loaded, or tell no embeddings of tokens.
+        ValueError: an argument is wrong, the weights cannot be found or loaded, or the model has no token embeddings.
     """
 
     __name__ = "emscore"
@@ -87,7 +88,7 @@ class EmScore(ClipScore):
         **encoder: Any,
     ) -> None:
         check_choice(Parts, parts=parts)
-        captions = _captions(idf_captions) if parts != "coarse" else None
+        captions = _read_captions(idf_captions) if parts != "coarse" else None
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         if parts != "coarse" and not getattr(self.backbone.encoder, "has_tokens", False):
             raise ValueError(
@@ -108,7 +109,7 @@ class EmScore(ClipScore):
         self.signature = f"{self.__name__}[{self.backbone.signature},{parts},{weighted},prefix={self.prefix!r}]"
 
     def plan_caches(self, images: int, references: int) -> None:
-        """Log nothing: how many frames there are is not known before they are asked for."""
+        """Log nothing: the number of frames is not known in advance."""
 
     @property
     def _encoder(self) -> Any:
@@ -172,7 +173,7 @@ class RefEmScore(EmScore):
     columns = frozenset({"image", "references"})
 
 
-def _captions(source: Sequence[str] | str | Path | None) -> list[str] | None:
+def _read_captions(source: Sequence[str] | str | Path | None) -> list[str] | None:
     if isinstance(source, str | Path):
         try:
             source = Path(source).read_text(encoding="utf-8").splitlines()

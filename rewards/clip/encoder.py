@@ -82,8 +82,9 @@ class DualEncoder(Protocol):
 class EncoderOptions:
     """Which dual encoder a score embeds with, how it runs, and how many of its embeddings are cached.
 
-    Each field is a keyword of every CLIP-based score, and so a key of its ``kwargs`` in a configuration. Of a loaded
-    encoder only the caches are used, and of a ``CachedEncoder`` ``cache_references`` alone.
+    Each field is a keyword of every CLIP-based score, and so a key of its ``kwargs`` in a configuration. If
+    ``backbone`` is a loaded encoder, only the fields of the caches are used; if it is a ``CachedEncoder``, only
+    ``cache_references``.
     """
 
     backbone: EncoderSource
@@ -128,9 +129,9 @@ class EncoderOptions:
 
 
 def passes_on(*targets: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Decorate a function that hands its ``**keywords`` to ``targets``: its signature lists the parameters of all.
+    """Decorator for a function that passes its ``**keywords`` on to ``targets``: lists their parameters as its own.
 
-    So a score need not repeat the options of its encoder, and ``rewards.registry`` sees their names.
+    So a score does not have to repeat the options of its encoder, and ``rewards.registry`` still sees their names.
     """
 
     def with_signature(function: Function) -> Function:
@@ -147,7 +148,7 @@ def passes_on(*targets: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
-    """Yield the items by ``size``; rank 0 shows a progress bar after two seconds or, without a terminal, log lines."""
+    """Yield the items in chunks of ``size``, with a progress bar on rank 0, or log lines if there is no terminal."""
     start = logged = time.monotonic()
     shows = is_main_process()
     with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None if shows else True) as bar:
@@ -202,7 +203,7 @@ class EmbeddingCache:
         self._write_failed = False
 
     def capacity(self, width: int) -> int:
-        """How many embeddings of ``width`` numbers memory may hold; without ``max_entries``, set by the first call."""
+        """Largest number of embeddings of ``width`` numbers kept in memory; the first call sets it if it is None."""
         if self.max_entries is None:
             processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             free = MEMORY_SHARE * psutil.virtual_memory().available / processes
@@ -220,10 +221,13 @@ class EmbeddingCache:
         identity: Callable[[Any], str] = image_identity,
         kind: str = "image",
     ) -> Embeddings:
-        """Return the embeddings [N, D], float32, of N images (or other items, called ``kind`` in messages).
+        """Return the embeddings [N, D], float32, of N images or other items.
 
-        Those that are not cached are encoded by ``encode``, M items -> [M, D], equal ones once; ``identity`` gives the
-        key of an item.
+        Args:
+            items: N items. Equal items are encoded once.
+            encode: M items that are not cached -> embeddings [M, D].
+            identity: item -> key, equal for equal items.
+            kind: what the items are called in messages.
 
         Raises:
             RewardError: an image cannot be read or has an embedding that is not finite.
@@ -325,9 +329,10 @@ class CachedEncoder:
 
 
 def check_finite(rows: Embeddings, items: Sequence[Any], kind: str) -> None:
-    """Raise ``RewardError``, which calls items ``kind``, for the first of N whose embedding [N, D] is not finite.
+    """Raise ``RewardError`` for the first of N items whose embedding in ``rows`` [N, D] is not finite.
 
-    No comparison holds for NaN, so that nothing would be ranked before such an item.
+    ``kind`` is what the items are called in the message. (Every comparison with NaN is false, so such an item would be
+    ranked first.)
     """
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(bad):
@@ -337,7 +342,7 @@ def check_finite(rows: Embeddings, items: Sequence[Any], kind: str) -> None:
 
 
 def mean_embedding(rows: Embeddings) -> Embeddings:
-    """The normalised mean [D] of F embeddings [F, D] of length 1; NaN where they cancel. One row stays as it is."""
+    """The normalised mean [D] of F embeddings [F, D] of length 1; NaN if they cancel. A single row is not changed."""
     if len(rows) == 1:
         return rows[0]
     mean = rows.mean(axis=0, dtype=np.float64)
@@ -346,7 +351,7 @@ def mean_embedding(rows: Embeddings) -> Embeddings:
 
 
 def load_encoder(options: EncoderOptions) -> CachedEncoder:
-    """Load the encoder of a score, where ``options.backbone`` is not a loaded one, and open its cache.
+    """Load the encoder of a score, unless ``options.backbone`` is a loaded one already, and open its cache.
 
     Raises:
         ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.

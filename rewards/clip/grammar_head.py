@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rewards.clip.preprocessing import clip_tokenizer
 from rewards.clip.pretrained import ClipText, load_text_encoder, local_encoder, save_encoder_config, text_width
 from rewards.clip.student import LCLIPConfig, TextStudent
 from rewards.model_files import (
@@ -45,10 +46,8 @@ class StudentText(ClipText):
     """The text tower of an L-CLIP as a ``TextEncoder`` (``rewards.clip.pretrained``): its states, without its head."""
 
     def __init__(self, **shape: Any) -> None:
-        from open_clip import SimpleTokenizer
-
         config = LCLIPConfig(**shape)
-        super().__init__(SimpleTokenizer(), config.context_length)
+        super().__init__(clip_tokenizer(), config.context_length)
         self.model = TextStudent(config)
         self.model.add_module("head", nn.Identity())  # of joint embeddings, which nothing here reads
 
@@ -65,18 +64,18 @@ class StudentText(ClipText):
 
 @dataclass(frozen=True)
 class GrammarConfig:
-    """What a ``GrammarModel`` is made of. Raises ``ValueError`` for values out of range."""
+    """Encoder and shape of a ``GrammarModel``. Raises ``ValueError`` for values out of range."""
 
     text: str
     """Text encoder (``rewards.clip.pretrained``), or ``STUDENT``."""
     text_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of ``text``, where that is a class."""
+    """Arguments of ``text`` if it is a class."""
     hidden: int = 256
     """Hidden units H."""
     kernel: int = 3
     """Tokens that a hidden unit sees, odd: 3 is a token and its neighbours, 1 the token alone."""
     dropout: float = 0.1
-    """Of the hidden units, in training."""
+    """Dropout of the hidden units, in training."""
     context_length: int = 77
     """Most tokens of a caption, special ones included; fewer where the text encoder has fewer positions."""
 
@@ -95,8 +94,8 @@ class GrammarModel(nn.Module):
     special ones included.
 
     Args:
-        config: what it is made of.
-        pretrained: False leaves the encoder's weights random, where a library can: those of a file follow.
+        config: encoder and shape.
+        pretrained: False leaves the encoder's weights random if the library allows it, for weights loaded later.
 
     Raises:
         ValueError: the encoder cannot be loaded.
@@ -132,21 +131,24 @@ class GrammarModel(nn.Module):
         return self.out(torch.cat([largest, mean], dim=1))[:, 0]
 
     def train(self, mode: bool = True) -> GrammarModel:
-        """As of any module; an encoder with nothing to train stays in evaluation mode (dropout)."""
+        """Set the mode; an encoder without trainable parameters stays in evaluation mode (dropout)."""
         super().train(mode)
         if not any(parameter.requires_grad for parameter in self.text_encoder.parameters()):
             self.text_encoder.eval()
         return self
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write ``model.safetensors``, ``config.json`` and what its encoder is built from; the folder is made."""
+        """Write ``model.safetensors``, ``config.json`` and the files that the encoder is built from to ``path``."""
         folder = Path(path)
         save_encoder_config(self.text_encoder, folder / "text_encoder")
         save_model(float_state(self), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder)
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> GrammarModel:
-        """Load a folder that ``save_pretrained`` wrote, on the CPU, in evaluation mode. Raises as a dual."""
+        """Load a folder that ``save_pretrained`` wrote, on the CPU, in evaluation mode.
+
+        Raises as ``read_config``, ``load_weights`` and ``load_text_encoder``.
+        """
         folder = Path(path)
         config = read_config(GrammarConfig, folder, MODEL_TYPE)
         text, text_kwargs = local_encoder(config.text, config.text_kwargs, folder / "text_encoder")
@@ -156,11 +158,13 @@ class GrammarModel(nn.Module):
 
     @classmethod
     def over_student(cls, path: str | Path, **options: Any) -> GrammarModel:
-        """A random head over the text tower of an L-CLIP, or of its stage 1; ``options`` are of ``GrammarConfig``.
+        """Put a random head on the text tower of a saved L-CLIP, or of the text model of its stage 1.
+
+        ``options`` are fields of ``GrammarConfig``.
 
         Raises:
             OSError: a file is missing.
-            ValueError: the folder holds another model, or is not as it was written.
+            ValueError: the folder holds another model, or differs from its manifest.
         """
         folder = Path(path)
         check_folder(folder)

@@ -19,7 +19,7 @@ class LClipScore(ClipScore):
         prefix, **arguments: as for ``ClipScore``.
 
     Raises:
-        ValueError: the folder does not exist or holds no student, or an argument is wrong.
+        ValueError: the folder does not exist or does not hold a student, or an argument is wrong.
     """
 
     __name__ = "l_clipscore"

@@ -22,17 +22,17 @@ class PacScore(ClipScore):
     Source: Sarto et al., CVPR 2023. The released example's good captions have the mean 0.8264, its bad ones 0.5772.
 
     Args:
-        backbone: architecture of open_clip, with ``pretrained``; None is that of the released file of that name. Or a
-            folder that has its own weights, or a loaded encoder. There is no default: without weights that were tuned
-            for it, the score would not be PAC-S.
-        pretrained: checkpoint file: ``clip_ViT-B-32.pth`` or another of ``RELEASED``, or one in the same form.
-        tuned_from: as in ``EncoderOptions``; None for released files under their own names.
+        backbone: an architecture of open_clip, with ``pretrained``; a folder that has its own weights; or a loaded
+            encoder. It may be None for a released file under its own name. There is no default model, because the
+            score is PAC-S only with weights that were tuned for it.
+        pretrained: checkpoint file: ``clip_ViT-B-32.pth`` or another of ``RELEASED``, or one in the same format.
+        tuned_from: as in ``EncoderOptions``; may be None for released files under their own names.
         w: scale, above 0; 2 in the paper.
         **arguments: as for ``ClipScore``.
 
     Raises:
-        ValueError: there is no such file, it is not said what it was tuned from, it does not fit the architecture, or
-            an argument is wrong.
+        ValueError: the file does not exist or does not fit the architecture, ``tuned_from`` is missing, or an argument
+            is wrong.
     """
 
     __name__ = "pac_s"

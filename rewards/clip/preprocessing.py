@@ -21,10 +21,10 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From an image to pixels, as open_clip does it.
+    """From an image to the pixels that an encoder reads, as open_clip does it.
 
-    Pillow resizes the image in its own mode (antialiased) and crops the centre; then it becomes RGB, in [0, 1], less
-    the mean over the standard deviation of each channel.
+    Pillow resizes the image in the image's own mode (antialiased) and crops the centre. The result is converted to RGB,
+    scaled to [0, 1] and normalised by mean and standard deviation of each channel.
     """
 
     size: int = 224
@@ -37,8 +37,8 @@ class Preprocessing:
     """``shortest``: the shorter side becomes ``size``, and the centre is cropped; ``squash``: both sides become
     ``size``; a number: the shorter side becomes so many pixels before the crop."""
     floor_crop: bool = field(default=False, repr=False)
-    """Half a pixel before the crop is rounded down, as Transformers does, and not to an even number. It is not in the
-    ``repr`` that fingerprints are made of, where it was not before."""
+    """Round a margin of the crop with half a pixel down, as Transformers does, instead of to an even number. It is left
+    out of ``repr``, from which fingerprints are made, so that fingerprints of earlier versions stay valid."""
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels [3, size, size], float32, of an image in its own mode."""
@@ -85,7 +85,7 @@ def pixels(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
 
 
 def preprocessing_of(visual: Any) -> Preprocessing:
-    """The preprocessing of an open_clip image encoder. Raises ``ValueError`` where it is of another kind."""
+    """The preprocessing of an open_clip image encoder. Raises ``ValueError`` if it is not supported."""
     config = getattr(visual, "preprocess_cfg", None) or {"size": visual.image_size}
     size = config["size"]
     sides = set(size) if isinstance(size, tuple | list) else {size}
@@ -102,9 +102,9 @@ def preprocessing_of(visual: Any) -> Preprocessing:
 class WordTokens:
     """CLIP's tokenizer with a least-recently-used cache of the tokens of words: the same tokens in a tenth of the time.
 
-    The tokenizer cleans a caption, splits it at white space and elsewhere, and encodes the parts. Of printable ASCII
-    without ``&``, cleaning changes nothing but case and white space, so there the tokens of a caption are those of its
-    words. Other captions go through the tokenizer, open_clip's ``SimpleTokenizer`` with CLIP's settings.
+    The tokenizer cleans a caption, splits it at white space and elsewhere, and encodes the parts. In printable ASCII
+    without ``&``, cleaning changes nothing but case and white space, so the tokens of such a caption are those of its
+    words. Any other caption is encoded by ``tokenizer``, open_clip's ``SimpleTokenizer`` with CLIP's settings.
     """
 
     def __init__(self, tokenizer: Any, max_words: int = 200_000) -> None:
@@ -131,25 +131,28 @@ class WordTokens:
         return torch.from_numpy(ids)
 
 
-def with_cached_words(tokenizer: Any) -> Any:
-    """``WordTokens`` of a tokenizer with CLIP's settings; any other tokenizer itself."""
-    from open_clip import SimpleTokenizer
-    from open_clip.tokenizer import get_clean_fn
-
-    is_clip = type(tokenizer) is SimpleTokenizer and tokenizer.clean_fn is get_clean_fn("lower")
-    return WordTokens(tokenizer) if is_clip and tokenizer.reduction_fn is None else tokenizer
-
-
 @lru_cache(maxsize=1)
-def _bpe() -> Any:
+def clip_tokenizer() -> WordTokens:
+    """CLIP's tokenizer; one object for the whole process, because reading its vocabulary takes a while."""
+    from open_clip import SimpleTokenizer
+
+    return WordTokens(SimpleTokenizer())
+
+
+def open_clip_tokenizer(name: str) -> Any:
+    """The tokenizer of an open_clip model, named as for ``open_clip.get_tokenizer``: for most ``clip_tokenizer()``."""
     import open_clip
 
-    return open_clip.SimpleTokenizer()
+    text = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
+    others = [text.get(key) for key in ("hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs")]
+    if any(others) or "siglip" in name.lower():
+        return open_clip.get_tokenizer(name)
+    return clip_tokenizer()
 
 
 def count_tokens(text: str) -> int:
     """Tokens of CLIP's BPE in ``text``, without start and end; an encoder of context L reads L - 2 of them."""
-    return len(_bpe().encode(text))
+    return len(clip_tokenizer().encode(text))
 
 
 def embed_by_length(
@@ -183,7 +186,7 @@ def causal_text_features(model: Any, ids: Tensor) -> Tensor:
 
 
 def causal_token_features(model: Any, ids: Tensor) -> Tensor:
-    """Embeddings [B, L, D] of all tokens, projected as that of EOT, of the same models and ids."""
+    """As ``causal_text_features``, but embeddings [B, L, D] of all tokens, projected in the same way as that of EOT."""
     return _projected(model, _causal_states(model, ids))
 
 

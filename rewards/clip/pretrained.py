@@ -3,11 +3,11 @@
 An encoder is named by a library and a model of it, or by a class:
 
 - ``transformers:NAME``: a vision or text model of Transformers by hub id or folder (ViT, DINOv2, ConvNeXt, BERT, GPT-2,
-  Llama, ...); of a dual encoder such as CLIP the tower that is asked for, of a language model all but its output layer.
+  Llama, ...). A dual encoder such as CLIP gives the tower that is asked for, a language model all but its output layer.
 - ``open_clip:ARCHITECTURE/TAG``, such as ``open_clip:ViT-B-32/openai``; the tag may be a checkpoint file.
 - ``timm:NAME``: an image model of timm.
-- ``package.module:Class``: made as ``Class(**kwargs)``; it has what ``ImageEncoder`` or ``TextEncoder`` has. One that
-  needs files of its own has ``built_from`` and takes ``model`` and ``pretrained`` (``local_encoder``).
+- ``package.module:Class``: constructed as ``Class(**kwargs)``; it has to satisfy ``ImageEncoder`` or ``TextEncoder``. A
+  class that needs files has an attribute ``built_from`` and arguments ``model`` and ``pretrained`` (``local_encoder``).
 
 Shapes: B batch, S pixels of a side, H x W cells of a grid, L tokens, D width of the encoder.
 """
@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rewards.clip.preprocessing import Preprocessing, preprocessing_of, with_cached_words
+from rewards.clip.preprocessing import Preprocessing, open_clip_tokenizer, preprocessing_of
 from rewards.model_files import ask_hub
 from rewards.text.frozen_model import most_tokens
 
@@ -35,7 +35,7 @@ class ImageEncoder(Protocol):
     """A network (``nn.Module``) from pixels to a grid of features."""
 
     preprocessing: Preprocessing
-    """From an image to the pixels that it reads."""
+    """From an image to the pixels that the network reads."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Pixels [B, 3, S, S] -> features [B, H, W, D]."""
@@ -62,7 +62,7 @@ class TextEncoder(Protocol):
         ...
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Ids [B, L] -> states [B, L, D]; those of padding have no meaning, and those of tokens do not depend on it."""
+        """Ids [B, L] -> states [B, L, D]. States of padding have no meaning; states of tokens do not depend on it."""
         ...
 
 
@@ -94,10 +94,10 @@ class OpenClipImage(nn.Module):
     """The image tower of an open_clip model: its last feature map, normalised, before pooling and projection.
 
     Args:
-        name: ``ARCHITECTURE/TAG``; the tag is of pretrained weights.
+        name: ``ARCHITECTURE/TAG``; the tag names pretrained weights.
         pretrained: False leaves the weights random.
-        vision_cfg: entries of open_clip's model JSON in place of the architecture's, such as ``{image_size: 64}``; with
-            random weights alone.
+        vision_cfg: entries that replace those of the architecture's ``vision_cfg`` in open_clip, such as
+            ``{image_size: 64}``; only with random weights.
     """
 
     def __init__(self, name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None = None) -> None:
@@ -142,17 +142,17 @@ class TimmImage(nn.Module):
 class TransformersText(nn.Module):
     """A text encoder or decoder language model of Transformers with its tokenizer.
 
-    Where the tokenizer has no padding token, its end of text pads; where it adds no special token to a caption, as
-    GPT-2's, the end of text is added, so that every caption has a token.
+    If the tokenizer has no padding token, its EOS is used for padding. If it adds no special token to a caption, as
+    GPT-2's does not, EOS is appended, so that every caption has at least one token.
 
     Args:
         name: hub id or folder.
         pretrained: False leaves the weights random.
-        bidirectional_blocks: the last blocks of a decoder language model whose attention loses its causal mask, so that
-            a token attends to all tokens of its caption. Captions are then no longer than the model's sliding window.
+        bidirectional_blocks: number of last blocks of a decoder language model whose causal mask is removed, so that a
+            token attends to all tokens of its caption. Captions are then cut to the model's sliding window.
 
     Raises:
-        ValueError: it is no text model; a block that is to switch has no causal self-attention, or keeps it.
+        ValueError: the model is no text model, or one of these blocks has no causal self-attention or cannot lose it.
     """
 
     def __init__(self, name: str, pretrained: bool, bidirectional_blocks: int = 0) -> None:
@@ -207,7 +207,7 @@ class ClipText(nn.Module):
 
     def __init__(self, tokenizer: Any, context_length: int) -> None:
         super().__init__()
-        self.tokenizer, self.context_length = with_cached_words(tokenizer), context_length
+        self.tokenizer, self.context_length = tokenizer, context_length
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
         ids = self.tokenizer(list(texts), context_length=context_length)
@@ -224,12 +224,10 @@ class OpenClipText(ClipText):
     """The text tower of an open_clip model with causal attention, before pooling and projection."""
 
     def __init__(self, name: str, pretrained: bool) -> None:
-        import open_clip
-
         clip, architecture = _open_clip(name, pretrained)
         if getattr(clip, "attn_mask", None) is None:
             raise ValueError("its text tower has no causal attention: expected CLIP's own, or one of Transformers")
-        super().__init__(open_clip.get_tokenizer(architecture), int(clip.context_length))
+        super().__init__(open_clip_tokenizer(architecture), int(clip.context_length))
         self.token_embedding, self.positional_embedding = clip.token_embedding, clip.positional_embedding
         self.transformer, self.ln_final = clip.transformer, clip.ln_final
         self.mask: Tensor
@@ -243,10 +241,10 @@ class OpenClipText(ClipText):
 
 
 def as_grid(features: Tensor) -> Tensor:
-    """Features as a grid [B, H, W, D]: of a feature map [B, D, H, W], or of tokens [B, N, D]; others raise
-    ``ValueError``.
+    """Turn a feature map [B, D, H, W] or tokens [B, N, D] into a grid [B, H, W, D].
 
-    The last H² of N tokens are the square grid, H as large as fits; those before are class and register tokens.
+    Of N tokens the last H² are taken as a square grid, with the largest H that fits; those before them are class and
+    register tokens. Raises ``ValueError`` for features of another shape.
     """
     if features.ndim == 4:
         return features.permute(0, 2, 3, 1)
@@ -257,14 +255,14 @@ def as_grid(features: Tensor) -> Tensor:
 
 
 def load_image_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True) -> Any:
-    """An ``ImageEncoder``, in evaluation mode, on the CPU.
+    """Load an ``ImageEncoder``, in evaluation mode, on the CPU.
 
     Args:
-        name: see the module.
-        kwargs: arguments of the class; of a text model of Transformers ``bidirectional_blocks`` (see
-            ``TransformersText``), of an image model of open_clip ``vision_cfg`` (see ``OpenClipImage``), of other
-            models of a library none.
-        pretrained: False leaves the weights random, where a library can: those of a file follow.
+        name: as described at the top of this module.
+        kwargs: arguments of the class. A text model of Transformers takes ``bidirectional_blocks`` (see
+            ``TransformersText``), an image model of open_clip ``vision_cfg`` (see ``OpenClipImage``); other models of a
+            library take none.
+        pretrained: False leaves the weights random if the library allows it, for weights that are loaded later.
 
     Raises:
         ValueError: there is no such model, its library is not installed, or it is no image encoder.
@@ -273,20 +271,20 @@ def load_image_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretr
 
 
 def load_text_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True) -> Any:
-    """A ``TextEncoder``; arguments and errors as of ``load_image_encoder``."""
+    """Load a ``TextEncoder``; arguments and errors as for ``load_image_encoder``."""
     return _load("text", name, kwargs or {}, pretrained)
 
 
 def save_encoder_config(encoder: Any, folder: Path) -> None:
-    """Write what an encoder is built from without weights, each of its ``built_from``; nothing where it has none."""
+    """Save the objects in ``encoder.built_from`` (configuration, tokenizer, ...), without weights, if it has any."""
     for part in getattr(encoder, "built_from", ()):
         part.save_pretrained(folder)
 
 
 def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
-    """Name and arguments that build an encoder again: from ``folder``, where ``save_encoder_config`` wrote one.
+    """Name and arguments that build an encoder again, from ``folder`` if ``save_encoder_config`` wrote it there.
 
-    A class is made with ``model=folder`` and ``pretrained=False``, in place of its own arguments of these names.
+    A class then gets ``model=folder`` and ``pretrained=False`` in place of its own arguments of these names.
     """
     if not folder.is_dir():
         return name, {**kwargs}
@@ -423,10 +421,10 @@ LIBRARIES = tuple(_KINDS["image"][1])
 
 
 def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
-    """``Preprocessing`` that does what an image processor of Transformers with this configuration does.
+    """The ``Preprocessing`` that is equal to an image processor of Transformers with this configuration.
 
     Raises:
-        ValueError: it does something else, such as padding, or makes no square.
+        ValueError: there is none, because the processor pads, say, or its output is not square.
     """
     size, crop, methods = values.get("size") or {}, values.get("crop_size") or {}, {2: "bilinear", 3: "bicubic"}
     side = crop if values.get("do_center_crop") else size
@@ -451,15 +449,15 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
 
 
 def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
-    """Freeze an encoder but for its last ``blocks`` blocks and what follows them; returns what is open, by name.
+    """Freeze an encoder except for its last ``blocks`` blocks; return the names of the parameters that are trained.
 
-    The blocks are the entries of the list of modules that has most of its weights (a Transformer's layers, a ConvNet's
-    stages). What is registered after them, such as the last norm, is open with them. 0 freezes all, None nothing. What
-    the encoder's output does not depend on, such as a pooler, stays frozen: several processes would wait for its
-    gradient.
+    Blocks are the entries of the list of modules that has most of the encoder's weights (the layers of a Transformer,
+    the stages of a ConvNet). Parameters registered after them, such as those of a final norm, are trained as well. With
+    0 everything is frozen, with None nothing. Parameters that the output does not depend on, such as those of a pooler,
+    always stay frozen, because several processes would wait for their gradients.
 
     Raises:
-        ValueError: it has fewer blocks.
+        ValueError: the encoder has fewer blocks.
     """
     encoder.requires_grad_(blocks is None)
     if blocks:

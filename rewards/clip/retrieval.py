@@ -33,15 +33,15 @@ def retrieval_scores(
 ) -> Floats:
     """Scores [N] of N queries that should find their target, whose cosine is ``own`` [N], among M distractors.
 
-    With s the cosine to the target and s_j those to the distractors, ``others`` [N, M] (-inf is none):
+    With s the cosine to the target and s_j those to the distractors, ``others`` [N, M] (-inf means no distractor):
 
         log_softmax       scale · s - ln(exp(scale · s) + Σ_j exp(scale · s_j))
         reciprocal_rank   1 / rank of the target
         recall            1 where the rank is at most k, else 0 (R@k)
         margin            -max(0, margin - s + max_j s_j)
 
-    Of ties (cosines within ``TIE``), the rank is the expected one and recall the probability in a random order. Without
-    a distractor, these are 0, 1, 1 and 0.
+    For ties (cosines within ``TIE``), the rank is its expectation and recall is the probability of a hit, both over
+    random orders. Without any distractor, the four scores are 0, 1, 1 and 0.
     """
     gaps = others - own[:, None]
     hardest = gaps.max(axis=1, initial=-np.inf)
@@ -57,10 +57,10 @@ def retrieval_scores(
 class Retrieval(ClipScore):
     """Self-retrieval: how well a caption finds its image among others under a frozen dual encoder; no references.
 
-    The others are the distinct images (``image_id``) of the call or, with ``pool``, those of a folder. Captions of one
-    image are never each other's distractors, and neither are images with equal embeddings. In training a call has the
-    images of one micro-batch of one process, greedy captions included: without ``pool``, scores depend on
-    ``train.micro_batch_size``. A caption without a distractor scores the upper bound, of which a warning tells.
+    The other images are the distinct ones (by ``image_id``) of the call or, with ``pool``, those of a folder. Captions
+    of one image are never each other's distractors, and neither are images with equal embeddings. In training, a call
+    has the images of one micro-batch of one process, greedy captions included, so without ``pool`` scores depend on
+    ``train.micro_batch_size``. A caption without a distractor gets the upper bound, and a warning is logged.
 
     Args:
         backbone, pretrained, **encoder: as for ``ClipScore``.
@@ -68,9 +68,9 @@ class Retrieval(ClipScore):
         scale: of ``log_softmax``, above 0 and at most 300; CLIP's is 100.
         margin: of ``margin``, at least 0; 0.2 in Luo et al.
         k: of ``recall``, at least 1.
-        distractors: the nearest images that count, at least 1; None counts all. Ties are in the order of the pool.
-        both: mean of this score and that of the opposite direction, in which the image finds its caption among the
-            captions of the distractors. Not with ``pool``, whose images have no captions.
+        distractors: use only this many nearest images, at least 1; None uses all. Ties are in the order of the pool.
+        both: average this score with that of the opposite direction, in which the image has to find its caption among
+            the captions of the distractors. Not with ``pool``, whose images have no captions.
         pool: folder of images, without subfolders; embedded at the first call.
         prefix: put before captions.
 

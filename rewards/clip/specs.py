@@ -100,15 +100,16 @@ class LengthRouter:
     """A short-caption score below a number of tokens, a long-caption score from there on.
 
     The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE, without start and
-    end. The default pair is in [0, 1], but its scores below and above the threshold do not compare: they are of two
-    encoders.
+    end. Both scores of the default pair are in [0, 1], but they come from two encoders, so a score below the threshold
+    does not compare with one above it.
 
     Args:
         short: a reward, or ``{name, **arguments}`` of one of the registry, for captions of fewer than ``threshold``
             tokens; a mapping without a name is ``clipscore`` with ``w`` 1.
         long: the same for all other captions; without a name it is ``specs``.
         threshold: tokens, at least 1.
-        tokenizer: of those of the two that take one and do not name it, one of ``rewards.text.tokenize.TOKENIZERS``.
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, for those of the two rewards that have an argument
+            ``tokenizer`` and do not set it.
 
     Raises:
         ValueError: the threshold is below 1, or a reward cannot be built.

@@ -73,11 +73,11 @@ class LCLIPConfig:
     """Number of times in a row that each block runs."""
     image_qkv_bias: bool = True
     image_encoder: str | None = field(default=None, repr=False)
-    """A frozen image encoder (``rewards.clip.pretrained``), whose grid of features takes the place of the patches: a
-    hybrid (Dosovitskiy et al. 2021, section 3.1), for data that are too few to learn to see from pixels. They are then
-    prepared as it says, and ``image_size`` and ``patch_size`` are not read."""
+    """A frozen image encoder (``rewards.clip.pretrained``) whose grid of features replaces the patches: a hybrid
+    (Dosovitskiy et al. 2021, section 3.1), for datasets that are too small to learn from pixels. Its own preprocessing
+    is then used, and ``image_size`` and ``patch_size`` are ignored."""
     image_encoder_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Arguments of ``image_encoder``, where that is a class."""
+    """Arguments of ``image_encoder`` if it is a class."""
     vocab_size: int = 49408
     """EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is pooled at the argmax."""
     context_length: int = 77
@@ -185,7 +185,7 @@ class SharedBlock(nn.Module):
 
 
 def init_linear(module: nn.Module) -> None:
-    """Initialise a linear layer with the truncated normal and its bias with 0; ignore other modules."""
+    """Initialise a linear layer: weights by the truncated normal, bias 0. Other modules are ignored."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=INIT_STD)
         if module.bias is not None:
@@ -196,8 +196,9 @@ class ImageStudent(nn.Module):
     """Image tower: patches with bias, class token, positions, shared blocks, norm, head; no norm before the blocks.
 
     ``patch_embed.weight``, ``cls_token`` and ``pos_embed`` correspond to the teacher's ``conv1.weight``,
-    ``class_embedding`` and ``positional_embedding``; the last two have leading dimensions of 1 here. With an image
-    encoder the patches are its features; ``encoder`` is that of the configuration, where it is loaded already.
+    ``class_embedding`` and ``positional_embedding``; the last two have leading dimensions of 1 here. If the
+    configuration names an image encoder, its features are the patches; ``encoder`` is that encoder, if it is loaded
+    already.
     """
 
     def __init__(self, config: LCLIPConfig, encoder: Any = None) -> None:
@@ -228,20 +229,20 @@ class ImageStudent(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """From an image to the pixels that it reads."""
+        """From an image to the pixels that the tower reads."""
         return Preprocessing(self.config.image_size) if self.encoder is None else self.encoder.preprocessing
 
     def train(self, mode: bool = True) -> ImageStudent:
-        """As of any module; the frozen image encoder stays in evaluation mode."""
+        """Set the mode; the frozen image encoder stays in evaluation mode."""
         super().train(mode)
         if self.encoder is not None:
             self.encoder.eval()
         return self
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Embed normalised pixels [B, 3, S, S], with an image encoder also its features [B, R, D], as [B, E].
+        """Embed normalised pixels [B, 3, S, S] as [B, E]; embeddings are not normalised.
 
-        Not normalised. Raises ``ValueError`` for other shapes.
+        With an image encoder, its features [B, R, D] are accepted as well. Raises ``ValueError`` for other shapes.
         """
         size = self.preprocessing.size
         if self.encoder is not None and pixels.ndim == 3:
@@ -309,7 +310,7 @@ class TextStudent(nn.Module):
 
 
 class LCLIP(nn.Module):
-    """Both towers. Embeddings are not normalised."""
+    """The L-CLIP model: an image tower and a text tower. Embeddings are not normalised."""
 
     def __init__(self, config: LCLIPConfig | None = None, encoder: Any = None) -> None:
         super().__init__()
@@ -330,7 +331,7 @@ class LCLIP(nn.Module):
         return self.encode_image(pixels), self.encode_text(ids)
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write ``model.safetensors`` and ``config.json`` to the folder ``path``; it is made if needed."""
+        """Write ``model.safetensors`` and ``config.json`` to the folder ``path``, which is created if needed."""
         save_encoder_config(self.image.encoder, Path(path) / "image_encoder")
         save_model(float_state(self), {"model_type": MODEL_TYPE, **asdict(self.config)}, path)
 
@@ -344,7 +345,7 @@ class LCLIP(nn.Module):
 
 
 def load_student(kind: type[Student], folder: Path, model_type: str, others: Collection[str] = ()) -> Student:
-    """An ``LCLIP``, or a tower of one, from a folder; arguments and errors as of ``read_config``."""
+    """Load an ``LCLIP`` or one of its towers from a folder. Arguments and errors as for ``read_config``."""
     config = read_config(LCLIPConfig, folder, model_type, ("image_encoder", "image_encoder_kwargs"), others)
     if config.image_encoder is None or kind is TextStudent:
         with torch.device("meta"):  # no weight is initialised
@@ -371,13 +372,13 @@ def from_released(state_dict: Mapping[str, Tensor], config: LCLIPConfig | None =
     """Rename the keys of a released checkpoint's state dict to those of ``LCLIP``; ``teacher.*`` is left out.
 
     Args:
-        state_dict: what a released file, a Lightning checkpoint, has under ``state_dict``, of stage 1 (one tower) or 2.
-            The results of two stage-1 checkpoints, merged, are one ``LCLIP`` state dict.
+        state_dict: the entry ``state_dict`` of a released file (a Lightning checkpoint) of stage 1, which has one
+            tower, or of stage 2. The results of the two stage-1 checkpoints together are one ``LCLIP`` state dict.
         config: shape of the model; None is the default. Released models attend padding: ``pad_attention="full"``.
 
     Raises:
-        ValueError: there is no student, or a key, named as in the checkpoint, is missing, unexpected or of another
-        shape.
+        ValueError: there is no student, or a key (named as in the checkpoint) is missing, unexpected or of another
+            shape.
     """
     if "state_dict" in state_dict:
         raise ValueError("this is a whole checkpoint: pass what it has under 'state_dict'")

@@ -26,7 +26,7 @@ class BertScore:
     Args:
         model: folder of a Transformers model with its tokenizer, or a name on the hub, such as ``roberta-large``, the
             package's choice for English.
-        layers: layer whose embeddings are compared, from 1; None is the package's choice, for the models that it knows.
+        layers: layer whose embeddings are compared, from 1; None is the package's choice for models that it knows.
         idf: weigh words by their inverse document frequency in the references of each call.
         device: such as ``cuda``; None is the GPU where there is one.
         batch_size: captions at once, at least 1; changes scores by rounding only.

@@ -10,20 +10,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewards.base import as_texts, check_least, checked_scores, reference_lists
-from rewards.text.ngrams import NGram, ngram_counts
+from rewards.text.ngrams import NGram, Tokens, ngram_counts
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-
-Tokens = Sequence[str]
 
 _SMALL = 1e-9
 _TINY = 1e-15
 
 
 def bleu_counts(candidate: Tokens, references: Sequence[Tokens], n: int = 4) -> list[int]:
-    """The 2 n + 2 counts that BLEU of one candidate is a function of; those of a corpus are their sums.
+    """Return the 2 n + 2 counts from which BLEU of one candidate is computed; a corpus has their sums.
 
-    For each order, the candidate's n-grams that match, each clipped at its largest count in a reference; for each
-    order, the candidate's n-grams; the candidate's length; the closest reference length, both in tokens.
+    They are: for each order, the number of the candidate's n-grams that match, each clipped at its largest count in a
+    reference; for each order, the number of the candidate's n-grams; the candidate's length and the reference length
+    closest to it, both in tokens.
 
     Raises:
         ValueError: there is no reference.

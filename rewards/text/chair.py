@@ -31,23 +31,23 @@ _ES = ("ses", "xes", "zes", "ches", "shes", "oes")
 
 @dataclass(frozen=True)
 class ObjectVocabulary:
-    """Objects and the words for them.
+    """The objects of a vocabulary, and the words for them.
 
     Args:
-        names: phrase of words in the singular -> object.
+        names: phrase (a tuple of words in the singular) -> name of the object.
     """
 
     names: Mapping[tuple[str, ...], str]
 
     @classmethod
     def read(cls, path: str | Path | Sequence[str]) -> ObjectVocabulary:
-        """Read the published format: a line for each object, its name first, then its synonyms, with commas.
+        """Read the published format: one line per object with its name and its synonyms, separated by commas.
 
         Args:
             path: the file, or its lines.
 
         Raises:
-            ValueError: the file cannot be read, or two objects have the same word.
+            ValueError: the file cannot be read or names no object, or two objects have the same word.
         """
         names: dict[tuple[str, ...], str] = {}
         with naming(f"synonyms {str(path)!r} cannot be read"):
@@ -63,7 +63,7 @@ class ObjectVocabulary:
         return cls(names)
 
     def mentions(self, caption: str) -> list[str]:
-        """The objects of a caption, one for each mention; of overlapping phrases the longest."""
+        """The objects that a caption mentions, once per mention; of overlapping phrases the longest counts."""
         words, found, at = tokenize(caption), [], 0
         if not _TOILETS.isdisjoint(words):
             words = [word for word in words if word not in _SEATS]
@@ -84,7 +84,10 @@ class ObjectVocabulary:
         return found
 
     def named(self, lists: Iterable[Collection[str]], source: str) -> list[frozenset[str]]:
-        """The objects that words stand for, of each list. ``ValueError`` where there is none, after ``source``."""
+        """For each list of words, the set of objects that they stand for.
+
+        Raises ``ValueError``, with a message that begins with ``source``, for a word that is not in the vocabulary.
+        """
         known = [{word: self._name(tokenize(word) or [""]) for word in words} for words in lists]
         unknown = sorted({word for own in known for word, name in own.items() if name is None})
         if unknown:
@@ -115,10 +118,10 @@ def _singulars(word: str) -> list[str]:
 
 
 def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, frozenset[str]]:
-    """Image id -> the objects in it: JSON ``{image_id: [object, ...]}``, or COCO's instance annotations.
+    """Read which objects are in each image: JSON ``{image_id: [object, ...]}`` or COCO's instance annotations.
 
     Raises:
-        ValueError: the file cannot be read, is neither, or names an object that the vocabulary lacks.
+        ValueError: the file cannot be read, has neither format, or names an object that is not in the vocabulary.
     """
     with naming(f"objects {str(path)!r} cannot be read"):
         content = json.loads(Path(path).read_bytes())
@@ -140,27 +143,28 @@ def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, fr
 
 
 class ObjectDetector(Protocol):
-    """Finds objects in images; ``signature`` says what by."""
+    """Finds objects in images; ``signature`` names the model for the signature of the reward."""
 
     signature: str
 
     def __call__(self, images: Sequence[ImageSource]) -> Sequence[Collection[str]]:
-        """The objects in each of N images, by words of the vocabulary."""
+        """Return the objects in each of N images, in words of the vocabulary."""
         ...
 
 
 class ChairCounts(NamedTuple):
-    """Of a caption, or summed over several."""
+    """Counts that CHAIR is computed from, for one caption or summed over several."""
 
     hallucinated_mentions: float
     """Mentions of objects that are not in the image."""
     mentions: float
+    """Mentions of objects."""
     hallucinated_captions: float
-    """Captions with such a mention."""
+    """Captions with at least one hallucinated mention."""
     mentioned_objects: float
-    """Objects of the image that the caption mentions."""
+    """Distinct objects of the image that the caption mentions."""
     objects: float
-    """Objects of the image."""
+    """Distinct objects of the image."""
 
 
 def chair_counts(mentions: Sequence[str], objects: Collection[str]) -> ChairCounts:
@@ -171,22 +175,21 @@ def chair_counts(mentions: Sequence[str], objects: Collection[str]) -> ChairCoun
 
 
 class Chair:
-    """How few of a caption's objects are hallucinated, in [0, 1]; as a judge or a term of a reward.
+    """How few of the objects that a caption mentions are hallucinated, in [0, 1]; as a judge or a term of a reward.
 
-    An object is in the image if ``objects`` has it there, ``detector`` finds it there, or, with ``references``, a
-    reference of the image mentions it (the published code counts the first and the last). A caption without objects
-    has precision 1, so that a policy may learn to name none: put ``recall`` or CIDEr-D beside it.
+    An object is in the image if ``objects`` lists it, if ``detector`` finds it, or, with ``references``, if a reference
+    of the image mentions it (the published code uses the first and the last). A caption without objects has precision
+    1, so a policy may learn to mention none: combine it with ``recall`` or CIDEr-D. Captions are English, tokenised as
+    for CIDEr-D.
 
     Args:
-        synonyms: file of objects and their words (``ObjectVocabulary.read``), or a list of its lines.
-        objects: file of the objects in each image (``read_objects``); None has none.
-        references: count what references mention.
-        measure: ``precision``, mentions that are in the image over all mentions; ``caption``, 1 where all are, else 0
-            (the mean over captions is 1 - CHAIR-s); ``recall``, objects of the image that are mentioned over all of it.
-        detector: ``package.module:Class`` of an ``ObjectDetector``; what it finds in an image is kept.
-        detector_kwargs: its arguments.
-
-    Captions are English, tokenised as for CIDEr-D.
+        synonyms: file of objects and the words for them (``ObjectVocabulary.read``), or a list of its lines.
+        objects: file of the objects in each image (``read_objects``), or None.
+        references: whether objects that references mention are in the image.
+        measure: ``precision``: fraction of mentions that are in the image; ``caption``: 1 if all are, else 0 (the mean
+            over captions is 1 - CHAIR-s); ``recall``: fraction of the image's objects that the caption mentions.
+        detector: ``package.module:Class`` of an ``ObjectDetector``, which is called once per image.
+        detector_kwargs: arguments of the detector.
 
     Raises:
         ValueError: a file or an argument is wrong.
@@ -231,10 +234,11 @@ class Chair:
         self._seen: dict[Hashable, frozenset[str]] = {}
 
     def objects_of(self, count: int, columns: dict[str, Any]) -> list[frozenset[str]]:
-        """The objects in the images of N rows.
+        """The objects in the image of each of ``count`` rows.
 
         Raises:
-            RewardError: an image is not in the file, or the detector fails or finds what the vocabulary lacks.
+            RewardError: an image is not in the file, the detector returns another number of results, or it finds an
+                object that is not in the vocabulary.
         """
         found = [frozenset[str]()] * count
         if self.objects is not None:
@@ -275,7 +279,7 @@ class Chair:
         return [chair_counts(self.vocabulary.mentions(text), own) for text, own in zip(texts, objects, strict=True)]
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions. Raises ``RewardError`` where a column lacks, or an image's objects are not known."""
+        """Score N captions. Raises ``RewardError`` if a column is missing, or as ``objects_of``."""
         counts = self.counts(completions, columns)
         return checked_scores(self, [self._score(own) for own in counts], len(counts))
 

@@ -25,11 +25,10 @@ import numpy as np
 
 from rewards.base import as_texts, check_least, checked_scores, finished_captions, reference_lists, required_column
 from rewards.text.document_frequency import EOS, DocumentFrequencies, load_legacy_pickle
-from rewards.text.ngrams import Array, is_new, ngram_occurrences
+from rewards.text.ngrams import Array, Tokens, is_new, ngram_occurrences
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 logger = logging.getLogger(__name__)
-Tokens = Sequence[str]
 
 MOST_TOKENS = 1 << 18
 """Tokens of candidates and references in one batch of the computation."""
@@ -175,9 +174,10 @@ def _shared(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array,
 def _length_penalties(candidates: Array, references: Array, sigma: float) -> Array:
     """Penalties [P] of pairs with so many tokens [P] and [P].
 
-    The reference scorer's length is the number of bigrams. Powers are Python's; NumPy's may differ in the last bit.
+    The reference scorer compares numbers of bigrams: the same differences, except for captions without a token, which
+    score 0 whatever the penalty. Powers are Python's; NumPy's may differ in the last bit.
     """
-    difference = np.abs(np.maximum(candidates - 1, 0) - np.maximum(references - 1, 0))
+    difference = np.abs(candidates - references)
     table = [math.e ** (-(float(gap) ** 2) / (2 * sigma**2)) for gap in range(int(difference.max(initial=0)) + 1)]
     return np.array(table)[difference]
 
@@ -249,7 +249,7 @@ class CiderD:
 
     @property
     def fingerprint(self) -> str | None:
-        """Of the document frequencies; None where every call makes its own."""
+        """Fingerprint of the document frequencies; None if every call counts its own."""
         return None if self.df is None else self.df.fingerprint
 
     def __getstate__(self) -> dict[str, Any]:

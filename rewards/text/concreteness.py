@@ -12,11 +12,11 @@ from rewards.text.tokenize import TOKENIZER, tokenize
 
 
 class WordConcreteness:
-    """Mean concreteness of the caption's words that people rated, in [1, 5]; 1 where none of its words is in the list.
+    """Mean concreteness of those of a caption's words that people rated, in [1, 5]; 1 if the list has none of them.
 
     Source of the ratings: Brysbaert, Warriner and Kuperman, Behavior Research Methods 2014. Words are PTB tokens in
-    lower case; those that the list does not have, such as most plurals and inflected verbs, are left out, and so are
-    its two-word expressions.
+    lower case. Words that are not in the list, such as most plurals and inflected verbs, are skipped, and the list's
+    two-word expressions are not used.
 
     Args:
         ratings: the published table, ``Concreteness_ratings_Brysbaert_et_al_BRM.txt``: tabs between the columns, of

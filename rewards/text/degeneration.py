@@ -7,10 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rewards.base import as_texts, check_least
-from rewards.text.ngrams import ngram_counts
+from rewards.text.ngrams import Tokens, ngram_counts
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-
-Tokens = Sequence[str]
 
 BAD_ENDINGS = frozenset(
     [
@@ -54,12 +52,15 @@ def degeneration_statistics(
     training_captions: Collection[tuple[str, ...]] | None = None,
     tokenizer: str = TOKENIZER,
 ) -> dict[str, float]:
-    """Statistics of captions that ``tokenizer`` tokenised; of no captions, ``ValueError``.
+    """Statistics of captions that were split by ``tokenizer``. Raises ``ValueError`` if there is no caption.
 
-    ``length`` (mean tokens), ``vocabulary`` (distinct tokens), and fractions in [0, 1]: ``repeated_ngrams`` (bigrams
-    that occurred earlier in their caption), ``bad_endings`` (captions that are empty or break off; absent unless the
-    tokenizer is ``ptb``, as the words are English), ``duplicates`` (captions equal to an earlier one), ``empty``, and
-    ``novel`` (captions that are not among ``training_captions``, a set of tuples of tokens; absent without them).
+    - ``length``: mean number of tokens;
+    - ``vocabulary``: number of distinct tokens;
+    - ``repeated_ngrams``: fraction of bigrams that occurred earlier in their caption;
+    - ``bad_endings``: fraction of captions that are empty or break off; only for ``ptb``, as the words are English;
+    - ``duplicates``: fraction of captions equal to an earlier one;
+    - ``empty``: fraction of captions without a token;
+    - ``novel``: fraction of captions that are not in ``training_captions``, a set of tuples of tokens, if it is given.
     """
     if not captions:
         raise ValueError("statistics of no captions: expected at least one")

@@ -67,9 +67,9 @@ class Tagger(Protocol):
 class BrillTagger:
     """TextBlob's lexicon, with Brill's rules for unknown words and for context (Brill, ANLP 1992).
 
-    The lexicon is of newspapers: in captions ``left``, ``leaves`` and ``light`` come out as verbs. So a verb right
-    after an article or a possessive becomes a noun, or before a noun an adjective. Without the package ``textblob``,
-    making one raises ``RewardError``.
+    The lexicon comes from newspapers, so in captions ``left``, ``leaves`` and ``light`` are tagged as verbs. A verb
+    directly after an article or a possessive is therefore retagged: as an adjective if a noun follows, else as a noun.
+    The constructor raises ``RewardError`` if the package ``textblob`` is not installed.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class NltkTagger:
 
 @cache
 def default_tagger() -> Tagger:
-    """The ``BrillTagger`` that cuts captions where no tagger is given. Raises ``RewardError`` without ``textblob``."""
+    """The ``BrillTagger`` used if no tagger is given. Raises ``RewardError`` if ``textblob`` is not installed."""
     return BrillTagger()
 
 
@@ -132,21 +132,21 @@ class _Token(NamedTuple):
 
 
 def detail_units(caption: str, tagger: Tagger | None = None) -> list[str]:
-    """Cut one caption into detail units; ``tagger`` None is ``default_tagger()``.
+    """Cut one caption into detail units; ``tagger`` None means ``default_tagger()``.
 
-    The concatenated units are ``caption``, exactly: white space before a unit belongs to it. No unit ends inside a
-    word, a number or an abbreviation, and each has a letter or a digit, unless the caption has none and is one unit. An
-    empty caption has none.
+    The concatenated units are exactly ``caption``: white space before a unit belongs to it. No unit ends inside a word,
+    a number or an abbreviation. Each unit has a letter or a digit; a caption that has neither is a single unit. An
+    empty caption has no units.
     """
     return list(_remembered(caption)) if tagger is None else _units(caption, tagger)
 
 
 def detail_units_of(captions: Sequence[str], processes: int = 1, tagger: Tagger | None = None) -> list[list[str]]:
-    """Cut N captions, perhaps in several processes, which take a second or two each to start.
+    """Cut N captions into detail units, with ``processes`` worker processes, which take a second or two to start.
 
     Raises:
         ValueError: ``processes`` is below 1.
-        RewardError: the default tagger needs ``textblob``.
+        RewardError: the default tagger is used and ``textblob`` is not installed.
     """
     if processes < 1:
         raise ValueError(f"processes = {processes}: expected at least 1")
@@ -160,7 +160,7 @@ def detail_units_of(captions: Sequence[str], processes: int = 1, tagger: Tagger 
 
 
 def prefixes(units: Sequence[str]) -> list[str]:
-    """The growing captions of U units: [U] strings, the first unit up to the complete caption."""
+    """The U growing captions of U units: the first unit, the first two, ..., the complete caption."""
     return ["".join(units[: count + 1]) for count in range(len(units))]
 
 

@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from rewards.base import as_texts, checked_scores, finished_captions, required_column
 from rewards.text.cider import CiderD, cider_d
 from rewards.text.document_frequency import EOS, DocumentFrequencies
-from rewards.text.ngrams import ngram_counts
+from rewards.text.ngrams import Tokens, ngram_counts
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-
-Tokens = Sequence[str]
 
 
 def similarities(captions: Sequence[Tokens], df: DocumentFrequencies) -> NDArray[np.float64]:
@@ -43,23 +41,39 @@ def self_cider(matrix: NDArray[np.float64]) -> float:
 
 
 def distinct_ngrams(captions: Sequence[Tokens], n: int) -> float:
-    """Div-n: distinct n-grams of order ``n`` in the captions of an image over all their words, in [0, 1]; 0 of none."""
+    """Div-n: number of distinct n-grams of order ``n`` in an image's captions over their number of words, in [0, 1]."""
     words = sum(map(len, captions))
     return len({ngram for one in captions for ngram in ngram_counts(one, n) if len(ngram) == n}) / max(words, 1)
+
+
+def _weights(df: DocumentFrequencies | str | Path | None, eos: bool, tokenizer: str) -> tuple[DocumentFrequencies, str]:
+    """The document frequencies of a CIDEr-D, read and checked, and its signature."""
+    cider = CiderD(df, eos, tokenizer=tokenizer)
+    # Without document frequencies, no n-gram is in a document, and ln D is 1: all have the weight 1.
+    same = DocumentFrequencies.from_counts({}, 1.0, eos=eos)
+    return (same if cider.df is None else cider.df), cider.signature
+
+
+def _rows_by_image(ids: Sequence[Any]) -> list[list[int]]:
+    """Rows of each image of which there are several captions."""
+    groups: dict[Any, list[int]] = {}
+    for row, image_id in enumerate(ids):
+        groups.setdefault(image_id, []).append(row)
+    return [rows for rows in groups.values() if len(rows) > 1]
 
 
 class Diversity:
     """How different a caption is from the other captions of its image in the call: 1 - CIDEr-D to them, in [0, 1].
 
-    The CIDEr-D of a caption against the others as references, over its CIDEr-D against itself (10, and less for under
-    four tokens): a copy of all others scores 0, however short, and so does a caption without a token. An image's only
-    caption in the call scores 0. It is the caption's own part in the mean pairwise similarity of the image's samples;
-    the set measure is ``self_cider``.
+    The CIDEr-D of a caption with the others as references is divided by its CIDEr-D with itself as reference, which is
+    10, and less for captions of under four tokens. So a caption that equals all others scores 0, however short it is.
+    A caption without a token, or the only caption of its image in the call, scores 0. The corresponding measure of a
+    whole set of captions is ``self_cider``.
 
     Args:
-        df: document frequencies of the training split, or a file of them, as for ``CiderD``; None weighs all n-grams
-            alike.
-        eos: EOS is a token, of captions whose ``finished`` column is true or that have no such column.
+        df: document frequencies of the training split, or a file of them, as for ``CiderD``; None gives all n-grams the
+            same weight.
+        eos: append EOS as a token to captions whose column ``finished`` is true, or to all if there is no such column.
         tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
@@ -73,12 +87,9 @@ class Diversity:
     def __init__(
         self, df: DocumentFrequencies | str | Path | None = None, eos: bool = True, tokenizer: str = TOKENIZER
     ) -> None:
-        weighted = CiderD(df, eos, tokenizer=tokenizer)  # reads and checks df
-        self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)
-        self.eos, self.signature = eos, f"diversity[{weighted.signature}]+{tokenizer}"
-        # Without document frequencies, no n-gram is in a document, and ln D is 1: all have the weight 1.
-        same = DocumentFrequencies.from_counts({}, 1.0, eos=eos)
-        self.df = same if weighted.df is None else weighted.df
+        self.df, cider = _weights(df, eos, tokenizer)
+        self.tokenizer, self._tokenize, self.eos = tokenizer, tokenizer_of(tokenizer), eos
+        self.signature = f"diversity[{cider}]+{tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions by the column ``image_id``. Raises ``RewardError`` as ``required_column``."""
@@ -86,11 +97,9 @@ class Diversity:
         ids = required_column(columns, "image_id", self.__name__, len(texts))
         ended = finished_captions(columns, self.__name__, len(texts)) if self.eos else [False] * len(texts)
         captions = [[*self._tokenize(text), *([EOS] if end else [])] for text, end in zip(texts, ended, strict=True)]
-        groups: dict[Any, list[int]] = {}
-        for row, image_id in enumerate(ids):
-            groups.setdefault(image_id, []).append(row)
-        rows = [row for group in groups.values() if len(group) > 1 for row in group]
-        others = [[captions[other] for other in groups[ids[row]] if other != row] for row in rows]
+        groups = _rows_by_image(ids)
+        rows = [row for group in groups for row in group]
+        others = [[captions[other] for other in group if other != row] for group in groups for row in group]
         chosen = [captions[row] for row in rows]
         near = cider_d(chosen, others, self.df)
         equal = cider_d(chosen, [[caption] for caption in chosen], self.df)
@@ -103,13 +112,13 @@ class Diversity:
 class Consensus:
     """How similar a caption is to the other captions of its image in the call: mean CIDEr-D, in [0, 10].
 
-    Mean over the others of the CIDEr-D between the two, both directions averaged. The caption with the most is the
-    consensus of Devlin et al., "Exploring Nearest Neighbor Approaches for Image Captioning", 2015, among the candidates
-    themselves. An image's only caption scores 0. Candidates see no reference. EOS is no token.
+    For each of the others, the CIDEr-D of the pair is averaged over both directions. The caption with the highest score
+    is the consensus caption of Devlin et al., "Exploring Nearest Neighbor Approaches for Image Captioning", 2015, taken
+    among the candidates themselves. The only caption of an image scores 0. No references are used; EOS is not a token.
 
     Args:
-        df: document frequencies without EOS, or a file of them, as for ``CiderD``; None weighs all n-grams alike.
-
+        df: document frequencies without EOS, or a file of them, as for ``CiderD``; None gives all n-grams the same
+            weight.
         tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
@@ -121,22 +130,17 @@ class Consensus:
     bounds = (0.0, 10.0)
 
     def __init__(self, df: DocumentFrequencies | str | Path | None = None, tokenizer: str = TOKENIZER) -> None:
-        weighted = CiderD(df, eos=False, tokenizer=tokenizer)  # reads and checks df
+        self.df, cider = _weights(df, False, tokenizer)
         self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)
-        self.signature = f"consensus[{weighted.signature}]+{tokenizer}"
-        self.df = DocumentFrequencies.from_counts({}, 1.0, eos=False) if weighted.df is None else weighted.df
+        self.signature = f"consensus[{cider}]+{tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions by the column ``image_id``. Raises ``RewardError`` as ``required_column``."""
         texts = as_texts(completions)
-        groups: dict[Any, list[int]] = {}
-        for row, image_id in enumerate(required_column(columns, "image_id", self.__name__, len(texts))):
-            groups.setdefault(image_id, []).append(row)
         scores = [0.0] * len(texts)
-        for rows in groups.values():
-            if len(rows) > 1:
-                near = 10 * similarities([self._tokenize(texts[row]) for row in rows], self.df)
-                means = (near.sum(axis=1) - np.diagonal(near)) / (len(rows) - 1)
-                for row, mean in zip(rows, means.tolist(), strict=True):
-                    scores[row] = min(max(0.0, mean), self.bounds[1])  # but for rounding
+        for rows in _rows_by_image(required_column(columns, "image_id", self.__name__, len(texts))):
+            near = 10 * similarities([self._tokenize(texts[row]) for row in rows], self.df)
+            means = (near.sum(axis=1) - np.diagonal(near)) / (len(rows) - 1)
+            for row, mean in zip(rows, means.tolist(), strict=True):
+                scores[row] = min(max(0.0, mean), self.bounds[1])  # rounding may pass the bounds
         return checked_scores(self, scores, len(texts))

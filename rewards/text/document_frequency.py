@@ -90,14 +90,14 @@ class DocumentFrequencies:
     def from_texts(
         cls, references: Iterable[Sequence[str]], *, eos: bool, n: int = 4, tokenizer: str = TOKENIZER
     ) -> Self:
-        """``from_references`` of captions that ``tokenizer`` splits; one document an image."""
+        """As ``from_references``, but of untokenised captions, which ``tokenizer`` splits. One document per image."""
         split = tokenizer_of(tokenizer)
         tokens = ([split(caption) for caption in captions] for captions in references)
         return cls.from_references(tokens, eos=eos, n=n, tokenizer=tokenizer)
 
     @classmethod
     def from_counts(cls, counts: Mapping[NGram, float], log_documents: float, *, n: int = 4, **fields: Any) -> Self:
-        """Wrap counts of n-grams of up to ``n`` words; ``fields`` are the other attributes."""
+        """Make document frequencies of counts of n-grams of up to ``n`` words; ``fields`` are other attributes."""
         return cls(table_of_counts(counts, n), log_documents, n=n, **fields)
 
     @property
@@ -180,7 +180,11 @@ class DocumentFrequencies:
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read what ``save`` wrote. Raises ``ValueError`` for other files and for content of another fingerprint."""
-        try:
+        where = (
+            f"{path} does not hold document frequencies: expected a file written by DocumentFrequencies.save; use "
+            "load_legacy_pickle for pickles of other packages"
+        )
+        with naming(where, (*UNREADABLE_ARRAY, IndexError, AttributeError), kept=(FileNotFoundError,)):
             with zipfile.ZipFile(path) as archive:
                 arrays = {name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()}
             fingerprint, found = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
@@ -195,13 +199,6 @@ class DocumentFrequencies:
                 [arrays[f"counts_{order}"] for order in orders],
             )
             frequencies = cls(table, **header)
-        except FileNotFoundError:
-            raise
-        except (*UNREADABLE_ARRAY, IndexError, AttributeError) as error:
-            raise ValueError(
-                f"{path} does not hold document frequencies: {error or type(error).__name__}. Expected a file written "
-                "by DocumentFrequencies.save; use load_legacy_pickle for pickles of other packages"
-            ) from error
         frequencies.__dict__["fingerprint"] = found
         return frequencies
 
@@ -293,13 +290,9 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
     Raises:
         ValueError: the pickle asks for anything but plain data, or its content is something else.
     """
-    try:
-        with open(path, "rb") as file:
-            content = _PlainUnpickler(file, encoding="latin1").load()
-    except FileNotFoundError:
-        raise
-    except (pickle.UnpicklingError, RecursionError, LookupError, AttributeError, *UNREADABLE_ARRAY) as error:
-        raise ValueError(f"{path} was not read: {error or type(error).__name__}") from error
+    unreadable = (pickle.UnpicklingError, RecursionError, LookupError, AttributeError, *UNREADABLE_ARRAY)
+    with naming(f"{path} was not read", unreadable, kept=(FileNotFoundError,)), open(path, "rb") as file:
+        content = _PlainUnpickler(file, encoding="latin1").load()
     if not isinstance(content, dict) or not {"document_frequency", "ref_len"} <= content.keys():
         found = short(list(content)) if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"{path} holds {found}: expected a dict with 'document_frequency' and 'ref_len'")

@@ -16,7 +16,7 @@ class FrozenModel:
     tokenizer: Any
     device: str
     longest: int
-    """Tokens that it reads, special ones included."""
+    """Largest number of tokens that it reads, special ones included."""
     weights: str
     """First 12 hexadecimal digits of the fingerprint of its weights."""
 
@@ -34,7 +34,7 @@ def load_frozen(
         precision: of weights and activations.
 
     Raises:
-        ValueError: the precision is unknown, or the model cannot be found or loaded, or lacks weights of ``head``.
+        ValueError: the precision is unknown, or the model cannot be found or loaded, or has no weights for ``head``.
     """
     check_choice(Precision, precision=precision)
     import transformers
@@ -59,7 +59,7 @@ def load_frozen(
 
 
 def most_tokens(config: Any, tokenizer: Any) -> int:
-    """Tokens that a model has positions for, special ones included; where it does not say, those of its tokenizer."""
+    """Number of tokens that a model has positions for, special ones included; if unknown, its tokenizer's limit."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         return int(tokenizer.model_max_length)

@@ -12,9 +12,9 @@ from rewards.text.tokenize import TOKENIZER, tokenize
 class Grammar:
     """Grammar: probability under a trained head that a caption is no broken sentence, in [0, 1]; text only.
 
-    Source: Cho et al., "Fine-grained Image Captioning with CLIP Reward", Findings of NAACL 2022. Captions are read
-    as the head learnt them, as lower-case words of ``rewards.text.tokenize`` without punctuation; one without a word
-    scores 0. What is too long for the encoder is cut.
+    Source: Cho et al., "Fine-grained Image Captioning with CLIP Reward", Findings of NAACL 2022. As in the training of
+    the head, captions are lower-cased and stripped of punctuation (``rewards.text.tokenize``). A caption without a word
+    scores 0. Captions that are too long for the encoder are cut.
 
     Args:
         head: folder that the task ``grammar`` of ``train_reward_model.py`` exported.

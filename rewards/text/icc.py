@@ -17,19 +17,18 @@ from rewards.text.frozen_model import load_frozen
 class Icc:
     """ICC: concreteness of a caption by a text model, which sees neither image nor references, in [0, 1].
 
-    The one logit of a sequence-classification model, without a sigmoid: trained by squared error on values in [0, 1],
-    it may lie outside. An ungrammatical list of nouns scores high (0.89 in the paper), so it is a guard beside CIDEr-D
-    or CLIPScore and no reward alone. Captions go to the model's own tokenizer as they are.
+    The score is the single logit of a sequence-classification model, without a sigmoid. It was trained by squared error
+    on values in [0, 1] and may lie outside. An ungrammatical list of nouns scores high (0.89 in the paper), so use it
+    as a guard beside CIDEr-D or CLIPScore and not alone. Captions go to the model's own tokenizer unchanged; captions
+    with more tokens than the model has positions are cut.
 
     Args:
         model: folder of a model of Transformers with one label, its tokenizer and safetensors weights, or a name on the
             hub, such as ``moranyanuka/icc``.
-        clip: clip scores to [0, 1]; false leaves the logit, as the released example does.
+        clip: clip scores to [0, 1]; False returns the logit, as the released example does.
         device: such as ``cuda``; None is the process's current CUDA device if there is one, else the CPU.
         precision: ``fp32``, ``fp16`` or ``bf16``, of weights and activations.
         batch_size: captions at once, at least 1; changes scores by rounding only.
-
-    Captions of more tokens than the model has positions are cut.
 
     Raises:
         ValueError: an argument is wrong, or the model cannot be found or loaded, has another number of labels than one,

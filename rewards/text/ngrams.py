@@ -15,6 +15,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NGram = tuple[str, ...]
+Tokens = Sequence[str]
 
 WORD_BITS = 32
 CHUNK_TOKENS = 1 << 20
@@ -60,12 +61,13 @@ def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurren
 
 @dataclass(frozen=True, eq=False)
 class NGramTable:
-    """The n-grams of a corpus with a count each: V words, whose ids are 0 to V - 1, then G longer n-grams.
+    """The n-grams of a corpus and their counts: V words with the ids 0 to V - 1, then G longer n-grams.
 
-    ``words`` are V distinct ones, ascending. ``keys`` [G] are int64, ascending within each order; the n-gram of
-    ``keys[g]`` has the id V + g. ``counts`` [V + G] are int32 or float64, by id; -1 for n-grams that are there only as
-    prefixes of counted ones. ``starts`` are n + 1 offsets: n-grams of k words have the ids ``starts[k - 1]`` to
-    ``starts[k]`` - 1.
+    Attributes:
+        words: V distinct words in ascending order.
+        keys: int64 [G], ascending within each order; the n-gram of ``keys[g]`` has the id V + g.
+        counts: int32 or float64 [V + G] by id; -1 for n-grams that are only prefixes of counted ones.
+        starts: n + 1 offsets; the n-grams of k words have the ids ``starts[k - 1]`` to ``starts[k]`` - 1.
     """
 
     words: tuple[str, ...]
@@ -103,7 +105,7 @@ class NGramTable:
                 yield tuple([self.words[word] for word in row]), count
 
     def extended(self, ids: Array, words: Array) -> Array:
-        """Ids [M] of the n-grams that extend those of ``ids`` [M] by one word of ``words`` [M]; -1 for unknown ones."""
+        """Ids [M] of the n-grams ``ids`` [M], each extended by the word ``words`` [M]; -1 for unknown n-grams."""
         found = find(self.keys, ids << WORD_BITS | words)  # an unknown prefix, -1, makes a negative key
         return np.where(found < 0, -1, found + len(self.words))
 
@@ -180,8 +182,8 @@ def count_documents(
 ) -> tuple[NGramTable, int]:
     """Count in how many documents each n-gram of orders 1 to ``n`` occurs; also return the number of documents.
 
-    ``documents`` are the tokens of each of a document's captions, to which ``end`` is appended. Memory grows with the
-    distinct n-grams, not with the corpus.
+    A document is a list of captions, each a list of tokens, to which the tokens ``end`` are appended. Memory grows with
+    the number of distinct n-grams, not with the size of the corpus.
     """
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__

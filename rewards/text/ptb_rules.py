@@ -153,13 +153,8 @@ def token_classes() -> tuple[tuple[re.Pattern[str], Write], ...]:
     names |= {"LE": head, "AE": tail.removesuffix("*")}
     names["WORD"] = rf"{head}{tail}(?:[.!?]{head}{tail})*"
     rules = (*_addresses(), *_words(), *_numbers(), *_signs(symbols))
-    return tuple((re.compile(_filled(pattern, names)), write) for pattern, write in rules)
-
-
-def _filled(pattern: str, names: dict[str, str]) -> str:
-    for name, body in names.items():
-        pattern = pattern.replace(f"<{name}>", body)
-    return pattern
+    name = re.compile("<([A-Z]+)>")
+    return tuple((re.compile(name.sub(lambda found: names[found[1]], pattern)), write) for pattern, write in rules)
 
 
 # In the patterns below <L> is a letter, <LE> a letter or the entity of one, <A> and <AE> the same or a digit, <Q> an

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rewards.base import as_texts, checked_scores, reference_lists
+from rewards.text.ngrams import Tokens
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-
-Tokens = Sequence[str]
 
 
 def longest_common_subsequence(first: Tokens, second: Tokens) -> int:

@@ -39,10 +39,11 @@ _LINE_BREAK = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
 def tokenize(text: str) -> list[str]:
     """Split a caption into lower-case tokens without punctuation; line breaks count as spaces.
 
-    Equal to ``PTBTokenizer().tokenize`` of pycocoevalcap 1.2 followed by ``str.split``, as far as was compared
-    (``is_tested``). A token of the toolkit may hold a no-break space, as in ``10 1/2``: its BLEU and CIDEr split there,
-    as does this function; its ROUGE-L and METEOR do not. Tokenising tokens joined by spaces gives the same tokens,
-    except for the few whose capitals or neighbours decided (``M&Ms``, ``Miss.``, ``y'all``) and runs of curly quotes.
+    Equal to ``PTBTokenizer().tokenize`` of pycocoevalcap 1.2 followed by ``str.split``, for the captions that were
+    compared (``is_tested``). A token of the toolkit may contain a no-break space, as in ``10 1/2``: its BLEU and CIDEr
+    split there, as this function does; its ROUGE-L and METEOR do not. Tokenising the tokens again gives the same
+    tokens, except for a few that depend on capitals or neighbours (``M&Ms``, ``Miss.``, ``y'all``) and runs of curly
+    quotes.
     """
     words = text.split()
     if _plain_words.issuperset(words) and " ".join(words) == text:
@@ -71,11 +72,12 @@ def _easy_tokens(text: str) -> list[str] | None:
 
 
 def is_tested(text: str, *, in_lines: bool = False) -> bool:
-    """Whether ``text`` is of the class of captions on which ``tokenize`` was compared with the toolkit's tokenizer.
+    """Whether ``text`` belongs to the captions on which ``tokenize`` was compared with the toolkit's tokenizer.
 
-    The class: Latin letters, digits, the signs of ASCII, typographic quotes, dashes and symbols, emoji (see
-    docs/evaluation.md); with ``in_lines``, for ``tokenize_lines``, which sees the next line, else without a last word
-    (one letter, ``no.``) whose full stop depends on it. Most other captions are tokenised equally, too.
+    These consist of Latin letters, digits, ASCII signs, typographic quotes, dashes and symbols, and emoji (see
+    docs/evaluation.md). Their last word must not be one, such as a single letter or ``no``, whose full stop depends on
+    the next line of a file; with ``in_lines``, which stands for ``tokenize_lines``, it may be. Most other captions are
+    tokenised equally, too.
     """
     if _TESTED_CHARACTERS.fullmatch(text) is None:
         return False
@@ -85,12 +87,13 @@ def is_tested(text: str, *, in_lines: bool = False) -> bool:
 
 
 def tokenize_lines(captions: Sequence[str]) -> list[str]:
-    """Tokenise captions as the toolkit does in one file, a line each: for each caption, its tokens joined by spaces.
+    """Tokenise captions as the toolkit does, which writes them to one file, a line each.
 
-    A token may hold a no-break space (see ``tokenize``). In a file the tokenizer looks beyond the end of a line: a
-    caption that ends in a single letter (``... that reads K.``) keeps its full stop unless the next one begins with a
-    word such as ``A`` or ``The``, and one that ends in ``no.``, ``fig.`` and the like keeps it if the next one begins
-    with a digit. ``tokenize``, which sees one caption, always keeps the former and never the latter.
+    Returns the tokens of each caption joined by spaces; a token may contain a no-break space (see ``tokenize``). In a
+    file the tokenizer looks beyond the end of a line. A caption that ends in a single letter (``... that reads K.``)
+    keeps its full stop unless the next caption begins with a word such as ``A`` or ``The``. One that ends in ``no.``,
+    ``fig.`` and the like keeps it if the next caption begins with a digit. ``tokenize``, which sees a single caption,
+    keeps the full stop in the first case and drops it in the second.
     """
     tokens, following = [], ""
     for caption in reversed(captions):
@@ -165,26 +168,26 @@ _CJK_CHARACTERS = _Characters(["CJK ", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "B
 
 
 def unicode_words(text: str) -> list[str]:
-    """Split a caption of any language that writes spaces into lower-case words: runs of letters, marks and digits.
+    """Split a caption of a language that is written with spaces into lower-case words: runs of letters, marks, digits.
 
     The text is normalised by NFKC first, so that full-width letters, ligatures and decomposed accents compare equal.
-    Combining marks (Hindi vowel signs, Arabic short vowels) are parts of words. Punctuation, apostrophes and hyphens
-    included, and symbols end a word and are removed. There is no stemming and no language-specific rule.
+    Combining marks (Hindi vowel signs, Arabic short vowels) belong to words. Symbols and punctuation, including
+    apostrophes and hyphens, end a word and are removed. There is no stemming and no language-specific rule.
     """
     return unicodedata.normalize("NFKC", text).lower().translate(_WORD_CHARACTERS).split()
 
 
 def cjk_characters(text: str) -> list[str]:
-    """``unicode_words``, but every Chinese character, kana and bopomofo letter is a token of its own.
+    """As ``unicode_words``, but every Chinese character, kana and bopomofo letter is a token of its own.
 
-    Runs of other letters and digits stay words: ``2只cat`` is ``2``, ``只``, ``cat``. So do Korean words, which are
-    written with spaces.
+    Runs of other letters and digits are words: ``2只cat`` becomes ``2``, ``只``, ``cat``. So are Korean words, which
+    are written with spaces.
     """
     return unicodedata.normalize("NFKC", text).lower().translate(_CJK_CHARACTERS).split()
 
 
 def join_cjk(tokens: Iterable[str]) -> str:
-    """Text of tokens of ``cjk_characters``: spaces only between words, none at Chinese characters and kana."""
+    """Join tokens of ``cjk_characters`` to a text, with spaces between words but not next to Chinese or Japanese."""
     text = ""
     for token in tokens:
         text += f" {token}" if text and not (_is_divided(text[-1]) or _is_divided(token[0])) else token
@@ -205,16 +208,16 @@ TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
 
 
 def tokenizer_of(name: str) -> Callable[[str], list[str]]:
-    """The function of that name in ``TOKENIZERS``; raises ``ValueError`` for any other."""
+    """The function of this name in ``TOKENIZERS``. Raises ``ValueError`` for an unknown name."""
     if name not in TOKENIZERS:
         raise ValueError(f"tokenizer is {name!r}: expected {', '.join(TOKENIZERS)}")
     return TOKENIZERS[name]
 
 
 def untested_texts(reward: Any, texts: Iterable[str]) -> str:
-    """The part of a signature that counts texts whose tokens may differ from the toolkit's (``is_tested``).
+    """Part of a signature that says how many texts may be tokenised otherwise than by the toolkit (``is_tested``).
 
-    Empty if there is none, or no term of ``reward`` tokenises.
+    Empty if there is no such text, or if no term of ``reward`` uses the tokenizer ``ptb``.
     """
     if not any(getattr(part, "tokenizer", None) == TOKENIZER for part in parts(reward)):
         return ""

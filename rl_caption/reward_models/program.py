@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rewards.clip.dual import PretrainedDual
 from rewards.clip.encoder import chunks
-from rewards.clip.preprocessing import Preprocessing, embed_by_length, preprocessing_of
+from rewards.clip.preprocessing import Preprocessing, clip_tokenizer, embed_by_length, preprocessing_of
 from rewards.clip.pretrained import ClipText
 from rl_caption.config.reward_models import CLIP_TASKS, TEXT_TASKS, RewardModelConfig
 from rl_caption.data.base import DataError, Row
@@ -358,9 +358,7 @@ def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel) -
     """Token ids, or the features of a frozen text encoder where they fit ``data.cache_mb`` and captions are known."""
     dual, accelerator, length = model.dual, context.accelerator, model.context_length
     if dual is None:
-        from open_clip import SimpleTokenizer
-
-        tokens = Texts(ClipText(SimpleTokenizer(), length), length, model.trims)
+        tokens = Texts(ClipText(clip_tokenizer(), length), length, model.trims)
     else:
         tokens = Texts(dual.text_encoder, length)
     references = [caption for row in context.val_rows for caption in row["references"]]

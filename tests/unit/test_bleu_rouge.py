@@ -14,10 +14,6 @@ from tests.captions_for_tests import published_system
 CASE = json.loads((Path(__file__).parents[1] / "golden" / "bleu_rouge_toolkit.json").read_text())["cases"][0]
 
 
-def sentence_bleu(candidates: list[list[str]], references: list[list[list[str]]]) -> list[list[float]]:
-    return [bleu_of_counts(bleu_counts(*pair)) for pair in zip(candidates, references, strict=True)]
-
-
 def corpus_bleu(candidates: list[list[str]], references: list[list[list[str]]]) -> list[float]:
     counts = [bleu_counts(*pair) for pair in zip(candidates, references, strict=True)]
     return bleu_of_counts(np.sum(counts, axis=0).tolist())
@@ -29,7 +25,10 @@ def test_recorded_scores(factor: float) -> None:
     references = [[text.split() for text in texts] for texts in CASE["references"]]
     for found, recorded in (
         (corpus_bleu(candidates, references), CASE["corpus_bleu"]),
-        (sentence_bleu(candidates, references), CASE["sentence_bleu"]),
+        (
+            [bleu_of_counts(bleu_counts(*pair)) for pair in zip(candidates, references, strict=True)],
+            CASE["sentence_bleu"],
+        ),
         ([rouge_l(*pair) for pair in zip(candidates, references, strict=True)], CASE["rouge_l"]),
     ):  # a perturbed recording is seen
         with contextlib.nullcontext() if factor == 1 else pytest.raises(AssertionError):
@@ -46,10 +45,8 @@ def test_published_systems_have_their_recorded_scores(system: str, shared_data: 
 
 
 def test_longest_common_subsequence() -> None:
-    assert longest_common_subsequence([], ["a"]) == 0
-    assert longest_common_subsequence(list("abcde"), list("ace")) == 3
     assert longest_common_subsequence(list("aab"), list("baa")) == 2
-    long = [str(index % 7) for index in range(300)]
+    long = [str(index % 7) for index in range(300)]  # more tokens than a machine word has bits
     assert longest_common_subsequence(long, long) == 300
 
 

@@ -42,11 +42,15 @@ def test_77_positions_become_the_248_of_long_clip() -> None:
     assert torch.equal(new[244], old[76])
 
 
-def test_impossible_stretches_are_refused() -> None:
-    with pytest.raises(ValueError, match="keep = 20: expected 0 to 15"):
-        stretch_text_tower(tiny_clip(16), 32)
-    with pytest.raises(ValueError, match=r"context_length = 100: .* which become 77, 134, 191, 248"):
-        stretch_text_tower(tiny_clip(), 100)
+def test_impossible_stretches_are_refused(tmp_path: Path) -> None:
+    for model, length, message in (
+        (tiny_clip(16), 32, "keep = 20: expected 0 to 15"),
+        (tiny_clip(), 100, r"context_length = 100: .* which become 77, 134, 191, 248"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stretch_text_tower(model, length)
+    with pytest.raises(ValueError, match=r"pad_attention 'full' attends to padding.*not stretched"):
+        LClipScore(tiny_student(tmp_path / "full", "full"), context_length=248)
 
 
 @pytest.mark.parametrize("custom", [False, True])
@@ -93,20 +97,18 @@ def test_released_long_checkpoints_load(tmp_path: Path, half: bool) -> None:
     assert backbone.encode_images([noise_image(1)]).shape == (1, 16)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_released_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"ln_final.weight": None}, r"ln_final\.weight"),
         ({"positional_embedding_res": Path("x")}, r"long\.pt"),  # which would have to be unpickled
         ({"positional_embedding_res": torch.zeros(100, 16)}, r"long\.pt.*positional_embedding_res': \(100, 16\)"),
-    ],
-)
-def test_released_weights_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    tiny_checkpoint(tmp_path)
-    state = {name: value for name, value in (released(tiny_clip(248)) | change).items() if value is not None}
-    torch.save(state, tmp_path / "long.pt")
-    with pytest.raises(ValueError, match=message):
-        load_backbone(ARCHITECTURE, str(tmp_path / "long.pt"))
+    ]
+    for change, message in changes:
+        state = {name: value for name, value in (released(tiny_clip(248)) | change).items() if value is not None}
+        torch.save(state, tmp_path / "long.pt")
+        with pytest.raises(ValueError, match=message):
+            load_backbone(ARCHITECTURE, str(tmp_path / "long.pt"))
 
 
 def test_a_file_decides_how_many_positions_there_are(tmp_path: Path) -> None:
@@ -118,20 +120,19 @@ def test_a_file_decides_how_many_positions_there_are(tmp_path: Path) -> None:
     assert torch.equal(backbone.model.positional_embedding, model.positional_embedding)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("score", [ClipScore, LClipScore, RefLClipScore])
-def test_rewards_may_stretch_what_they_load(tmp_path: Path, score: Any) -> None:
+def test_rewards_may_stretch_what_they_load(tmp_path: Path) -> None:
     """Short captions score as before, what stands after 77 tokens is read."""
-    source: Any = (
-        [ARCHITECTURE, tiny_checkpoint(tmp_path)] if score is ClipScore else [tiny_student(tmp_path / "lclip")]
-    )
-    short, long = score(*source), score(*source, context_length=248)
+    student = [tiny_student(tmp_path / "lclip")]
     rows, texts = {"image": [noise_image(1)] * 3, "references": [["a dog"]] * 3}, ["a cat", LONG, LONG + "dog"]
-    a, b = short(None, texts, **rows), long(None, texts, **rows)
-    assert a[0] == pytest.approx(b[0], abs=1e-6)
-    assert a[1] == a[2]
-    assert b[1] != b[2]
-    assert "248 tokens" in long.signature
-    assert pickle.loads(pickle.dumps(long))(None, texts, **rows) == b
+    made: Any = ((ClipScore, [ARCHITECTURE, tiny_checkpoint(tmp_path)]), (RefLClipScore, student))
+    for score, source in made:
+        short, long = score(*source), score(*source, context_length=248)
+        a, b = short(None, texts, **rows), long(None, texts, **rows)
+        assert a[0] == pytest.approx(b[0], abs=1e-6)
+        assert a[1] == a[2]
+        assert b[1] != b[2]
+        assert "248 tokens" in long.signature
+        assert pickle.loads(pickle.dumps(long))(None, texts, **rows) == b
 
 
 def test_a_stretched_student_is_saved_with_its_positions(tmp_path: Path) -> None:
@@ -141,8 +142,3 @@ def test_a_stretched_student_is_saved_with_its_positions(tmp_path: Path) -> None
     assert torch.equal(long.model.text.pos_embed, stretch_positions(table))
     long.model.save_pretrained(tmp_path / "long")
     assert torch.equal(load_backbone(str(tmp_path / "long")).encode_texts([LONG]), long.encode_texts([LONG]))
-
-
-def test_a_student_that_attends_to_padding_is_not_stretched(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"pad_attention 'full' attends to padding.*not stretched"):
-        LClipScore(tiny_student(tmp_path / "full", "full"), context_length=248)

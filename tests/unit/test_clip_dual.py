@@ -101,21 +101,15 @@ def test_only_what_is_trained_drops_out(text_encoder: str) -> None:
     assert dual.image_head.training
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_wrong_folder_is_refused(tmp_path: Path, text_encoder: str) -> None:
+    made(text_encoder).save_pretrained(tmp_path)
+    usual = json.loads((tmp_path / "config.json").read_text())
+    for change, message in (
         ({"hidden": "x"}, "hidden"),
         ({"embed_dim": 9}, "fit"),
         ({"pool": "max"}, "max"),
         ({"image": "tests.encoders_for_tests:Missing"}, "Missing"),
-        ({"text": "timm:x"}, "timm"),
-    ],
-)
-def test_a_wrong_folder_is_refused(tmp_path: Path, text_encoder: str, change: dict[str, Any], message: str) -> None:
-    made(text_encoder).save_pretrained(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_text()) | change
-    if "text" in change:
-        shutil.rmtree(tmp_path / "text_encoder")
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=message):
-        load_backbone(str(tmp_path))
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(usual | change))
+        with pytest.raises(ValueError, match=message):
+            load_backbone(str(tmp_path))

@@ -55,15 +55,9 @@ def test_looking_up_stores_nothing_and_nothing_can_be_set() -> None:
     assert len(df) == before
     with pytest.raises(ValueError, match="read-only"):
         df.table.counts[0] = 5
-    with pytest.raises(AttributeError):
-        df.n = 5  # type: ignore[misc]
-
-
-def test_ngrams_whose_prefixes_are_not_counted() -> None:
-    df = DocumentFrequencies.from_counts({("b", "a", "c"): 2, ("a",): 1}, 1.0, eos=False)
-    assert len(df) == 2
-    assert df["b", "a"] == 0
-    assert list(df.table.items()) == [(("a",), 1), (("b", "a", "c"), 2)]
+    gaps = DocumentFrequencies.from_counts({("b", "a", "c"): 2, ("a",): 1}, 1.0, eos=False)
+    assert (len(gaps), gaps["b", "a"]) == (2, 0), "a prefix that is not counted"
+    assert list(gaps.table.items()) == [(("a",), 1), (("b", "a", "c"), 2)]
 
 
 def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
@@ -101,26 +95,21 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
         DocumentFrequencies.load(path)
 
 
-def test_words_that_a_file_cannot_tell_apart_are_not_saved(tmp_path: Path) -> None:
-    df = DocumentFrequencies.from_counts({("a\nb", "c"): 1, ("d",): 2}, math.log(3), eos=False)
-    with pytest.raises(ValueError, match=r"'a\\nb' has a line break"):
-        df.save(tmp_path / "df.npz")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("counts", "options", "message"),
-    [
+def test_impossible_corpora_are_refused(tmp_path: Path) -> None:
+    cases: list[tuple[Any, dict[str, Any], str]] = [
         ({}, {"document": "sentence"}, "'sentence'"),
         ({("a",): 3, ("a", "b"): 9, ("b", "a"): 2}, {}, r"\('a', 'b'\) occurs in 9 of 3 documents"),
         ({("a", "b"): 1}, {"n": 1}, r"\('a', 'b'\) has 2 words: expected 1 to n = 1"),
-    ],
-)
-def test_impossible_corpora_are_refused(counts: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DocumentFrequencies.from_counts(counts, math.log(3), eos=False, **options)
+    ]
+    for counts, options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            DocumentFrequencies.from_counts(counts, math.log(3), eos=False, **options)
     with pytest.raises(ValueError, match="at least one image"):
         DocumentFrequencies.from_references([], eos=False)
+    broken = DocumentFrequencies.from_counts({("a\nb", "c"): 1, ("d",): 2}, math.log(3), eos=False)
+    with pytest.raises(ValueError, match=r"'a\\nb' has a line break"):  # a file could not tell the words apart
+        broken.save(tmp_path / "df.npz")
+    assert not list(tmp_path.iterdir())
 
 
 # pickles of other packages
@@ -133,14 +122,14 @@ def legacy(ref_len: object, eos: bool = False) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-@pytest.mark.parametrize("ref_len", [113287, 113287.0, math.log(113287), np.log(113287.0), np.int64(113287)])
-def test_both_conventions_of_ref_len(ref_len: object, protocol: int, tmp_path: Path) -> None:
+def test_both_conventions_of_ref_len(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "coco-train-words.p"
-    path.write_bytes(pickle.dumps(legacy(ref_len, eos=protocol == 4), protocol))
-    df = load_legacy_pickle(path)
-    assert (df.documents, df.eos) == (113287, protocol == 4)
-    assert df.log_documents == pytest.approx(math.log(113287), rel=1e-15)
-    assert dict(df.table.items()) == dict(counted(eos=df.eos).table.items())
+    for ref_len in (113287, math.log(113287), np.log(113287.0), np.int64(113287)):
+        path.write_bytes(pickle.dumps(legacy(ref_len, eos=protocol == 4), protocol))
+        df = load_legacy_pickle(path)
+        assert (df.documents, df.eos) == (113287, protocol == 4)
+        assert df.log_documents == pytest.approx(math.log(113287), rel=1e-15)
+        assert dict(df.table.items()) == dict(counted(eos=df.eos).table.items())
 
 
 def test_python_2_strings_are_read(tmp_path: Path) -> None:
@@ -159,8 +148,7 @@ class RunsSomething:
         return self.call
 
 
-@pytest.mark.parametrize("key", ["ref_len", "document_frequency", "more"])
-def test_a_malicious_pickle_runs_nothing(key: str, tmp_path: Path) -> None:
+def test_a_malicious_pickle_runs_nothing(tmp_path: Path) -> None:
     trace, path = tmp_path / "ran", tmp_path / "bad.p"
     for attack in (
         RunsSomething(os.system, f"touch {trace}"),
@@ -169,29 +157,26 @@ def test_a_malicious_pickle_runs_nothing(key: str, tmp_path: Path) -> None:
         RunsSomething(getattr, "x", "upper"),
         RunsSomething(np.load, str(trace)),
     ):
-        path.write_bytes(pickle.dumps({**legacy(113287), key: attack}))
-        with pytest.raises(ValueError, match="only dict, defaultdict"):
-            load_legacy_pickle(path)
-        assert not trace.exists()
+        for key in ("ref_len", "document_frequency", "more"):
+            path.write_bytes(pickle.dumps({**legacy(113287), key: attack}))
+            with pytest.raises(ValueError, match="only dict, defaultdict"):
+                load_legacy_pickle(path)
+            assert not trace.exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_other_content_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.p"
+    cases: list[tuple[Any, str]] = [
         ([1, 2], "holds list"),
         *((content, "was not read") for content in (b"", b"not a pickle", b"\x80\x04\x95")),
         ({"document_frequency": {("a",): 1.0}}, "expected a dict with"),
         ({"document_frequency": {}, "ref_len": 100}, "expected a dict from n-gram"),
         ({"document_frequency": {"a": 1.0}, "ref_len": 100}, "expected a tuple of words"),
-        ({"document_frequency": {("a",): -1.0}, "ref_len": 100}, "at least 0"),
         ({"document_frequency": {("a",): float("nan")}, "ref_len": 100}, "at least 0"),
-        ({"document_frequency": {("a",): 1.0}, "ref_len": "many"}, "ref_len is 'many'"),
         ({"document_frequency": {("a",): 1.0}, "ref_len": -1}, "ref_len is -1"),
         ({"document_frequency": {("0",): 9.0, ("12", "0"): 1.0}, "ref_len": 100}, "numbers in place of words"),
-    ],
-)
-def test_other_content_is_refused(content: object, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "other.p"
-    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
-    with pytest.raises(ValueError, match=message):
-        load_legacy_pickle(path)
+    ]
+    for content, message in cases:
+        path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+        with pytest.raises(ValueError, match=message):
+            load_legacy_pickle(path)

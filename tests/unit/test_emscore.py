@@ -13,7 +13,6 @@ from torch.nn.functional import normalize
 
 from rewards.base import RewardError
 from rewards.clip.backbone import Backbone, load_backbone
-from rewards.clip.clipscore import ClipScore
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.emscore import EmScore, RefEmScore, greedy_f1, token_idf
 from rewards.registry import build
@@ -81,12 +80,6 @@ def test_scores_by_hand(backbone: Backbone, idf: list[str] | None) -> None:
         assert scores["coarse"][row] == pytest.approx(coarse, abs=1e-6)
         assert scores["fine"][row] == pytest.approx(fine, abs=1e-6)
         assert scores["both"][row] == pytest.approx((coarse + fine) / 2, abs=1e-6)
-
-
-def test_coarse_is_the_cosine_of_clipscore(backbone: Backbone) -> None:
-    found = ClipScore(backbone, prefix="", w=1.0)(None, TEXTS, image=[VIDEO, noise_image(4)])
-    coarse = EmScore(backbone, parts="coarse")(None, TEXTS, image=[VIDEO, noise_image(4)])
-    assert found == pytest.approx(np.maximum(coarse, 0).tolist(), abs=1e-6)
 
 
 def test_the_score_with_references_is_the_mean_with_the_best_one(backbone: Backbone) -> None:

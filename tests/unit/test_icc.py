@@ -52,10 +52,9 @@ def test_long_captions_are_cut_to_the_positions_after_padding(folder: Path) -> N
     assert long == pytest.approx(longer, abs=1e-6)
 
 
-def test_signature_precision_and_pickling(folder: Path) -> None:
-    reward, half, raw = Icc(str(folder)), Icc(str(folder), precision="bf16"), Icc(str(folder), clip=False)
-    assert len({reward.signature, half.signature, raw.signature}) == 3
-    assert half(None, TEXTS) == pytest.approx(reward(None, TEXTS), abs=0.1)
+def test_signature_and_pickling(folder: Path) -> None:
+    reward, raw = Icc(str(folder)), Icc(str(folder), clip=False)
+    assert reward.signature != raw.signature
     assert pickle.loads(pickle.dumps(raw))(None, TEXTS) == pytest.approx(raw(None, TEXTS), abs=1e-6)
 
 
@@ -68,10 +67,6 @@ def test_bad_models_and_arguments_are_named(folder: Path, tmp_path: Path) -> Non
         Icc(str(headless))
     with pytest.raises(ValueError, match="gpt2"):
         Icc(str(tiny_gpt2(tmp_path / "gpt2")))
-    with pytest.raises(ValueError, match="precision is 'int8'"):
-        Icc(str(folder), precision="int8")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        Icc(str(folder), batch_size=0)
     broken = Icc(str(folder))
     broken._frozen.network.classifier.out_proj.bias.data.fill_(math.nan)
     with pytest.raises(RewardError, match="nan"):

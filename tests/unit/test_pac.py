@@ -16,17 +16,15 @@ from rewards.clip.encoder import RELEASED
 from rewards.clip.pac import PacScore, RefPacScore
 from rewards.registry import build
 from rl_caption.cli.main import parse, scst
-from rl_caption.config.build import ConfigError, build_reward
-from rl_caption.config.schema import RewardConfig, RewardTerm, ScstConfig
+from rl_caption.config.build import ConfigError
+from rl_caption.config.schema import RewardTerm, ScstConfig
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.train import check_weights_early
 from tests.clip_for_tests import ARCHITECTURE, TINY, low_rank_weights, noise_image, tiny_checkpoint, weights
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 CAPTIONS = ["a cat", "two dogs play", "a red bus"]
-REFERENCES = [["one cat sits", "a grey cat"], ["dogs in a park"], ["a bus", "one cat sits"]]
-ROWS: dict[str, list[Any]] = {"image": [noise_image(seed) for seed in (1, 2, 3)], "references": REFERENCES}
+IMAGES = [noise_image(seed) for seed in (1, 2, 3)]
 PREFIX = "A photo depicts "
 LAYOUTS = ("openai", "open_clip", "module", "archive", "half")
 IN_PROJ = "visual.transformer.resblocks.0.attn.in_proj_weight"
@@ -76,22 +74,16 @@ class ByHand:
     def text(self, text: str) -> Tensor:
         return self.model.encode_text(open_clip.tokenize([text]), normalize=True)[0]
 
-    def scores(self, w: float = 2.0, prefix: str = PREFIX) -> tuple[list[float], list[float]]:
-        """PAC-S and RefPAC-S of CAPTIONS."""
-        plain, with_references = [], []
-        for caption, image, references in zip(CAPTIONS, ROWS["image"], REFERENCES, strict=True):
-            embedded = self.text(prefix + caption)
-            a = w * max(float(embedded @ self.image(image)), 0.0)
-            b = max(*(float(embedded @ self.text(prefix + reference)) for reference in references), 0.0)
-            plain.append(a)
-            with_references.append(2 * a * b / (a + b))
-        return plain, with_references
+    def embeddings(self) -> Tensor:
+        return torch.stack([*map(self.image, IMAGES), *map(self.text, CAPTIONS)])
 
 
-@pytest.mark.parametrize(
-    ("layout", "tag"), [*((layout, "openai") for layout in LAYOUTS), ("openai", "laion2b_s32b_b82k")]
-)
-def test_scores_of_a_checkpoint_equal_those_by_hand(folder: Path, tag: str, layout: str) -> None:
+def embeddings(backbone: Any) -> Tensor:
+    return torch.cat([backbone.encode_images(IMAGES), backbone.encode_texts(CAPTIONS)]).double()
+
+
+@pytest.mark.parametrize(("tag", "layouts"), [("openai", LAYOUTS), ("laion2b_s32b_b82k", LAYOUTS[:1])])
+def test_embeddings_of_a_checkpoint_equal_those_by_hand(folder: Path, tag: str, layouts: tuple[str, ...]) -> None:
     state = {key: value.half().float() for key, value in weights().items()}
     text = ("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection")
     stored = {
@@ -100,12 +92,25 @@ def test_scores_of_a_checkpoint_equal_those_by_hand(folder: Path, tag: str, layo
         "module": {f"module.{key}": value for key, value in state.items()},
         "archive": state | {"input_resolution": torch.tensor(32), "context_length": torch.tensor(77)},
         "half": {key: value.half() for key, value in state.items()},
-    }[layout]
-    plain, with_references = ByHand(state, tag).scores()
-    assert all(plain), "a row that scores 0 shows nothing"
-    arguments: Any = {"backbone": ARCHITECTURE, "pretrained": saved(stored, folder / "a.pth"), "tuned_from": tag}
-    assert PacScore(**arguments)(None, CAPTIONS, **ROWS) == pytest.approx(plain, abs=2e-6)
-    assert RefPacScore(**arguments)(None, CAPTIONS, **ROWS) == pytest.approx(with_references, abs=2e-6)
+    }
+    expected = ByHand(state, tag).embeddings()
+    for layout in layouts:
+        found = embeddings(backbone_of(stored[layout], folder / f"{layout}.pth", tag))
+        assert torch.allclose(found, expected, atol=2e-6), layout
+
+
+def test_the_score_has_the_prefix_of_clipscore_and_twice_the_cosine(folder: Path) -> None:
+    arguments: Any = {
+        "backbone": ARCHITECTURE,
+        "pretrained": saved(weights(), folder / "a.pth"),
+        "tuned_from": "openai",
+    }
+    by_hand = ByHand(weights())
+    cosines = [by_hand.text(PREFIX + text) @ by_hand.image(image) for text, image in zip(CAPTIONS, IMAGES, strict=True)]
+    assert min(cosines) > 0, "a row that scores 0 shows nothing"
+    assert PacScore(**arguments)(None, CAPTIONS, image=IMAGES) == pytest.approx(
+        [2 * float(c) for c in cosines], abs=2e-6
+    )
 
 
 @pytest.mark.parametrize("mlp", ["ignored", "added"])
@@ -116,12 +121,9 @@ def test_low_rank_updates_equal_those_added_by_hand(folder: Path, mlp: Any) -> N
     assert factors < state.keys()
     backbone = backbone_of(state, folder / "low_rank.pth", **given)
     assert f"tuned from openai,MLP deltas {mlp}" in backbone.signature
-    expected, plain = ByHand(state, mlp=mlp), ByHand(weights())
-    embedded = [*backbone.encode_images(ROWS["image"]).double(), *backbone.encode_texts(CAPTIONS).double()]
-    with_updates, without = ([*map(one.image, ROWS["image"]), *map(one.text, CAPTIONS)] for one in (expected, plain))
-    for found, updated, other in zip(embedded, with_updates, without, strict=True):
-        assert torch.allclose(found, updated, atol=2e-6)
-        assert not torch.allclose(found, other, atol=1e-2)
+    found = embeddings(backbone)
+    assert torch.allclose(found, ByHand(state, mlp=mlp).embeddings(), atol=2e-6)
+    assert ((found - ByHand(weights()).embeddings()).abs().amax(dim=1) > 1e-2).all(), "every row is another one"
 
 
 def test_the_scale_of_an_update_is_one_over_its_rank() -> None:
@@ -131,30 +133,25 @@ def test_the_scale_of_an_update_is_one_over_its_rank() -> None:
     assert kernel.tolist() == [[[[1.0, 2.0], [0.0, 1.0]]]]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_files_that_do_not_fit_are_named(folder: Path) -> None:
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"ln_final.bias": None}, r"broken\.pth.*1 missing: ln_final\.bias"),
         ({"visual.head": torch.zeros(2)}, r"1 unexpected: visual\.head"),
         ({"visual.proj": torch.zeros(3)}, r"visual\.proj has \[3\], not \[64, 16\]"),
         ({"visual.proj": torch.full((64, 16), torch.nan)}, r"broken\.pth: visual\.proj has 1024 of 1024"),
-        ({"visual.proj": torch.ones(64, 16, dtype=torch.int32)}, r"visual\.proj holds torch\.int32"),
         ({f"{IN_PROJ}_lora_B": None}, rf"{IN_PROJ}: its lora_B is missing"),
         ({"visual.conv1.weight": None}, r"visual\.conv1\.weight: its weight is missing"),
-        ({"visual.conv1.lora_A": torch.zeros(4, 48)}, r"conv1\.weight: A is \[4, 48\] and B \[1024, 64\]"),
         ({f"{IN_PROJ}_lora_A": torch.zeros(4, 9)}, r"A is \[4, 9\] and B \[192, 4\]: .*\[n, 64\] and \[192, n\]$"),
         ({"epoch": Path("x")}, r"broken\.pth"),
-    ],
-)
-def test_files_that_do_not_fit_are_named(folder: Path, change: dict[str, Any], message: str) -> None:
-    state = {name: value for name, value in (low_rank_weights() | change).items() if value is not None}
-    with pytest.raises(ValueError, match=message):
-        backbone_of(state, folder / "broken.pth")
+    ]
+    for change, message in changes:
+        state = {name: value for name, value in (low_rank_weights() | change).items() if value is not None}
+        with pytest.raises(ValueError, match=message):
+            backbone_of(state, folder / "broken.pth")
 
 
 def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path: Path) -> None:
-    path, damaged = saved(weights(), folder / "mine.pth"), tmp_path / "damaged.safetensors"
-    damaged.write_bytes(b"nothing")
+    path = saved(weights(), folder / "mine.pth")
     for arguments, message in (
         ({}, "'pretrained' is not given"),
         ({"backbone": "ViT-B-32", "pretrained": "no/such.pth"}, "'no/such.pth'"),
@@ -163,12 +160,10 @@ def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path:
         ({"backbone": ARCHITECTURE, "pretrained": path, "tuned_from": "opnai"}, r"'opnai', .*\(openai, .*laion2b_s32b"),
         ({"backbone": XLM, "pretrained": path, "tuned_from": "laion5b_s13b_b90k"}, f"{XLM} has other towers"),
         ({"backbone": str(tmp_path), "tuned_from": "openai"}, "'pretrained'"),
-        ({"backbone": ARCHITECTURE, "pretrained": str(damaged), "tuned_from": "openai"}, r"damaged\.safetensors"),
         ({"backbone": ARCHITECTURE, "pretrained": path, "tuned_from": "openai", "mlp_deltas": "merged"}, "'merged'"),
     ):
-        for score in (PacScore, RefPacScore):
-            with pytest.raises(ValueError, match=message):
-                score(**arguments)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=message):
+            RefPacScore(**arguments)  # type: ignore[arg-type]
 
 
 def test_released_files_are_known_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +172,7 @@ def test_released_files_are_known_by_name(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(RELEASED, "clip_ViT-B-32.pth", (ARCHITECTURE, "openai"))
     path = saved(weights(), folder / "clip_ViT-B-32.pth")
     reward = PacScore(pretrained=path)
-    assert reward(None, CAPTIONS, **ROWS) == pytest.approx(ByHand(weights()).scores()[0], abs=2e-6)
+    assert torch.allclose(embeddings(reward.backbone.encoder), ByHand(weights()).embeddings(), atol=2e-6)
     assert reward.signature == (
         f"pac_s[{ARCHITECTURE}/clip_ViT-B-32.pth,{reward.backbone.encoder.fingerprint[:12]},"
         "fp32,tuned from openai,prefix='A photo depicts ',w2]"
@@ -205,15 +200,6 @@ def test_what_is_taken_for_a_plain_file_is_said(folder: Path, caplog: pytest.Log
         load_backbone(ARCHITECTURE, path, tuned_from="openai")
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("rewards")]
     assert all(part in line for part in ("plain.pth", "GELU", "0.4814"))
-
-
-def test_judges_of_another_encoder_are_refused(folder: Path) -> None:
-    path = saved(low_rank_weights(), folder / "low_rank.pth")
-    arguments = {"backbone": ARCHITECTURE, "pretrained": path, "tuned_from": "openai"}
-    reward: Any = build_reward(RewardConfig(terms={"pac_s": RewardTerm(kwargs=arguments)}), REFERENCES)
-    for more in ({"w": 1.0}, {"mlp_deltas": "added"}):
-        with pytest.raises(ConfigError, match=r"judges\.other .* scores of one and the same encoder"):
-            build_judges({"other": JudgeConfig("pac_s", arguments | more)}, reward, REFERENCES, "judges")
 
 
 def test_a_missing_checkpoint_is_found_before_the_captioner_is_trained(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 import math
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -66,16 +65,19 @@ def test_signature_precision_and_pickling(folder: Path) -> None:
     assert pickle.loads(pickle.dumps(reward))(None, TEXTS) == reward(None, TEXTS)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("floor", 0.0), ("floor", -math.inf), ("batch_size", 0), ("precision", "int8"), ("model", ".")],
-)
-def test_bad_arguments_are_named(folder: Path, option: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"{option}.*{value}"):
-        Perplexity(**{"model": str(folder), option: value})
-    with pytest.raises(RewardError, match="'finished' has 1 items"):
-        Perplexity(str(folder))(None, TEXTS, finished=[True])
+def test_bad_arguments_and_scores_are_named(folder: Path) -> None:
+    for option, value in (
+        ("floor", 0.0),
+        ("floor", -math.inf),
+        ("batch_size", 0),
+        ("precision", "int8"),
+        ("model", "."),
+    ):
+        with pytest.raises(ValueError, match=rf"{option}.*{value}"):
+            Perplexity(**{"model": str(folder), option: value})
     broken = Perplexity(str(folder))
+    with pytest.raises(RewardError, match="'finished' has 1 items"):
+        broken(None, TEXTS, finished=[True])
     broken._frozen.network.transformer.wte.weight.data.fill_(math.nan)
     with pytest.raises(RewardError, match="nan"):
         broken(None, TEXTS)

@@ -38,7 +38,6 @@ from transformers import (
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
-    as_grid,
     grid_shape,
     load_image_encoder,
     load_text_encoder,
@@ -104,22 +103,28 @@ def test_a_vit_without_its_class_token_row_by_row(tmp_path: Path) -> None:
     torch.testing.assert_close(grid, states[:, 1:].reshape(2, 4, 4, 16))
     assert grid_shape(encoder) == (1, 4, 4, 16)
     assert grid_shape(load_image_encoder(OWN, {"gain": 2.0}))[-1] == 3
+    ViTModel.from_pretrained(tmp_path).half().save_pretrained(tmp_path)
+    for pretrained in (True, False):
+        halves = load_image_encoder(f"transformers:{tmp_path}", pretrained=pretrained)
+        assert {each.dtype for each in halves.parameters()} == {torch.float32}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["resnet", "convnext"])
-def test_a_convolutional_network_of_transformers(tmp_path: Path, name: str) -> None:
+def test_convolutional_networks_of_transformers(tmp_path: Path) -> None:
     sizes: Any = {"hidden_sizes": [8, 16], "depths": [1, 1]}
-    resnet = ResNetModel(ResNetConfig(embedding_size=8, layer_type="basic", **sizes))
-    model: Any = resnet if name == "resnet" else ConvNextModel(ConvNextConfig(num_stages=2, **sizes))
-    model.save_pretrained(tmp_path)
     ConvNextImageProcessor(size={"shortest_edge": SIDE}).save_pretrained(tmp_path)
-    encoder = load_image_encoder(f"transformers:{tmp_path}")
-    found = model.eval()(images()).last_hidden_state
-    torch.testing.assert_close(encoder(images()), found.permute(0, 2, 3, 1))
-    opened = open_blocks(encoder, 1)
-    assert opened
-    assert all(each.startswith("model.encoder.stages.1.") for each in opened), "the norm is of the pooled states"
+    models: Any = (
+        ResNetModel(ResNetConfig(embedding_size=8, layer_type="basic", **sizes)),
+        ConvNextModel(ConvNextConfig(num_stages=2, **sizes)),
+    )
+    for model in models:
+        model.save_pretrained(tmp_path)
+        encoder = load_image_encoder(f"transformers:{tmp_path}")
+        found = model.eval()(images()).last_hidden_state
+        torch.testing.assert_close(encoder(images()), found.permute(0, 2, 3, 1))
+        opened = open_blocks(encoder, 1)
+        assert opened
+        assert all(each.startswith("model.encoder.stages.1.") for each in opened), "the norm is of the pooled states"
 
 
 @torch.no_grad()
@@ -135,9 +140,7 @@ def test_the_towers_of_a_clip_of_transformers(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "name", ["test_vit", "test_vit2", "test_convnext", "resnet10t", "swin_tiny_patch4_window7_224"]
-)
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext", "swin_tiny_patch4_window7_224"])
 def test_encoders_of_timm(name: str) -> None:
     encoder = load_image_encoder(f"timm:{name}", pretrained=False)
     side = encoder.preprocessing.size
@@ -153,15 +156,13 @@ def test_encoders_of_timm(name: str) -> None:
         torch.testing.assert_close(encoder.preprocessing(image), transform(image))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"crop_mode": "squash"}, {"crop_mode": "border"}, {"input_size": (3, 160, 192)}, {"interpolation": "lanczos"}],
-)
-def test_what_timm_does_otherwise_is_refused(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_timm_does_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = timm.data.resolve_data_config({}, model=timm.create_model("test_vit"))
-    monkeypatch.setattr(timm.data, "resolve_data_config", lambda *_, **__: usual | changed)
-    with pytest.raises(ValueError, match=next(iter(changed))):
-        load_image_encoder("timm:test_vit", pretrained=False)
+    others: Any = ({"crop_mode": "squash"}, {"crop_mode": "border"}, {"input_size": (3, 160, 192)})
+    for changed in (*others, {"interpolation": "lanczos"}):
+        monkeypatch.setattr(timm.data, "resolve_data_config", lambda *_, changed=changed, **__: usual | changed)
+        with pytest.raises(ValueError, match=next(iter(changed))):
+            load_image_encoder("timm:test_vit", pretrained=False)
 
 
 @torch.no_grad()
@@ -217,7 +218,6 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) ->
         ("ViTImageProcessor", {"size": CROP}),
         ("ConvNextImageProcessor", {"size": {"shortest_edge": 32}}),
         ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}}),
-        ("CLIPImageProcessor", {"size": {"shortest_edge": 32}, "crop_size": CROP}),
         ("BitImageProcessor", {"size": {"shortest_edge": 37}, "crop_size": CROP}),
         ("SiglipImageProcessor", {"size": CROP}),
     ],
@@ -226,23 +226,18 @@ def test_pixels_are_those_of_the_image_processor(tmp_path: Path, processor: str,
     getattr(transformers, processor)(**options).save_pretrained(tmp_path)
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     ours = preprocessing_from(theirs.to_dict())
-    for size in ((50, 37), (37, 50), (64, 60), (33, 35), (20, 99), (40, 32)):  # odd and even margins of the crop
+    for size in ((50, 37), (37, 50), (33, 35), (20, 99), (40, 32)):  # odd and even margins of the crop
         image = noise_image(2, size)
         np.testing.assert_array_equal(ours(image).numpy(), np.asarray(theirs(image)["pixel_values"][0]))
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        *({"do_pad": True}, {"resample": 0}, {"resample": 1}, {"rescale_factor": 1.0}),
-        *({"size": {"height": 32, "width": 40}}, {"size": {"longest_edge": 32}}),
-    ],
-)
-def test_an_image_processor_that_does_something_else_is_refused(changed: dict[str, Any]) -> None:
+def test_an_image_processor_that_does_something_else_is_refused() -> None:
     usual, found = {"size": CROP, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}, (SIDE, (0.5,) * 3)
     assert preprocessing_from(usual) == Preprocessing(*found, (0.5,) * 3, "bicubic", "squash", True)
-    with pytest.raises(ValueError, match="image processor"):
-        preprocessing_from(usual | changed)
+    others: Any = ({"do_pad": True}, {"resample": 1}, {"rescale_factor": 1.0}, {"size": {"height": 32, "width": 40}})
+    for changed in (*others, {"size": {"longest_edge": 32}}):
+        with pytest.raises(ValueError, match="image processor"):
+            preprocessing_from(usual | changed)
 
 
 def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path: Path) -> None:
@@ -256,14 +251,6 @@ def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path: Path) ->
     )
     with pytest.raises(ValueError, match=re.escape("layers.1.")):
         load_image_encoder(name)
-
-
-def test_half_precision_files_are_read_as_float32(tmp_path: Path) -> None:
-    name = save_vit(tmp_path)
-    ViTModel.from_pretrained(tmp_path).half().save_pretrained(tmp_path)
-    for pretrained in (True, False):
-        encoder = load_image_encoder(name, pretrained=pretrained)
-        assert {each.dtype for each in encoder.parameters()} == {torch.float32}
 
 
 def test_the_image_encoder_of_a_captioner(tmp_path: Path) -> None:
@@ -280,13 +267,6 @@ def test_the_image_encoder_of_a_captioner(tmp_path: Path) -> None:
     regions.save_pretrained(regions.policy, tmp_path / "regions")
     with pytest.raises(ValueError, match="regions"):
         load_image_encoder(OF_CAPTIONER, {"model": str(tmp_path / "regions")})
-
-
-def test_tokens_and_maps_become_grids() -> None:
-    assert as_grid(torch.arange(11.0).view(1, 11, 1)).flatten().tolist() == list(range(2, 11))
-    assert as_grid(torch.zeros(2, 5, 3, 4)).shape == (2, 3, 4, 5)
-    with pytest.raises(ValueError, match=r"\[2, 3\]"):
-        as_grid(torch.zeros(2, 3))
 
 
 def test_the_last_blocks_are_open_and_what_follows(tmp_path: Path) -> None:
@@ -314,17 +294,17 @@ def test_blocks_of_a_large_vocabulary_that_are_attributes_or_shared(tmp_path: Pa
         assert all(name.startswith(start) for name in opened)
 
 
-@pytest.mark.parametrize("blocks", [None, 1])
-def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path: Path, blocks: int | None) -> None:
+def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path: Path) -> None:
     """DINOv2's mask token, and the norm of CLIP's pooled state: several processes would wait for their gradients."""
     vision = {key: value for key, value in VISION.items() if key != "intermediate_size"}
     Dinov2Model(Dinov2Config(**vision)).save_pretrained(tmp_path / "dino")
     ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(tmp_path / "dino")
     for name in (f"transformers:{tmp_path / 'dino'}", save_clip(tmp_path / "clip")):
-        encoder = load_image_encoder(name)
-        opened = open_blocks(encoder, blocks)
-        encoder(images()).sum().backward()
-        assert opened == [name for name, each in encoder.named_parameters() if each.grad is not None]
+        for blocks in (None, 1):
+            encoder = load_image_encoder(name)
+            opened = open_blocks(encoder, blocks)
+            encoder(images()).sum().backward()
+            assert opened == [name for name, each in encoder.named_parameters() if each.grad is not None]
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

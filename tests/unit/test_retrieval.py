@@ -57,22 +57,20 @@ def test_scores_by_hand() -> None:
         assert retrieval_scores(own, none, score).tolist() == [best, best]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("score", "low", "high"),
-    [
-        ("log_softmax", -math.log1p(math.exp(20)), -math.log1p(math.exp(-20))),
-        ("margin", -2.2, 0.0),
-        ("reciprocal_rank", 0.5, 1.0),
-        ("recall", 0.0, 1.0),
-    ],
-)
-def test_bounds_are_reached(score: Any, low: float, high: float) -> None:
-    reward = Retrieval(Compass(), score=score, scale=10.0, distractors=1)
-    found = reward(None, ["180", "180"], **columns(0, 180))
-    assert found == pytest.approx([low, high])
-    assert reward.bounds[0] == pytest.approx(low)
-    assert high <= reward.bounds[1] <= high + 1e-8
-    assert reward.bounds[0] - 1e-9 <= found[0]
+def test_bounds_are_reached() -> None:
+    bounds: dict[Any, tuple[float, float]] = {
+        "log_softmax": (-math.log1p(math.exp(20)), -math.log1p(math.exp(-20))),
+        "margin": (-2.2, 0.0),
+        "reciprocal_rank": (0.5, 1.0),
+        "recall": (0.0, 1.0),
+    }
+    for score, (low, high) in bounds.items():
+        reward = Retrieval(Compass(), score=score, scale=10.0, distractors=1)
+        found = reward(None, ["180", "180"], **columns(0, 180))
+        assert found == pytest.approx([low, high])
+        assert reward.bounds[0] == pytest.approx(low)
+        assert high <= reward.bounds[1] <= high + 1e-8
+        assert reward.bounds[0] - 1e-9 <= found[0]
 
 
 def test_captions_of_one_image_are_not_each_others_distractors() -> None:
@@ -117,19 +115,16 @@ def test_scores_against_a_pool_do_not_depend_on_the_batch(tmp_path: Path) -> Non
     assert reward.signature != Retrieval(Compass(), score="reciprocal_rank").signature
 
 
-@pytest.mark.parametrize("score", ["log_softmax", "margin", "reciprocal_rank", "recall"])
-def test_an_image_without_a_distractor_scores_the_upper_bound(score: Any, caplog: pytest.LogCaptureFixture) -> None:
-    reward = Retrieval(Compass(), score=score, distractors=2, both=True)
-    for _ in range(2):
-        assert reward(None, ["170", "3"], **columns(0, 0)) == [reward.bounds[1]] * 2
-    assert len(caplog.records) == 1
-    assert reward(None, [], image=[], image_id=[]) == []
-
-
-@pytest.mark.parametrize("score", ["log_softmax", "margin", "reciprocal_rank", "recall"])
-def test_a_caption_without_a_finite_embedding_is_refused(score: Any) -> None:
-    with pytest.raises(RewardError, match="text 'nan' has an embedding that is not finite"):
-        Retrieval(Compass(), score=score)(None, ["5", "nan"], **columns(0, 90))
+def test_an_image_without_a_distractor_scores_the_upper_bound(caplog: pytest.LogCaptureFixture) -> None:
+    scores: Any = ("log_softmax", "margin", "reciprocal_rank", "recall")
+    for number, score in enumerate(scores, start=1):
+        reward = Retrieval(Compass(), score=score, distractors=2, both=True)
+        for _ in range(2):
+            assert reward(None, ["170", "3"], **columns(0, 0)) == [reward.bounds[1]] * 2
+        assert len(caplog.records) == number, "it warns once"
+        assert reward(None, [], image=[], image_id=[]) == []
+        with pytest.raises(RewardError, match="text 'nan' has an embedding that is not finite"):
+            reward(None, ["5", "nan"], **columns(0, 90))
 
 
 def test_many_images_are_scored_in_chunks() -> None:
@@ -141,17 +136,16 @@ def test_many_images_are_scored_in_chunks() -> None:
     assert shifted == [0.0] * len(angles)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        *[("score", "mrr"), ("scale", 0.0), ("margin", -1.0), ("k", 0), ("distractors", 0), ("pool", "absent")],
-        ("both", 1),
-    ],
-)
-def test_bad_arguments_are_named(option: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = {option: value} | ({"pool": "."} if option == "both" else {})
-    with pytest.raises(ValueError, match=f"{option}.*{value if option != 'both' else 'pool'}"):
-        Retrieval(Compass(), **arguments)
-    with pytest.raises(ValueError, match="has no image"):
-        Retrieval(Compass(), pool=tmp_path)
+def test_bad_arguments_are_named(tmp_path: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"score": "mrr"}, "score is 'mrr'"),
+        ({"scale": 0.0}, "scale = 0.0"),
+        ({"margin": -1.0}, "margin = -1.0"),
+        ({"distractors": 0}, "distractors is 0"),
+        ({"pool": tmp_path / "absent"}, "pool .*absent"),
+        ({"pool": tmp_path}, "has no image"),
+        ({"pool": tmp_path, "both": True}, "both .*pool"),
+    ]
+    for arguments, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            Retrieval(Compass(), **arguments)

@@ -49,30 +49,22 @@ def test_white_space_around_and_between_does_not_count(words: list[str], space: 
     assert tokenize(space + space.join(words) + space) == tokenize(" ".join(words))
 
 
-@pytest.mark.parametrize(
-    ("lines", "last"),
-    [
+def test_lines_look_at_the_lines_below() -> None:
+    for lines, last in (
         (["reads K.", "A dog", "reads K.", "a dog", "vitamin c"], ["k", "dog", "k.", "dog", "c"]),
         (["figure no.", "5 dogs", "casino.", "7", "(no.", "8"], ["no.", "dogs", "casino", "7", "no.", "8"]),
         (["reads K.", "", "The dog", "no.", " ", "5"], ["k", "", "dog", "no", "", "5"]),
-    ],
-)
-def test_lines_look_at_the_lines_below(lines: list[str], last: list[str]) -> None:
-    assert [tokens.split(" ")[-1] for tokens in tokenize_lines(lines)] == last
+    ):
+        assert [tokens.split(" ")[-1] for tokens in tokenize_lines(lines)] == last
     assert tokenize("figure no.")[-1] == "no"
 
 
-@pytest.mark.parametrize(
-    ("inside", "texts"),
-    [
-        (True, ["", "a man's dog, 3.5 m long!", "“café” – 50% off… 😀\ufe0f", "the U.S. flag", "a near miss."]),
-        (True, ["10,000-seat", "two pizza's.", "a t.v.\n", "AT&amp;T at a&nbsp;caf&eacute;", "see a.example.com"]),
-        (True, ["me@x", "http://x", "<b>bold</b>", "a.b-st.", "10 1/2", "+41-55-66"]),
-        (False, ["a K.", "fig. no.", "I'80St.", "猫", "x\xady", "one\rtwo"]),
-    ],
-)
-def test_the_class_of_captions_that_were_compared(inside: bool, texts: list[str]) -> None:
-    assert [is_tested(text) for text in texts] == [inside] * len(texts)
+def test_the_class_of_captions_that_were_compared() -> None:
+    inside = ["", "a man's dog, 3.5 m long!", "“café” – 50% off… 😀\ufe0f", "the U.S. flag", "a near miss."]
+    inside += ["10,000-seat", "two pizza's.", "a t.v.\n", "AT&amp;T at a&nbsp;caf&eacute;", "see a.example.com"]
+    inside += ["me@x", "http://x", "<b>bold</b>", "a.b-st.", "10 1/2", "+41-55-66"]
+    outside = ["a K.", "fig. no.", "I'80St.", "猫", "x\xady", "one\rtwo"]
+    assert [text for text in (*inside, *outside) if is_tested(text)] == inside
 
 
 ENDS = "no. No. fig. ca. p. K. x-K. (K. 1K. no.| casino. piano U.S. pp. a.no. x,no. $K. ...K. 's. t.v. it't. 39mm/u.s."
@@ -94,7 +86,7 @@ def test_ends_of_lines_equal_the_live_toolkit() -> None:
 @needs_java
 def test_odd_captions_equal_the_live_toolkit() -> None:
     """Entities, abbreviations, numbers, currencies, clitics, quotes, addresses, markup, emoji, accents, nothing."""
-    captions = [caption for seed in range(4) for caption in odd_strings(5000, seed=seed)]
+    captions = [caption for seed in range(2) for caption in odd_strings(5000, seed=seed)]
     tested = [caption for caption in captions if is_tested(caption)]
     assert len(tested) > 0.75 * len(captions)
     assert_equal(tested, [tokenize(text) for text in tested], [text.split() for text in ptb_tokenize(tested)])

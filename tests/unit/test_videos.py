@@ -45,19 +45,12 @@ def make_video(path: Path, kind: str, reds: range = REDS) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("total", "count", "indices"),
-    [(12, 4, [1, 4, 7, 10]), (12, 1, [6]), (5, 5, [0, 1, 2, 3, 4]), (2, 4, [0, 0, 1, 1]), (1, 3, [0, 0, 0])],
-)
-def test_frames_are_centres_of_equal_segments(total: int, count: int, indices: list[int]) -> None:
-    assert uniform(total, count) == indices
-
-
-@pytest.mark.parametrize(
-    ("span", "indices"), [((0.5, 1.0), [7, 10]), ((0.0, 0.2), [0, 1]), ((0.4, 0.4), [4, 4]), ((1.0, 1.0), [11, 11])]
-)
-def test_frames_of_a_part(span: tuple[float, float], indices: list[int]) -> None:
-    assert uniform(12, 2, span) == indices
+def test_frames_are_centres_of_equal_segments_of_the_video_or_of_a_part() -> None:
+    assert uniform(12, 4) == [1, 4, 7, 10]
+    assert uniform(12, 1) == [6]
+    assert uniform(2, 4) == [0, 0, 1, 1]
+    spans = {(0.5, 1.0): [7, 10], (0.0, 0.2): [0, 1], (0.4, 0.4): [4, 4], (1.0, 1.0): [11, 11]}
+    assert {span: uniform(12, 2, span) for span in spans} == spans
 
 
 @pytest.mark.parametrize("kind", ["folder", "gif", "webp", "mp4"])
@@ -79,25 +72,21 @@ def test_a_changed_video_is_another_one(tmp_path: Path) -> None:
     assert open_image(frames[0]).tobytes() != first
 
 
-@pytest.mark.parametrize("broken", ["missing.gif", "empty", "text.gif", "text.mp4", "missing.mp4"])
-def test_unusable_videos_are_named(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / broken
-    if broken == "empty":
-        path.mkdir()
-    elif broken.startswith("text"):
-        path.write_text("no video")
-    if broken == "text.mp4":
-        monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(RewardError, match=rf"{broken}.*" + (r"rl-caption\[video\]" if broken == "text.mp4" else "")):
-        open_image(video_frames(path, 2)[1])
+def test_unusable_videos_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("text.gif", "text.mp4"):
+        (tmp_path / name).write_text("no video")
+    for name in ("missing.gif", "empty", "text.gif", "missing.mp4"):
+        with pytest.raises(RewardError, match=name):
+            open_image(video_frames(tmp_path / name, 2)[1])
     for count, span in ((0, (0.0, 1.0)), (2, (0.5, 0.4))):
         with pytest.raises(ValueError, match=f"{count} frames from {span[0]}"):
-            video_frames(path, count, span)
-
-
-def test_a_file_that_is_no_video_is_named(tmp_path: Path) -> None:
+            video_frames(tmp_path, count, span)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(RewardError, match=r"text\.mp4.*rl-caption\[video\]"):
+        open_image(video_frames(tmp_path / "text.mp4", 2)[1])
+    monkeypatch.undo()
     pytest.importorskip("av", reason="PyAV is not installed")
-    (tmp_path / "text.mp4").write_text("no video")
     with pytest.raises(RewardError, match=r"text\.mp4' cannot be read"):
         open_image(video_frames(tmp_path / "text.mp4", 2)[0])
 

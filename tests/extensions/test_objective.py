@@ -59,14 +59,6 @@ def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
     assert not other.exists(), "refused before any work"
 
 
-def test_its_step_does_not_depend_on_how_it_is_split() -> None:
-    captioner = tiny_captioner()
-    start = tiny_captioner(seed=9).policy.eval().requires_grad_(False)
-    task = scst_task(captioner, objective=ClippedReinforce(0.1), ref_policy=start)
-    whole = gradient(captioner, task, batches_of(captioner, 8, 8))
-    assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, 2)))
-
-
 def test_without_a_clip_it_is_reinforce() -> None:
     captioner = tiny_captioner()
     start = tiny_captioner(seed=9).policy.eval().requires_grad_(False)

@@ -19,8 +19,8 @@ from rl_caption.scst import ADVANTAGES
 from rl_caption.types import Scores
 
 AdvantageFn = Callable[[Tensor, Tensor | None], Tensor]
-"""(rewards [B, K], greedy rewards [B] | None) -> advantages [B, K]. If it has an attribute ``needs_greedy`` that is true,
-greedy captions are decoded and scored for it."""
+"""(rewards [B, K], greedy rewards [B] | None) -> advantages [B, K]. If it has an attribute ``needs_greedy``
+that is true, greedy captions are decoded and scored for it."""
 
 
 def greedy(rewards: Tensor, greedy_rewards: Tensor | None) -> Tensor:

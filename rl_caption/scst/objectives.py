@@ -229,7 +229,7 @@ def softmax_margin(s: Tensor, best: Tensor, gaps: Tensor) -> Tensor:
 
 
 def compared(rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mask [B] of the images whose samples have different rewards; for these, the index of u* [., 1] and gaps [., K]."""
+    """Mask [B] of the images whose samples have different rewards; of these, the index of u* [., 1] and gaps [., K]."""
     highest, best = rewards.max(1, keepdim=True)
     gaps = highest - rewards
     rows = gaps.amax(1) > 0

@@ -142,7 +142,7 @@ def load_checkpoint(
 
 @contextlib.contextmanager
 def _scaler_of(accelerator: Accelerator, path: Path) -> Iterator[None]:
-    """Inside, no loss scale is loaded if ``path`` has none, as after another precision: fp16 starts with a fresh one."""
+    """Inside, no loss scale is loaded if ``path`` has none (after another precision): fp16 starts with a fresh one."""
     scaler = accelerator.scaler
     if not (path / SCALER_NAME).is_file():
         accelerator.scaler = None

@@ -31,6 +31,7 @@ class Library:
         setattr(defined, schema.split("(")[0], True)
 """
 NEEDS_OPERATORS = """
+import torchvision.extension
 from torch.library import defined
 if not (hasattr(defined, "nms") and hasattr(defined, "qnms")):
     raise RuntimeError("operator torchvision::nms does not exist")
@@ -49,7 +50,7 @@ def run_python(
     if site is not None:
         sources = {**FILES, "torch/__init__.py": TORCH, "torch/library.py": TORCH_LIBRARY}
         if extension is not None:
-            sources["torchvision/__init__.py"] = "from . import extension, _meta_registrations"
+            sources["torchvision/__init__.py"] = "from . import _meta_registrations"
             sources |= {"torchvision/extension.py": extension, "torchvision/_meta_registrations.py": NEEDS_OPERATORS}
         for name, source in sources.items():
             (site / name).parent.mkdir(exist_ok=True)

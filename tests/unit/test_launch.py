@@ -2,7 +2,6 @@
 
 import ctypes
 import errno
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -301,26 +300,6 @@ def test_waits_for_a_holder_that_ends(holder, tmp_path, caplog):
     release.join()
     (message,) = [record.getMessage() for record in caplog.records]
     assert f"in use by process {holder.pid}" in message
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the descriptor through /proc")
-def test_workers_neither_keep_nor_drop_the_lock(tmp_path: Path) -> None:
-    with run_lock(tmp_path):
-        # A program started with the descriptor open, and a fork that ends, stand for workers of the training.
-        descriptor = next(
-            int(entry.name)
-            for entry in Path("/proc/self/fd").iterdir()
-            if entry.is_symlink() and os.path.realpath(entry) == str((tmp_path / ".lock").resolve())
-        )
-        worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[descriptor])
-        fork = multiprocessing.get_context("fork").Process(target=int)
-        fork.start()
-        fork.join()
-        assert_refused(tmp_path, f"in use by process {os.getpid()} on")
-    try:
-        assert_free(tmp_path)
-    finally:
-        worker.communicate(b"\n")
 
 
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):

@@ -20,7 +20,6 @@ from rl_caption.scst.cross_entropy import cross_entropy_sum
 from rl_caption.scst.objectives import (
     Dico,
     PpoClip,
-    Reinforce,
     build_objective,
     kl_penalty,
     kl_to_reference,
@@ -135,25 +134,16 @@ def test_a_baseline_that_is_not_there_is_an_error(name):
         build_advantage(name, {})(torch.ones(2, 1), None)
 
 
-def ppo_parts(seed=0):
-    """Log-probabilities with gradient of a policy, those of the one that sampled, a mask with EOS, advantages."""
-    torch.manual_seed(seed)
-    mask = torch.tensor([[[1, 1, 1], [1, 0, 0]], [[1, 1, 0], [1, 1, 1]]], dtype=torch.bool)
-    old = -torch.rand(2, 2, 3, dtype=torch.float64) * mask
-    logprobs = (old + 0.5 * torch.randn(2, 2, 3, dtype=torch.float64) * mask).requires_grad_()
-    return logprobs, old, mask, torch.tensor([[0.7, -0.7], [-1.5, 1.5]])
-
-
-def call(objective, logprobs, old, mask, advantages, reference=None):
-    return objective(logprobs, old, reference, mask, Scores(advantages, None), advantages)
-
-
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 @pytest.mark.parametrize("kl_coef", [0.0, 0.3])
 def test_the_clipped_surrogate_and_its_gradient_equal_a_loop(reduction, kl_coef):
-    logprobs, old, mask, advantages = ppo_parts()
+    torch.manual_seed(0)
+    mask = torch.tensor([[[1, 1, 1], [1, 0, 0]], [[1, 1, 0], [1, 1, 1]]], dtype=torch.bool)
+    old = -torch.rand(2, 2, 3, dtype=torch.float64) * mask
+    logprobs = (old + 0.5 * torch.randn(2, 2, 3, dtype=torch.float64) * mask).requires_grad_()
+    advantages = torch.tensor([[0.7, -0.7], [-1.5, 1.5]])
     objective = PpoClip(reduction, kl_coef, clip_low=0.1, clip_high=0.3)
-    total, count, metrics = call(objective, logprobs, old, mask, advantages, reference=old - 0.1 * mask)
+    total, count, metrics = objective(logprobs, old, old - 0.1 * mask, mask, Scores(advantages, None), advantages)
     (found,) = torch.autograd.grad((total / count).sum(), logprobs)
     surrogate, penalty, clipped, ratios, kl, expected = 0.0, 0.0, 0, 0.0, 0.0, torch.zeros_like(found)
     denominator = 9 if reduction == "token" else 4
@@ -178,26 +168,13 @@ def test_the_clipped_surrogate_and_its_gradient_equal_a_loop(reduction, kl_coef)
     }
 
 
-def test_on_policy_the_clipped_surrogate_has_the_gradient_of_reinforce_to_the_bit():
-    logprobs, _, mask, advantages = ppo_parts()
-    parts = logprobs, logprobs.detach(), mask, advantages
-    gradients = []
-    for objective in (PpoClip(clip_low=1e-3, clip_high=1e-3), Reinforce()):
-        total, count, metrics = call(objective, *parts)
-        gradients.append(torch.autograd.grad(total / count, logprobs)[0])
-    assert torch.equal(*gradients)
-    assert gradients[0].abs().sum() > 0
-    metrics = call(PpoClip(), *parts)[2]
-    assert [float(metrics[f"policy/{name}"][0]) for name in ("ratio", "clip_fraction", "approx_kl")] == [9, 0, 0]
-
-
 STRUCTURED = ("seq_nll", "risk", "max_margin", "multi_margin", "softmax_margin")
 OF_THREE = torch.tensor([[0.2, 0.9, 0.5], [0.4, 0.4, 0.4], [1.5, 0.1, 1.5]])  # of the second image all equal
 
 
-def parts(seed=0, rewards=OF_THREE):
+def parts(rewards=OF_THREE):
     """The arguments of an objective for 3 images of 3 samples; log-probabilities have a gradient."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     lengths = torch.tensor([[4, 2, 1], [2, 2, 2], [3, 4, 2]])
     mask = torch.arange(4) < lengths.unsqueeze(-1)
     logprobs = (-torch.rand(3, 3, 4, dtype=torch.float64) * mask).requires_grad_()
@@ -205,52 +182,9 @@ def parts(seed=0, rewards=OF_THREE):
     return logprobs, logprobs.detach(), reference, mask, Scores(rewards.double(), None), torch.zeros(3, 3)
 
 
-def dico_loss(logprobs, reference, mask, rewards, beta, temperature):
-    """[K, L] of one image; the plain formula, one sample at a time."""
-    log_ratios = [(logprobs[k] - reference[k])[mask[k]].sum() for k in range(len(rewards))]
-    best = max(range(len(rewards)), key=lambda k: rewards[k])
-    others = [k for k in range(len(rewards)) if k != best]
-    powers = [math.exp((rewards[best] - rewards[k]) / temperature) for k in others]
-    against = sum(power / sum(powers) * log_ratios[k] for power, k in zip(powers, others, strict=True))
-    return -torch.log(torch.sigmoid(beta * (log_ratios[best] - against)))
-
-
-def structured_loss(name, logprobs, mask, rewards):
-    """[K, L] of one image, with costs that are negative rewards, which differ from the gaps by a constant."""
-    samples = range(len(rewards))
-    s = [logprobs[k][mask[k]].mean() for k in samples]
-    cost = [-r for r in rewards]
-    best = min(samples, key=lambda k: cost[k])
-    total = sum(x.exp() for x in s)
-    hinges = [torch.clamp(cost[k] - cost[best] - s[best] + s[k], min=0) for k in samples]
-    return {
-        "seq_nll": -torch.log(s[best].exp() / total),
-        "risk": sum(c * x.exp() / total for c, x in zip(cost, s, strict=True)),
-        "max_margin": hinges[max(samples, key=lambda k: float(s[k].detach()))],
-        "multi_margin": sum(hinges),
-        "softmax_margin": -torch.log(s[best].exp() / sum((x + c).exp() for x, c in zip(s, cost, strict=True))),
-    }[name]
-
-
 def gradient_of(objective, arguments):
     total, count, _ = objective(*arguments)
     return torch.autograd.grad(total / count, arguments[0])[0]
-
-
-@pytest.mark.parametrize(("beta", "temperature"), [(0.2, 1 / 3), (2.0, 0.05)])
-def test_dico_and_its_gradient_equal_a_loop(beta, temperature):
-    arguments = logprobs, _, reference, mask, scores, _ = parts()
-    losses = [
-        dico_loss(logprobs[i], reference[i], mask[i], scores.samples[i].tolist(), beta, temperature) for i in (0, 2)
-    ]
-    total, count, metrics = Dico(beta, temperature)(*arguments)
-    assert int(count) == 2, "images whose rewards are all equal are left out"
-    assert float(total.detach()) == pytest.approx(float(sum(losses).detach()), rel=1e-9)
-    (expected,) = torch.autograd.grad(sum(losses) / 2, logprobs)
-    assert torch.allclose(gradient_of(Dico(beta, temperature), arguments), expected, atol=1e-12)
-    margins = [-math.log(math.exp(float(loss.detach())) - 1) for loss in losses]  # the argument of the sigmoid
-    assert float(metrics["dico/margin"][0]) == pytest.approx(sum(margins))
-    assert float(metrics["dico/accuracy"][0]) == sum(margin > 0 for margin in margins)
 
 
 def test_dico_by_hand():
@@ -262,25 +196,11 @@ def test_dico_by_hand():
     objective = build_objective("dico", {"beta": 0.5, "temperature": 0.3})
     total, count, metrics = objective(logprobs, logprobs, reference, mask, Scores(rewards, None), rewards)
     assert float(metrics["dico/margin"][0]) == pytest.approx(0.5 * (1 + 0.75), rel=1e-5)
+    assert float(metrics["dico/accuracy"][0]) == 1
     assert float(total.detach()) == pytest.approx(math.log(1 + math.exp(-0.875)), rel=1e-5)
     assert int(count) == 1
     with pytest.raises(ValueError, match="starting policy"):
         objective(logprobs, logprobs, None, mask, Scores(rewards, None), rewards)
-
-
-@pytest.mark.parametrize("name", STRUCTURED)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_structured_losses_and_their_gradients_equal_a_loop(name, seed):
-    arguments = logprobs, _, _, mask, scores, _ = parts(seed)
-    total, count, metrics = build_objective(name, {})(*arguments)
-    assert int(count) == 2
-    losses = [structured_loss(name, logprobs[i], mask[i], scores.samples[i].tolist()) for i in (0, 2)]
-    constant = float(scores.samples[[0, 2]].amax(1).sum()) if name in ("risk", "softmax_margin") else 0.0
-    assert float(total.detach()) == pytest.approx(float(sum(losses).detach()) + constant, rel=1e-9)
-    (expected,) = torch.autograd.grad(sum(losses) / 2, logprobs)
-    assert torch.allclose(gradient_of(build_objective(name, {}), arguments), expected, atol=1e-12)
-    assert name == "max_margin" or expected.abs().sum() > 0
-    assert [float(value) for value in metrics["loss/policy"]] == [float(total.detach()), 2]
 
 
 @pytest.mark.parametrize(
@@ -299,8 +219,9 @@ def test_structured_losses_by_hand(name, expected):
     logprobs = torch.tensor(probabilities).log().view(1, 3, 1) * mask
     logprobs[0, 0] += torch.tensor([0.1, -0.3, 0.2])  # only the mean over a caption counts
     scores = Scores(torch.tensor([[3.0, 2.9, 2.0]]), None)
-    total, _, _ = build_objective(name, {})(logprobs, logprobs, None, mask, scores, scores.samples)
+    total, count, metrics = build_objective(name, {})(logprobs, logprobs, None, mask, scores, scores.samples)
     assert float(total.detach()) == pytest.approx(expected, rel=1e-5)
+    assert [float(value) for value in metrics["loss/policy"]] == [float(total), int(count)] == [float(total), 1]
 
 
 @pytest.mark.parametrize("name", ["dico", *STRUCTURED])
@@ -313,9 +234,12 @@ def test_a_constant_added_to_the_rewards_of_an_image_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", ["dico", *STRUCTURED])
-def test_where_no_rewards_differ_there_is_no_loss(name):
+def test_images_whose_rewards_do_not_differ_are_left_out(name):
+    arguments, objective = parts(), build_objective(name, {})
+    assert int(objective(*arguments)[1]) == 2
+    assert not gradient_of(objective, arguments)[1].any()
     arguments = parts(rewards=torch.ones(3, 3))
-    total, count, _ = build_objective(name, {})(*arguments)
+    total, count, _ = objective(*arguments)
     assert (float(total.detach()), int(count)) == (0.0, 0)
     assert not torch.autograd.grad(total, arguments[0])[0].any()
 

@@ -61,13 +61,15 @@ def paths() -> dict[Path, str]:
 def status() -> str:
     """What ``import torchvision`` does here: one of the five sentences. Tried in new processes, 2 to 10 seconds."""
     error = import_error("off")
-    if not error or error.startswith("ModuleNotFoundError: No module named 'torchvision'"):
-        return ABSENT if error else NATIVE
+    if not error:
+        return NATIVE
+    if error.startswith("ModuleNotFoundError: No module named 'torchvision'"):
+        return ABSENT
     remedied = import_error("on")
     if not remedied:
         return REMEDIED
     covered = "operator torchvision::" in error and "does not exist" in error
-    return BROKEN + remedied if all(map(Path.exists, paths())) or not covered else NEEDED
+    return NEEDED if covered and not all(map(Path.exists, paths())) else BROKEN + remedied
 
 
 def install() -> str:

@@ -206,16 +206,16 @@ def test_dico_by_hand():
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("seq_nll", math.log(5)),  # probabilities 0.2, 0.3, 0.5
-        ("risk", 0.3 * 0.1 + 0.5 * 1.0),
-        ("max_margin", 1.0 + math.log(5 / 2)),  # the third has the highest score
-        ("multi_margin", (0.1 + math.log(3 / 2)) + (1.0 + math.log(5 / 2))),
-        ("softmax_margin", math.log(1 + 1.5 * math.exp(0.1) + 2.5 * math.e)),
+        ("seq_nll", math.log(10 / 3)),  # probabilities 0.3, 0.2, 0.5
+        ("risk", 0.2 * 0.1 + 0.5 * 1.0),
+        ("max_margin", 1.0 + math.log(5 / 3)),  # the third has the highest score
+        ("multi_margin", 0.0 + (1.0 + math.log(5 / 3))),  # the second is 0.1 + ln(2 / 3) below 0
+        ("softmax_margin", math.log(1 + 2 / 3 * math.exp(0.1) + 5 / 3 * math.e)),
     ],
 )
 def test_structured_losses_by_hand(name, expected):
-    """Scores ln 0.2, ln 0.3, ln 0.5, spread over captions of other lengths; the first is the best."""
-    probabilities, mask = (0.2, 0.3, 0.5), torch.tensor([[[1, 1, 1], [1, 0, 0], [1, 1, 0]]], dtype=torch.bool)
+    """Scores ln 0.3, ln 0.2, ln 0.5, spread over captions of other lengths; the first is the best."""
+    probabilities, mask = (0.3, 0.2, 0.5), torch.tensor([[[1, 1, 1], [1, 0, 0], [1, 1, 0]]], dtype=torch.bool)
     logprobs = torch.tensor(probabilities).log().view(1, 3, 1) * mask
     logprobs[0, 0] += torch.tensor([0.1, -0.3, 0.2])  # only the mean over a caption counts
     scores = Scores(torch.tensor([[3.0, 2.9, 2.0]]), None)

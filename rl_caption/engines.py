@@ -60,8 +60,10 @@ def print_main(accelerator: Any, text: str) -> None:
 def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     """Devices and processes, seeded.
 
-    Raises LaunchError where another number of processes trains than was asked for, ConfigError where the mixed
-    precision does not run here, EngineError where the engine cannot do what ``train`` asks for.
+    Raises:
+        LaunchError: another number of processes trains than was asked for.
+        ConfigError: the mixed precision does not run here, or a tracker is not installed.
+        EngineError: the engine cannot do what ``train`` asks for.
     """
     if parse_flag_from_env("ACCELERATE_USE_FSDP"):
         raise EngineError("FSDP is not supported: take configs/accelerate/deepspeed_zero3.yaml, which shards the same")
@@ -102,15 +104,15 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
 
 
 def use_cpu(processes: int, threads: int | None) -> None:
-    """Set the CPU threads of one of ``processes`` (None: a share of the cores); keep the memory of freed tensors."""
+    """Set the CPU threads of each of ``processes`` (None: a share of the cores), and keep freed memory for reuse."""
     torch.set_num_threads(threads or cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", processes))))
     keep_freed_memory()
 
 
 def requested_precision(train: str, environment: Mapping[str, str] = os.environ) -> str:
-    """``train.mixed_precision``, or that of ``accelerate launch`` where it is ``no`` or ``auto``.
+    """``train.mixed_precision``, or the precision of ``accelerate launch`` if the former is ``no`` or ``auto``.
 
-    Raises ConfigError where both ask for one and they differ, or the launcher for one not known here.
+    Raises ConfigError if both ask for a precision and they differ, or if the launcher's is not supported.
     """
     launched = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if launched in ("", "no", train):
@@ -123,9 +125,9 @@ def requested_precision(train: str, environment: Mapping[str, str] = os.environ)
 
 
 def usable_precision(wanted: str) -> str:
-    """``wanted``, or for ``auto`` ``bf16`` where the device computes with it and does not emulate it, else ``no``.
+    """Resolve ``auto``: ``bf16`` where the device computes in it without emulation, else ``no``.
 
-    NVIDIA GPUs do from Ampere on, CPUs with AVX512-BF16 or AMX.
+    NVIDIA GPUs compute in bf16 from Ampere on, CPUs with AVX512-BF16 or AMX. Other values are returned unchanged.
     """
     if wanted != "auto":
         return wanted
@@ -149,12 +151,12 @@ def uses_deepspeed(accelerator: Accelerator) -> bool:
 
 
 def deepspeed_plugin(accelerator: Accelerator) -> Any:
-    """Accelerate's settings of DeepSpeed; ``deepspeed_config`` of it is DeepSpeed's own configuration."""
+    """Accelerate's settings of DeepSpeed; its ``deepspeed_config`` is DeepSpeed's own configuration."""
     return accelerator.state.deepspeed_plugin
 
 
 def accelerator_kwargs() -> dict[str, Any]:
-    """Arguments for ``Accelerator``: a launcher's processes form a group, without a GPU too (Accelerate alone
+    """Arguments for ``Accelerator``, by which a launcher's processes form a group without a GPU, too (Accelerate alone
     then ignores launchers, unless ``ACCELERATE_USE_CPU=true``), and DDP's gradients are views of its buckets."""
     if int(os.environ.get("LOCAL_RANK", "-1")) < 0:
         return {}
@@ -175,7 +177,7 @@ def accelerator_kwargs() -> dict[str, Any]:
 
 
 def configure_deepspeed(accelerator: Accelerator, precision: str, grad_clip_value: float | None) -> None:
-    """Set DeepSpeed's precision, autocast over float32 weights; raises EngineError where it cannot do as asked."""
+    """Set DeepSpeed's precision: autocast over float32 weights. Raises EngineError for what it cannot do."""
     engine = engine_of(accelerator)
     if engine == "plain":
         wrong = "DeepSpeed was asked for, but plain Accelerate runs: unset ACCELERATE_USE_CPU, which turns it off"
@@ -209,7 +211,10 @@ def configure_deepspeed(accelerator: Accelerator, precision: str, grad_clip_valu
 def fill_deepspeed_config(
     config: dict[str, Any], batch_size: int, micro_batch_size: int, processes: int, grad_clip_norm: float | None
 ) -> None:
-    """Set batch sizes and clipping of a DeepSpeed configuration to those of ``train``; EngineError if they differ."""
+    """Set batch sizes and clipping of a DeepSpeed configuration to those of ``train``.
+
+    Raises EngineError if the configuration has others.
+    """
     wanted = (
         ("train_batch_size", "train.batch_size", batch_size),
         ("train_micro_batch_size_per_gpu", "train.micro_batch_size", micro_batch_size),
@@ -226,9 +231,9 @@ def fill_deepspeed_config(
 
 
 def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-    """Accelerate's ``prepare``, with what DeepSpeed needs besides. Called by every process.
+    """Accelerate's ``prepare``, and what DeepSpeed needs in addition. Called by every process.
 
-    Raises EngineError where DeepSpeed is to shard a 0-dimensional parameter.
+    Raises EngineError if DeepSpeed would have to shard a 0-dimensional parameter.
     """
     if uses_deepspeed(accelerator):
         scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
@@ -247,7 +252,7 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple
 
 
 def size_buckets(config: dict[str, Any], model: nn.Module) -> None:
-    """Bound DeepSpeed's gradient buckets, which by default have 5e8 elements, by the model and ``BUCKET_SIZE``."""
+    """Limit DeepSpeed's gradient buckets, by default 5e8 elements, to the model's size and to ``BUCKET_SIZE``."""
     zero = config.setdefault("zero_optimization", {})
     if zero.get("reduce_bucket_size", "auto") == "auto":
         sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
@@ -263,10 +268,11 @@ def autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
 
 
 def backward_all(accelerator: Accelerator, model: nn.Module, losses: Sequence[Callable[[], Tensor]]) -> float:
-    """Forward and backward pass of each micro-batch; gradients are all-reduced in the last.
+    """Forward and backward pass of each micro-batch; gradients are all-reduced in the last one.
 
     Each loss is a sum over the micro-batch divided by a count over the global batch. So the losses of all micro-batches
-    and processes add up, and the gradient does not depend on how the batch was split. Returns this process's sum.
+    and processes add up, and the gradient does not depend on how the batch was split. Returns the sum of this process's
+    losses.
     """
     engine: Any = model
     total = 0.0
@@ -294,10 +300,10 @@ def deepspeed_step(model: nn.Module) -> float:
 
 @contextmanager
 def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """Inside, under ZeRO-3, every process has the full weights, and the model behind ``model`` is an ordinary module.
+    """Under ZeRO-3, give every process the full weights inside the ``with``; elsewhere, do nothing.
 
-    No process waits for another inside, so captions may end at different lengths. Weights must not be changed.
-    All-gathers: every process enters and leaves.
+    The model behind ``model`` is then an ordinary module. No process waits for another inside, so their captions may
+    end at different lengths. Weights must not be changed. All-gathers: every process enters and leaves.
 
     DeepSpeed's ``unwrap_model_for_generation`` leaves a hook on the root module, which communicates at every forward
     pass, and discards the recorded order of modules; here all hooks are removed and restored.
@@ -316,7 +322,7 @@ def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[
 
 @contextmanager
 def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Inside, the hooks behind ``handles`` are not called; afterwards they are, in their old order."""
+    """Inside, the hooks of ``handles`` are not called; afterwards they are called again, in their old order."""
     tables = {id(table): table for table in (handle.hooks_dict_ref() for handle in handles) if table is not None}
     before = {key: dict(table) for key, table in tables.items()}
     for handle in handles:
@@ -330,12 +336,12 @@ def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
 
 
 def numel(parameter: Tensor) -> int:
-    """Elements of a parameter, sharded or not."""
+    """Number of elements of a whole parameter, sharded or not."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def first_non_finite(accelerator: Accelerator, model: nn.Module) -> str | None:
-    """Name of the first parameter with a NaN or an infinity in any process's shard; None where all are finite."""
+    """Name of the first parameter with a NaN or an infinity on any process; None if all are finite. All-gathers."""
     names, finite = [], []
     for name, parameter in accelerator.unwrap_model(model).named_parameters():
         shard = getattr(parameter, "ds_tensor", parameter).detach()
@@ -358,7 +364,7 @@ def full_parameter(accelerator: Accelerator, parameter: Tensor) -> Tensor:
 
 
 def load_deepspeed_moments(model: nn.Module, trained: Mapping[str, nn.Parameter], moments: Moments) -> None:
-    """Give DeepSpeed the moments of its trained parameters. It has none before its first step: they are made first."""
+    """Set DeepSpeed's moments of the trained parameters, which are created first: before its first step it has none."""
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
     engine: Any = model
@@ -388,7 +394,7 @@ def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:
-    """Sum of a count over all processes, 1 in place of 0; of the same shape. All-reduces."""
+    """Sum of a count over all processes, of the same shape; 0 becomes 1, to be divided by. All-reduces."""
     count = accelerator.reduce(local_count.to(accelerator.device, torch.float32), reduction="sum")
     return torch.where(count == 0, 1, count)
 
@@ -406,7 +412,7 @@ def dropout_off(model: nn.Module, enabled: bool = True) -> Iterator[None]:
 
 
 class Averages:
-    """Named averages of one step. Names are the log keys of docs/metrics.md; every process must add the same ones."""
+    """Named averages of one step. Names are log keys of docs/metrics.md; every process must add the same names."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}

@@ -1,8 +1,8 @@
-"""Processes: how many train, how long they live, and which of them writes to a run folder.
+"""Processes: how many train together, how signals end them, and which of them writes to a run folder.
 
-Several natural commands start another number of training processes than they were asked for, and end with 0:
-``accelerate launch --cpu --num_processes 2`` runs one process, and ``torchrun --nproc_per_node 2`` on a machine without
-a GPU runs two copies that never exchange a gradient. Here that is found out before the first step.
+Several natural commands silently start another number of training processes than they were asked for: ``accelerate
+launch --cpu --num_processes 2`` runs one process, and ``torchrun --nproc_per_node 2`` on a machine without a GPU runs
+two copies that never exchange a gradient. ``check_processes`` finds that out before the first step.
 
 ``python -m rl_caption.launch`` is ``accelerate launch`` for schedulers: it passes SIGTERM, SIGINT and SIGHUP on, and
 waits until the training has saved its checkpoint.
@@ -35,14 +35,14 @@ WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_C
 ACCELERATE_PROGRAMS = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "rl_caption.launch")
 OTHER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
 LAUNCHER_VARIABLE = "RL_CAPTION_LAUNCHER"
-"""Environment variable in which a program of this package that starts others gives them its process id."""
+"""Environment variable by which a program of this package tells the processes that it starts its own process id."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's ``mallopt``."""
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What schedulers, Ctrl-C and closed terminals send to a program that is to end."""
+"""Signals by which schedulers, Ctrl-C and closed terminals ask a program to end."""
 SAME_REQUEST_SECONDS = 2.0
-"""Signals so close in time are one request: a launcher passes on what its whole process group got."""
+"""Signals within this time are one request: a launcher passes on a signal that its whole process group got, too."""
 
 
 class LaunchError(UserError, RuntimeError):
@@ -50,11 +50,11 @@ class LaunchError(UserError, RuntimeError):
 
 
 def check_processes(num_processes_running: int, expected: int | None = None) -> None:
-    """Raise LaunchError unless the processes that train are as many as were asked for, on every process.
+    """Raise LaunchError on every process unless as many processes train together as were asked for.
 
-    They may be asked for by the configuration (``expected``, ``train.num_processes``), the launcher's environment
-    (``WORLD_SIZE``) or the command line of ``accelerate launch``, its configuration file included;
-    ``num_processes_running`` is ``Accelerator.num_processes``, the number that exchanges gradients.
+    ``num_processes_running`` is ``Accelerator.num_processes``, the number that exchanges gradients. It is compared with
+    ``expected`` (``train.num_processes``), with the launcher's environment (``WORLD_SIZE``), and with the command line
+    of ``accelerate launch`` and its configuration file.
     """
     running = num_processes_running
     started = processes_started(os.environ)
@@ -79,7 +79,10 @@ def check_processes(num_processes_running: int, expected: int | None = None) -> 
 
 
 def processes_started(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The variable by which a launcher says how many processes it started, and the number; None without one."""
+    """The environment variable by which a launcher says how many processes it started, and that number, or None.
+
+    Raises LaunchError if the variable is no positive whole number.
+    """
     for name in WORLD_SIZE_VARIABLES:
         value = environment.get(name)
         if value is None:
@@ -103,10 +106,11 @@ def cpu_threads(processes: int, environment: Mapping[str, str] = os.environ) -> 
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Ask glibc's allocator to keep freed memory for the next tensors; False where there is none to ask.
+    """Ask glibc's allocator to keep freed memory for the next tensors; returns whether it does.
 
     Otherwise large blocks are given back and mapped anew, and the kernel fills every page with zeros again
-    (docs/performance.md). What the user set, ``MALLOC_*`` or ``glibc.malloc`` in GLIBC_TUNABLES, stays.
+    (docs/performance.md). Without glibc, or if the user set ``MALLOC_*`` or ``glibc.malloc`` in GLIBC_TUNABLES, nothing
+    is changed.
     """
     names = [*environment, *environment.get("GLIBC_TUNABLES", "").split(":")]
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -203,9 +207,9 @@ def _advice(num_processes: int) -> str:
 def die_with_launcher() -> bool:
     """On Linux, ask the kernel for a SIGTERM when the launcher that started this process ends in any way.
 
-    A killed launcher otherwise leaves training processes that write to the run folder at the same time as the next
-    attempt. Returns whether the signal is set: not when the parent is no launcher, as a training under a shell or
-    ``nohup`` outlives its terminal. Call it early, before heavy imports.
+    Otherwise a killed launcher leaves training processes behind, which write to the run folder at the same time as the
+    next attempt. Returns whether that was asked for. It is not if the parent is no launcher: a training that a shell or
+    ``nohup`` started outlives its terminal. Call it early, before heavy imports.
     """
     if sys.platform != "linux":
         return False
@@ -242,11 +246,11 @@ def stop_signals_handled_by(handler: Callable[[int, FrameType | None], None]) ->
 
 @contextlib.contextmanager
 def stop_requests(leave: bool = False) -> Iterator[Callable[[], bool]]:
-    """Inside the ``with``, one of ``STOP_SIGNALS`` only makes the yielded function return True or, with ``leave``,
-    raises ``SystemExit``, so that ``finally`` blocks run; a later one ends the process at once.
+    """Inside the ``with``, the first of ``STOP_SIGNALS`` makes the yielded function return True. With ``leave``, it
+    raises ``SystemExit`` instead, so that ``finally`` blocks run. A second signal ends the process at once.
 
-    What arrives within ``SAME_REQUEST_SECONDS``, and what the kernel sends when the launcher ends
-    (``die_with_launcher``), belongs to the first.
+    Signals within ``SAME_REQUEST_SECONDS`` of the first, and the one that the kernel sends when the launcher ends
+    (``die_with_launcher``), do not count as a second one.
     """
     first: float | None = None
     parent = os.getppid()
@@ -307,11 +311,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def run_lock(run_dir: str | Path, wait_seconds: float = 120.0, poll_seconds: float = 0.2) -> Iterator[Path]:
-    """Inside the ``with``, no other training writes to a run folder; to be held by the main process.
+    """Inside the ``with``, no other training writes to the run folder. The main process holds the lock.
 
-    A ``filelock`` on ``<run>/.lock``, in which its holder writes pid and host. The kernel drops it when the holder ends
-    in any way. Raises LaunchError where the folder cannot be written to, or another process holds the lock for all of
-    ``wait_seconds``: a training may still save after SIGTERM.
+    It is a ``filelock`` on ``<run>/.lock``, in which the holder writes its pid and host; the kernel drops it when the
+    holder ends in any way. Raises LaunchError if the folder cannot be written to, or if another process still holds the
+    lock after ``wait_seconds`` (a training that got SIGTERM may still be saving).
     """
     path = Path(run_dir) / ".lock"
     try:

@@ -1,8 +1,7 @@
-"""Options: their ranges, which stand in annotations, and the classes and functions that a configuration names.
+"""Options and their ranges, and the classes and functions that a configuration names.
 
-What is named is a name from a table of this package's, or ``package.module:Name`` of something outside it; nothing is
-imported before it is asked for. Its arguments are its options, and ``Annotated[float, Range(min=0)]`` is an option with
-its range.
+A class or function is named by a name from one of this package's tables, or as ``package.module:Name``; it is imported
+when it is asked for. Its arguments are its options, and ``Annotated[float, Range(min=0)]`` is an option with a range.
 """
 
 import dataclasses
@@ -83,10 +82,11 @@ Probability: TypeAlias = Annotated[float, Range(min=0, below=1)]
 
 
 def wrong_values(value: Any, kind: Any, key: str = "") -> Iterator[str]:
-    """Yield what is wrong with ``value``: a sentence each, with key and value.
+    """Yield a sentence, with key and value, for each thing that is wrong with ``value``.
 
-    Wrong is null where the annotation does not have it, a number out of its range or not finite, something else where
-    a dataclass is meant, and text with control characters or lone surrogates; other types are the parser's.
+    Wrong are: null where the annotation does not allow it; a number that is out of its range or not finite; anything
+    but a dataclass or mapping where a dataclass is expected; text with control characters or lone surrogates. That
+    types fit otherwise is left to the parser.
 
     Args:
         value: of the annotation ``kind``; of a dataclass its instance, or a mapping or namespace with some of its keys.
@@ -133,7 +133,7 @@ def shown(value: Any) -> str:
 
 
 def is_text(value: str) -> bool:
-    """Whether a file can be named so: no NUL or other control characters, no lone surrogates."""
+    """Whether text has no control characters but tab and line breaks, and no lone surrogates."""
     return not any((ord(char) < 32 and char not in "\t\n\r") or 0xD800 <= ord(char) < 0xE000 for char in value)
 
 
@@ -175,7 +175,7 @@ def check_type(value: Any, kind: Any, where: str, error: type[Exception]) -> Non
 
 
 def _outer(kind: Any) -> Any:
-    """A type without what is said of its parts: ``list`` of ``list[int]``."""
+    """A type without its parameters: ``list`` for ``list[int]``."""
     origin = get_origin(kind)
     if origin is Annotated:
         return _outer(get_args(kind)[0])
@@ -183,7 +183,7 @@ def _outer(kind: Any) -> Any:
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is a ``kind``, whatever is in it."""
+    """Whether ``value`` is of a type, whatever its elements are."""
     outer = _outer(kind)
     if outer is Literal:
         return any(value == each and type(value) is type(each) for each in get_args(kind))
@@ -236,15 +236,15 @@ def options_of(target: Any, skip: int) -> dict[str, inspect.Parameter]:
 def wrong_arguments(
     target: Any, skip: int, name: str, given: Mapping[str, Any], key: Callable[[str], str], required: bool = True
 ) -> list[str]:
-    """What is wrong with the arguments that ``target``, which is called ``name``, is given: a sentence each.
+    """A sentence for each thing that is wrong with the arguments of ``target``.
 
     Args:
-        target: a class or function, whose first ``skip`` parameters are not options (of a function).
-        skip: how many.
+        target: a class or a function.
+        skip: number of a function's first parameters that are not options.
         name: of the target, for messages.
         given: the arguments.
-        key: the key of an argument, for messages.
-        required: missing ones are wrong, too.
+        key: from the name of an argument to its configuration key, for messages.
+        required: whether missing arguments are wrong, too.
     """
     options = options_of(target, skip)
     named = {key: each for key, each in options.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}

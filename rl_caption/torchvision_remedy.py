@@ -1,9 +1,9 @@
 """``python -m rl_caption.torchvision_remedy install|status|remove``: ``import torchvision`` beside a CPU-only torch.
 
 Where an index has torchvision only as a CUDA build, its import ends in ``operator torchvision::nms does not exist``:
-operators lack the schemas that its library would have defined. Nobody here filters boxes, so schemas are enough. They
-must be there before any program starts (the ``accelerate`` command imports torchvision itself): a ``.pth`` file in
-site-packages imports a module that waits for that failure, defines them and imports torchvision again.
+its library, which defines the operators, does not load. Nobody here filters boxes, so their schemas are enough. They
+must be defined in every program (the ``accelerate`` command imports torchvision itself): a ``.pth`` file in
+site-packages installs an import hook that defines them where torchvision did not.
 ``RL_CAPTION_TORCHVISION_REMEDY=off`` switches it off.
 """
 
@@ -25,31 +25,17 @@ libraries = []  # keeps the definitions alive; empty as long as nothing was repa
 
 
 class Finder:
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if name != "torchvision":
-            return None
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not cls)
-        spec = next(filter(None, found), None)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            native = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: import_twice(native, module)
-        return spec
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torchvision._meta_registrations":  # the first module that needs the operators
+            import torch
+            import torchvision.extension  # which loads torchvision's library, if that can be loaded
 
-
-def import_twice(native, module):
-    try:
-        native(module)
-    except RuntimeError as error:
-        if "operator torchvision::" not in str(error) or "does not exist" not in str(error):
-            raise
-        for name in [name for name in sys.modules if name.startswith("torchvision.")]:
-            del sys.modules[name]
-        import torch.library
-        libraries.append(torch.library.Library("torchvision", "DEF"))
-        for name in ("nms", "qnms"):
-            libraries[0].define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        native(module)
+            if not hasattr(torch.ops.torchvision, "nms"):
+                libraries.append(torch.library.Library("torchvision", "DEF"))
+                for operator in ("nms", "qnms"):
+                    libraries[0].define(operator + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return None  # the module itself is found by the other finders
 
 
 if os.environ.get("RL_CAPTION_TORCHVISION_REMEDY", "").lower() not in ("off", "0", "false"):
@@ -75,13 +61,15 @@ def paths() -> dict[Path, str]:
 def status() -> str:
     """What ``import torchvision`` does here: one of the five sentences. Tried in new processes, 2 to 10 seconds."""
     error = import_error("off")
-    if not error or error.startswith("ModuleNotFoundError: No module named 'torchvision'"):
-        return ABSENT if error else NATIVE
+    if not error:
+        return NATIVE
+    if error.startswith("ModuleNotFoundError: No module named 'torchvision'"):
+        return ABSENT
     remedied = import_error("on")
     if not remedied:
         return REMEDIED
     covered = "operator torchvision::" in error and "does not exist" in error
-    return BROKEN + remedied if all(map(Path.exists, paths())) or not covered else NEEDED
+    return NEEDED if covered and not all(map(Path.exists, paths())) else BROKEN + remedied
 
 
 def install() -> str:

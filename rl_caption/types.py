@@ -87,11 +87,11 @@ class Rollout:
     texts: list[list[str]]
     """B lists of K captions."""
     greedy_texts: list[str] | None = None
-    """B greedy captions."""
+    """B greedy captions; None where no baseline needs them."""
     greedy_finished: Tensor | None = None
-    """[B], ``finished`` of the greedy captions."""
+    """[B], True where the greedy caption ended with EOS."""
     temperature: float = 1.0
-    """Of the softmax that the samples were drawn from; their log-probabilities are taken at the same."""
+    """Temperature of the softmax that the samples were drawn from; the loss computes log-probabilities at it, too."""
 
 
 @dataclass(frozen=True)
@@ -120,21 +120,21 @@ class TrainState:
     metric: str = ""
     """Which metric of validation chose the best model."""
     measured: str = ""
-    """On what images and how that was measured; empty where an older version did not say."""
+    """On which images, and how, ``metric`` was measured; empty in checkpoints of older versions."""
     best_metric: float | None = None
     best_step: int | None = None
     best_model: str = ""
-    """Hash of the files of ``export/best``; empty where an older version did not say."""
+    """Hash of the files of ``export/best``; empty in checkpoints of older versions."""
     evaluations_without_gain: int = 0
     stopped: str | None = None
-    """Why a validation ended the run early; None if none did."""
+    """Why a validation ended the run early; None if it did not."""
     skipped: int = 0
     """Updates whose gradient overflowed fp16: they changed no weight."""
     processes: int = 1
     """Processes that trained together; the random states of dropout belong to them."""
     signature: str = ""
-    """What the reward's numbers depend on; a resumed run must have the same."""
+    """What the numbers of the reward (or teacher) depend on; a resumed run must have the same."""
     vocabulary: str = ""
-    """Hash of the model's tokens and their ids; empty where that is unknown, or an older version did not say."""
+    """Hash of the model's tokens and their ids; empty where they are unknown, and in checkpoints of older versions."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Values of the task that outlive a restart, such as the starting policy's caption statistics."""

@@ -23,3 +23,13 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no datasets in {folder}: set RL_CAPTION_SHARED_DATA to the folder that holds them")
     return folder
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny captioner, exported after two steps of cross-entropy."""
+    from tests.training_for_tests import checked_run, xe_config
+
+    folder = tmp_path_factory.mktemp("start") / "xe"
+    checked_run(xe_config(folder, **{"train.max_steps": 2, "model.kwargs.dropout": 0.0}), folder)
+    return folder / "export/best"

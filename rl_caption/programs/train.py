@@ -55,8 +55,8 @@ CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 def train_xe(config: XeConfig) -> TrainState:
     """Train a captioner by cross-entropy; the best one by validation CIDEr-D is in ``export/best`` of ``run.dir``.
 
-    Returns where the run ended: after its last step, or where a signal stopped it with a checkpoint. Started again, it
-    goes on from there.
+    Returns the state in which the run ended: after its last step, or after the step at which a signal stopped it and a
+    checkpoint was saved. Called again with the same configuration, it goes on from there.
 
     Raises:
         ConfigError: a setting does not fit the data or the captioner.
@@ -86,8 +86,8 @@ def train_xe(config: XeConfig) -> TrainState:
 def train_scst(config: ScstConfig) -> TrainState:
     """Fine-tune the captioner ``model.init`` by self-critical sequence training.
 
-    The optimizer and the schedule are fresh: nothing but the weights comes from cross-entropy training. Returns as
-    ``train_xe``. The best captioner by ``monitor.best_by`` is in ``export/best`` of ``run.dir``.
+    The optimizer and the schedule start anew: only the weights come from cross-entropy training. The best captioner by
+    ``monitor.best_by`` is in ``export/best`` of ``run.dir``. Returns the state in which the run ended, as ``train_xe``.
 
     Raises:
         RewardError: the reward cannot score, or returns something that is no score.
@@ -131,7 +131,7 @@ def _self_critical_task(
 ) -> SelfCriticalTask:
     """The task, whose model is still to be prepared; ``notes`` are saved with the run.
 
-    Made before the weights of a checkpoint are loaded: a reference policy is the one that the run started from.
+    Called before the weights of a checkpoint are loaded, so that a reference policy is the one the run started from.
     """
     train, rollout = config.train, config.rollout
     objective_of = partial(build_objective, train.objective, train.objective_kwargs, train.loss_reduction)
@@ -162,7 +162,7 @@ def _self_critical_task(
 
 
 def _reward_and_monitor(config: ScstConfig, context: Context) -> tuple[MixedReward, HackingMonitor]:
-    """What scores the samples, and what watches it; the images that either reads are checked."""
+    """The reward and the monitor of reward hacking; the images that either reads are checked."""
     with context.accelerator.main_process_first():
         references = references_of(context.train_rows)
         reward = build_reward(config.reward, references, context.folder, config.data.tokenizer)
@@ -173,7 +173,7 @@ def _reward_and_monitor(config: ScstConfig, context: Context) -> tuple[MixedRewa
 
 
 def _write_report(context: Context) -> None:
-    """The page of a run that is complete."""
+    """Write ``report.html`` if the run is complete."""
     if context.accelerator.is_main_process and is_complete(context.folder):
         from rl_caption.report.program import write_report
 
@@ -182,7 +182,7 @@ def _write_report(context: Context) -> None:
 
 
 def _print_scales(context: Context, task: SelfCriticalTask) -> None:
-    """Before the model is prepared for distributed training, so that one process can sample alone."""
+    """Print the scales of the reward terms; before the model is prepared, so that one process can sample alone."""
     captions = partial(
         sample_scores, task.captioner, task.decoding, task.seed, context.accelerator, context.micro_batch_size
     )
@@ -190,11 +190,11 @@ def _print_scales(context: Context, task: SelfCriticalTask) -> None:
 
 
 def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig, objective: Objective) -> str:
-    """SacreEOS-style signature of a run (Hu et al. 2023): EOS, document frequencies, metric, baseline, samples; an
-    objective other than REINFORCE; schedules; references in ``rows`` whose tokens may differ from the toolkit's.
+    """SacreEOS-style signature of a run (Hu et al. 2023). Runs whose signatures differ have no comparable rewards.
 
-    Where ``objective`` needs the starting policy, it also names that one, by eight digits of the hash of its weights or
-    by its name on the hub. Two runs whose signatures differ do not have comparable rewards.
+    It names the treatment of EOS, document frequencies, metric, baseline and samples; an objective other than
+    REINFORCE; the starting policy if ``objective`` needs it, by eight digits of the hash of its weights or by its name
+    on the hub; schedules; and how many references in ``rows`` may be tokenised differently from the toolkit.
     """
     train, rollout = config.train, config.rollout
     base = {"greedy": "greedy", "leave_one_out": "average"}.get(train.advantage, train.advantage)
@@ -223,9 +223,9 @@ def _options(kwargs: Mapping[str, Any]) -> str:
 
 
 def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
-    """Check that the checkpoint files that rewards and judges name exist, before anything is trained first.
+    """Check that the checkpoint files of rewards and judges exist, before the runs that this one needs are trained.
 
-    Files in ``to_come``, the folders of runs that are trained first, are not looked for. Raises ConfigError.
+    Files in ``to_come``, the folders of those runs, are left out. Raises ConfigError.
     """
     asked = {f"reward.terms.{name}.kwargs": term.kwargs for name, term in config.reward.terms.items()}
     asked |= {f"monitor.judges.{name}.kwargs": judge.kwargs for name, judge in (config.monitor.judges or {}).items()}
@@ -240,10 +240,10 @@ def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
 
 
 def check_images_early(config: ScstConfig) -> None:
-    """Check that image files exist that a reward needs and the captioner does not, before anything is trained first.
+    """Check that the image files of rewards exist, where the captioner reads features, before other runs are trained.
 
-    Only for rewards whose class says what they need, and not where unusable rows are skipped; the run checks all.
-    Raises ConfigError where a reward or an option is unknown, DataError where files are missing or unreadable.
+    Only for rewards whose class has ``columns``, and not if unusable rows are skipped: the run itself checks all.
+    Raises ConfigError if a reward or an option is unknown, DataError if files are missing or unreadable.
     """
     if config.data.features_root is None or config.data.on_bad == "skip":
         return
@@ -271,7 +271,7 @@ def _check_images(context: Context, reward: MixedReward, monitor: HackingMonitor
 
 
 def _check_cuda_graph(context: Context, wanted: bool) -> None:
-    """Raise ``ConfigError`` where recording is wanted and cannot be: no GPU, or an engine that moves the weights."""
+    """Raise ConfigError if a CUDA graph is wanted but impossible: no GPU, or an engine that moves the weights."""
     if not wanted:
         return
     device, engine = context.accelerator.device, engine_of(context.accelerator)
@@ -321,7 +321,7 @@ def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Coll
 
 
 def _scorer(metric: str, monitor: HackingMonitor) -> Reward | MixedReward | None:
-    """The reward whose mean a metric of ``selecting_metric`` is; None of ``val/cider``, which no run lacks."""
+    """The reward or judge whose mean is the metric of ``selecting_metric``; None for ``val/cider``."""
     kind, _, name = metric.removeprefix("val/").partition("/")
     if kind == "cider":
         return None
@@ -329,7 +329,7 @@ def _scorer(metric: str, monitor: HackingMonitor) -> Reward | MixedReward | None
 
 
 def _frozen_copy(captioner: Captioner, context: Context) -> nn.Module:
-    """The policy as it is now; without DeepSpeed, weights that are not trained are the same tensors."""
+    """A frozen copy of the policy; without DeepSpeed, it shares the weights that are not trained."""
     policy = captioner.policy
     frozen = [] if uses_deepspeed(context.accelerator) else [p for p in policy.parameters() if not p.requires_grad]
     memo: dict[int, object] = {id(value): value for value in frozen}

@@ -19,8 +19,8 @@ from rl_caption.scst import ADVANTAGES
 from rl_caption.types import Scores
 
 AdvantageFn = Callable[[Tensor, Tensor | None], Tensor]
-"""(rewards, greedy rewards) -> advantages [B, K]. Where it has a true attribute ``needs_greedy``, greedy captions are
-decoded."""
+"""(rewards [B, K], greedy rewards [B] | None) -> advantages [B, K]. If it has an attribute ``needs_greedy``
+that is true, greedy captions are decoded and scored for it."""
 
 
 def greedy(rewards: Tensor, greedy_rewards: Tensor | None) -> Tensor:
@@ -60,7 +60,7 @@ def none(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
 
 
 def _centred(rewards: Tensor) -> Tensor:
-    """[B, K] float64, less the mean of each image."""
+    """Rewards [B, K] in float64, minus the mean of each image."""
     return rewards.double() - rewards.double().mean(1, keepdim=True)
 
 
@@ -77,15 +77,15 @@ def build_advantage(name: str, kwargs: Mapping[str, Any]) -> AdvantageFn:
 
 
 def needs_greedy(advantage: AdvantageFn) -> bool:
-    """Whether an advantage asks for the rewards of the greedy captions."""
+    """Whether an advantage needs the rewards of the greedy captions."""
     return advantage is greedy or bool(getattr(advantage, "needs_greedy", False))
 
 
 def step_advantages(advantage: AdvantageFn, scores: Sequence[Scores], accelerator: Accelerator) -> list[Tensor]:
     """Advantages [B, K] of each of this process's micro-batches. Called by every process.
 
-    Every process computes those of all images of the step, gathered in the order of the step's batch, and keeps its
-    own: they do not depend on how the step is split.
+    Rewards are gathered in the order of the step's batch; every process computes the advantages of all images of the
+    step and keeps its own. So they do not depend on how the step is split.
 
     Raises:
         ValueError: ``advantage`` returned another shape.

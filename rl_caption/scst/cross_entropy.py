@@ -37,7 +37,7 @@ def xe_loss(
     label_smoothing: float,
     log: Averages,
 ) -> Tensor:
-    """This micro-batch's part of the token-mean cross-entropy; ``tokens`` is the count of the global batch."""
+    """This micro-batch's part of the cross-entropy, a mean over the ``tokens`` reference tokens of the global batch."""
     if batch.targets is None or batch.target_mask is None:
         raise ValueError("the batch has no targets: the loader was made without max_target_tokens")
     learned = batch.target_mask
@@ -49,7 +49,7 @@ def xe_loss(
 
 
 def target_count(accelerator: Accelerator, batches: Sequence[CaptionBatch]) -> Tensor:
-    """Reference tokens to learn in the global batch; a scalar."""
+    """Number of reference tokens to learn in the global batch, a scalar. Called by every process."""
     counts = [batch.target_mask.sum() for batch in batches if batch.target_mask is not None]
     return global_count(accelerator, torch.stack(counts).sum())
 

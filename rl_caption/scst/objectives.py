@@ -22,16 +22,16 @@ LossReduction = Literal["token", "sequence"]
 Metrics: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 """Log key -> sum and count of a micro-batch, scalars without gradient; what is logged is the mean over the step."""
 SEAM = 6
-"""Arguments of an objective; the options of a function follow them."""
+"""Number of arguments that an objective is called with. Further parameters of a function are its options."""
 CHUNK = 2**22
-"""Logits that are read at a time: reading all of a batch would go through memory several times, and keep copies."""
+"""Logits that are processed at a time: with all of a batch, each of several passes would go through main memory."""
 
 
 class Objective(Protocol):
-    """The loss of one update of a self-critical step, of one micro-batch; a function or an object that is called.
+    """The loss of one micro-batch in one update of a self-critical step: a function or a callable object.
 
-    An objective may have an attribute ``needs_reference``: where it is true, the frozen starting policy is kept, and
-    ``ref_logprobs`` are given. They may also be given because a run logs the divergence (``monitor.kl``).
+    An objective may have an attribute ``needs_reference``. Where it is true, the frozen starting policy is kept and
+    ``ref_logprobs`` is given; it may also be given because the run logs the divergence (``monitor.kl``).
     """
 
     def __call__(
@@ -43,20 +43,21 @@ class Objective(Protocol):
         scores: Scores,
         advantages: Tensor,
     ) -> tuple[Tensor, Tensor, Metrics]:
-        """Sum, count and what is logged.
+        """Return sum, count, and what is logged.
 
         Args:
             logprobs: [B, K, L] with gradient, log-probabilities of the sampled tokens in nats; 0 after EOS.
-            old_logprobs: [B, K, L], those of the policy that sampled them; in the first update of a rollout the same.
-            ref_logprobs: [B, K, L], those of the frozen starting policy; None where there is none.
+            old_logprobs: [B, K, L], under the policy that sampled; in the first update of a rollout equal to
+                ``logprobs``.
+            ref_logprobs: [B, K, L], under the frozen starting policy; None where there is none.
             mask: [B, K, L], True up to and including EOS.
             scores: rewards of the samples [B, K] and of the greedy captions [B] | None.
             advantages: [B, K].
 
         Returns:
-            The loss is the global sum divided by the global count: scalars, or both [T], for T terms with means of
-            their own, which are added. The count is known before the first backward pass: it may depend on everything
-            but the log-probabilities.
+            Sum and count are scalars, and the loss is the sum divided by the count, both added up over the global
+            batch. Or both are [T]: then the loss is the sum of T such means. The count must not depend on the
+            log-probabilities, because it is asked for before the first forward pass of the loss.
         """
         ...
 
@@ -100,9 +101,9 @@ class Reinforce:
         return torch.stack([policy, penalty]), torch.stack([count, tokens]), metrics
 
     def policy_sum(self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of P tokens, summed, and [P] values to log; ``weights`` [P] are the advantages of their captions.
+        """The loss summed over P tokens, and values [P] to log; ``weights`` [P] are the advantages of their captions.
 
-        Here -sum advantage[b, k] · logprob[b, k, t] (Williams 1992; Rennie et al. 2017, eq. 7).
+        REINFORCE: -sum advantage[b, k] · logprob[b, k, t] (Williams 1992; Rennie et al. 2017, eq. 7).
         """
         return -(weights * logprobs).sum(), {}
 
@@ -228,7 +229,7 @@ def softmax_margin(s: Tensor, best: Tensor, gaps: Tensor) -> Tensor:
 
 
 def compared(rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which of B images [B] have samples of different rewards; of those, the index of u* [., 1] and the gaps [., K]."""
+    """Mask [B] of the images whose samples have different rewards; of these, the index of u* [., 1] and gaps [., K]."""
     highest, best = rewards.max(1, keepdim=True)
     gaps = highest - rewards
     rows = gaps.amax(1) > 0
@@ -244,8 +245,8 @@ def build_objective(
 ) -> Objective:
     """The objective ``train.objective`` (a name, or ``package.module:Name``) with ``train.objective_kwargs``.
 
-    ``loss_reduction`` and ``kl_coef`` have keys of their own. An objective without such an option is refused where the
-    value is not the default.
+    ``loss_reduction`` and ``kl_coef`` have configuration keys of their own. If an objective has no such option, any
+    value but the default is refused.
 
     Raises:
         ConfigError: an unknown name, a target that cannot be imported or called, an unknown or missing option, or a
@@ -296,9 +297,9 @@ def token_logprobs_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each token under softmax(logits / temperature) and the distribution's entropy, in nats.
 
-    [..., V] float32, [...] -> [...] with gradient, [...] without. ``row`` [P] is the row of ``logits`` [U, V] that each
-    of P tokens has, which several may share. No tensor of the logits' size is kept besides the logits, and the backward
-    pass makes one, the gradient.
+    Logits [..., V] float32 and token ids [...] -> log-probabilities [...] with gradient and entropies [...] without.
+    With ``row`` [P], logits are [U, V] and token p is looked up in row ``row[p]``; tokens may share a row. For the
+    backward pass nothing of the logits' size is kept but the logits, and one such tensor is made, the gradient.
     """
     ids = token_ids.flatten()
     rows = torch.arange(len(ids), device=ids.device) if row is None else row

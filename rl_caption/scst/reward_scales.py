@@ -19,15 +19,15 @@ from rl_caption.types import CaptionBatch
 IMAGES = 64
 """Training images that are scored, evenly spaced, as data sets are often sorted by content."""
 MAX_RATIO = 10.0
-"""A term whose weighted variation is so many times below the largest one is warned of."""
+"""A warning names the terms whose weighted variation is more than this factor below the largest one."""
 
 Groups = dict[str, list[list[float]]]
 """Term -> scores of the captions of each image."""
 
 
 class Scale(NamedTuple):
-    """Scores of one term in its own unit: mean and standard deviation (divisor N) over all captions; ``within`` is the
-    standard deviation among the captions of one image (divisor K), mean over the images with at least two."""
+    """Statistics of one term's raw scores: mean and standard deviation (divisor N) over all captions; ``within`` is the
+    standard deviation among the captions of one image (divisor K), averaged over the images with at least two."""
 
     mean: float
     std: float
@@ -94,8 +94,7 @@ def sample_scores(
 
 
 def weighted_variation(reward: MixedReward, samples: Mapping[str, Scale | None]) -> dict[str, float]:
-    """Term -> |weight| x ``within`` of its samples (of z-scores unless ``normalize`` is none): what an advantage sees
-    of it."""
+    """Term -> |weight| x ``within`` of its samples, after ``normalize``: how much of the term an advantage sees."""
     found = {}
     for name, scale in samples.items():
         if scale is not None:
@@ -105,7 +104,10 @@ def weighted_variation(reward: MixedReward, samples: Mapping[str, Scale | None])
 
 
 def scale_warning(reward: MixedReward, weighted: Mapping[str, float]) -> str | None:
-    """One sentence on the terms of a weight other than 0 that vary ``MAX_RATIO`` times less than the largest one."""
+    """A warning that names the terms with a weight that vary over ``MAX_RATIO`` times less than the largest one.
+
+    None where there are none.
+    """
     compared = {name: value for name, value in weighted.items() if reward.weights[name]}
     largest = max(compared, key=lambda name: compared[name], default="")
     small = []
@@ -130,7 +132,7 @@ def scale_report(
 ) -> list[str]:
     """A table of the scales of references and of samples in ``IMAGES`` of the training images, as lines to print.
 
-    ``sample`` is ``sample_scores`` with all but its last two arguments; None leaves samples out.
+    ``sample`` is ``sample_scores`` with all arguments bound but the last two; None leaves samples out.
 
     Raises:
         RewardError: a term failed on samples, as it would in training.

@@ -43,7 +43,7 @@ def sample_captions(
 ) -> Rollout:
     """Draw K captions of each of B images (and the greedy ones, if ``decoding`` asks for them) from ``policy``.
 
-    With beam search, the K captions are those that it returns. ``generate`` is in place of the captioner's own, such as
+    With beam search, its K candidates stand for the samples. ``generate`` replaces the captioner's own, for example by
     ``captioners.decoding.ReplayedGenerate``. Tensors of the rollout are on the device of ``batch``.
 
     Raises:
@@ -98,10 +98,10 @@ def score_rollouts(
 ) -> list[Scores]:
     """Score the micro-batches of one optimizer step, each in one call of the reward. Called by every process.
 
-    With ``normalize: per_term``, a term's mean and standard deviation are those of the samples of the whole step, of
-    all micro-batches and processes, equal everywhere to the bit; greedy captions are normalised by the same two. With
-    ``per_group``, they are those of the K samples of the same image (Liu et al. 2026, GDPO, before its normalisation
-    over the batch).
+    With ``normalize: per_term``, a term is normalised by the mean and standard deviation of all samples of the step (of
+    all micro-batches and processes; equal on each of them to the bit). With ``per_group``, by those of the K samples of
+    the same image (Liu et al. 2026, GDPO, before its normalisation over the batch). The greedy caption is normalised by
+    the same two numbers as the samples.
 
     Raises:
         RewardError: as for ``term_scores``.
@@ -134,7 +134,7 @@ def score_rollouts(
 def _totals_per_group(
     reward: MixedReward, terms: Mapping[str, Sequence[float]], images: int, per_image: int
 ) -> list[float]:
-    """Weighted sums of z-scores within the samples of each image, in the order of ``term_scores``."""
+    """Weighted sums of terms that are normalised within each image, in the order of ``term_scores``."""
     samples, greedy = [], []
     for image in range(images):
         own = slice(image * per_image, (image + 1) * per_image)

@@ -15,7 +15,7 @@ from rl_caption.scst.objectives import Objective
 Points: TypeAlias = Sequence[tuple[int, float]]
 """(step, factor) in the order of the steps; equal steps are a jump."""
 KL_COEF, KL_START = "kl_coef", "kl_start"
-"""Keys of the notes that are saved with a run."""
+"""Keys of ``TrainState.notes``, which is saved with a run."""
 MAX_ERROR = 0.2
 """Largest relative error of the divergence that one update of the KL coefficient corrects."""
 
@@ -55,11 +55,10 @@ class AdaptiveKl:
 
     Args:
         objective: from a coefficient to the objective with that coefficient.
-        start: coefficient of the first step, and of the first one after it was changed.
+        start: coefficient of the first step; if a run goes on with another ``start``, it begins anew from that.
         target: divergence in nats per token (``policy/kl``).
-        horizon: captions within which an error of the divergence is corrected, as episodes in the paper.
-        notes: saved with the run; ``kl_coef`` is the present coefficient, which a resumed run goes on from where
-            ``kl_start`` is ``start``.
+        horizon: number of captions over which an error of the divergence is corrected (episodes in the paper).
+        notes: saved with the run; they hold the present coefficient, from which a resumed run goes on.
     """
 
     objective: Callable[[float], Objective]

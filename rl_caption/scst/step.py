@@ -31,36 +31,38 @@ from rl_caption.types import CaptionBatch, Rollout, Scores
 
 @dataclass
 class MicroBatch:
-    """What a step knows of one of this process's micro-batches; tensors are on its device."""
+    """One micro-batch of this process during a step. Tensors are on the process's device."""
 
     batch: CaptionBatch
     encoded: CaptionBatch
-    """The same with the image encoder's outputs as inputs, where it need not run again."""
+    """The same batch, whose inputs are the image encoder's outputs where the encoder need not run again."""
     rollout: Rollout
     scores: Scores
     advantages: Tensor
+    """[B, K]"""
     old_logprobs: Tensor | None = None
-    """[B, K, L] of the policy that sampled: those of the first update."""
+    """[B, K, L] of the policy that sampled, kept from the first update."""
     ref_logprobs: Tensor | None = None
-    """[B, K, L] of the starting policy, if there is one; computed in the first update, too."""
+    """[B, K, L] of the frozen starting policy, also computed in the first update; None without such a policy."""
 
 
 @dataclass
 class SelfCriticalTask:
-    """Sample, score, advantages, objective, backward, in ``training_step``.
+    """Self-critical training; ``training_step`` samples, scores, and leaves the gradient of the objective.
 
     Args:
-        captioner: ``captioner.policy`` samples.
-        model: the policy as prepared for (distributed) training.
-        decoding: K, temperature, length limit, and whether the greedy caption is decoded too.
-        dropout: keep dropout on, in sampling and scoring.
-        ref_policy: frozen starting policy, whose log-probabilities the objective is given; None gives it none.
-        xe_weight, label_smoothing: of the cross-entropy on the references, token mean.
-        generate: in place of the captioner's own, such as ``captioners.decoding.ReplayedGenerate``.
-        updates_per_rollout: optimizer updates on the samples of a step.
-        weight_schedules: reward term -> factors of its weight over the steps.
-        temperature_schedule: factors of the temperature over the steps.
-        adaptive_kl: chooses the KL coefficient of each step, and with it ``objective``.
+        captioner: its ``policy`` draws the samples.
+        model: the same policy as prepared for (distributed) training.
+        decoding: number of samples K, temperature, length limit, and whether the greedy caption is decoded too.
+        dropout: keep dropout on while sampling and in the loss.
+        ref_policy: frozen starting policy, whose log-probabilities the objective receives; None if it needs none.
+        xe_weight: weight of the cross-entropy on the references (a token mean), which is added to the objective.
+        label_smoothing: of that cross-entropy.
+        generate: used instead of the captioner's own ``generate``, such as ``captioners.decoding.ReplayedGenerate``.
+        updates_per_rollout: optimizer updates on the samples of one step.
+        weight_schedules: reward term -> (step, factor) points of its weight.
+        temperature_schedule: (step, factor) points of the sampling temperature.
+        adaptive_kl: chooses the KL coefficient of each step and so replaces ``objective`` at each step.
     """
 
     accelerator: Accelerator
@@ -82,21 +84,19 @@ class SelfCriticalTask:
     adaptive_kl: AdaptiveKl | None = None
     name: str = "scst"
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """Captions and rewards of the newest step, for the log."""
+    """Captions and rewards of the newest step, for ``samples.jsonl``."""
 
     def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Iterator[Averages]:
-        """Leave the gradient of each update in the parameters. ``batches`` are this process's micro-batches."""
+        """Leave the gradient of each update in the parameters. ``batches`` are this process's micro-batches.
+
+        Yields what is to be logged, once per update; the caller updates the weights in between.
+        """
         log = Averages()
         reward, decoding = self._scheduled(step, log)
         with dropout_off(self.model, enabled=not self.dropout):
             started = time.perf_counter()
-            # Sample, without gradient. With one micro-batch, the image states are those of the loss.
-            with_gradient = len(batches) == 1 and not self.dropout and engine_of(self.accelerator) == "plain"
-            with gathered_parameters(self.accelerator, self.model):  # gathered once for all micro-batches
-                encoded = [self._encode(batch, with_gradient) for batch in batches]
-                rollouts = [self._sample(batch, decoding, step) for batch in encoded]
+            encoded, rollouts = self._sample(batches, decoding, step)
             sampled = time.perf_counter()
-            # Score: the reward of every sample, and its advantage among all images of the step.
             scores = score_rollouts(reward, rollouts, batches, self.accelerator)
             scored = time.perf_counter()
             advantages = step_advantages(self.advantage, scores, self.accelerator)
@@ -105,7 +105,7 @@ class SelfCriticalTask:
                 MicroBatch(batch, states, rollout, score.to(device), advantage.to(device))
                 for batch, states, rollout, score, advantage in found
             ]
-            # Teacher forcing and the objective, a mean over the global batch: its count comes before any backward pass.
+            # Losses are means over the global batch, so what they divide by comes before any backward pass.
             count = global_count(self.accelerator, torch.stack([self._count(part) for part in parts]).sum(0))
             targets = target_count(self.accelerator, batches) if self.xe_weight else None
             for update in range(self.updates_per_rollout):
@@ -126,12 +126,30 @@ class SelfCriticalTask:
                     part.encoded = _without_graph(part)
                 log, scored = Averages(), time.perf_counter()
 
-    def _encode(self, batch: CaptionBatch, with_gradient: bool) -> CaptionBatch:
-        with torch.set_grad_enabled(with_gradient), autocast(self.accelerator):
-            return replace(batch, inputs=self.captioner.image_states(self.captioner.policy, batch.inputs))
+    def _sample(
+        self, batches: Sequence[CaptionBatch], decoding: Decoding, step: int
+    ) -> tuple[list[CaptionBatch], list[Rollout]]:
+        """Encode the images and sample their captions, without a gradient through the samples.
+
+        A single micro-batch keeps the gradient of its image states, which the loss then reads: its images are encoded
+        once. Under ZeRO-3 the weights are gathered once for all micro-batches.
+        """
+        policy = self.captioner.policy
+        with_gradient = len(batches) == 1 and not self.dropout and engine_of(self.accelerator) == "plain"
+        encoded, rollouts = [], []
+        with gathered_parameters(self.accelerator, self.model):
+            for batch in batches:
+                with torch.set_grad_enabled(with_gradient), autocast(self.accelerator):
+                    encoded.append(replace(batch, inputs=self.captioner.image_states(policy, batch.inputs)))
+            for batch in encoded:
+                with autocast(self.accelerator):
+                    rollouts.append(
+                        sample_captions(self.captioner, policy, batch, decoding, self.seed, step, self.generate)
+                    )
+        return encoded, rollouts
 
     def _scheduled(self, step: int, log: Averages) -> tuple[MixedReward, Decoding]:
-        """Reward and decoding of ``step``; ``objective`` becomes that of the step, too."""
+        """The reward and the decoding options of ``step``; also sets ``objective`` to that of the step."""
         reward, decoding = self.reward, self.decoding
         if self.weight_schedules:
             reward = reward.reweighted(scheduled_weights(reward, self.weight_schedules, step))
@@ -147,20 +165,15 @@ class SelfCriticalTask:
         return reward, decoding
 
     def _adapt_kl(self, adaptive_kl: AdaptiveKl, rollouts: Sequence[Rollout], log: Averages) -> None:
-        """Choose the next step's KL coefficient by the divergence of this step's samples, over all processes."""
+        """Choose the next step's KL coefficient from the divergence of this step's samples on all processes."""
         divergence = Averages()
         divergence.add_sum("policy/kl", log.sums["policy/kl"], log.counts["policy/kl"])
         captions = sum(rollout.finished.numel() for rollout in rollouts) * self.accelerator.num_processes
         adaptive_kl.update(divergence.reduce(self.accelerator)["policy/kl"], captions)
 
-    def _sample(self, batch: CaptionBatch, decoding: Decoding, step: int) -> Rollout:
-        with torch.no_grad(), autocast(self.accelerator):
-            policy = self.captioner.policy
-            return sample_captions(self.captioner, policy, batch, decoding, self.seed, step, self.generate)
-
     @torch.no_grad()
     def _count(self, part: MicroBatch) -> Tensor:
-        """What the objective divides by, asked before there are log-probabilities: a scalar or [T]."""
+        """What the objective divides by, a scalar or [T]; it may not depend on log-probabilities, so zeros do."""
         mask = part.rollout.mask
         zeros = torch.zeros(mask.shape, device=mask.device)
         reference = None if self.ref_policy is None else zeros
@@ -185,7 +198,7 @@ class SelfCriticalTask:
     def _token_logprobs(self, model: nn.Module, batch: CaptionBatch, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Log-probabilities [B, K, L] of the sampled tokens, 0 after EOS, and the entropies [P] of the P tokens."""
         mask, row = rollout.mask, None
-        if self.dropout:  # a prefix that captions share would have the same units dropped for all of them
+        if self.dropout:  # scored once for all captions that share it, a prefix would lose the same units for all
             logits = self.captioner.token_logits(model, batch.inputs, rollout.token_ids, mask)
         else:
             logits, row = self.captioner.prefix_logits(model, batch.inputs, rollout.token_ids, mask)
@@ -193,7 +206,7 @@ class SelfCriticalTask:
         return logprobs.new_zeros(mask.shape).masked_scatter(mask, logprobs), entropy
 
     def _ref_logprobs(self, batch: CaptionBatch, rollout: Rollout) -> Tensor | None:
-        """Of the starting policy, in the policy's precision, so that equal weights have no divergence."""
+        """Log-probabilities of the starting policy, in the policy's precision: equal weights have no divergence."""
         if self.ref_policy is None:
             return None
         with torch.no_grad(), autocast(self.accelerator):
@@ -205,5 +218,5 @@ class SelfCriticalTask:
 
 
 def _without_graph(part: MicroBatch) -> CaptionBatch:
-    """The images for a second pass: their states, unless those have a graph, which lasts for one backward pass."""
+    """The images for a further pass: their states, unless these have a graph, which one backward pass uses up."""
     return part.batch if any(tensor.requires_grad for tensor in part.encoded.inputs.values()) else part.encoded

@@ -100,10 +100,10 @@ def read_state(path: Path) -> TrainState:
 def load_full_state(
     accelerator: Accelerator, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Moments | None:
-    """Load the weights of a checkpoint into a model that is not prepared yet, and return the moments.
+    """Load the weights of a checkpoint into a model that is not prepared yet, and return Adam's moments.
 
-    None, and nothing is loaded, where neither this run nor the one that wrote the checkpoint uses DeepSpeed: Accelerate
-    then loads into the prepared model.
+    Returns None and loads nothing if neither this run nor the one that wrote the checkpoint uses DeepSpeed: Accelerate
+    then loads weights and moments into the prepared model.
     """
     if not uses_deepspeed(accelerator) and not (path / OPTIMIZER).is_file():
         return None
@@ -119,9 +119,9 @@ def load_checkpoint(
 ) -> TrainState:
     """Restore model, optimizer and random states, and return the counters. Called by every process.
 
-    With ``moments``, of ``load_full_state``, these go to ``optimizer`` (as prepared); the model has its weights.
-    Raises CheckpointError where ``path`` is not an intact checkpoint, belongs to another model, holds anything but
-    tensors and plain containers, or its random states cannot be restored.
+    If ``load_full_state`` returned ``moments``, the model has its weights already and the moments go to ``optimizer``
+    (as prepared). Raises CheckpointError if ``path`` is not an intact checkpoint, belongs to another model, holds
+    anything but tensors and plain containers, or its random states cannot be restored.
     """
     state = read_state(path)
     with read_errors(path):
@@ -142,7 +142,7 @@ def load_checkpoint(
 
 @contextlib.contextmanager
 def _scaler_of(accelerator: Accelerator, path: Path) -> Iterator[None]:
-    """Inside, fp16 that goes on from another precision has no loss scale to load: it starts with a fresh one."""
+    """Inside, no loss scale is loaded if ``path`` has none (after another precision): fp16 starts with a fresh one."""
     scaler = accelerator.scaler
     if not (path / SCALER_NAME).is_file():
         accelerator.scaler = None
@@ -204,7 +204,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 def prune(folder: Path, keep: int, newest: Path) -> None:
     """Remove all but the ``keep`` newest intact checkpoints up to ``newest``.
 
-    One of a later step is from a continuation that was given up, by going on from an older checkpoint.
+    Those of later steps belong to a continuation that was given up: the run went on from an older checkpoint.
     """
     past = [path for path in sorted(folder.glob("step-*"), reverse=True) if path <= newest and is_intact(path)]
     for path in set(folder.glob("step-*")) - set(past[: max(keep, 1)]):
@@ -226,9 +226,9 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def replace_folder(new: Path, final: Path) -> None:
-    """Replace ``final`` by the finished folder ``new``.
+    """Replace the folder ``final`` by the finished folder ``new``.
 
-    At every moment the old or the new one is intact; ``clear_leftovers`` tells which after a kill.
+    At every moment the old or the new one is intact; after a kill, ``clear_leftovers`` finds out which.
     """
     seal(new)
     old = final.with_name(f".old-{final.name}")
@@ -251,7 +251,7 @@ def seal(folder: Path) -> None:
 
 
 def hash_of(folder: Path) -> str:
-    """Hash of names and contents of the files in a folder, which may be missing."""
+    """Hash of the names and contents of a folder's files; a missing folder counts as empty."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(path.relative_to(folder).as_posix().encode())
@@ -297,7 +297,7 @@ def _write_full_state(accelerator: Accelerator, model: nn.Module, optimizer: Any
 
 
 def _full_state_dict(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
-    """State dict on the CPU of the main process, tied weights once; empty on other processes."""
+    """Full state dict on the CPU of the main process, each tied weight once; empty on other processes."""
     module = accelerator.unwrap_model(model)
     tensors: dict[int, Tensor] = {}
     for parameter in module.parameters():
@@ -312,7 +312,7 @@ def _full_state_dict(accelerator: Accelerator, model: nn.Module) -> dict[str, Te
 
 
 def check_trained(path: Path, found: Iterable[str], expected: Iterable[str]) -> None:
-    """Raise CheckpointError unless a checkpoint's moments are of the parameters, by their names, trained here."""
+    """Raise CheckpointError unless the parameters trained in a checkpoint (``found``) are those trained here."""
     if odd := sorted({*found} ^ {*expected}):
         raise CheckpointError(
             f"checkpoint {path} cannot be loaded into this model and optimizer: {len(odd)} parameters are trained in "
@@ -322,7 +322,7 @@ def check_trained(path: Path, found: Iterable[str], expected: Iterable[str]) -> 
 
 
 def _read_moments(folder: Path) -> Moments:
-    """Moments of a checkpoint of any engine."""
+    """Adam's moments in a checkpoint of any engine."""
     moments: dict[str, dict[str, Tensor]] = {}
     if (folder / OPTIMIZER).is_file():
         for path, value in load_file(folder / OPTIMIZER).items():

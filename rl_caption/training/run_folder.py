@@ -1,4 +1,4 @@
-"""The files of a run besides its checkpoints: configuration, environment, logs and result; and where a run resumes."""
+"""A run's files besides checkpoints (configuration, environment, logs, result), and where a run resumes."""
 
 import json
 import platform
@@ -59,8 +59,9 @@ SUMMARY_KEYS = (
 def find_checkpoint(config: TrainingConfig) -> Path | None:
     """The checkpoint to resume from, or None to start.
 
-    Raises CheckpointError as ``refuse_other_run`` does; where all checkpoints are damaged, unless ``run.resume`` is
-    false; and where it is a path, but not of an intact checkpoint.
+    Raises:
+        CheckpointError: the folder holds another run (``refuse_other_run``); ``run.resume`` is the path of something
+            else than an intact checkpoint; or all checkpoints are damaged, unless ``run.resume`` is false.
     """
     folder, resume = Path(config.run.dir), config.run.resume
     checkpoints = folder / "checkpoints"
@@ -85,7 +86,7 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
 
 
 def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
-    """Raise CheckpointError where ``run.resume`` is false, or ``auto`` and the configuration is another than the run's.
+    """Raise CheckpointError if ``run.resume`` is false, or if it is ``auto`` and the run had another configuration.
 
     ``newest`` is the name of the newest checkpoint in ``folder``.
     """
@@ -105,7 +106,7 @@ def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
 def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
     """Differences between a saved configuration and ``config`` that change what is computed, as ``key: old -> new``.
 
-    A key that the saved one lacks, because an older version wrote it, has its default.
+    A key that the saved file lacks, because an older version wrote it, counts as having its default.
     """
     if not saved.is_file():
         return [f"{saved} is missing"]
@@ -136,7 +137,7 @@ def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A YAML configuration as plain values, defaults not filled in; CheckpointError where it is none."""
+    """A YAML configuration as plain values, without defaults; raises CheckpointError if the file holds none."""
     content: dict[str, Any] = read_yaml(path, CheckpointError)
     return content
 
@@ -159,7 +160,7 @@ def is_complete(folder: Path) -> bool:
 class RunLog:
     """Logs of one run: ``metrics.jsonl``, ``samples.jsonl``, lines on the terminal, a progress bar, trackers.
 
-    Only the main process writes; the others call the same methods and nothing happens.
+    Every process calls the methods; only the main process writes.
     """
 
     def __init__(self, accelerator: Accelerator, folder: Path, name: str, start_step: int, max_steps: int) -> None:
@@ -222,9 +223,9 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Remove lines of steps after ``step`` (they are run again), and a last line that a kill left incomplete.
+    """Remove the lines of steps after ``step``, which are run again, and a last line that a kill left incomplete.
 
-    Raises CheckpointError where another line is not JSON, or has no integer ``step``.
+    Raises CheckpointError if any other line is not JSON or has no integer ``step``.
     """
     if not path.exists():
         return
@@ -238,6 +239,6 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 def _plain(config: TrainingConfig) -> dict[str, Any]:
-    """The configuration as JSON has it."""
+    """The configuration as JSON would store it (tuples as lists)."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return plain

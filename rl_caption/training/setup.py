@@ -1,4 +1,4 @@
-"""What every training starts from: an accelerator, a locked run folder, checked data, perhaps a checkpoint.
+"""What every training starts from: an accelerator, a locked run folder, checked data, and a checkpoint if there is one.
 
 with setup(config) as context:
     state = context.start(signature)
@@ -52,9 +52,9 @@ from rl_caption.training.run_folder import find_checkpoint
 from rl_caption.types import TrainState
 
 CHECKED_IMAGES = ".checked_images.json"
-"""In the run's folder: the image files that were found good."""
+"""File in the run's folder that lists the image files that were found good."""
 NOT_MEASURED = ("every", "max_images", "batch_size", "patience", "best_by")
-"""Options of validation that no value of its metrics depends on, but for the images that there are."""
+"""Options of validation that do not change the value of a metric on given images."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Context:
         return Path(self.config.run.dir)
 
     def steps_of(self, epochs: float) -> int:
-        """Optimizer steps of so many passes over the training images, at least 1; a batch may span two of them."""
+        """Optimizer steps in ``epochs`` passes over the training images, at least 1; a batch may span two passes."""
         return max(round(epochs * len(self.train_rows) / self.config.train.batch_size), 1)
 
     @property
@@ -92,8 +92,8 @@ class Context:
 
     @property
     def validation(self) -> str:
-        """What validations depend on, besides the model and its longest caption; with a hash of image ids and
-        references."""
+        """What the validation metrics depend on besides the model: ``eval`` options, and a hash of image ids and
+        references. The length limit of captions is not in it."""
         rows = hashed(json.dumps([[row["image_id"], *row["references"]] for row in self.val_rows]))
         options = {key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED}
         listed = [f"{len(self.val_rows)} images ({rows:016x})", *(f"{key} {value}" for key, value in options.items())]
@@ -101,7 +101,7 @@ class Context:
 
     @property
     def signature_of(self) -> str:
-        """What a run's signature describes, for messages."""
+        """The word for what a run's signature describes, for messages."""
         return "teacher" if isinstance(self.config, RewardModelConfig) else "reward"
 
     def start(
@@ -115,12 +115,15 @@ class Context:
         """Initial counters, or those of the checkpoint; start the run's trackers.
 
         Args:
-            signature: what the numbers of the reward or teacher depend on; CheckpointError where the checkpoint has
-                another, unless ``run.resume`` is ``true``.
-            metric: which of validation's metrics chooses the best model.
-            notes: what validation keeps between validations; updated with the checkpoint's.
-            measured: what values of ``metric`` depend on, besides the model, the validation images and ``eval``.
-            vocabulary: the model's tokens and their ids; CheckpointError where the checkpoint has others.
+            signature: what the numbers of the reward or teacher depend on. It must be the checkpoint's, unless
+                ``run.resume`` is ``true``.
+            metric: the validation metric that chooses the best model.
+            notes: values that outlive a restart; updated in place with those of the checkpoint.
+            measured: what ``metric`` depends on besides the model, the validation images and ``eval``.
+            vocabulary: the model's tokens and their ids, which must be those of the checkpoint.
+
+        Raises:
+            CheckpointError: the signature or the vocabulary is not that of the checkpoint.
         """
         resume = self.config.run.resume
         state = read_state(self.checkpoint) if self.checkpoint else TrainState(signature=signature)
@@ -159,7 +162,7 @@ class Context:
         return state
 
     def _lost_best(self, state: TrainState) -> str:
-        """Why ``export/best`` is not the best model that the checkpoint knows of; empty where it is."""
+        """Why ``export/best`` is not the best model that the checkpoint knows of; an empty string if it is."""
         best = self.folder / "export" / "best"
         if state.best_model in ("", hash_of(best)):
             return ""
@@ -168,9 +171,9 @@ class Context:
     def prepare(
         self, model: nn.Module, decays: Callable[[str, Tensor], bool] | None = None
     ) -> tuple[nn.Module, Optimizer]:
-        """The model and AdamW over its trainable parameters, prepared for all processes, with the checkpoint's state.
+        """Model and AdamW over its trainable parameters, prepared for all processes, in the state of the checkpoint.
 
-        ``decays`` tells from name and parameter whether ``train.weight_decay`` applies; None applies it to all.
+        ``decays(name, parameter)`` tells whether ``train.weight_decay`` applies to a parameter; None: to all.
         """
         train = self.config.train
         groups = parameter_groups(model, train.weight_decay, decays)
@@ -191,7 +194,7 @@ class Context:
 def parameter_groups(
     model: nn.Module, weight_decay: float, decays: Callable[[str, Tensor], bool] | None
 ) -> list[dict[str, Any]]:
-    """Names and values of trainable parameters with and without weight decay; groups without any are left out."""
+    """Optimizer groups of (name, parameter), with and without weight decay; an empty group is left out."""
     groups: list[dict[str, Any]] = [
         {"params": [], "weight_decay": weight_decay},
         {"params": [], "weight_decay": 0.0},
@@ -204,9 +207,9 @@ def parameter_groups(
 
 @contextmanager
 def setup(config: TrainingConfig, needs: Collection[str] = ("image", "text")) -> Iterator[Context]:
-    """Check everything that can be checked before long work starts, and hold the run folder's lock meanwhile.
+    """Check all that can be checked before long work starts; inside the ``with``, the run folder is locked.
 
-    ``needs`` is what every row must have: an image, a reference, or both.
+    ``needs`` names what every row must have: ``image``, ``text`` (a reference), or both.
     """
     check(config)
     train = config.train
@@ -231,10 +234,10 @@ def setup(config: TrainingConfig, needs: Collection[str] = ("image", "text")) ->
 
 
 def leave_process_group() -> None:
-    """Leave the process group, after the last training of this program: it cannot be entered again.
+    """Leave the process group after the last training of this program; it cannot be entered again.
 
-    The caller holds no model any more: one that is prepared for several processes keeps the group's threads alive, and
-    a thread of gloo that frees a tensor while the interpreter ends aborts the process.
+    The caller must hold no model any more. A model that is prepared for several processes keeps the group's threads
+    alive, and a thread of gloo that frees a tensor while the interpreter ends aborts the process.
     """
     if torch.distributed.is_initialized():
         gc.collect()
@@ -244,7 +247,7 @@ def leave_process_group() -> None:
 def _rows(
     config: TrainingConfig, accelerator: Accelerator, needs: Collection[str]
 ) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Usable training and validation images."""
+    """The usable training images and validation images."""
     data = build_data(config.data)
     split = usable_split(data, config.eval.split)
     cache = Path(config.run.dir) / CHECKED_IMAGES

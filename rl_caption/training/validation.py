@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
     finished: bool
     """Whether it ended with EOS."""
     score: float | None
-    """Of beam search (``Generated.scores``); None without."""
+    """Score of beam search (``Generated.scores``); None without beam search."""
 
 
 def decode_candidates(
@@ -47,9 +47,9 @@ def decode_candidates(
 ) -> dict[str, list[Candidate]]:
     """Decode ``captions_per_image`` captions of each row: image id -> candidates, ordered as ``rows``.
 
-    Called by every process: each of N decodes every N-th row, in batches of ``batch_size``, and gets all captions.
-    ``progress`` describes a progress bar, shown on a terminal or in a notebook. Samples are a function of ``seed`` and
-    the image id.
+    Called by every process: each of N processes decodes every N-th row, in batches of ``batch_size``, and all return
+    all captions. ``progress`` is the title of a progress bar, which is shown on a terminal or in a notebook. Samples
+    depend on ``seed`` and the image id only.
     """
     own = range(accelerator.process_index, len(rows), accelerator.num_processes)
     hidden = None if progress is not None and accelerator.is_main_process else True  # None: off a terminal
@@ -73,7 +73,7 @@ def decode_candidates(
 
 
 def _candidates(captioner: Captioner, token_ids: Tensor, scores: Tensor | None) -> list[list[Candidate]]:
-    """The captions that there are among ``token_ids`` [B, R, T], at least one an image."""
+    """Captions of ``token_ids`` [B, R, T] by image. Beams that found no caption (score -inf) are left out."""
     per_image = token_ids.shape[1]
     texts = captioner.decode(token_ids.flatten(0, 1))
     finished = (token_ids == captioner.eos_token_id).any(-1).flatten().tolist()
@@ -84,10 +84,10 @@ def _candidates(captioner: Captioner, token_ids: Tensor, scores: Tensor | None) 
 
 
 class CaptionValidator:
-    """Captions the validation images as ``config.eval`` says, and scores the captions. Called by every process.
+    """Captions the validation images as ``config.eval`` says and scores the captions. Called by every process.
 
-    It writes the captions to ``eval/step-N/predictions.json`` in COCO result format and, with a monitor of reward
-    hacking, its judges' scores of every image to ``eval/step-N/judges.json``.
+    Captions are written to ``eval/step-N/predictions.json`` in COCO result format. With a monitor of reward hacking,
+    its judges' scores of every image are written to ``eval/step-N/judges.json``.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class CaptionValidator:
     def _inspect(
         self, monitor: HackingMonitor, step: int, decoded: Mapping[str, Candidate], logged: Mapping[str, float]
     ) -> Validation:
-        """The main process's verdict, broadcast: scores that differ in a last bit must not make processes differ.
+        """The main process's verdict, broadcast, so that scores that differ in a last bit cannot divide the processes.
 
-        A RewardError is raised on every process, where it is raised on the main one.
+        A RewardError of the main process is raised on every process.
         """
         accelerator, rows = self.context.accelerator, self.context.val_rows
         outcome: list[Validation | str | None] = [None]

@@ -35,7 +35,7 @@ SHARDED_FILES = {"manifest.json", "model.safetensors", "optimizer.safetensors", 
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A captioner without dropout, whose random numbers belong to a process."""
     folder = tmp_path_factory.mktemp("start") / "xe"
     checked_run(xe_config(folder, **{"model.kwargs.dropout": 0.0, "train.max_steps": 30}), folder)
@@ -43,15 +43,15 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four self-critical steps of one process under plain Accelerate."""
     folder = tmp_path_factory.mktemp("whole") / "plain"
-    checked_run(scst_config(folder, start, **OPTIONS), folder, "scst")
+    checked_run(scst_config(folder, trained, **OPTIONS), folder, "scst")
     return folder
 
 
 @pytest.fixture(scope="module")
-def killed(start: Path, tmp_path_factory: pytest.TempPathFactory):
+def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory):
     """A function of engine and processes: the folder of a run that was killed in its fourth step, made once."""
     made: dict[tuple[str, int], Path] = {}
 
@@ -59,7 +59,7 @@ def killed(start: Path, tmp_path_factory: pytest.TempPathFactory):
         if (engine, count) not in made:
             folder = tmp_path_factory.mktemp("killed") / f"{engine}-{count}"
             kill = Kill("rl_caption.training.loop:Trainer._step", 4)
-            config = scst_config(folder, start, **OPTIONS)
+            config = scst_config(folder, trained, **OPTIONS)
             first = run_together(count, config, folder, "scst", kill, ENGINES[engine])[0]
             assert first.code == -signal.SIGKILL, first.output
             made[engine, count] = folder
@@ -70,13 +70,13 @@ def killed(start: Path, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize(
     ("engine", "count"),
-    [("zero1", 1), ("zero1", 2), ("zero2", 1), ("zero2", 2), ("zero3", 1), ("zero3", 2)],
+    [("zero1", 2), ("zero2", 2), ("zero3", 1), ("zero3", 2)],
 )
-def test_killed_resumed_and_exported_as_one_plain_process(start, whole, killed, tmp_path, engine, count):
+def test_killed_resumed_and_exported_as_one_plain_process(trained, whole, killed, tmp_path, engine, count):
     folder = shutil.copytree(killed(engine, count), tmp_path / "run")
     (checkpoint,) = (folder / "checkpoints").glob("step-*")
     assert files(checkpoint) == SHARDED_FILES | {f"random_states_{rank}.pkl" for rank in range(count)}
-    config = scst_config(folder, start, **OPTIONS)
+    config = scst_config(folder, trained, **OPTIONS)
     for ended in run_together(count, config, folder, "scst", engine=ENGINES[engine]):
         assert ended.code == 0, ended.output
     log = (tmp_path / "run.0.log").read_text()
@@ -88,11 +88,11 @@ def test_killed_resumed_and_exported_as_one_plain_process(start, whole, killed, 
     assert files(folder / "export/best") == files(whole / "export/best")
 
 
-def test_several_updates_on_a_rollout_are_those_of_one_plain_process(start: Path, tmp_path: Path) -> None:
+def test_several_updates_on_a_rollout_are_those_of_one_plain_process(trained: Path, tmp_path: Path) -> None:
     options = OPTIONS | {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
     alone, folder = tmp_path / "alone", tmp_path / "run"
-    checked_run(scst_config(alone, start, **options), alone, "scst")
-    for ended in run_together(2, scst_config(folder, start, **options), folder, "scst", engine=ENGINES["zero3"]):
+    checked_run(scst_config(alone, trained, **options), alone, "scst")
+    for ended in run_together(2, scst_config(folder, trained, **options), folder, "scst", engine=ENGINES["zero3"]):
         assert ended.code == 0, ended.output
     assert_close_runs(alone, folder, rel=2e-5)
 
@@ -106,9 +106,9 @@ def test_several_updates_on_a_rollout_are_those_of_one_plain_process(start: Path
     ],
     ids=lambda pair: f"{pair[0]}-{pair[1]}",
 )
-def test_a_run_goes_on_under_another_engine_and_number_of_processes(start, whole, killed, tmp_path, before, after):
+def test_a_run_goes_on_under_another_engine_and_number_of_processes(trained, whole, killed, tmp_path, before, after):
     folder = shutil.copytree(killed(*before), tmp_path / "run")
-    config = scst_config(folder, start, **OPTIONS)
+    config = scst_config(folder, trained, **OPTIONS)
     for ended in run_together(after[1], config, folder, "scst", engine=ENGINES[after[0]]):
         assert ended.code == 0, ended.output
     if before[1] != after[1]:
@@ -175,14 +175,13 @@ def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multipro
     accelerator.wait_for_everyone()
 
 
-@pytest.mark.parametrize("engine", ["zero3"])
-def test_processes_decode_different_numbers_of_tokens(start: Path, engine: str) -> None:
+def test_processes_decode_different_numbers_of_tokens(start: Path) -> None:
     port = get_free_port()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     queue = context.Queue()
     processes = [
-        context.Process(target=_decode_alone, args=(rank, engine, port, str(start), queue), daemon=True)
+        context.Process(target=_decode_alone, args=(rank, "zero3", port, str(start), queue), daemon=True)
         for rank in range(2)
     ]
     for process in processes:

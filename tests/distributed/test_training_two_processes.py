@@ -51,12 +51,7 @@ def test_cross_entropy_takes_the_same_steps(one_xe: Path, tmp_path: Path) -> Non
     assert files(folder) == files(one_xe) | extra
 
 
-Z_SCORES = {
-    "reward.terms": {"cider": {"weight": 0.5}, "rouge_l": {"weight": 0.5}},
-    "reward.normalize": "per_term",
-}
-
-
+Z_SCORES = {"reward.terms": {"cider": {"weight": 0.5}, "rouge_l": {"weight": 0.5}}, "reward.normalize": "per_term"}
 REUSE = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
 SCHEDULES = {
     "reward.terms": {"cider": {"schedule": [[0, 1.0], [4, 0.5]]}, "rouge_l": {"length_ratio": [0.2, 3.0]}},
@@ -67,9 +62,10 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, Z_SCORES, REUSE, SCHEDULES], ids=["raw", "z-scores", "two updates", "schedules"]
+    ("advantage", "changes"),
+    [("greedy", {}), ("greedy", Z_SCORES), ("leave_one_out", REUSE), ("leave_one_out", SCHEDULES)],
+    ids=["raw", "z-scores", "two updates", "schedules"],
 )
-@pytest.mark.parametrize("advantage", ["greedy", "leave_one_out"])
 def test_self_critical_training_takes_the_same_steps(one_xe, tmp_path, advantage, changes):
     options: dict[str, Any] = SHARED | changes | {"train.advantage": advantage, "train.micro_batch_size": 2}
     alone, together = tmp_path / "one", tmp_path / "two"

@@ -15,7 +15,7 @@ from rl_caption.config.schema import DataConfig, XeConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.errors import ConfigError
 from rl_caption.options import Range
-from tests.training_for_tests import lines, run, xe_config
+from tests.training_for_tests import checked_run, lines, xe_config
 
 NAME = "tests.extensions.test_data_format:CsvCaptions"
 NO_DATASET = "tests.extensions.test_data_format:no_dataset"
@@ -72,16 +72,11 @@ def data(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_run_trains_with_it(data: dict[str, Any], tmp_path: Path) -> None:
-    folder, other = tmp_path / "run", tmp_path / "other"
+    folder = tmp_path / "run"
     sizes = {"train.max_steps": 1, "train.batch_size": 6, "train.micro_batch_size": 3}
-    ended = run(xe_config(folder, data=data, **sizes), folder)
-    assert ended.code == 0, ended.output
+    ended = checked_run(xe_config(folder, data=data, **sizes), folder)
     assert "data: no problems in 8 rows (train 6, val 2)" in ended.output
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1]
-    refused = run(xe_config(other, data=data | {"kwargs": {"val_every": 1}}, **sizes), other)
-    assert refused.code == 1
-    assert "data.kwargs.val_every is 1: expected at least 2" in refused.output
-    assert not other.exists(), "refused before any work"
 
 
 def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
@@ -94,11 +89,9 @@ def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
     ("changes", "part"),
     [
         ({"target": "karpathy"}, "data.target is 'karpathy': expected package.module:Name"),
-        ({"target": "nowhere.at_all:Data"}, "data.target is 'nowhere.at_all:Data': module 'nowhere.at_all' cannot be"),
         ({"target": "tests.extensions.test_data_format:NAME"}, "has no class or function 'NAME'"),
         ({"kwargs": {"val_evry": 3}}, "data.kwargs.val_evry is no option of data.target " + NAME),
         ({"kwargs": {"val_every": 2000}}, "data.kwargs.val_every is 2000: expected at most 1000"),
-        ({"kwargs": {"val_every": "3"}}, "data.kwargs.val_every is '3': expected a whole number"),
         ({"flatten": True}, f"data.flatten is no option of data.target {NAME} (it is True)"),
     ],
 )

@@ -14,7 +14,7 @@ from rl_caption.scst.objectives import Metrics, Reinforce, build_objective
 from rl_caption.types import Scores
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
-from tests.training_for_tests import changed, checked_run, lines, run, scst_config, xe_config
+from tests.training_for_tests import checked_run, lines, run, scst_config
 
 NAME = "tests.extensions.test_objective:ClippedReinforce"
 
@@ -43,34 +43,20 @@ class ClippedReinforce:
         return -(weights * logprobs).sum(), captions, {"policy/moved": (moved, captions)}
 
 
-def test_a_run_trains_with_it(tmp_path: Path) -> None:
-    start = tmp_path / "xe"
-    checked_run(xe_config(start, **{"train.max_steps": 2}), start)
+def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
     options = {"train.kl_coef": 0.0, "train.objective": NAME, "train.objective_kwargs": {"limit": 0.5}}
     folder, other = tmp_path / "scst", tmp_path / "other"
-    ended = checked_run(scst_config(folder, start / "export/best", **options), folder, "scst")
+    ended = checked_run(scst_config(folder, start, **options), folder, "scst")
     logged = [line for line in lines(folder, "metrics.jsonl") if "policy/moved" in line]
     assert [line["step"] for line in logged] == [1, 2, 3, 4]
     assert logged[0]["policy/moved"] == pytest.approx(0.0, abs=1e-5), "the first step is that of the starting policy"
     assert logged[-1]["policy/moved"] != 0
     assert f"+{NAME}(limit=0.5)" in ended.output, "the signature names it"
-    again = changed(scst_config(folder, start / "export/best", **options), {"train.objective_kwargs.limit": 0.6})
-    refused = run(again, folder, "scst")
-    assert refused.code == 1
-    assert "train.objective_kwargs.limit: 0.5 -> 0.6" in refused.output
-    mistaken = scst_config(other, start / "export/best", **options | {"train.objective_kwargs": {"limits": 0.5}})
+    mistaken = scst_config(other, start, **options | {"train.objective_kwargs": {"limits": 0.5}})
     refused = run(mistaken, other, "scst")
     assert refused.code == 1
     assert "train.objective_kwargs.limits is no option" in refused.output
     assert not other.exists(), "refused before any work"
-
-
-def test_its_step_does_not_depend_on_how_it_is_split() -> None:
-    captioner = tiny_captioner()
-    start = tiny_captioner(seed=9).policy.eval().requires_grad_(False)
-    task = scst_task(captioner, objective=ClippedReinforce(0.1), ref_policy=start)
-    whole = gradient(captioner, task, batches_of(captioner, 8, 8))
-    assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, 2)))
 
 
 def test_without_a_clip_it_is_reinforce() -> None:
@@ -82,9 +68,8 @@ def test_without_a_clip_it_is_reinforce() -> None:
     assert_equal_gradients(found, expected)
 
 
-@pytest.mark.parametrize("total", [0.25, 8.0])
-def test_the_count_may_be_any_total_of_weights(total: float) -> None:
-    captioner, found = tiny_captioner(), []
+def test_the_count_may_be_any_total_of_weights() -> None:
+    captioner, found, total = tiny_captioner(), [], 0.25
     for count in (torch.tensor(1.0), torch.tensor(total)):
         task = scst_task(captioner, objective=lambda *given, count=count: (-given[0].sum(), count, {}))
         found.append(gradient(captioner, task, batches_of(captioner, 4, 4)))
@@ -96,9 +81,7 @@ def test_the_count_may_be_any_total_of_weights(total: float) -> None:
     [
         ("nowhere.at_all:Loss", {}, {}, "module 'nowhere.at_all' cannot be imported"),
         ("tests.extensions.test_objective:Loss", {}, {}, "has no class or function 'Loss'"),
-        (NAME, {"limits": 1}, {}, "train.objective_kwargs.limits is no option"),
         (NAME, {"limit": 0}, {}, "train.objective_kwargs.limit is 0: expected more than 0"),
-        (NAME, {}, {"kl_coef": 0.1}, "train.kl_coef is 0.1: train.objective"),
         ("reinforce", {"kl_coef": 0.1}, {}, "its key is train.kl_coef"),
         ("ppo_clip", {"clip_low": 1.5}, {}, "train.objective_kwargs.clip_low is 1.5: expected at most 1"),
         ("dico", {"temperature": 0}, {}, "train.objective_kwargs.temperature is 0: expected at least 1e-06"),

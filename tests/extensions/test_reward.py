@@ -13,7 +13,7 @@ from rl_caption.cli.main import main
 from rl_caption.config.build import build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
 from rl_caption.errors import ConfigError
-from tests.training_for_tests import checked_run, lines, run, scst_config, xe_config
+from tests.training_for_tests import checked_run, lines, scst_config
 
 NAME = "tests.extensions.test_reward:LengthMatch"
 
@@ -55,25 +55,16 @@ class Closeness(LengthMatch):
     columns: frozenset[str] = frozenset()
 
 
-def test_a_run_trains_with_it(tmp_path: Path) -> None:
-    start = tmp_path / "xe"
-    checked_run(xe_config(start, **{"train.max_steps": 2}), start)
+def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
     terms = {"length": {"weight": 0.5, "target": NAME, "kwargs": {"words": 4}}, "cider": {"weight": 0.5}}
-    folder, other = tmp_path / "scst", tmp_path / "other"
-    ended = checked_run(
-        scst_config(folder, start / "export/best", **{"train.max_steps": 2, "reward.terms": terms}), folder, "scst"
-    )
+    folder = tmp_path / "scst"
+    ended = checked_run(scst_config(folder, start, **{"train.max_steps": 2, "reward.terms": terms}), folder, "scst")
     logged = [line for line in lines(folder, "metrics.jsonl") if "reward/length" in line]
     assert [line["step"] for line in logged] == [1, 2]
     for line in logged:
         assert 0 <= line["reward/length"] <= 1
         assert line["reward/total"] == pytest.approx(0.5 * line["reward/length"] + 0.5 * line["reward/cider"], abs=1e-6)
     assert "0.5*[length_match[4,unfinished0]]" in ended.output, "the signature names it"
-    terms["length"]["kwargs"] = {"words": 0}
-    refused = run(scst_config(other, start / "export/best", **{"reward.terms": terms}), other, "scst")
-    assert refused.code == 1
-    assert "reward.terms.length: words is 0: expected 1 to 100" in refused.output
-    assert not (other / "checkpoints").exists(), "refused before any step"
 
 
 def test_captions_in_files_are_scored_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +97,6 @@ def test_it_is_a_reward_like_those_of_the_package() -> None:
     [
         (NAME, {"words": 200}, "reward.terms.mine: words is 200: expected 1 to 100"),
         (NAME, {"word": 3}, "does not take word; it takes: words"),
-        ("nowhere.at_all:Reward", {}, "module 'nowhere.at_all' cannot be imported"),
         (f"{__name__}:Missing", {}, "has no class 'Missing'"),
         (f"{__name__}:Path", {}, "which is not a reward"),
     ],

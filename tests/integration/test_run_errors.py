@@ -5,9 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from PIL import Image
 
-from tests.training_for_tests import Ended, changed, files, lines, run, run_arguments, scst_config, weights, xe_config
+from rl_caption.cli.configuration import parse
+from rl_caption.config.schema import ScstConfig
+from rl_caption.errors import ConfigError
+from tests.training_for_tests import (
+    Ended,
+    checked_run,
+    files,
+    lines,
+    run,
+    run_arguments,
+    scst_config,
+    weights,
+    xe_config,
+)
 
 NAN_REWARD = """
 import math
@@ -23,14 +37,6 @@ class Broken:
             return [0.5] * 6
         return [0.5] * (len(completions) - 2) + [math.nan, 0.5]
 """
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished cross-entropy run of two steps."""
-    folder = tmp_path_factory.mktemp("trained") / "xe"
-    assert run(xe_config(folder, **{"train.max_steps": 2}), folder).code == 0
-    return folder
 
 
 def assert_one_message(ended: Ended, *parts: str, code: int = 1) -> None:
@@ -57,10 +63,10 @@ def test_nan_in_the_weights_stops_before_the_update(tmp_path: Path) -> None:
     assert all(tensor.isfinite().all() for tensor in weights(good).values())
 
 
-def test_a_reward_that_returns_nan_names_itself_and_the_row(trained, tmp_path, monkeypatch):
+def test_a_reward_that_returns_nan_names_itself_and_the_row(start, tmp_path):
     folder = tmp_path / "run"
     (tmp_path / "broken_reward.py").write_text(NAN_REWARD)
-    config = scst_config(folder, trained / "export/best")
+    config = scst_config(folder, start)
     config["reward"]["terms"] = {"mine": {"target": "broken_reward:Broken"}}
     ended = run(config, folder, "scst", python_path=str(tmp_path))
     # 8 images x 2 samples, then 8 greedy captions: row 22 of 24 is the last but one.
@@ -69,15 +75,15 @@ def test_a_reward_that_returns_nan_names_itself_and_the_row(trained, tmp_path, m
 
 def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    for changes, parts in (({"train.learning_rate": 0.1}, ["train.learning_rate"]), ({"train.lr": "fast"}, ["fast"])):
-        ended = run(xe_config(tmp_path / "run", **changes), tmp_path / "run")
-        assert_one_message(ended, *parts, code=2)
-    for words, parts in (
-        (["--train.lr", "1.0", "--config", str(file)], ["--config must come first", "--train.lr"]),
-        (["--config", str(file), "--config", str(file)], ["--config is given twice"]),
-        (["--config", str(tmp_path / "none.yaml")], ["none.yaml"]),
+    ended = run(xe_config(tmp_path / "run", **{"train.learning_rate": 0.1}), tmp_path / "run")
+    assert_one_message(ended, "train.learning_rate", code=2)
+    for words, part in (
+        (["--train.lr", "1.0", "--config", str(file)], "--config must come first"),
+        (["--config", str(file), "--config", str(file)], "--config is given twice"),
+        (["--config", str(file), "--train.lr", "fast"], "fast"),
+        (["--config", str(tmp_path / "none.yaml")], "none.yaml"),
     ):
-        assert_one_message(run_arguments(["xe", *words], tmp_path / "log"), *parts, code=2)
+        assert_one_message(run_arguments(["xe", *words], tmp_path / "log"), part, code=2)
     assert not (tmp_path / "run").exists()
 
 
@@ -85,39 +91,50 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
     ("changes", "part"),
     [
         ({"train.batch_size": 0}, "train.batch_size is 0: expected at least 1"),
+        ({"data.kwargs.image_size": 4}, "data.kwargs.image_size is 4: expected at least 16"),
+        ({"data.kwargs.images": 4}, "data.kwargs.images is no option of data.format scenes"),
+        ({"rollout.num_samples": 1, "train.advantage": "leave_one_out"}, "leave_one_out compares at least 2"),
+        ({"rollout.num_samples": 1, "train.objective": "risk", "train.kl_coef": 0}, "train.objective risk compares"),
+        ({"train.updates_per_rollout": 2}, "train.updates_per_rollout is 2"),
+        ({"rollout.cuda_graph": True, "rollout.dropout": True}, "rollout.cuda_graph and rollout.dropout are both on"),
+        ({"rollout.temperature": 1e-9}, "rollout.temperature is 1e-09: expected at least 1e-06"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_named_when_they_are_read(
+    tmp_path: Path, changes: dict[str, Any], part: str
+) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(scst_config(tmp_path / "run", Path("init"), **changes)))
+    with pytest.raises(ConfigError) as refused:
+        parse(ScstConfig, ["--config", str(tmp_path / "run.yaml")], "scst.py")
+    assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
         ({"train.micro_batch_size": 3}, "train.micro_batch_size 3 does not divide the 8 images of a process"),
         ({"train.max_target_tokens": 17}, "train.max_target_tokens is 17: the captioner has positions for 16"),
         ({"model.kwargs.d_model": 15}, "d_model 15 is not a multiple of num_heads 2"),
-        (
-            {"model.kwargs.d_model": 30, "model.kwargs.position_init": "sincos"},
-            "d_model 30 is not a multiple of 4: position_init sincos needs one",
-        ),
+        ({"model.kwargs.d_model": 30, "model.kwargs.position_init": "sincos"}, "d_model 30 is not a multiple of 4"),
         ({"model.init": "nowhere"}, "model.kwargs is set beside model.init 'nowhere'"),
         ({"model.init": "nowhere", "model.kwargs": {}}, "'nowhere' is not a saved captioner"),
-        ({"data.kwargs.image_size": 4}, "data.kwargs.image_size is 4: expected at least 16"),
-        ({"data.kwargs.seed": 1.5}, "data.kwargs.seed is 1.5: expected a whole number"),
-        ({"data.kwargs.images": 4}, "data.kwargs.images is no option of data.format scenes"),
         ({"eval.split": "dev"}, "split 'dev' is not in the data"),
         ({"data.format": "jsonl", "data.path": "/none.jsonl", "data.kwargs": {}}, "none.jsonl"),
         ({"train.mixed_precision": "fp16"}, "train.mixed_precision is fp16, which a CPU cannot train in"),
         ({"train.num_processes": 2}, "train.num_processes is 2, but 1 train together"),
-        ({"rollout.num_samples": 1, "train.advantage": "leave_one_out"}, "leave_one_out compares at least 2"),
-        ({"rollout.num_samples": 1, "train.objective": "risk", "train.kl_coef": 0}, "train.objective risk compares"),
-        ({"rollout.num_samples": 2, "train.updates_per_rollout": 2}, "train.updates_per_rollout is 2"),
         ({"rollout.cuda_graph": True}, "rollout.cuda_graph is on: it needs a CUDA device, this run is on cpu"),
-        ({"rollout.cuda_graph": True, "rollout.dropout": True}, "rollout.cuda_graph and rollout.dropout are both on"),
         ({"rollout.max_new_tokens": 40}, "rollout.max_new_tokens is 40: the captioner has positions for 16"),
-        ({"rollout.temperature": 1e-9}, "rollout.temperature is 1e-09: expected at least 1e-06"),
         ({"reward.terms": {"ciderr": {"weight": 1.0}}}, "reward.terms.ciderr"),
         ({"reward.terms": {}}, "reward.terms is empty"),
         ({"model.init": None}, "model.init is not set"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=str,
 )
-def test_values_that_cannot_work_are_named(trained: Path, tmp_path: Path, changes: dict[str, Any], part: str) -> None:
-    folder, key = tmp_path / "run", next(iter(changes))
-    if key.startswith(("rollout", "reward")) or changes == {"model.init": None}:
-        ended = run(scst_config(folder, trained / "export/best", **changes), folder, "scst")
+def test_values_that_cannot_work_are_named(start: Path, tmp_path: Path, changes: dict[str, Any], part: str) -> None:
+    folder = tmp_path / "run"
+    if next(iter(changes)).startswith(("rollout", "reward")) or changes == {"model.init": None}:
+        ended = run(scst_config(folder, start, **changes), folder, "scst")
     else:
         ended = run(xe_config(folder, **changes), folder)
     assert_one_message(ended, part)
@@ -126,24 +143,26 @@ def test_values_that_cannot_work_are_named(trained: Path, tmp_path: Path, change
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "file" / "run"
     (tmp_path / "file").write_text("not a folder")
-    config = changed(xe_config(tmp_path / "run"), {"run.dir": str(folder)})
-    assert_one_message(run(config, tmp_path / "run"), f"cannot write to the run folder {folder}")
+    assert_one_message(run(xe_config(folder), tmp_path / "run"), f"cannot write to the run folder {folder}")
 
 
-# The weights take 81 kB in a checkpoint, the optimizer twice that.
-@pytest.mark.parametrize("largest", [40_000, 120_000], ids=["weights do not fit", "optimizer does not fit"])
-def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(trained: Path, tmp_path: Path, largest: int) -> None:
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in files(folder)}
+
+
+def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path: Path) -> None:
+    """The weights take 81 kB in a checkpoint, the optimizer twice that."""
     folder = tmp_path / "run"
     options = {"eval.every": 100, "run.save_every": 2, "train.max_steps": 4}
-    assert run(xe_config(folder, **options, **{"train.lr": 0.002}), folder, kill=None).code == 0
-    before = {name: (folder / name).read_bytes() for name in files(folder) if name.startswith("checkpoints/")}
+    checked_run(xe_config(folder, **options), folder)
+    before = contents(folder / "checkpoints")
     options |= {"train.max_steps": 6, "run.resume": True}
-    ended = run(xe_config(folder, **options, **{"train.lr": 0.002}), folder, largest_file=largest)
-    newest = folder / "checkpoints/step-00000004"
-    assert_one_message(ended, "step-00000006 could not be written", f"the newest good checkpoint is {newest}")
-    after = {name: (folder / name).read_bytes() for name in files(folder) if name.startswith("checkpoints/")}
-    assert after == before
-    assert not list(folder.rglob(".partial-*"))
+    for largest in (40_000, 120_000):  # the weights do not fit, or the optimizer does not
+        ended = run(xe_config(folder, **options), folder, largest_file=largest)
+        newest = folder / "checkpoints/step-00000004"
+        assert_one_message(ended, "step-00000006 could not be written", f"the newest good checkpoint is {newest}")
+        assert contents(folder / "checkpoints") == before
+        assert not list(folder.rglob(".partial-*"))
 
 
 def dataset(folder: Path, **broken: Any) -> dict[str, Any]:
@@ -161,14 +180,12 @@ def dataset(folder: Path, **broken: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("broken", "parts"),
-    [({"references": []}, ("2.png",)), ({"image": "lost.png"}, ("lost.png",))],
-    ids=["no references", "no image"],
+    ("broken", "part"),
+    [({"references": []}, "2.png"), ({"image": "lost.png"}, "lost.png")],
+    ids=["references", "image"],
 )
-def test_unusable_rows_are_named_before_training(tmp_path: Path, broken: dict[str, Any], parts: tuple[str]) -> None:
-    folder = tmp_path / "run"
-    ended = run(xe_config(folder, **dataset(tmp_path / "data", **broken)), folder)
-    assert_one_message(ended, *parts)
-    skipped = run(xe_config(folder, **dataset(tmp_path / "more", **broken), **{"data.on_bad": "skip"}), folder)
-    assert skipped.code == 0, skipped.output
+def test_unusable_rows_are_named_before_training(tmp_path: Path, broken: dict[str, Any], part: str) -> None:
+    folder, data = tmp_path / "run", dataset(tmp_path / "data", **broken) | {"train.max_steps": 1}
+    assert_one_message(run(xe_config(folder, **data), folder), part)
+    skipped = checked_run(xe_config(folder, **data, **{"data.on_bad": "skip"}), folder)
     assert "3 training and 2 validation images" in skipped.output

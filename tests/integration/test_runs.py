@@ -28,11 +28,13 @@ from tests.training_for_tests import (
     xe_config,
 )
 
+SCALES = "reward: scales of the terms on"
+
 
 def test_training_stops_when_patience_ends_and_stays_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     # Nothing is learnt at this rate, so every validation after the first is one without gain.
-    config = xe_config(folder, **{"train.max_steps": 50, "train.lr": 1e-12, "eval.every": 1, "eval.patience": 2})
+    config = xe_config(folder, **{"train.lr": 1e-12, "eval.every": 1, "eval.patience": 2})
     checked_run(config, folder)
     assert [line["step"] for line in lines(folder) if "val/cider" in line] == [1, 2, 3]
     assert (folder / "checkpoints/step-00000003").is_dir()
@@ -42,20 +44,15 @@ def test_training_stops_when_patience_ends_and_stays_stopped(tmp_path: Path) -> 
     assert untimed(folder) == before
 
 
-def test_accumulation_takes_the_same_steps(tmp_path: Path) -> None:
-    folders = [tmp_path / f"micro-{size}" for size in (8, 2)]
-    for folder, size in zip(folders, (8, 2), strict=True):
-        still = {"model.kwargs.dropout": 0.0, "train.micro_batch_size": size}
-        checked_run(xe_config(folder, **still), folder)
-    assert_close_runs(*folders)
-
-
-def test_bf16_is_used_where_asked_for(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    checked_run(xe_config(folder, **{"train.mixed_precision": "bf16", "train.max_steps": 2}), folder)
-    whole = tmp_path / "whole"
-    checked_run(xe_config(whole, **{"train.max_steps": 2}), whole)
-    losses = [[line["loss/total"] for line in lines(path) if "loss/total" in line] for path in (folder, whole)]
+def test_accumulation_takes_the_same_steps_and_bf16_those_that_it_rounds_to(tmp_path: Path) -> None:
+    still = {"model.kwargs.dropout": 0.0, "train.max_steps": 2}
+    ways = {"whole": {"micro_batch_size": 8}, "split": {"micro_batch_size": 2}, "bf16": {"mixed_precision": "bf16"}}
+    whole, split, bf16 = (tmp_path / name for name in ways)
+    for name, options in ways.items():
+        changes = still | {f"train.{key}": value for key, value in options.items()}
+        checked_run(xe_config(tmp_path / name, **changes), tmp_path / name)
+    assert_close_runs(whole, split)
+    losses = [[line["loss/total"] for line in lines(path) if "loss/total" in line] for path in (bf16, whole)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
@@ -86,6 +83,21 @@ def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(tra
     assert saved.endswith(f"]+greedy[nspi2]+kl[0.05,{digest[:8]}]")
     assert json.loads((folder / "env.json").read_text())["signature"] == saved
     assert f"reward signature: {saved}" in ended.output
+    assert SCALES not in ended.output, "a single term has nothing to be compared with"
+
+
+def test_a_run_of_several_terms_begins_with_their_scales_a_resumed_one_does_not(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    terms = {"cider": {"weight": 0.5}, "rouge_l": {"weight": 0.5}, "repetition": {"weight": 1e-4}}
+    options = {"reward.terms": terms, "reward.normalize": "per_term", "train.max_steps": 1}
+    ended = checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
+    assert ended.output.count(SCALES) == 1
+    assert ended.output.index(SCALES) < ended.output.index("scst: ") < ended.output.index("step 1/1")
+    assert "reward signature: per_term(0.5*[" in ended.output
+    options |= {"train.max_steps": 2, "run.resume": True}
+    ended = checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
+    assert "step 2/2" in ended.output
+    assert SCALES not in ended.output
 
 
 def test_the_reward_rises(trained: Path, tmp_path: Path) -> None:
@@ -137,27 +149,23 @@ def features(tmp_path: Path) -> dict:
 
 def test_a_captioner_over_region_features_trains_by_both_stages(features: dict, tmp_path: Path) -> None:
     xe, scst = tmp_path / "xe", tmp_path / "scst"
-    checked_run(xe_config(xe, **features), xe)
-    config = scst_config(scst, xe / "export/best", **{"data": features["data"], "train.batch_size": 4})
-    checked_run(config, scst, "scst")
-    assert [line["step"] for line in lines(scst) if "loss/total" in line] == [1, 2, 3, 4]
+    checked_run(xe_config(xe, **features, **{"train.max_steps": 1}), xe)
+    options = {"data": features["data"], "train.batch_size": 4, "train.max_steps": 2}
+    checked_run(scst_config(scst, xe / "export/best", **options), scst, "scst")
+    assert [line["step"] for line in lines(scst) if "loss/total" in line] == [1, 2]
     signature = json.loads((scst / "env.json").read_text())["signature"]
     count = 1 + sum(len(REFERENCES[index % 4]) for index in range(5))
     assert f"+PTB-python[1 of {count} texts not compared with Java]" in signature
 
 
-def test_features_of_another_width_are_an_error_that_names_the_image(features: dict, tmp_path: Path) -> None:
+def test_features_that_the_captioner_cannot_read_or_would_not_are_refused(features: dict, tmp_path: Path) -> None:
     xe = tmp_path / "xe"
     ended = run(xe_config(xe, **{**features, "model.kwargs.feature_dim": 7}), xe)
     assert ended.code == 1
     assert "image" in ended.output
     assert "7" in ended.output
-
-
-def test_features_that_the_captioner_would_not_read_are_refused(features: dict, tmp_path: Path) -> None:
     for index in range(8):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{index}.jpg")
-    xe = tmp_path / "xe"
     pixels = {key: value for key, value in features.items() if not key.startswith("model.kwargs.")}
     ended = run(xe_config(xe, **pixels), xe)
     assert ended.code == 1
@@ -172,7 +180,7 @@ def test_a_subword_tokenizer_is_saved_with_the_model(tmp_path: Path) -> None:
     tokenizer.train_from_iterator(texts, WordPieceTrainer(vocab_size=60, special_tokens=special))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     xe = tmp_path / "xe"
-    checked_run(xe_config(xe, **{"model.tokenizer": str(tmp_path / "tokenizer.json")}), xe)
+    checked_run(xe_config(xe, **{"model.tokenizer": str(tmp_path / "tokenizer.json"), "train.max_steps": 1}), xe)
     captioner = TransformerCaptioner.from_pretrained(xe / "export/best")
     (ids,) = captioner.encode(["A red square"], 16)
     assert len(ids) > 3, "the word square is cut into pieces"

@@ -12,7 +12,6 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.captioners.base import caption_mask
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.engines import Averages
 from rl_caption.scst import OBJECTIVES
@@ -246,10 +245,9 @@ def test_without_a_baseline_the_constant_does_change_the_gradient(captioner, bat
 
 def test_samples_equal_to_the_greedy_caption_give_no_gradient(captioner):
     task = scst_task(captioner, advantage="greedy", temperature=1e-3)
-    found = gradient(captioner, task, batches_of(captioner, 4, 4))
+    assert norm(gradient(captioner, task, batches_of(captioner, 4, 4))) == 0.0
     for record in task.samples:
         assert set(record["samples"]) == {record["greedy"]}
-    assert norm(found) == 0.0
 
 
 def naive_loss(captioner: TransformerCaptioner, task: SelfCriticalTask, batch: CaptionBatch, step: int) -> Tensor:
@@ -326,6 +324,7 @@ def test_loss_and_gradient_equal_the_slow_obvious_way(captioner, reduction, temp
     assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
     assert_equal_gradients(expected, found, atol=3e-6)
     assert norm(found) == pytest.approx(norm(expected), rel=1e-4)
+    assert {name.split(".")[0] for name in found} >= {"encoder", "token_embedding", "layers", "norm"}
 
 
 @pytest.mark.parametrize("dropout", [False, True])
@@ -345,32 +344,6 @@ def test_equal_beginnings_are_scored_once_unless_dropout_tells_them_apart(captio
     )
     assert different < 0.9 * tokens
     assert scored == [tokens if dropout else different]
-
-
-def test_one_step_raises_the_likelihood_of_what_scored_above_the_others(captioner):
-    """The parameters change, and in the right direction: the policy-gradient loss on the same samples falls."""
-    task, (batch,) = scst_task(captioner, num_samples=5), batches_of(captioner, 4, 4)
-    before = {n: p.detach().clone() for n, p in captioner.policy.named_parameters()}
-    found = gradient(captioner, task, [batch])
-    captioner.policy.eval()
-    rollout = sample_captions(captioner, captioner.policy, batch, task.decoding, 0, 0)
-    scores = torch.tensor([WordCount()(None, texts) for texts in rollout.texts])
-    advantages = leave_one_out(scores)
-    assert torch.equal(rollout.mask, caption_mask(rollout.token_ids, captioner.eos_token_id))
-
-    @torch.no_grad()
-    def weighted_likelihood() -> float:
-        logprobs = captioner.token_logits(captioner.policy, batch.inputs, rollout.token_ids).log_softmax(-1)
-        chosen = logprobs.gather(-1, rollout.token_ids.unsqueeze(-1)).squeeze(-1)
-        return float((chosen * rollout.mask * advantages.unsqueeze(-1)).sum() / rollout.mask.sum())
-
-    start = weighted_likelihood()
-    rate = 1e-2
-    torch.optim.SGD(captioner.policy.parameters(), lr=rate).step()
-    gained = weighted_likelihood() - start
-    assert gained == pytest.approx(rate * norm(found) ** 2, rel=0.05), "first order: rate times squared gradient norm"
-    changed = [n for n, p in captioner.policy.named_parameters() if not torch.equal(p.detach(), before[n])]
-    assert {n.split(".")[0] for n in changed} >= {"encoder", "token_embedding", "layers", "norm"}
 
 
 def test_dropout_is_off_in_self_critical_training_unless_asked_for_and_on_in_cross_entropy():
@@ -407,24 +380,12 @@ def test_kl_to_the_starting_policy_is_0_in_bf16(captioner):
         AcceleratorState._reset_state()
 
 
-def test_kl_pulls_towards_the_reference_policy(captioner, batches):
-    task = scst_task(captioner, num_samples=16, ref_policy=perturbed(captioner), kl_coef=1000.0)
-    optimizer = torch.optim.Adam(captioner.policy.parameters(), lr=5e-4)
-    measured = []
-    for _ in range(30):
-        gradient(captioner, task, batches)
-        measured.append(task.log.reduce(task.accelerator)["policy/kl"])
-        optimizer.step()
-    assert measured[0] > 0
-    assert measured[-1] < 0.5 * measured[0]
-
-
-@pytest.mark.parametrize("make", [lambda c: scst_task(c, xe_weight=0.5), lambda c: scst_task(c, advantage="greedy")])
-def test_the_same_step_twice_is_the_same_to_the_bit(captioner, make):
-    batches = batches_of(captioner, 4, 2)
-    assert_equal_gradients(
-        gradient(captioner, make(captioner), batches), gradient(captioner, make(captioner), batches), atol=0
+def test_the_same_step_twice_is_the_same_to_the_bit(captioner):
+    one, other = (
+        gradient(captioner, scst_task(captioner, advantage="greedy", xe_weight=0.5), batches_of(captioner, 4, 2))
+        for _ in range(2)
     )
+    assert_equal_gradients(one, other, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,7 +47,7 @@ class Slope:
 def make_trainer(
     folder: Path, scores: Sequence[float] = (), slope: float = 1.0, loss: float = 1.0, **options: Any
 ) -> tuple[Trainer, Slope, list[Path]]:
-    """Plain SGD on four weights; validation returns ``scores`` in turn."""
+    """Plain SGD on four weights; validation returns ``scores`` in turn; ``factors`` are those of the learning rate."""
     accelerator = Accelerator(cpu=True)
     model = nn.Linear(4, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -61,16 +60,16 @@ def make_trainer(
         exported.append(path)
 
     rows: Any = [{"image_id": f"i{index}", "image": "", "references": []} for index in range(100)]
-    given = {"lr": 1.0, "max_steps": 4, "eval_every": 100, "save_every": 100, "log_every": 1} | options
-    state, schedule = given.pop("state", None), given.pop("schedule", None)
-    validate_first = given.pop("validate_first", False)
+    given = {"lr": 1.0, "max_steps": 4, "schedule": "constant"} | options
+    state, validate_first = given.pop("state", None), given.pop("validate_first", False)
+    factors: Sequence[float] | None = given.pop("factors", None)
+    run = {"log_every": 1, "save_every": 100} | {
+        key: given.pop(key) for key in ("save_every", "log_every", "log_samples") if key in given
+    }
     config = XeConfig(
-        eval=CaptionEvalConfig(every=given.pop("eval_every"), patience=given.pop("patience", None)),
-        run=RunConfig(
-            dir=str(folder),
-            **{key: given.pop(key) for key in ("save_every", "log_every", "log_samples") if key in given},
-        ),
-        train=XeTrainConfig(batch_size=2, micro_batch_size=1, schedule=given.pop("schedule_kind", "constant"), **given),
+        eval=CaptionEvalConfig(every=given.pop("eval_every", 100), patience=given.pop("patience", None)),
+        run=RunConfig(dir=str(folder), **run),
+        train=XeTrainConfig(batch_size=2, micro_batch_size=1, **given),
     )
     trainer = Trainer(
         Context(config, accelerator, rows, rows, micro_batch_size=1),
@@ -84,8 +83,8 @@ def make_trainer(
         validate_first=validate_first,
     )
     trainer.loader = [CaptionBatch(rows[index : index + 1], {}) for index in range(100)]
-    if schedule is not None:
-        trainer.schedule = schedule
+    if factors is not None:
+        trainer.schedule = factors.__getitem__
     return trainer, task, exported
 
 
@@ -108,7 +107,6 @@ def logged(folder: Path, key: str) -> dict[int, float]:
     [
         ({"grad_clip_norm": None}, 3.0),
         ({"grad_clip_norm": 1.0}, 0.5),
-        ({"grad_clip_norm": 100.0}, 3.0),
         ({"grad_clip_norm": None, "grad_clip_value": 0.1}, 0.1),
         ({"grad_clip_norm": 0.1, "grad_clip_value": 2.0}, 0.05),
     ],
@@ -121,11 +119,17 @@ def test_clipping_and_the_norm_before_it(tmp_path: Path, options: dict[str, Any]
     assert logged(tmp_path, "grad/norm") == {1: pytest.approx(6.0)}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", ["loss", "slope"])
-@pytest.mark.parametrize("clip", [{}, {"grad_clip_value": 0.1}, {"grad_clip_norm": None}])
-def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(tmp_path, value, where, clip):
-    trainer, task, _ = make_trainer(tmp_path, **{where: value}, **clip)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": math.nan},
+        {"slope": math.inf, "grad_clip_value": 0.1},
+        {"slope": -math.inf},
+        {"slope": math.nan, "grad_clip_norm": None},
+    ],
+)
+def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(tmp_path, options):
+    trainer, task, _ = make_trainer(tmp_path, **options)
     with pytest.raises(NonFiniteError, match=r'at step 1; images of the step: \["i0", "i1"\]') as error:
         trainer.fit()
     assert "Last good checkpoint: none yet" in str(error.value)
@@ -136,8 +140,8 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(tmp_path, valu
 
 @pytest.mark.parametrize("interval", ["eval_every", "save_every"])
 def test_weights_that_are_not_finite_are_neither_judged_nor_written(tmp_path: Path, interval: str) -> None:
-    schedule: Callable[[int], float] = partial(lambda step: [1.0, 1.0, math.inf, 1.0][step])
-    trainer, task, _ = make_trainer(tmp_path, schedule=schedule, **{"save_every": 2, interval: 1})
+    factors = [1.0, 1.0, math.inf, 1.0]
+    trainer, task, _ = make_trainer(tmp_path, factors=factors, **{"save_every": 2, interval: 1})
     with pytest.raises(NonFiniteError, match=r"weights of weight .* after step 3.*good checkpoint: .*step-00000002"):
         trainer.fit()
     assert not task.weights.isfinite().all(), "the gradient was finite, the step was not"
@@ -147,8 +151,7 @@ def test_weights_that_are_not_finite_are_neither_judged_nor_written(tmp_path: Pa
 
 
 def test_the_schedule_is_followed_and_logged(tmp_path: Path) -> None:
-    schedule: Callable[[int], float] = partial(lambda step: [0.5, 1.0, 0.25, 0.0][step])
-    trainer, task, _ = make_trainer(tmp_path, schedule=schedule, lr=2.0, grad_clip_norm=None)
+    trainer, task, _ = make_trainer(tmp_path, factors=[0.5, 1.0, 0.25, 0.0], lr=2.0, grad_clip_norm=None)
     trainer.fit()
     assert logged(tmp_path, "train/lr") == {1: 1.0, 2: 2.0, 3: 0.5, 4: 0.0}
     assert torch.allclose(task.weights, torch.full((1, 4), -3.5))
@@ -158,8 +161,7 @@ def test_the_schedule_is_followed_and_logged(tmp_path: Path) -> None:
 
 def test_a_step_may_have_several_updates(tmp_path: Path) -> None:
     """The learning rate is the step's; what is logged is the mean over its updates; no gradient is left over."""
-    schedule: Callable[[int], float] = partial(lambda step: [1.0, 10.0][step])
-    trainer, task, _ = make_trainer(tmp_path, max_steps=2, grad_clip_norm=None, schedule=schedule)
+    trainer, task, _ = make_trainer(tmp_path, max_steps=2, grad_clip_norm=None, factors=[1.0, 10.0])
 
     def step(batches: Sequence[CaptionBatch], number: int) -> Iterator[Averages]:
         for slope in (1.0, 3.0):
@@ -233,33 +235,22 @@ def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["best"]
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "step", "noam"])
-def test_warm_up_is_linear_and_ends_at_the_peak(kind: str) -> None:
-    assert [schedule_factor(step, kind, 4, 100) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
-    assert kind == "noam" or schedule_factor(4, kind, 4, 100) == 1.0
-    assert schedule_factor(0, kind, 0, 10) == 1.0, "without warm-up the first step is at the peak"
-
-
 @pytest.mark.parametrize(
-    ("kind", "step", "factor"),
+    ("kind", "factors"),
     [
-        ("constant", 99, 1.0),
-        ("linear", 10, 1.0),
-        ("linear", 55, 0.5),
-        ("linear", 100, 0.0),
-        ("linear", 200, 0.0),
-        ("cosine", 40, 0.75),
-        ("cosine", 55, 0.5),
-        ("cosine", 100, 0.0),
-        ("step", 29, 1.0),
-        ("step", 30, 0.8),
-        ("step", 50, 0.64),
-        ("noam", 9, 1.0),
-        ("noam", 39, 0.5),
+        ("constant", {10: 1.0, 99: 1.0}),
+        ("linear", {10: 1.0, 55: 0.5, 100: 0.0, 200: 0.0}),
+        ("cosine", {10: 1.0, 40: 0.75, 55: 0.5, 100: 0.0}),
+        ("step", {29: 1.0, 30: 0.8, 50: 0.64}),
+        ("noam", {39: 0.5}),
     ],
 )
-def test_decay(kind: str, step: int, factor: float) -> None:
-    assert schedule_factor(step, kind, 10, 100, decay=0.8, decay_every=20) == pytest.approx(factor)
+def test_warm_up_is_linear_and_decay_begins_at_the_peak(kind: str, factors: dict[int, float]) -> None:
+    """Warm-up of 10 of 100 steps; ``step`` decays by 0.8 every 20."""
+    assert schedule_factor(0, kind, 0, 10) == 1.0, "without warm-up the first step is at the peak"
+    expected = {0: 0.1, 4: 0.5, 9: 1.0} | factors
+    found = {step: schedule_factor(step, kind, 10, 100, decay=0.8, decay_every=20) for step in expected}
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +258,7 @@ def test_decay(kind: str, step: int, factor: float) -> None:
 )
 def test_epochs_between_decays_become_steps(tmp_path: Path, options: dict[str, Any], steps: int) -> None:
     """An epoch of 100 images has 50 steps."""
-    trainer, _, _ = make_trainer(tmp_path, decay=0.5, schedule_kind="step", **options)
+    trainer, _, _ = make_trainer(tmp_path, decay=0.5, schedule="step", **options)
     assert [trainer.schedule(step) for step in (steps - 1, steps)] == [1.0, 0.5]
 
 
@@ -277,8 +268,8 @@ def test_epochs_are_passes_over_all_images(tmp_path: Path, images: int, steps: l
     trainer, _, _ = make_trainer(tmp_path, eval_every=None)
     context = replace(trainer.context, train_rows=trainer.context.train_rows[:images])
     assert [context.steps_of(1), context.steps_of(0.5)] == steps
-    config = replace(context.config, train=replace(context.config.train, max_steps=None, epochs=10))
-    assert replace(context, config=config).max_steps == 5 * images
+    context.config.train.max_steps, context.config.train.epochs = None, 10
+    assert context.max_steps == 5 * images
     assert replace(trainer, context=context).eval_every == validated
 
 
@@ -308,8 +299,7 @@ def plain_again() -> Iterator[None]:
 
 def test_fp16_skips_a_step_that_overflows_and_goes_on(tmp_path: Path, plain_again: None) -> None:
     """The step counts, in the schedule too; weights and the next logged norm are those of the unscaled gradient."""
-    schedule: Callable[[int], float] = partial(lambda step: [1.0, 10.0, 100.0, 1000.0][step])
-    trainer, task = fp16_trainer(tmp_path, [1.0, math.inf, math.nan, 2.0], schedule=schedule)
+    trainer, task = fp16_trainer(tmp_path, [1.0, math.inf, math.nan, 2.0], factors=[1.0, 10.0, 100.0, 1000.0])
     state = trainer.fit()
     assert (state.global_step, state.skipped) == (4, 2)
     assert torch.allclose(task.weights, torch.full((1, 4), -1.0 - 2000.0))
@@ -325,16 +315,12 @@ def test_fp16_skips_a_step_that_overflows_and_goes_on(tmp_path: Path, plain_agai
 
 
 def test_fp16_gives_up_where_no_loss_scale_helps(tmp_path: Path, plain_again: None) -> None:
-    trainer, task = fp16_trainer(tmp_path, [math.inf] * 40, max_steps=40, schedule=lambda step: 1.0)
+    """After 25 steps in a row: a step between them starts the count anew."""
+    trainer, task = fp16_trainer(tmp_path, [math.inf] * 24 + [1.0] + [math.inf] * 40, max_steps=65)
     with pytest.raises(NonFiniteError, match="overflowed fp16 in 25 steps in a row"):
         trainer.fit()
-    assert torch.equal(task.weights, torch.zeros(1, 4))
-
-
-def test_fp16_counts_only_skipped_steps_in_a_row(tmp_path: Path, plain_again: None) -> None:
-    slopes = [math.inf] * 24 + [1.0] + [math.inf] * 24
-    trainer, _ = fp16_trainer(tmp_path, slopes, max_steps=49, schedule=lambda step: 1.0)
-    assert trainer.fit().skipped == 48
+    assert trainer.state.skipped == 24 + 25
+    assert torch.equal(task.weights, torch.full((1, 4), -1.0))
 
 
 def test_fp16_goes_on_from_another_precision(tmp_path: Path, plain_again: None) -> None:
@@ -345,12 +331,7 @@ def test_fp16_goes_on_from_another_precision(tmp_path: Path, plain_again: None) 
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], (1, 0.0)),
-        (["--eval.num_beams", "3"], (3, 0.0)),
-        (["--eval.num_beams", "3", "--eval.length_penalty", "1"], (3, 1.0)),
-    ],
+    ("words", "expected"), [([], (1, 0.0)), (["--eval.num_beams", "3", "--eval.length_penalty", "1"], (3, 1.0))]
 )
 def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch):
     seen = []
@@ -369,6 +350,5 @@ def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch
     captioner: Any = SimpleNamespace(policy=None)
     found = validation.CaptionValidator(context, captioner, 20)(0, {})
     assert found.metrics["val/cider"] > 0
-    assert [(decoding.num_beams, decoding.length_penalty, decoding.max_new_tokens) for decoding in seen] == [
-        (*expected, 20)
-    ]
+    (decoding,) = seen
+    assert (decoding.num_beams, decoding.length_penalty, decoding.max_new_tokens) == (*expected, 20)

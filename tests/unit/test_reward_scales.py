@@ -2,7 +2,6 @@
 
 import random
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,8 @@ from rl_caption.scst.reward_scales import (
     weighted_variation,
 )
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
-from tests.training_for_tests import checked_run, run, scst_config, xe_config
 
 SAMPLING = Decoding(num_samples=3, with_greedy=False, max_new_tokens=8)
-HEADER = "reward: scales of the terms on"
 
 
 class Words:
@@ -142,29 +139,3 @@ def test_a_report_without_a_captioner_and_one_with_a_reference_that_cannot_be_sc
     *_, references, warned = scale_report(reward, rows, samples)
     assert "reward term 'words': 'a dog runs in the park' is too long" in references
     assert "in tiny (a weight of 1e+03 would make it equal)" in warned
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("start") / "xe"
-    checked_run(xe_config(folder, **{"train.max_steps": 2}), folder)
-    return folder / "export/best"
-
-
-def test_a_run_of_several_terms_begins_with_their_scales_a_resumed_one_does_not(start, tmp_path):
-    folder, alone = tmp_path / "run", tmp_path / "alone"
-    terms = {"cider": {"weight": 0.5}, "rouge_l": {"weight": 0.5}, "repetition": {"weight": 1e-4}}
-    options = {"reward.terms": terms, "reward.normalize": "per_term"}
-    ended = checked_run(scst_config(folder, start, **options, **{"train.max_steps": 2}), folder, "scst")
-    assert ended.output.count(HEADER) == 1
-    assert ended.output.index(HEADER) < ended.output.index("scst: ") < ended.output.index("step 1/2")
-    assert "reward signature: per_term(0.5*[" in ended.output
-    more = scst_config(folder, start, **options, **{"train.max_steps": 3, "run.resume": True})
-    one = scst_config(alone, start, **{"train.max_steps": 1})  # which has nothing to be compared with
-    for config, place, step in ((more, folder, "step 3/3"), (one, alone, "step 1/1")):
-        ended = checked_run(config, place, "scst")
-        assert step in ended.output
-        assert HEADER not in ended.output
-    ended = run(scst_config(folder, start, **{"reward.terms": terms, "train.max_steps": 4}), folder, "scst")
-    assert ended.code == 1
-    assert "reward.normalize: 'per_term' -> 'none'" in ended.output

@@ -39,12 +39,9 @@ def checkpoint(folder: Path, step: int) -> Path:
     return path
 
 
-def test_an_empty_folder_starts(tmp_path: Path) -> None:
+def test_an_empty_folder_starts_then_the_newest_checkpoint_is_found_and_leftovers_are_cleared(tmp_path: Path) -> None:
     for resume in ("auto", True, "true", False, "false"):
         assert find_checkpoint(config_of(tmp_path, resume)) is None
-
-
-def test_the_newest_checkpoint_is_found_and_leftovers_are_cleared(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     write_run_files(config, {})
     checkpoint(tmp_path, 9)
@@ -69,31 +66,20 @@ def test_where_all_checkpoints_are_damaged_a_run_starts_over_only_if_told_to(tmp
         assert part in str(raised.value)
 
 
-@pytest.mark.parametrize("resume", [False, "false"])
-def test_false_refuses_a_run(tmp_path: Path, resume: Any) -> None:
-    checkpoint(tmp_path, 3)
-    with pytest.raises(CheckpointError, match="already holds a run"):
-        find_checkpoint(config_of(tmp_path, resume))
-
-
-def test_auto_names_every_change_and_true_accepts_them(tmp_path: Path) -> None:
-    write_run_files(config_of(tmp_path), {})
-    newest = checkpoint(tmp_path, 3)
-    for resume in ("auto", True):
-        config = config_of(tmp_path, resume)
-        config.train.lr = 1.0
-        config.reward.terms["rouge_l"] = RewardTerm(weight=2.0)
-        if resume == "auto":
-            with pytest.raises(CheckpointError, match=r"reward\.terms\.rouge_l\.weight: None -> 2\.0.*train\.lr: "):
-                find_checkpoint(config)
-        else:
-            assert find_checkpoint(config) == newest
-
-
-def test_auto_refuses_where_the_configuration_is_lost(tmp_path: Path) -> None:
-    checkpoint(tmp_path, 3)
+def test_auto_refuses_another_configuration_true_accepts_it_and_false_refuses_any_run(tmp_path: Path) -> None:
+    newest, config = checkpoint(tmp_path, 3), config_of(tmp_path)
     with pytest.raises(CheckpointError, match=r"config\.yaml is missing"):
-        find_checkpoint(config_of(tmp_path))
+        find_checkpoint(config)
+    write_run_files(config, {})
+    config.train.lr = 1.0
+    config.reward.terms["rouge_l"] = RewardTerm(weight=2.0)
+    with pytest.raises(CheckpointError, match=r"reward\.terms\.rouge_l\.weight: None -> 2\.0.*train\.lr: "):
+        find_checkpoint(config)
+    config.run.resume = True
+    assert find_checkpoint(config) == newest
+    for resume in (False, "false"):
+        with pytest.raises(CheckpointError, match="already holds a run"):
+            find_checkpoint(config_of(tmp_path, resume))
 
 
 def test_a_path_is_taken_if_it_is_a_checkpoint(tmp_path: Path) -> None:
@@ -155,8 +141,6 @@ def test_lines_after_a_step_and_what_a_kill_cut_off_are_dropped(tmp_path: Path) 
         handle.write('{"step": 1, "te')
     drop_after(path, 2)
     assert steps(path) == [0, 1, 2, 2]
-    append_line(path, {"step": 3})
-    assert steps(path) == [0, 1, 2, 2, 3]
     drop_after(tmp_path / "samples.jsonl", 3)  # which is not there, and stays away
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
@@ -175,11 +159,8 @@ def test_a_line_of_metrics_is_written_and_summarised(tmp_path: Path, capsys: Any
     log.metrics(1, {"reward/total": 0.25, "hacking/duplicates": 0.5})
     log.samples(1, [{"image_id": "a", "samples": ["x"]}, {"image_id": "b", "samples": ["y"]}])
     log.close()
-    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {
-        "step": 1,
-        "reward/total": 0.25,
-        "hacking/duplicates": 0.5,
-    }
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"step": 1, "reward/total": 0.25, "hacking/duplicates": 0.5}
     assert [json.loads(line)["image_id"] for line in (tmp_path / "samples.jsonl").open()] == ["a", "b"]
     shown = capsys.readouterr().err
     assert "[scst] step 1/10  reward/total 0.25" in shown

@@ -203,9 +203,9 @@ def test_values_are_read_where_that_is_asked_for_and_then_remembered(tmp_path, m
 
 
 def test_normalised_boxes_by_hand() -> None:
-    boxes = np.array([[0, 0, 50, 20], [25, 10, 100, 40.5]], np.float32)
+    boxes = np.array([[0, 0, 50, 20], [25, 20, 100, 40.5]], np.float32)
     found = normalised_boxes(boxes, (100, 40), "here")
-    np.testing.assert_allclose(found, [[0, 0, 0.5, 0.5, 0.25], [0.25, 0.25, 1, 1, 0.5625]], rtol=1e-6)
+    np.testing.assert_allclose(found, [[0, 0, 0.5, 0.5, 0.25], [0.25, 0.5, 1, 1, 0.375]], rtol=1e-6)
     for wrong in ([[0, 0, 120, 20]], [[0, 0, 50, 44]], [[-3, 0, 50, 20]], [[50, 0, 50, 20]]):
         with pytest.raises(DataError, match=r"here: boxes\[0\] is .* expected x1 < x2 <= 100 and y1 < y2 <= 40"):
             normalised_boxes(np.array(wrong, np.float32), (100, 40), "here")

@@ -148,9 +148,9 @@ def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {image for image, _ in kept(tmp_path / "out")} == {"a.png", "c.png"}
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
+def test_wrong_settings_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl")
+    for changed, message in (
         ({"rules": {"word": [1, 2]}}, "rules.word is no measure"),
         ({"rules": {"words": [None, None]}}, "rules.words is"),
         ({"rules": {"text_overlap": [0, 0.5]}}, "needs text_column"),
@@ -158,44 +158,44 @@ def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ({"select": [Selection("length")]}, "select"),
         ({"select": [Selection("length", top=1, bottom=1)]}, "select"),
         ({"worker": "2/2"}, "worker is '2/2'"),
-    ],
-)
-def test_wrong_settings_are_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
-    path = write(tmp_path, "jsonl")
-    with pytest.raises(ConfigError, match=message):
-        curate(options(path, tmp_path / "out", **changed))
-    assert not (tmp_path / "out").exists()
+    ):
+        with pytest.raises(ConfigError, match=message):
+            curate(options(path, tmp_path / "out", **changed))
+        assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [('{"image": 3, "references": "x"}', "line 2: 'image' is 3"), ('{"image": "a", "references": 3}', "references"),
-     ("{", "line 2"), ("[]", "line 2")],
-)  # fmt: skip
-def test_wrong_rows_are_named(tmp_path: Path, line: str, message: str) -> None:
+def test_wrong_rows_are_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"image": "a.png", "references": "a dog"}\n' + line)
-    with pytest.raises(DataError, match=message):
-        curate(options(path, tmp_path / "out"))
+    for line, message in (
+        ('{"image": 3, "references": "x"}', "line 2: 'image' is 3"),
+        ('{"image": "a", "references": 3}', "line 2: 'references'"),
+        ("{", "line 2"),
+        ("[]", "line 2"),
+    ):
+        path.write_text('{"image": "a.png", "references": "a dog"}\n' + line)
+        with pytest.raises(DataError, match=message):
+            curate(options(path, tmp_path / "out"))
     path.write_text('{"image": "a.png", "text": "a dog"}\n')
     assert "kept" in curate(options(path, tmp_path / "out", caption_column="text")), "no part was made with others"
     with pytest.raises(DataError, match="no such file"):
         curate(options(tmp_path / "absent", tmp_path / "out"))
-    with pytest.raises(DataError, match="text_column is 'ocr': expected JSON lines or Parquet"):
+    with pytest.raises(DataError, match="text_column is 'ocr'"):
         curate(options(write(tmp_path, "json"), tmp_path / "out", text_column="ocr", rules={"text_overlap": [0, 0.5]}))
 
 
-@pytest.mark.parametrize(
-    ("measure", "caption", "expected"),
-    [
-        ("characters", "a dog.", 6), ("words", "A dog, running.", 3), ("capitalised", "A big Dog 3", 2 / 3),
-        ("capitalised", "3 4", 0.0), ("stop_words", "the dog is on a mat", 4),
-        ("stop_word_fraction", "the dog is on a mat", 4 / 6), ("actions", "a man is riding a horse", 1),
-        ("actions", "a nice morning", 0), ("complexity", "a brown dog runs in the grass", 3),
-    ],
-)  # fmt: skip
-def test_measures_by_hand(measure: str, caption: str, expected: float) -> None:
-    assert MEASURES[measure](caption) == pytest.approx(expected)
+def test_measures_by_hand() -> None:
+    for measure, caption, expected in (
+        ("characters", "a dog.", 6),
+        ("words", "A dog, running.", 3),
+        ("capitalised", "A big Dog 3", 2 / 3),
+        ("capitalised", "3 4", 0.0),
+        ("stop_words", "the dog is on a mat", 4),
+        ("stop_word_fraction", "the dog is on a mat", 4 / 6),
+        ("actions", "a man is riding a horse", 1),
+        ("actions", "a nice morning", 0),
+        ("complexity", "a brown dog runs in the grass", 3),
+    ):
+        assert MEASURES[measure](caption) == pytest.approx(expected), (measure, caption)
 
 
 def test_overlap_with_text_in_the_image_and_selection_by_hand() -> None:

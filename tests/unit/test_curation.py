@@ -10,12 +10,10 @@ import pytest
 from PIL import Image
 
 from rl_caption.config.programs import CurateConfig, Selection
-from rl_caption.data import curation
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.curation import MEASURES, best, first_of_equals, text_overlap
 from rl_caption.data.jsonl import JsonLinesData
-from rl_caption.data.parts import SETTINGS
 from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.programs.curate import curate
@@ -207,12 +205,3 @@ def test_overlap_with_text_in_the_image_and_selection_by_hand() -> None:
     assert best(np.ones(100, dtype=np.float32), 0.29).sum() == 29
     assert best(np.ones(3, dtype=np.float32), 0.9).sum() == 2, "rounded down"
     assert first_of_equals(np.array([5, 4, 5, 5], dtype=np.uint64)).tolist() == [True, True, False, False]
-
-
-def test_what_a_worker_leaves_to_others_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, parsed = write(tmp_path, "jsonl"), []
-    original = curation.parse_json
-    monkeypatch.setattr(curation, "parse_json", lambda raw, where: parsed.append(where) or original(raw, where))
-    curate(options(path, tmp_path / "out", worker="1/3"))
-    assert [where.rpartition(" ")[2] for where in parsed] == ["3", "4"]
-    assert SETTINGS in {file.name for file in (tmp_path / "out").iterdir()}

@@ -55,6 +55,7 @@ JUDGED = [
     ("a green circle right of a red circle", 5, 5, 5, 0, 8),
     ("a red circle to the right of a green circle", 4, 5, 4, 0, 10),
     ("a red circle above two blue stars", 6, 6, 6, 0, 7),
+    ("a red circle left of two blue stars", 5, 6, 5, 0, 8),  # of the second star alone
     ("two blue stars beneath a red circle", 6, 6, 6, 0, 7),
     ("a green circle above a red circle", 4, 5, 4, 0, 7),  # level, so neither above nor below
     ("above two blue stars is a red circle", 6, 6, 6, 0, 8),

@@ -62,9 +62,6 @@ def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> No
     assert "features" not in first
     assert image_paths(data) == [tmp_path / "images" / "7.jpg", tmp_path / "images" / "5.jpg"]
     assert image_paths(KarpathyData(path, image_root="/photos"), "test") == [Path("/photos/2.jpg")]
-
-
-def test_options_say_where_the_files_lie(tmp_path: Path) -> None:
     write(tmp_path, record(1, filepath="val2014", filename="a.b.tif"))
     for options, place in (
         ({}, "val2014/a.b.tif"),
@@ -72,7 +69,7 @@ def test_options_say_where_the_files_lie(tmp_path: Path) -> None:
         ({"image_extension": ".jpg"}, "val2014/a.b.jpg"),
     ):
         assert image_paths(KarpathyData(tmp_path, **options)) == [tmp_path / place]
-    with pytest.raises(DataError, match=r"image_extension is 'jpg'.*such as \.jpg"):
+    with pytest.raises(DataError, match=r"image_extension is 'jpg'"):
         KarpathyData(tmp_path, image_extension="jpg")
 
 
@@ -125,17 +122,6 @@ def explanation(data: KarpathyData) -> str:
     return next(line for line in str(caught.value).splitlines() if "missing images" in line)
 
 
-def test_missing_images_name_count_first_three_and_the_extension(tmp_path: Path) -> None:
-    write(tmp_path, *(record(number, filename=f"{number}.tif") for number in range(1, 6)))
-    for number in range(1, 6):
-        photo(tmp_path / "images" / f"{number}.jpg", number * 40)
-    line = explanation(KarpathyData(tmp_path, image_root="images"))
-    assert line.startswith("  - 5 missing images: ")
-    assert [f"{number}.tif" in line for number in range(1, 6)] == [True, True, True, False, False]
-    assert f"found {Path('images/1.jpg')}: set data.image_extension: .jpg (finds 5 of 5 images)" in line
-    assert check_data(KarpathyData(tmp_path, "images", image_extension=".jpg"), ["train"]).ok
-
-
 @pytest.mark.parametrize(
     ("place", "options", "expected"),
     [
@@ -159,6 +145,9 @@ def test_no_option_is_named_that_would_lose_more_than_it_finds(tmp_path: Path) -
         photo(tmp_path / name, shade)
     line = explanation(KarpathyData(tmp_path))
     assert ("1 missing images" in line, "complete the images" in line) == (True, True)
+    photo(tmp_path / "2.png", 100), (tmp_path / "2.jpg").unlink()
+    line = explanation(KarpathyData(tmp_path))
+    assert ("2 missing images" in line, "data.image_extension: .png (finds 2 of 3 images)" in line) == (True, True)
 
 
 def test_ucm_captions(shared_data: Path) -> None:

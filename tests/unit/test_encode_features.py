@@ -135,7 +135,7 @@ def test_a_killed_run_goes_on_and_images_are_added(tmp_path: Path, dataset: Path
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_features_of_another_encoder_are_refused(tmp_path: Path, dataset: Path, name: str) -> None:
+def test_features_of_another_or_an_unknown_encoder_are_refused(tmp_path: Path, dataset: Path, name: str) -> None:
     first, second = (save_vit(tmp_path / name, seed) for seed, name in enumerate(("first", "second")))
     out = tmp_path / name
     encode_features(first, out=out, **options(dataset))
@@ -147,28 +147,14 @@ def test_features_of_another_encoder_are_refused(tmp_path: Path, dataset: Path, 
     save_vit(tmp_path / "first", seed=2)  # other weights under the same name
     with pytest.raises(ConfigError, match="weights"):
         encode_features(first, out=out, **options(dataset))
-
-
-def test_features_of_unknown_origin_are_refused(tmp_path: Path, dataset: Path) -> None:
-    encode_features(OWN, out=tmp_path / "made", **options(dataset))
-    (tmp_path / "made/encoder.json").write_text("{")
-    with h5py.File(tmp_path / "other.h5", "w") as file:
-        file["10_grids"] = np.zeros((2, 2, 3))
-    (tmp_path / "damaged.h5").write_bytes(b"\x89HDF")
-    for name, error in (("made", ConfigError), ("other.h5", ConfigError), ("damaged.h5", DataError)):
-        with pytest.raises(error, match=name):
-            encode_features(OWN, out=tmp_path / name, **options(dataset))
-
-
-def test_a_bad_photo_is_named_before_anything_is_encoded(tmp_path: Path, dataset: Path) -> None:
-    out = tmp_path / "features"
-    damaged = dataset / "images/photo4.png"
-    damaged.write_bytes(damaged.read_bytes()[:200])
-    with pytest.raises(DataError, match=r"1 of 5 .*photo4\.png"):
-        encode_features(OWN, out=out, **options(dataset))
-    with pytest.raises(DataError, match=r"image_extension: \.png"):
-        encode_features(OWN, out=out, **options(dataset, image_extension=None))
-    assert not out.exists()
+    if out.is_dir():
+        (out / "encoder.json").write_text("{")
+    else:
+        out.unlink()
+        with h5py.File(out, "w") as file:
+            file["10_grids"] = np.zeros((2, 2, 3))
+    with pytest.raises(ConfigError, match=f"{name} does not say which encoder"):
+        encode_features(first, out=out, **options(dataset))
 
 
 def test_values_beyond_float16_are_named_and_written_as_float32(tmp_path: Path, dataset: Path) -> None:
@@ -196,11 +182,13 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path, monkeypatch
     twice.mkdir()
     for suffix in (".png", ".jpg"):
         noise_image(0).save(twice / f"a{suffix}")
+    (tmp_path / "damaged.h5").write_bytes(b"\x89HDF")
     bare: dict[str, Any] = {"image_root": None, "image_extension": None}
     for wrong, error, message in (
         ({"data": tmp_path / "empty"}, DataError, "image_root"),
         ({"data": tmp_path / "empty", **bare}, DataError, "empty"),
         ({"data": twice, **bare}, DataError, r"'a' is .*a\.jpg.*a\.png"),
+        ({"out": tmp_path / "damaged.h5"}, DataError, "damaged.h5"),
         ({"encoder": "torch.nn:Identity"}, ConfigError, "Identity"),
         ({"kwargs": {"gain": float("nan")}}, ConfigError, "nan"),
         ({"device": "cuda:99"}, ConfigError, "cuda:99"),
@@ -208,6 +196,13 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path, monkeypatch
     ):
         with pytest.raises(error, match=message):
             encode_features(**{"encoder": OWN, "out": tmp_path / "out", **options(dataset, **wrong)})
+    damaged = dataset / "images/photo4.png"
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"1 of 5 .*photo4\.png"):
+        encode_features(OWN, out=tmp_path / "out", **options(dataset))
+    with pytest.raises(DataError, match=r"image_extension: \.png"):
+        encode_features(OWN, out=tmp_path / "out", **options(dataset, image_extension=None))
+    assert not (tmp_path / "out").exists(), "found before anything is encoded"
     monkeypatch.setitem(sys.modules, "h5py", None)
     monkeypatch.setattr(module, "_encoded", None)  # it is missed before the work
     with pytest.raises(DataError, match="h5py"):

@@ -147,15 +147,7 @@ ROWS = [{"image_id": "a", "references": ["a dog"]}]
 PIXELS, IDS, MASK = torch.zeros(1, 3, 2, 2), torch.ones(1, 1, 4, dtype=torch.long), torch.ones(1, 1, 4) > 0
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        CaptionBatch(ROWS, {"pixel_values": PIXELS}),
-        CaptionBatch(ROWS, {"pixel_values": PIXELS}, IDS, MASK),
-        PairBatch(ROWS, {"image": PIXELS, "text": IDS[0]}, ["a dog"], {"triplet": MASK[0, 0]}),
-    ],
-)
-def test_the_loader_pins_every_tensor_of_a_batch(batch, monkeypatch):
+def test_the_loader_pins_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[Tensor] = []
 
     def pin(tensor: Tensor) -> Tensor:  # no GPU is needed
@@ -163,10 +155,16 @@ def test_the_loader_pins_every_tensor_of_a_batch(batch, monkeypatch):
         return pinned[-1]
 
     monkeypatch.setattr(Tensor, "pin_memory", pin)
-    found = pin_memory(batch)
-    assert type(found) is type(batch)
-    targets = [*found.targets.values()] if isinstance(found, PairBatch) else [found.targets, found.target_mask]
-    tensors = [tensor for tensor in (*found.inputs.values(), *targets) if tensor is not None]
-    assert len(tensors) == len(pinned)
-    assert all(any(tensor is one for one in pinned) for tensor in tensors)
-    assert found.rows is batch.rows
+    for batch in (
+        CaptionBatch(ROWS, {"pixel_values": PIXELS}),
+        CaptionBatch(ROWS, {"pixel_values": PIXELS}, IDS, MASK),
+        PairBatch(ROWS, {"image": PIXELS, "text": IDS[0]}, ["a dog"], {"triplet": MASK[0, 0]}),
+    ):
+        pinned.clear()
+        found = pin_memory(batch)
+        assert type(found) is type(batch)
+        targets = [*found.targets.values()] if isinstance(found, PairBatch) else [found.targets, found.target_mask]
+        tensors = [tensor for tensor in (*found.inputs.values(), *targets) if tensor is not None]
+        assert len(tensors) == len(pinned)
+        assert all(any(tensor is one for one in pinned) for tensor in tensors)
+        assert found.rows is batch.rows

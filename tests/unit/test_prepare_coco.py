@@ -42,7 +42,7 @@ def stamps(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "prepared.json"}
 
 
-def test_everything_at_once_and_a_second_time_nothing(downloads: Path, tmp_path: Path) -> None:
+def test_everything_at_once_and_a_second_time_nothing(downloads: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "coco"
     images, features = write_photos(tmp_path / "photos"), write_features(tmp_path / "regions", 8)
     options: dict[str, Any] = {"images": images, "features": features, "features_kwargs": {"dim": 8}, "df": True}
@@ -66,6 +66,12 @@ def test_everything_at_once_and_a_second_time_nothing(downloads: Path, tmp_path:
     frequencies = DocumentFrequencies.load(out / "document_frequencies.npz")
     assert (frequencies.documents, frequencies.eos, frequencies["<eos>",]) == (10, True, 10)
     assert frequencies["dog",] == 3, "images 0, 4, 8 of train and restval"
+
+    (tmp_path / "cli").mkdir()
+    downloads.rename(tmp_path / "cli" / "downloads")
+    assert prepare_coco.main(["--out", str(tmp_path / "cli")]) == 0
+    assert "test: 4 images, 20 captions" in capsys.readouterr().out
+    downloads = tmp_path / "cli" / "downloads"
 
     before = stamps(out)
     assert prepare(out, downloads, **options) == summary
@@ -153,12 +159,6 @@ def test_values_of_features_are_read_unless_it_is_to_be_fast(downloads: Path, tm
     assert data.split("test")[0]["features"].load(8).shape == (3, 8)
     with pytest.raises(DataError, match=r"1 missing or unusable features: .*image '105'.*features\[0, 0\] is inf"):
         prepare(tmp_path / "coco", downloads, **options)
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_downloads(tmp_path / "coco" / "downloads")
-    assert prepare_coco.main(["--out", str(tmp_path / "coco")]) == 0
-    assert "test: 4 images, 20 captions" in capsys.readouterr().out
 
 
 def test_the_counts_are_those_of_the_official_files() -> None:

@@ -295,7 +295,8 @@ def _check_leaks(
         first = {entry.split: entry for entry in reversed(group)}
         splits = list(dict.fromkeys(entry.split for entry in group))
         # A file that is in two splits is named as a file, and not once more as equal content.
-        same_file = kind == LEAKED_CONTENT and len({entry.path for entry in group}) == 1 and group[0].path is not None
+        files = {os.path.abspath(entry.path) if entry.path else None for entry in group}
+        same_file = kind == LEAKED_CONTENT and len(files) == 1 and None not in files
         if len(splits) < 2 or same_file:
             continue
         named = " = ".join(f"{split} {first[split].path or first[split].image_id!r}" for split in splits)

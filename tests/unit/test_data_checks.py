@@ -121,9 +121,9 @@ def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path: Pat
     (tmp_path / "sub").mkdir()
     data = dataset(train=train, val=val, test=test)
     report = both(data)
-    assert found(report)["image files in two splits"] == 3
-    offenders = [offender for problem in report.problems for offender in problem.offenders]
-    assert f"{str(tmp_path / '1.jpg')!r} in train and val and test" in offenders
+    kinds = ("images without references", "image ids in two splits", "image files in two splits")
+    assert found(report) == dict(zip(kinds, (1, 1, 3), strict=True)), "files, and not once more as equal images"
+    assert f"{str(tmp_path / '1.jpg')!r} in train and val and test" in report.problems[-1].offenders
     clean = report.filtered(data)
     kept = {split: ids(clean, split) for split in clean.splits}
     assert kept == {"train": ["0", "2", "3"], "val": ["5"], "test": ["6", "7", "test copy", "from val"]}

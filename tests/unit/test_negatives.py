@@ -20,8 +20,8 @@ CAPTIONS = ["Two brown dogs run in front of a small boy.", "a red ball under an 
 
 def edits(kind: str, caption: str, draws: int = 60) -> set[str | None]:
     """All that a rule makes of a caption, over random draws."""
-    pool = word_pool(CAPTIONS)
-    return {EDITS[kind](tagged(caption), pool, np.random.default_rng(seed)) for seed in range(draws)}
+    own, pool = tagged(caption), word_pool(CAPTIONS)
+    return {EDITS[kind](own, pool, np.random.default_rng(seed)) for seed in range(draws)}
 
 
 def test_rules_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""Rows, splits and images: what every data format provides and everything else consumes."""
+"""Rows, splits and images: the interface between the data formats and the rest of the package."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,54 +12,54 @@ from rl_caption.errors import UserError
 
 AnyRow = TypeVar("AnyRow", bound=Mapping[str, Any])
 SHOWN = 3
-"""Offenders that a message names."""
+"""How many offending rows or files an error message names."""
 ImageSize = tuple[float, float]
 """Width and height in pixels."""
 COLUMNS = ("references", "image_id", "image")
 """Columns of rows that rewards may use (``rewards.base.Reward``)."""
 BY_REFERENCE = ("negatives", "positive_images")
-"""Columns of rows with an entry for each reference, in their order."""
+"""Columns that hold one entry per reference, in the order of ``references``."""
 
 
 class DataError(UserError, ValueError):
-    """A dataset cannot be used as it is; the message names the file, the row, the value, and what would be right."""
+    """A dataset cannot be used as it is. The message names file, row and value, and says what is expected."""
 
 
 class Row(TypedDict):
     """One image with its captions."""
 
     image_id: str
-    """Different for all rows of a split."""
+    """Unique within a split."""
     image: NotRequired[ImageSource | Frames]
-    """A path, a PIL image, or an object that draws one; of a video its frames, a list or tuple of these. Absent only
-    where the data are captions alone (``data.format: captions``)."""
+    """A path, a PIL image, or an object with ``render()``; for a video, a list or tuple of frames, each one of these.
+    Absent only in datasets of captions without images (``data.format: captions``)."""
     references: list[str]
-    """Captions as people wrote them, untokenised. Empty only where captions are not known (inference), or the data are
-    images alone (``data.format: images``)."""
+    """Untokenised captions written by people. Empty only for inference, and in datasets of images without captions
+    (``data.format: images``)."""
     size: NotRequired[ImageSize]
-    """Width and height of the image in pixels, where the file says it."""
+    """Width and height of the image in pixels, where the dataset file has them."""
     prompt: NotRequired[str]
-    """What a caption of this image goes on from, where the data has prompts."""
+    """Text that the caption continues, where the data has prompts."""
     features: NotRequired[Any]
-    """The image's region features (``ImageFeatures``, or the path of their file), where the captioner reads those."""
+    """Region features of the image (``ImageFeatures``, or the path of their file), for captioners that read regions."""
     scene: NotRequired[Any]
-    """The generated scene behind the image, where the truth is known (``data.format: scenes``)."""
+    """The generated scene that the image shows (``data.format: scenes``)."""
     long_reference: NotRequired[str]
-    """One long description, where the data has one."""
+    """A detailed description of the image, where the data has one."""
     positive_captions: NotRequired[list[str]]
-    """Captions that were generated for the image."""
+    """True captions of the image that were generated, not written by people."""
     positive_images: NotRequired[list[ImageSource]]
-    """Images that were generated for the references, in their order."""
+    """Generated images, one per reference, in the order of ``references``."""
     negatives: NotRequired[list[list[str]]]
-    """False captions of the image, a list for each reference."""
+    """False captions (hard negatives) of the image, one list per reference."""
     target: NotRequired[float]
-    """What a text model learns to say of the one reference (``data.format: caption_targets``)."""
+    """Regression target of the single reference (``data.format: caption_targets``)."""
     short_references: NotRequired[list[str]]
-    """The captions that people wrote, where ``references`` is the long description (``data.long_captions``)."""
+    """The original ``references``, where the long description replaced them (``data.long_captions``)."""
 
 
 class DataModule(Protocol):
-    """A dataset with named splits. ``split`` is cheap: images are opened (or drawn) only when they are loaded."""
+    """A dataset with named splits. ``split`` is cheap: it does not open (or render) images."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -72,9 +72,9 @@ class DataModule(Protocol):
 
 
 class RowView(Sequence[Row]):
-    """Rows made of the items of another sequence, each when it is asked for.
+    """A lazy sequence of rows: ``make(index, item)`` turns an item of ``items`` into a row whenever it is accessed.
 
-    ``make`` is called with the index of an item and the item; ``indices`` are those to take, in order (None: all).
+    ``indices`` selects items, in this order (None: all).
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class RowView(Sequence[Row]):
 
 
 class Splits:
-    """Rows by split, a ``DataModule``; ``source`` is the file or folder that they come from, for messages."""
+    """A ``DataModule`` over rows by split. ``source`` is the file or folder that error messages name."""
 
     def __init__(self, rows: Mapping[str, Sequence[Row]], source: str | Path) -> None:
         self._rows, self._source = rows, source
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Names of the splits, ``train`` first."""
+        """Names of the splits."""
         return tuple(self._rows)
 
     def split(self, name: str) -> Sequence[Row]:
@@ -116,7 +116,7 @@ class Splits:
 
 
 def load_image(source: ImageSource | Frames) -> Image.Image:
-    """``rewards.images.open_image``; where that raises ``RewardError``, this raises ``DataError``."""
+    """Open an image with ``rewards.images.open_image``. Raises ``DataError`` instead of ``RewardError``."""
     try:
         return open_image(source)
     except RewardError as error:
@@ -124,9 +124,9 @@ def load_image(source: ImageSource | Frames) -> Image.Image:
 
 
 def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
-    """An image as a report shows it, at most ``side`` pixels wide and high; of a video its frames side by side.
+    """Shrink an image to at most ``side`` by ``side`` pixels; the frames of a video are put side by side.
 
-    Raises ``DataError`` as ``load_image``.
+    Raises ``DataError`` where the image cannot be opened.
     """
     frames = [load_image(frame) for frame in frames_of(source)]
     for frame in frames:
@@ -140,7 +140,7 @@ def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
 
 
 def with_references(row: AnyRow, chosen: Sequence[int]) -> AnyRow:
-    """A row with those of its references alone, by ascending index, and what goes with them (``BY_REFERENCE``)."""
+    """Copy a row with only the ``chosen`` references (ascending indices) and their entries in ``BY_REFERENCE``."""
     lists = {name: row[name] for name in ("references", *BY_REFERENCE) if isinstance(row.get(name), list)}
     made: Any = {**row, **{name: [own[index] for index in chosen if index < len(own)] for name, own in lists.items()}}
     return made  # type: ignore[no-any-return]
@@ -149,10 +149,10 @@ def with_references(row: AnyRow, chosen: Sequence[int]) -> AnyRow:
 def reward_inputs(
     rows: Sequence[Mapping[str, Any]], finished: Sequence[bool] | None = None
 ) -> tuple[list[str], dict[str, Any]]:
-    """N prompts and the columns for a call of a reward on N rows, one for each caption.
+    """Prompts and columns to call a reward with, for N captions and their N rows.
 
-    A prompt that is not there is "". Columns are those of ``COLUMNS`` that every row has, and ``finished``, whether
-    each caption ended with EOS, where it is given (left out, it means all).
+    A row without a prompt gets "". The columns are those of ``COLUMNS`` that all rows have, and ``finished`` where it
+    is given: whether each caption ended with EOS. Rewards take a missing ``finished`` to mean that all did.
     """
     columns: dict[str, Any] = {
         name: [row[name] for row in rows] for name in COLUMNS if all(name in row for row in rows)

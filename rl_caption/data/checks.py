@@ -1,4 +1,4 @@
-"""Checks of a whole dataset before any training: every problem at once, with counts and the first offenders."""
+"""Checks of a whole dataset before training, which report all problems at once, with counts and first offenders."""
 
 import os
 from collections import Counter
@@ -31,18 +31,19 @@ ADVICE = {
     (LEAKED_FILES := "image files in two splits"): _ONE_SPLIT,
     (LEAKED_CONTENT := "equal images in two splits"): _ONE_SPLIT,
 }
-"""Kind of problem -> what would be right, in the order of the report."""
+"""Kind of problem -> what to do about it, in the order of the report."""
 
 
 @dataclass
 class Problem:
-    """One kind of problem: how many rows (of empty captions, captions; of leakage, images), and the first ``SHOWN``."""
+    """One kind of problem: how many rows have it (captions, if these are empty; images, if leaked), and the first."""
 
     kind: str
     advice: str
-    """What would be right; may be empty."""
+    """What to do about it; may be empty."""
     count: int = 0
     offenders: list[str] = field(default_factory=list)
+    """The first ``SHOWN``."""
 
     def __str__(self) -> str:
         more = f", and {self.count - len(self.offenders)} more" if self.count > len(self.offenders) else ""
@@ -51,10 +52,10 @@ class Problem:
 
 
 class Findings(dict[str, Problem]):
-    """Problems by kind, as they are found."""
+    """Problems by kind."""
 
     def add(self, kind: str, offender: str, count: int = 1) -> None:
-        """Count more of a kind; the first offenders are named."""
+        """Count a problem of a kind, and remember the first offenders."""
         problem = self.setdefault(kind, Problem(kind, ADVICE.get(kind, "")))
         problem.count += count
         if len(problem.offenders) < SHOWN:
@@ -63,14 +64,14 @@ class Findings(dict[str, Problem]):
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What the checks found in some splits of a dataset, and which rows are good."""
+    """Problems found in the checked splits of a dataset, and the good rows."""
 
     rows: Mapping[str, int]
     problems: tuple[Problem, ...]
     kept: Mapping[str, Mapping[int, list[str] | None]]
-    """Per split, indices of the rows to keep, ascending; with the references of those that lost empty ones."""
+    """Split -> index of each row to keep, ascending -> its non-empty references, or None where all are good."""
     skips: bool
-    """Whether the bad rows are left out (``data.on_bad: skip``), which the text then says."""
+    """Whether bad rows are left out (``data.on_bad: skip``)."""
 
     @property
     def ok(self) -> bool:
@@ -90,7 +91,7 @@ class CheckReport:
         return "\n".join(lines)
 
     def filtered(self, data: DataModule) -> DataModule:
-        """``data``, which must be what was checked, with the good rows only; other splits stay as they are."""
+        """The checked dataset with its good rows only. Splits that were not checked stay as they are."""
         splits = {split: data.split(split) for split in data.splits}
         for split, kept in self.kept.items():
             if len(splits[split]) != self.rows[split]:
@@ -108,7 +109,7 @@ def _good(references: Mapping[int, list[str] | None], index: int, row: Row) -> R
 
 @dataclass(slots=True)
 class _Entry:
-    """What the checks remember of a row: no pixels, no captions."""
+    """What the checks remember of a row, without pixels and captions."""
 
     split: str
     index: int
@@ -117,7 +118,7 @@ class _Entry:
     content: str | None = None
     features: ImageFeatures | None = None
     references: list[str] | None = None
-    """The good ones, where some are empty."""
+    """The non-empty references, where some are empty."""
     bad: bool = False
 
     @property
@@ -136,26 +137,26 @@ def check_data(
     check_values: bool = False,
     needs: Collection[str] = ("image", "text"),
 ) -> CheckReport:
-    """Check some splits of a dataset: files, captions, ids, and images that are in two splits.
+    """Check splits of a dataset: image files, captions, ids, and leakage of images between splits.
 
-    Images that are drawn when needed have no file to check. Of region features only the header is read here, unless
-    ``check_values``; values are checked again when they are loaded.
+    Rendered images have no file to check. Region features are checked by their headers, with ``check_values`` also by
+    their values; loading checks values in any case.
 
     Args:
-        data: the dataset; where it has ``explain_missing(paths)``, the report has its advice about missing images.
-        splits: the splits that will be used; leakage is looked for between them.
-        on_bad: ``fail`` raises at the first problem, with the report of all; ``skip`` leaves the bad rows and the empty
-            captions out. An image in two splits stays in the evaluation split (test before val before train).
+        data: the dataset. If it has ``explain_missing(paths)``, the report contains its advice about missing images.
+        splits: the splits to check, also for images that several of them contain.
+        on_bad: ``fail`` raises if there is any problem; ``skip`` leaves out bad rows and empty captions. An image in
+            several splits then stays in the evaluation split (test before val before train).
         num_workers: threads that read files.
-        check_pixels: decode every image; False only looks whether the file exists, and cannot see equal images.
-        check_images: False where only features are read, and image files may be absent.
-        cache: a JSON file that remembers the good images, and next to it the good features, for the next run.
-        check_values: read the values of all region features: finite, and boxes in the image.
-        needs: what every row must have: an ``image``, a reference (``text``). What is there is checked all the same.
+        check_pixels: decode every image. False only checks that the file exists, and finds no equal images.
+        check_images: False where only features are read, so that image files may be absent.
+        cache: a JSON file that remembers good images for the next run (and, beside it, good features).
+        check_values: read the values of all region features: finite, and boxes inside the image.
+        needs: what every row must have: an ``image``, a reference (``text``). What is there is checked in any case.
 
     Raises:
-        DataError: ``fail`` and there is a problem, or ``skip`` and a split has no rows left; the message is the whole
-            report. Also an unknown split or ``on_bad``.
+        DataError: with ``fail`` there is a problem, or with ``skip`` a split has no rows left (the message is the
+            report); or a split or ``on_bad`` is unknown.
     """
     if on_bad not in ("fail", "skip"):
         raise DataError(f"data.on_bad is {on_bad!r}: expected fail or skip")
@@ -185,10 +186,10 @@ def check_data(
 def check_row_images(
     rows: Sequence[Row], needed_by: str, check_pixels: bool = True, cache: str | Path | None = None
 ) -> None:
-    """Check the image files of rows whose captioner reads features, where ``needed_by`` (in messages) looks at them.
+    """Check the image files of rows whose captioner reads features, but of which a reward reads the pixels.
 
-    ``check_pixels`` and ``cache`` are as for ``check_data``. Raises ``DataError`` with the count and the first
-    offenders.
+    ``needed_by`` names that reward in messages; ``check_pixels`` and ``cache`` are as for ``check_data``. Raises
+    ``DataError`` with the count and the first offenders.
     """
     files = [file for row in rows if (file := file_of(row["image"])) is not None]
     verdicts = check_image_files(files, check_pixels=check_pixels, cache=cache)
@@ -203,7 +204,7 @@ def check_row_images(
 def _read_split(
     data: DataModule, split: str, check_images: bool, needs: Collection[str], findings: Findings
 ) -> Iterator[_Entry]:
-    """Check the captions of every row, and remember what the other checks need."""
+    """Check ids, captions and in-memory images of a split; yield what the other checks need of each row."""
     for index, row in enumerate(progress(data.split(split), f"checking {split}", "row")):
         entry, source = _Entry(split, index, row["image_id"]), row.get("image")
         name = f"{split} image {entry.image_id!r}"
@@ -232,7 +233,7 @@ def _read_split(
 
 
 def _content(source: Any, check_images: bool) -> str | None:
-    """The hash of an image in memory. ``DataError`` or ``RewardError`` where a row's image, no file, cannot be used."""
+    """Check an image that is no file; return the hash of a PIL image. Raises ``DataError`` or ``RewardError``."""
     if isinstance(source, Image.Image):
         return pixel_hash(load_image(source)) if check_images else None
     if isinstance(source, list | tuple) and source:
@@ -243,14 +244,14 @@ def _content(source: Any, check_images: bool) -> str | None:
 
 
 def _has_tokens(caption: str) -> bool:
-    """Whether scorers see anything of a caption: of punctuation alone they do not."""
+    """Whether a caption has a token for the metrics, which drop punctuation."""
     return any(map(str.isalnum, caption)) or bool(tokenize(caption))
 
 
 def _check_files(
     entries: Sequence[_Entry], num_workers: int, check_pixels: bool, cache: str | Path | None, findings: Findings
 ) -> list[str]:
-    """Check the image files, give the entries the hash of their content, and return what is missing."""
+    """Check the image files, record the hashes of their content, and return the missing files."""
     own = [(entry, entry.file) for entry in entries if entry.file is not None]
     verdicts = check_image_files((file for _, file in own), num_workers, check_pixels, cache)
     missing = []
@@ -279,7 +280,7 @@ def _check_features(
 
 
 def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:
-    """Find ids that a split has twice; the first good row stays."""
+    """Find ids that occur several times in a split; the first good row stays."""
     for (split, image_id), group in _repeated(entries, lambda entry: (entry.split, entry.image_id)).items():
         findings.add(DUPLICATE_IDS, f"{split} image {image_id!r}, {len(group)} times", len(group) - 1)
         for entry in [entry for entry in group if not entry.bad][1:]:
@@ -289,12 +290,13 @@ def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:
 def _check_leaks(
     entries: Sequence[_Entry], kind: str, key: Callable[[_Entry], Hashable | None], findings: Findings
 ) -> None:
-    """Find what is in several splits; its rows in the most valuable split stay."""
+    """Find what several splits contain; only its rows in the most valuable split stay good."""
     for value, group in _repeated(entries, key).items():
         first = {entry.split: entry for entry in reversed(group)}
         splits = list(dict.fromkeys(entry.split for entry in group))
         # A file that is in two splits is named as a file, and not once more as equal content.
-        same_file = kind == LEAKED_CONTENT and len({entry.path for entry in group}) == 1 and group[0].path is not None
+        files = {os.path.abspath(entry.path) if entry.path else None for entry in group}
+        same_file = kind == LEAKED_CONTENT and len(files) == 1 and None not in files
         if len(splits) < 2 or same_file:
             continue
         named = " = ".join(f"{split} {first[split].path or first[split].image_id!r}" for split in splits)
@@ -306,14 +308,14 @@ def _check_leaks(
 
 
 def _value_of_split(split: str) -> int:
-    """Rank splits by the harm of losing a row: training data 0, validation 1, tests 2."""
+    """Rank of a split by the harm of losing a row: training data 0, validation 1, test 2."""
     if split.startswith("train") or split == "restval":
         return 0
     return 1 if split.startswith(("val", "dev")) else 2
 
 
 def _repeated(entries: Sequence[_Entry], key: Callable[[_Entry], Any]) -> dict[Any, list[_Entry]]:
-    """The entries whose key others have, too, by key."""
+    """Entries that share their key with another entry, by key."""
     counts, groups = Counter(map(key, entries)), dict[Any, list[_Entry]]()
     for entry in entries:
         value = key(entry)

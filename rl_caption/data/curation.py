@@ -1,4 +1,4 @@
-"""Which captions of a data set to keep: measures of captions, rows of large files as a stream, selection by scores."""
+"""Curation of captions: measures of captions, large files read row by row, and selection by scores."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.plain_files import check_text, parse_json, shown
 
 Item = dict[str, Any]
-"""A row of ``data.format: jsonl``, with whatever other columns it came with."""
+"""A row of ``data.format: jsonl``, with any further columns of its file."""
 SUFFIXES = (".jsonl", ".parquet", ".json")
 _MORE_STOP_WORDS = """
 i you he she it we they him her them us me there here by not no so such when how what all any both each more most other
@@ -49,7 +49,7 @@ def _classes(caption: str) -> list[tuple[str, str]]:
 
 
 def _words_of(classes: str, caption: str) -> float:
-    """Number of words of some classes, less auxiliary verbs."""
+    """Number of words of the given classes, without auxiliary verbs."""
     return sum(kind in classes and word not in _AUXILIARIES for word, kind in _classes(caption))
 
 
@@ -68,17 +68,18 @@ TEXT_OVERLAP = "text_overlap"
 
 
 def text_overlap(caption: str, text: str) -> float:
-    """Fraction of a caption's words that occur in a text, such as one that was read in the image; in [0, 1]."""
+    """Fraction of a caption's words that also occur in a text, such as one read in the image; in [0, 1]."""
     words, known = tokenize(caption), set(tokenize(text))
     return sum(word in known for word in words) / len(words) if words else 0.0
 
 
 @dataclass
 class Source:
-    """The files of a data set, read one row at a time; ``DataError`` where there is none, or one of another kind.
+    """A dataset to curate, read one row at a time. Raises ``DataError`` where no file can be read.
 
-    ``path`` is ``CurateConfig.data``; paths of images start from ``image_root``, relative to the folder of each file.
-    The columns are those of JSON lines and Parquet, ``text_column`` that of a text in the image, if any.
+    ``path`` is a file, or a folder of files, with a suffix among ``SUFFIXES``. Image paths start from ``image_root``,
+    itself relative to the folder of each file. The columns are those of JSON lines and Parquet; ``text_column`` holds
+    a text read in the image, if any.
     """
 
     path: Path
@@ -101,11 +102,10 @@ class Source:
         return sum(_count(file) for file in self.files)
 
     def rows(self, wanted: Callable[[int], bool] = lambda index: True) -> Iterator[tuple[int, Item]]:
-        """Yield index and row of the ``wanted`` ones: ``image_id``, ``image`` (its path), ``references``, and ``split``
-        where there is one. Other columns of JSON lines and Parquet stay.
+        """Yield index and row for the indices that are ``wanted``; others are not parsed.
 
-        Raises:
-            DataError: a row is wrong; the message names the file and the row.
+        Rows have ``image_id``, ``image`` (a path), ``references``, perhaps ``split``, and any other columns. Raises
+        ``DataError``, which names file and row, where a row is wrong.
         """
         first = 0
         for file in self.files:
@@ -151,7 +151,7 @@ def _count(file: Path) -> int:
 
 
 def _raw_rows(file: Path, image_root: str | None) -> Iterator[tuple[str, Any]]:
-    """Yield where a row stands, and the row: bytes of JSON, an object, or of a Karpathy JSON the row itself."""
+    """Yield the place of each row and the row: JSON bytes, an object (Parquet) or a finished row (Karpathy JSON)."""
     if file.suffix == ".parquet":
         with open_parquet(file) as content:
             rows = (row for batch in content.iter_batches(1024) for row in batch.to_pylist())
@@ -166,7 +166,7 @@ def _raw_rows(file: Path, image_root: str | None) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def open_parquet(file: Path) -> Iterator[Any]:
-    """A Parquet file, open for reading. Raises ``DataError`` where it is none, or pyarrow is not installed."""
+    """Open a Parquet file for reading. Raises ``DataError`` where it is none, or pyarrow is not installed."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -179,8 +179,8 @@ def open_parquet(file: Path) -> Iterator[Any]:
 
 
 def best(scores: NDArray[np.float32], count: float) -> NDArray[np.bool_]:
-    """Which of N scores are the highest: so many, or below 1 this fraction (rounded down). Of equals the first ones."""
-    # Of the decimal fraction as it is written: 0.29 * 100 is 28.999... in binary.
+    """Mask [N] of the highest scores: ``count`` of them, or below 1 that fraction, rounded down. Ties: the first."""
+    # The decimal fraction as written: in binary, 0.29 * 100 is 28.999...
     wanted = int(Fraction(str(count)) * len(scores) if count < 1 else count)
     chosen = np.zeros(len(scores), dtype=bool)
     chosen[np.argsort(-scores, kind="stable")[:wanted]] = True
@@ -188,7 +188,7 @@ def best(scores: NDArray[np.float32], count: float) -> NDArray[np.bool_]:
 
 
 def first_of_equals(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Which of N keys have no equal one before them."""
+    """Mask [N] of the keys that equal none before them."""
     first = np.zeros(len(keys), dtype=bool)
     first[np.unique(keys, return_index=True)[1]] = True
     return first

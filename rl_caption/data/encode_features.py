@@ -1,4 +1,4 @@
-"""Region features from a frozen image encoder: the grid [H, W, D] of every image of a dataset, or of a folder."""
+"""Encode images with a frozen image encoder and store their feature grids [H, W, D] as region features."""
 
 import json
 import logging
@@ -37,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 KEY = "{}_grids"
-"""Of an image's grid in an HDF5 file."""
+"""Key of an image's grid in an HDF5 file, by image id."""
 RECORD = "encoder.json"
-"""What made the features: a file in their folder. An HDF5 file has the same text as its attribute ``encoder``."""
+"""File, in the folder of the features, of the settings that made them; in HDF5 the attribute ``encoder``."""
 
 
 def encode_features(
@@ -58,11 +58,11 @@ def encode_features(
     augment: Sequence[str] = (),
     seed: int = 0,
 ) -> tuple[int, int]:
-    """Write the grid of every image; returns how many were written, and were there already.
+    """Write the grid of every image; returns how many were written and how many were there already.
 
-    Images are prepared as the encoder says, in their own mode, as for scores. What is there is kept, so that a run that
-    was interrupted goes on. An HDF5 file is written at the end, from the folder ``OUT.parts``, which is then removed:
-    one that a killed process was writing cannot be read.
+    Images are preprocessed as the encoder requires. Existing features are kept, so an interrupted run continues. An
+    HDF5 file is written at the end, from the folder ``OUT.parts``, which is then removed: HDF5 files that a killed
+    process was writing cannot be read.
 
     Args:
         encoder: see ``rewards.clip.pretrained``; ``kwargs`` are its arguments, where it is a class.
@@ -72,12 +72,13 @@ def encode_features(
         out: a folder, for ``ID.npz`` with the array ``features`` [H, W, D]; or an HDF5 file (``.h5``, ``.hdf5``), for
             the keys ``ID_grids``; in ``dtype``, ``float16`` or ``float32``.
         device: such as ``cuda:0``; None is a GPU where there is one.
-        augment: names of ``AUGMENTATIONS``: a random view of each image, by ``seed`` (``features_kwargs.views``).
+        augment: names of ``AUGMENTATIONS``: encode a random view of each image, drawn by ``seed``, for
+            ``features_kwargs.views``.
 
     Raises:
         ConfigError: the encoder or the device cannot be used, or ``out`` has features of another encoder.
-        DataError: images are missing or unreadable, the disk has too little space, or a value of a grid is not finite
-            or beyond ``dtype``; the first two are found before anything is encoded.
+        DataError: images are missing or unreadable, the disk has too little space (both found before anything is
+            encoded), or a value of a grid is not finite or beyond ``dtype``.
     """
     _check_options(batch_size, num_workers, augment)
     out = Path(out)
@@ -113,7 +114,7 @@ def _check_options(batch_size: int, num_workers: int, augment: Sequence[str]) ->
 
 
 def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What made the features as it is read back from a file: tuples are lists there."""
+    """Settings as they will be read back from JSON (tuples become lists)."""
     try:
         return dict(json.loads(json.dumps(record, allow_nan=False)))
     except (ValueError, TypeError) as error:
@@ -129,7 +130,7 @@ def _write_grids(
     batch_size: int,
     num_workers: int,
 ) -> None:
-    """Encode images into ``folder``; ``copied`` is how many an HDF5 file will hold besides."""
+    """Encode images into ``folder``; ``copied`` is the number of images that are then copied to an HDF5 file."""
     encoder, dtype = record["encoder"], record["dtype"]
     shape = _grid_shape(network, encoder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +149,7 @@ def _write_grids(
 def _images(
     path: Path, image_root: str | Path | None, image_extension: str | None, flatten: bool, splits: Sequence[str]
 ) -> tuple[dict[str, str], KarpathyData | None]:
-    """Image id -> file; and the dataset, where it is one."""
+    """Image id -> file, and the dataset if ``path`` is one (not a folder of images)."""
     dataset = None
     if path.is_dir() and not any(path.glob("dataset*.json")):
         if image_root is not None or image_extension is not None or flatten or splits:
@@ -183,7 +184,7 @@ def _load(encoder: str, kwargs: Mapping[str, Any], device: str | None) -> Any:
 
 
 def recorded(root: str | Path) -> dict[str, Any] | None:
-    """What made the features in a folder or an HDF5 file, as ``encode_features`` wrote it; None where none is."""
+    """The settings that ``encode_features`` recorded in a folder or HDF5 file of features, or None."""
     path = Path(root)
     if path.is_dir():
         with suppress(FileNotFoundError, ValueError):
@@ -195,7 +196,7 @@ def recorded(root: str | Path) -> dict[str, Any] | None:
 
 
 def made_by(root: str | Path, encoder: Any) -> bool:
-    """Whether features are recorded as those of an image encoder: of its weights and its preprocessing."""
+    """Whether features are recorded as made by an image encoder with the same weights and preprocessing."""
     found = recorded(root)
     if found is None or "augment" in found:
         return False
@@ -203,15 +204,15 @@ def made_by(root: str | Path, encoder: Any) -> bool:
 
 
 def _identity(network: Any) -> dict[str, Any]:
-    """What an encoder's features depend on, beside the image, as JSON has it."""
+    """What the features depend on beside the image, as JSON: preprocessing, and a hash of the weights."""
     preprocessing = json.loads(json.dumps(asdict(network.preprocessing)))
     return {"preprocessing": preprocessing, "weights": fingerprint(network.state_dict())}
 
 
 def _finished(path: Path, record: Mapping[str, Any]) -> set[str]:
-    """Ids of the images that have features in a folder or an HDF5 file; none where there is none.
+    """Ids of the images whose features a folder or HDF5 file holds (it may be missing).
 
-    Raises ``ConfigError`` unless these are the features that the encoder of ``record`` makes.
+    Raises ``ConfigError`` unless the settings of ``record`` made them.
     """
     names: set[str] = set()
     if path.is_dir():
@@ -242,7 +243,7 @@ def _check_images(paths: Sequence[str], dataset: KarpathyData | None, num_worker
 
 @torch.inference_mode()
 def _grid_shape(network: Any, encoder: str) -> tuple[int, ...]:
-    """H, W, D, found by a forward pass of a blank image."""
+    """H, W, D of the encoder's grids, from a forward pass of a blank image."""
     side, device = network.preprocessing.size, next(network.parameters()).device
     shape = tuple(network(torch.zeros(1, 3, side, side, device=device)).shape)
     if len(shape) != 4 or shape[0] != 1:
@@ -253,12 +254,12 @@ def _grid_shape(network: Any, encoder: str) -> tuple[int, ...]:
 def _encoded(
     network: Any, images: Mapping[str, str], batch_size: int, num_workers: int, view: Callable[..., Tensor]
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield the id and the grid [H, W, D] of every image; ``view`` makes one of its pixels and its id."""
+    """Yield id and grid [H, W, D] of every image; ``view(pixels, image_id=…)`` augments the pixels [3, S, S]."""
     names, device = list(images), next(network.parameters()).device
     batches = [names[first : first + batch_size] for first in range(0, len(names), batch_size)]
 
     def read(name: str) -> Tensor:
-        """Pixels [3, S, S] of a view of an image."""
+        """Preprocessed pixels [3, S, S]."""
         try:
             return view(pixels(images[name], network.preprocessing), image_id=name)
         except RewardError as error:
@@ -275,7 +276,7 @@ def _encoded(
 
 
 def _write_hdf5(path: Path, folder: Path, record: Mapping[str, Any]) -> None:
-    """Write what ``path`` has and what ``folder`` adds to it."""
+    """Write the HDF5 file anew: what it has already, and the features in ``folder``."""
     with atomic_write(path) as file, import_h5py(path).File(file.name, "w", locking=False) as made:
         if path.exists():
             with open_hdf5(path) as before:

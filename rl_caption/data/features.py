@@ -1,8 +1,7 @@
-"""Region features of an image, checked: for captioners that read a detector's regions, or a grid, instead of pixels.
+"""Region features, for captioners that read the regions of a detector, or a grid, instead of pixels.
 
-They lie in a store, a folder with one ``.npz`` or ``.npy`` file per image, or one HDF5 file for all, which reads arrays
-and their headers; ``ImageFeatures`` decides whether they are right. Stores are picklable and carry no open file to
-another process.
+A store (a folder with one ``.npz`` or ``.npy`` file per image, or one HDF5 file) reads arrays or their headers;
+``ImageFeatures`` checks them. Stores are picklable; an open file is not carried into another process.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ if TYPE_CHECKING:
     import torch
 
 LARGEST_SIDE = 1e9
-"""Pixels; no image has more."""
+"""Pixels of the side of an image; larger ones are taken for errors."""
 GEOMETRY = 5
-"""Values that a normalised box adds to a region."""
+"""Number of values that a normalised box adds to a region."""
 SUFFIXES = (".npz", ".npy")
 FEATURE_KEYS = ("features", "x", "feat")
 BOX_KEYS = ("boxes", "bbox")
 SIZE_KEYS = ("image_w", "image_h")
 HDF5_PATTERNS = ("{image_id}_features", "{image_id}_grids", "{image_id}/features", "{image_id}")
-"""Keys of an image's features in an HDF5 file, where no pattern is given: the first that fits an image."""
+"""Keys that are tried in an HDF5 file where no pattern is given; the first that any image has is used."""
 _BOXES_OF = {"{image_id}_features": "{image_id}_boxes", "{image_id}/features": "{image_id}/boxes"}
 
 
@@ -48,20 +47,21 @@ class FeatureOptions:
     """How features are stored and read (``data.features_kwargs``).
 
     Args:
-        dim: values of a stored region (2048 bottom-up, 2054 VinVL); None takes what the files have, all the same.
-        pattern: name of an image's file without extension, or key in the HDF5 file, made of ``{image_id}``,
-            ``{stem}`` (the image file's name without extension) and ``{folder}`` (the name of that file's folder);
+        dim: size of a stored region feature (2048 bottom-up, 2054 VinVL); None accepts any size that all files share.
+        pattern: name of an image's file without extension, or its key in the HDF5 file, made of ``{image_id}``,
+            ``{stem}`` (the image file's name without extension) and ``{folder}`` (the name of that file's folder).
             None is ``{image_id}``, and in HDF5 one of ``HDF5_PATTERNS``.
-        arrays: folder: arrays of the ``.npz`` to concatenate, such as ``[features, spatial_features]``; empty
+        arrays: folder only: arrays of the ``.npz`` to concatenate, such as ``[features, spatial_features]``; empty
             takes ``features``, ``x`` or ``feat``.
-        max_regions: regions after so many are left out, in the order of the file; None keeps all.
+        max_regions: keep at most so many regions, the first of the file; None keeps all.
         box_features: ``normalised`` adds (x1/w, y1/h, x2/w, y2/h, area/(w·h)) to every region, so that the captioner
             sees ``dim + 5`` values. It needs boxes in pixels, and the image's size: ``image_w`` and ``image_h`` in the
             ``.npz``, ``width`` and ``height`` in the Karpathy JSON, or the image file.
-        boxes_root: folder of the boxes, one ``.npy`` per image, where the features' files have none.
-        boxes_pattern: HDF5: key of an image's boxes.
-        views: further features of the training images, stored alike, which ``prepare_features --augment`` made of
-            random views. Training draws one of an image's 1 + V at each step; nothing else reads them.
+        boxes_root: folder only: where the boxes are, one ``.npy`` per image, if not in the features' files.
+        boxes_pattern: HDF5 only: key of an image's boxes.
+        views: roots of V further sets of features in the same layout, which ``prepare_features --augment`` made from
+            random views of the training images. Training draws one of an image's 1 + V at each step; nothing else
+            reads them.
     """
 
     dim: Annotated[int, Range(min=1)] | None = None
@@ -90,7 +90,7 @@ class FeatureOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> FeatureOptions:
-        """Options from a configuration. Raises ``DataError`` for a key or a value that there is not."""
+        """Options from a configuration. Raises ``DataError`` for an unknown key or a wrong value."""
         unknown = sorted(set(given or {}) - cls.__dataclass_fields__.keys())
         if unknown:
             raise DataError(f"features_kwargs has {unknown}: expected some of {[*cls.__dataclass_fields__]}")
@@ -98,7 +98,7 @@ class FeatureOptions:
 
 
 def named(pattern: str, row: Row) -> str:
-    """``pattern`` with ``{image_id}``, and ``{stem}`` and ``{folder}`` of the image's file, replaced."""
+    """Fill in ``{image_id}``, and ``{stem}`` and ``{folder}`` of the image's file."""
     image = row.get("image")
     file = Path(image if isinstance(image, str | Path) else "")
     for name, value in (("image_id", row["image_id"]), ("stem", file.stem), ("folder", file.parent.name)):
@@ -107,33 +107,33 @@ def named(pattern: str, row: Row) -> str:
 
 
 class Location(NamedTuple):
-    """The path of one image's arrays, or their key in the HDF5 file; and of its boxes, where they have their own."""
+    """Where the features of one image are, and its boxes if stored apart: paths, or keys in the HDF5 file."""
 
     features: str
     boxes: str | None = None
 
 
 class ArrayHeader(NamedTuple):
-    """What is known of an array that is not read."""
+    """Shape and type of an array that is not read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
 
 class Stored(NamedTuple):
-    """One image's arrays as they are stored, or their headers: whatever has ``shape`` and ``dtype``."""
+    """Arrays of one image as stored, or their headers: anything with ``shape`` and ``dtype``."""
 
     features: list[Any]
-    """Several are concatenated along the last axis."""
+    """To be concatenated along the last axis."""
     boxes: Any = None
-    """None where there are none, or they are not asked for."""
-    size: tuple[float, float] | None = None
-    """Width and height of the image in pixels, where the file says it."""
+    """None where there are none, or they are not needed."""
+    size: ImageSize | None = None
+    """Width and height of the image in pixels, where the file has them."""
 
 
 @contextmanager
 def _readable(where: str) -> Iterator[None]:
-    """Turn what damaged files raise into a ``DataError``."""
+    """Turn the exceptions that damaged files cause into a ``DataError``."""
     try:
         yield
     except DataError:
@@ -143,7 +143,7 @@ def _readable(where: str) -> Iterator[None]:
 
 
 class FeatureFolder:
-    """A folder with one file per image. ``DataError`` where there is none, or an option is for HDF5."""
+    """A folder with one file per image. Raises ``DataError`` where it is missing, or an option is for HDF5 only."""
 
     parallel = True
     """Whether several threads read faster than one."""
@@ -159,11 +159,11 @@ class FeatureFolder:
             raise DataError(f"{options.boxes_root!r} is not a folder: expected one .npy file of boxes per image")
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
-        """The file of each image, ``.npz`` before ``.npy``, whether or not there is one."""
+        """Paths for N rows, whether or not the files exist; ``.npz`` is preferred to ``.npy``."""
         listed = set(os.listdir(self.path)) if len(rows) > 1 else None
 
         def exists(file: str) -> bool:
-            """One listing answers for a whole dataset; names with a folder in them ask the file system."""
+            """List the folder once for a whole dataset; only names with a folder in them ask the file system."""
             return os.path.isfile(self.path / file) if listed is None or os.sep in file else file in listed
 
         found, boxes_root = [], self.options.boxes_root
@@ -174,7 +174,7 @@ class FeatureFolder:
         return found
 
     def read(self, location: Location, where: str, values: bool) -> Stored:
-        """Arrays, or without ``values`` their headers. Raises ``DataError`` where they are absent or unreadable."""
+        """Read the arrays, or without ``values`` only their headers. Raises ``DataError`` where this is impossible."""
         read = read_array if values else lambda file, size: ArrayHeader(*array_header(file, size))
         for path in location if self.options.with_boxes else location[:1]:
             if path is not None and not os.path.isfile(path):
@@ -213,7 +213,7 @@ class FeatureFolder:
             return Stored(features, boxes, (width, height))
 
     def stamp(self, location: Location) -> tuple[str, int, int] | None:
-        """Path, bytes and time of change of the files; None where one is not there."""
+        """Path, total bytes and latest modification time of the files; None where one is missing."""
         try:
             found = [os.stat(path) for path in location if path is not None]
         except OSError:
@@ -222,7 +222,7 @@ class FeatureFolder:
 
 
 def import_h5py(path: Path) -> Any:
-    """The module ``h5py``. Raises ``DataError`` where it is not installed."""
+    """Import ``h5py``. Raises ``DataError`` where it is not installed."""
     try:
         import h5py
     except ImportError as error:
@@ -231,7 +231,7 @@ def import_h5py(path: Path) -> Any:
 
 
 def open_hdf5(path: Path) -> Any:
-    """An HDF5 file, open for reading. Raises ``DataError`` where it is none, or h5py is not installed."""
+    """Open an HDF5 file for reading. Raises ``DataError`` where it is none, or h5py is not installed."""
     try:
         return import_h5py(path).File(path, "r", locking=False)
     except OSError as error:
@@ -239,9 +239,9 @@ def open_hdf5(path: Path) -> Any:
 
 
 class FeatureHdf5:
-    """One HDF5 file for all images, a dataset per image. ``DataError`` where an option is for a folder.
+    """One HDF5 file with a dataset per image. Raises ``DataError`` where an option is for a folder only.
 
-    The file is opened by the process that first reads from it, and not carried into another.
+    Each process opens the file for itself when it first reads from it.
     """
 
     parallel = False  # the HDF5 library reads one thing at a time
@@ -254,7 +254,7 @@ class FeatureHdf5:
         self._file()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the open file."""
+        """The state to pickle, without the open file."""
         return {**self.__dict__, "_opened": None}
 
     def _file(self) -> Any:
@@ -269,12 +269,12 @@ class FeatureHdf5:
         return self._opened[1]
 
     def _dataset(self, key: str | None) -> Any:
-        """The HDF5 dataset at ``key``, of which only the header is read until it is indexed; None where none is."""
+        """The HDF5 dataset at ``key`` (its values are read when it is indexed), or None."""
         found = None if key is None else self._file().get(key)
         return found if isinstance(found, import_h5py(self.path).Dataset) else None
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
-        """The keys of each image. ``DataError`` where no pattern was given, and none of the usual ones fits any."""
+        """Keys for N rows. Raises ``DataError`` where no pattern was given and no usual one fits any image."""
         usual = (key for row in rows for key in HDF5_PATTERNS if self._dataset(named(key, row)) is not None)
         pattern = self.options.pattern or next(usual, None)
         if pattern is None:
@@ -288,7 +288,7 @@ class FeatureHdf5:
         return [Location(named(pattern, row), None if boxes is None else named(boxes, row)) for row in rows]
 
     def read(self, location: Location, where: str, values: bool) -> Stored:
-        """As of a folder."""
+        """Read as ``FeatureFolder.read`` does."""
         with _readable(where):
             features = self._dataset(location.features)
             boxes = self._dataset(location.boxes) if self.options.with_boxes else None
@@ -302,22 +302,22 @@ class FeatureHdf5:
             return Stored([features[()]], None if boxes is None else boxes[()])
 
     def stamp(self, location: Location) -> tuple[str, int, int] | None:
-        """Path and key, bytes and time of change of the whole file."""
+        """Path and key, and bytes and modification time of the whole file."""
         status = os.stat(self.path)
         return f"{self.path}::{location.features}", status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """The features of one image, not yet read. Picklable; what a row has as ``features``."""
+    """Features of one image, read on demand and picklable: the ``features`` of a row."""
 
     store: FeatureFolder | FeatureHdf5
     location: Location
     image_id: str
     size: ImageSize | None = None
-    """Width and height of the image in pixels, where the dataset says it."""
+    """Width and height of the image in pixels, where the dataset has them."""
     image: str | None = None
-    """The image file, which is asked for the size where nothing else says it."""
+    """The image file, which is opened for its size where nothing else has it."""
     views: tuple[ImageFeatures, ...] = ()
     """Features of further views of the image."""
 
@@ -326,15 +326,15 @@ class ImageFeatures:
 
     @property
     def where(self) -> str:
-        """The name of these features in messages."""
+        """How error messages name these features."""
         inside = f"{self.store.path}, key " if isinstance(self.store, FeatureHdf5) else ""
         return f"features of image {self.image_id!r} ({inside}{self.location.features})"
 
     def load(self, dim: int | None = None) -> NDArray[np.float32]:
-        """Read the features: float32 [R, D]. Of D, ``dim``, boxes included, is expected; None takes any.
+        """Read the features, float32 [R, D]; ``dim`` is the expected D, box values included (None: any).
 
-        ``DataError`` where there are none, they are unreadable, a shape is wrong, or a value is not finite. An image
-        without features never becomes zeros or noise.
+        Raises ``DataError`` where they are missing or unreadable, or a shape is wrong, or a value is not finite.
+        Missing features are never replaced by zeros or noise.
         """
         where = self.where
         stored, width, size = self._read(True)
@@ -347,11 +347,11 @@ class ImageFeatures:
         return values[: self.store.options.max_regions]
 
     def check(self) -> int:
-        """Check shapes without reading the values: D as the captioner will see it. Raises ``DataError`` as ``load``."""
+        """Check the headers alone and return D as the captioner will see it. Raises ``DataError`` as ``load`` does."""
         return self._read(False)[1]
 
     def _read(self, values: bool) -> tuple[Stored, int, ImageSize | None]:
-        """Arrays or headers of checked shapes, D, and the image's size where boxes are part of it."""
+        """Arrays or headers, with their shapes checked; D; and the image's size where boxes are used."""
         where, options = self.where, self.store.options
         stored = self.store.read(self.location, where, values)
         shapes = [each.shape for each in stored.features]
@@ -381,10 +381,10 @@ class ImageFeatures:
 
 
 def features_of(rows: Sequence[Row], root: str | Path, options: FeatureOptions) -> list[ImageFeatures]:
-    """The features of every row (``image_id``, ``image``, maybe ``size``), not yet read, whether there or not.
+    """Features of N rows (``image_id``, ``image``, optionally ``size``), not yet read; they may turn out missing.
 
-    ``root`` is a folder, or an HDF5 file of any name. ``DataError`` where it is neither, it has features of no image at
-    all, or an option is of the other kind.
+    ``root`` is a folder, or an HDF5 file of any name. Raises ``DataError`` where it is neither, an HDF5 file has
+    features of none of the images, or an option is for the other kind of store.
     """
     path = Path(root)
     store = FeatureHdf5(path, options) if path.is_file() else FeatureFolder(path, options)
@@ -398,7 +398,7 @@ def features_of(rows: Sequence[Row], root: str | Path, options: FeatureOptions) 
 
 
 def as_image_features(features: Any, image_id: str) -> ImageFeatures:
-    """What a row has as ``features``, or the path of a ``.npz`` or ``.npy`` file. Raises ``DataError`` for others."""
+    """Accept a row's ``ImageFeatures``, or the path of their file (``.npz``, ``.npy``); else raise ``DataError``."""
     if isinstance(features, ImageFeatures):
         return features
     if not isinstance(features, str | Path):
@@ -408,9 +408,9 @@ def as_image_features(features: Any, image_id: str) -> ImageFeatures:
 
 
 def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tuple[int, int]:
-    """Number of regions R and of values D of an array [R, D], or of a grid [H, W, D], which is R = H·W regions.
+    """R and D of an array [R, D], or of a grid [H, W, D] with R = H·W.
 
-    ``DataError`` where the shape is another, there is no region, or these are not numbers.
+    Raises ``DataError`` for another shape, zero regions, or a type that is not numeric.
     """
     if dtype.kind not in "fiu":
         raise DataError(f"{where}: the array is {dtype}, expected numbers")
@@ -424,7 +424,7 @@ def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tupl
 
 
 def check_width(width: int, dim: int | None, shape: Sequence[int], where: str) -> None:
-    """Raise ``DataError`` unless a region has ``dim`` values (None: any number)."""
+    """Raise ``DataError`` unless ``width``, the size of a region feature, is ``dim`` (None: any)."""
     if dim is not None and width != dim:
         hint = "; a grid has its features in the last axis, [H, W, features]" if dim in tuple(shape)[:-1] else ""
         raise DataError(f"{where}: the shape is {list(shape)}, expected [regions, {dim}]{hint}")
@@ -437,7 +437,7 @@ def check_boxes(shape: Sequence[int], dtype: np.dtype, regions: int, where: str)
 
 
 def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
-    """``array`` [R, D] as float32. Raises ``DataError`` where a value is NaN, infinite, or beyond float32."""
+    """Convert ``array`` [R, D] to float32. Raises ``DataError`` for NaN, infinity, and values beyond float32."""
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the next line reports
         values = array.astype(np.float32)
     wrong = np.argwhere(~np.isfinite(values))
@@ -448,7 +448,7 @@ def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
 
 
 def as_stored(values: NDArray[np.float32], dtype: str, where: str) -> NDArray[Any]:
-    """Finite values as they are written, ``float32`` or ``float16``; ``DataError`` where one is beyond ``dtype``."""
+    """Convert finite values to ``dtype`` (``float32``, ``float16``). Raises ``DataError`` where one is beyond it."""
     with np.errstate(over="ignore"):  # what is beyond the type becomes inf, which the next line reports
         stored = values.astype(dtype)
     if not np.isfinite(stored).all():
@@ -459,8 +459,8 @@ def as_stored(values: NDArray[np.float32], dtype: str, where: str) -> NDArray[An
 def normalised_boxes(boxes: NDArray[np.float32], size: ImageSize, where: str) -> NDArray[np.float32]:
     """Boxes (x1, y1, x2, y2) [R, 4] in pixels to (x1/w, y1/h, x2/w, y2/h, area/(w·h)) [R, 5], each in [0, 1].
 
-    Up to one pixel beyond the image is taken for rounding and cut off. ``DataError`` where a box lies outside the image
-    or has no area, or all of them are in [0, 1], which is not pixels.
+    ``size`` is (w, h). Up to one pixel outside the image counts as rounding and is clipped. Raises ``DataError`` where
+    a box lies outside the image or has no area, or all boxes are in [0, 1], hence not in pixels.
     """
     width, height = size
     x1, y1, x2, y2 = boxes.T
@@ -481,7 +481,7 @@ def normalised_boxes(boxes: NDArray[np.float32], size: ImageSize, where: str) ->
 def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad the features [R_i, D] of B images to the largest number of regions R.
 
-    Returns features float32 [B, R, D], zero behind each image's regions, and mask bool [B, R], True on real regions.
+    Returns features float32 [B, R, D], padded with zeros, and mask bool [B, R], True for real regions.
     """
     import torch
 

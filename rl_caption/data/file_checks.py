@@ -1,4 +1,4 @@
-"""Are files of images and of region features there, and readable? In parallel, without holding their values."""
+"""Checks, in parallel, that files of images and region features exist and can be read."""
 
 import hashlib
 import json
@@ -29,29 +29,29 @@ T = TypeVar("T")
 R = TypeVar("R")
 _BLOCK = 4096
 _CACHED = "oriented images"
-"""Key of what a cache of images holds; another name whenever the hash of an image changes."""
+"""Key of the entries in an image cache; it gets another name whenever the hash of an image changes."""
 _LOG_SECONDS = 10.0
 
 
 class Verdict(NamedTuple):
-    """What is known of one image file."""
+    """Result of checking one image file."""
 
     content: str | None = None
-    """Hash of the decoded RGB pixels, the same for copies; None where they were not decoded."""
+    """Hash of the decoded RGB pixels, equal for copies of an image; None where the file was not decoded."""
     error: str | None = None
-    """Why the file cannot be used, with its name; None where it can."""
+    """Why the file cannot be used, including its name; None if it can."""
     missing: bool = False
 
 
 class ImageFile(NamedTuple):
-    """An image file; or a video, of which ``num_frames`` are read, which may be a folder of images."""
+    """An image file, or a video (a file, or a folder of images) of which ``num_frames`` frames are read."""
 
     path: str
     num_frames: int | None = None
 
 
 def file_of(source: Any) -> ImageFile | None:
-    """The file that is read for a row's ``image``; None where that is no file."""
+    """The file behind a row's ``image``; None where the image is in memory or rendered."""
     if isinstance(source, str | Path):
         return ImageFile(str(source))
     if isinstance(source, tuple) and source and isinstance(source[0], VideoFrame):
@@ -76,9 +76,9 @@ def check_image_files(
     Args:
         files: each is checked once.
         num_workers: threads; Pillow decodes outside the interpreter lock.
-        check_pixels: decode; False only looks whether the files exist.
-        cache: a JSON file that remembers the good files by path, size and time of change, so that a second run decodes
-            only what is new; folders of frames are not remembered. It is made if absent and made anew if unreadable.
+        check_pixels: decode every file; False only checks that it exists.
+        cache: a JSON file that remembers good files by path, size and modification time, so that the next run decodes
+            only what is new. Folders of frames are not remembered. A missing or damaged cache is made anew.
     """
     stored = {key: known for key, known in _read_cache(cache).items() if isinstance(known, dict)}
     stamps: dict[ImageFile, list[int]] = {}
@@ -129,12 +129,15 @@ def check_features(
     cache: str | Path | None = None,
     check_values: bool = False,
 ) -> list[str | None]:
-    """What is wrong with the features of each of N images, naming image, file and shape, or None.
+    """Check the region features of N images. Returns an error message (image, file, shape) or None for each.
 
-    Where most images have D features, another number is wrong. ``num_workers`` are threads, for a folder of files. Good
-    features are remembered next to ``cache``, that of good images, in ``NAME.features.json``, by path or key, size and
-    time of change. ``check_values`` reads the values, too: that they are finite, and boxes in the image; else headers
-    alone.
+    Args:
+        features: N features. All must have the feature size D of the majority.
+        num_workers: threads, used for a folder of files.
+        cache: the cache of ``check_image_files``. Good features are remembered beside it, in ``NAME.features.json``, by
+            path or HDF5 key, size and modification time.
+        check_values: read the values too: they must be finite, and boxes inside the image. Otherwise only array headers
+            are read.
     """
     memory = None if cache is None else Path(cache).with_suffix(".features.json")
     known, stamps = _read_cache(memory), [None if memory is None else _stamp(item) for item in features]
@@ -170,7 +173,7 @@ def _dim(item: ImageFeatures, check_values: bool) -> int | str:
 
 
 def _stamp(item: ImageFeatures) -> tuple[str, list[Any]] | None:
-    """A name of the features, and everything that the verdict depends on."""
+    """Name of the features, and everything that the result of their check depends on."""
     stamp = item.store.stamp(item.location)
     if stamp is None:
         return None
@@ -178,7 +181,7 @@ def _stamp(item: ImageFeatures) -> tuple[str, list[Any]] | None:
 
 
 def _read_cache(cache: str | Path | None) -> dict[str, Any]:
-    """What a cache holds; nothing where there is none, or it is damaged."""
+    """Content of a cache; empty where there is none or it is damaged."""
     try:
         return json_object(Path(cache).read_bytes(), "the cache") if cache is not None else {}
     except (OSError, DataError):
@@ -186,7 +189,7 @@ def _read_cache(cache: str | Path | None) -> dict[str, Any]:
 
 
 def in_parallel(function: Callable[[T], R], items: Sequence[T], num_workers: int, title: str) -> Iterator[R]:
-    """Yield ``function`` of every item, in order, from threads, with a progress bar or, off a terminal, log lines."""
+    """Yield ``function(item)`` for every item in order, computed by threads, with the display of ``progress``."""
     with ThreadPoolExecutor(max(1, num_workers)) as pool:
         blocks = (items[first : first + _BLOCK] for first in range(0, len(items), _BLOCK))
         results = (result for block in blocks for result in pool.map(function, block))
@@ -194,9 +197,9 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], num_workers: int
 
 
 def progress(items: Iterable[T], title: str, unit: str = "file", total: int | None = None) -> Iterator[T]:
-    """The items, in the main process with a bar after two seconds or, off a terminal, log lines.
+    """Yield the items and show progress in the main process: a bar after two seconds, or log lines without a terminal.
 
-    ``total`` is how many there are, by default their length; where that is unknown, no time left is shown.
+    ``total`` is the number of items, by default their length; while it is unknown, no remaining time is shown.
     """
     total = len(items) if total is None and isinstance(items, Sized) else total
     shows = os.environ.get("RANK", "0") == "0"

@@ -1,4 +1,4 @@
-"""Files of captions and of references, in the formats of the field. Ids are strings everywhere."""
+"""Reading and writing caption and reference files in the formats of the field. Image ids are always strings."""
 
 import gzip
 import json
@@ -24,18 +24,18 @@ class Captions(dict[str, str]):
     """Image id -> caption, in the order of the file."""
 
     by: IdKey = "image_id"
-    """The key by which the file names its images; references are found by the same one."""
+    """The key that identifies images in the file; references are looked up by the same key."""
 
 
 class References(dict[str, list[str]]):
-    """Image id -> captions that people wrote for it, in the order of the file; of some images there may be none."""
+    """Image id -> reference captions, in the order of the file. The list of an image may be empty."""
 
     elsewhere: frozenset[str] = frozenset()
-    """Ids of the images in other splits of the file than the one that was asked for."""
+    """Ids of images that the file has in other splits than the requested one."""
 
 
 class Record(NamedTuple):
-    """What a record of Karpathy JSON says of an image. What is absent and not needed is empty."""
+    """One image of a Karpathy JSON file. Fields that are absent and not required are empty."""
 
     split: str
     image_id: str
@@ -46,11 +46,17 @@ class Record(NamedTuple):
 
 
 def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
-    """Read one caption per image: COCO result format, ``[{"image_id": …, "caption": …}, …]``, or by ``image_name``.
+    """Read one caption per image from COCO result format, ``[{"image_id": …, "caption": …}, …]``.
 
-    ``path`` is the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``. ``allow_empty`` accepts captions without
-    a word, which a model may well produce. ``DataError``, with counts and the first offenders, where it is not such a
-    file, a key of an object or an image is there twice, or a caption is empty.
+    ``image_name`` may stand in place of ``image_id``.
+
+    Args:
+        path: the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``.
+        allow_empty: accept captions without a word, which a model may produce.
+
+    Raises:
+        DataError: another format, a repeated key or image, or an empty caption. The message has the count and the first
+            offenders.
     """
     captions, twice = Captions(), []
     for index, row in enumerate(_objects(_content(path), path)):
@@ -72,21 +78,21 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
 def read_references(
     path: str | Path, split: str | None = None, *, by: IdKey = "image_id", has_splits: bool = True
 ) -> References:
-    """Read the captions that people wrote for each image.
+    """Read the reference captions of each image.
 
-    The format is told by the content: ``{image_id: [str, …]}``; COCO annotations (``images`` and ``annotations``);
-    Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); or a list of ``{"image_id": …, "captions":
-    [str, …]}``.
+    The format is recognised by its content: ``{image_id: [str, …]}``; COCO annotations (``images`` and
+    ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); or a list of
+    ``{"image_id": …, "captions": [str, …]}``.
 
     Args:
         path: the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``.
         split: Karpathy JSON only: ``train`` (with ``restval``), ``val`` or ``test``; None takes all.
-        by: what the result's keys are. ``image_name`` is ``file_name`` in COCO annotations, ``filename`` in Karpathy
-            JSON, ``image_name`` in a list, and the key itself in ``{name: [str, …]}``.
-        has_splits: refuse a ``split`` of a file that has none; False takes all of such a file.
+        by: what identifies images in the result. ``image_name`` is ``file_name`` in COCO annotations, ``filename`` in
+            Karpathy JSON, ``image_name`` in a list, and the key itself in ``{name: [str, …]}``.
+        has_splits: whether a ``split`` of a file without splits is an error; with False, such a file is read whole.
 
     Raises:
-        DataError: no such format, a key or an image twice, an empty reference, or a split that is not there.
+        DataError: another format, a repeated key or image, an empty reference, or an unknown split.
     """
     content = _content(path)
     if isinstance(content, dict) and isinstance(content.get("images"), list) and "annotations" not in content:
@@ -119,12 +125,12 @@ def _karpathy_references(
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of a Karpathy JSON file. Raises ``DataError`` where one is wrong, or the file is not JSON."""
+    """Yield the records of a Karpathy JSON file. Raises ``DataError`` for a wrong record or file."""
     return karpathy_records(_content(path), path, ("split", "filename", "image_id"))
 
 
 def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> Iterator[Record]:
-    """Yield the records of Karpathy JSON; raise ``DataError`` where one is wrong, or lacks what is in ``needs``."""
+    """Yield the records of parsed Karpathy JSON. Raises ``DataError`` where one is wrong or lacks one of ``needs``."""
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise DataError(f"{path} has no list 'images': expected a JSON object with this list")
     for index, item in enumerate(_objects(content["images"], f"{path}, images")):
@@ -200,7 +206,7 @@ def _coco(content: Mapping[str, Any], path: str | Path, by: IdKey) -> Iterator[t
 def references_for(
     image_ids: Iterable[str], references: Mapping[str, Sequence[str]], source: str | Path
 ) -> list[list[str]]:
-    """The references of N images. ``DataError`` with the count and the first that ``references`` have none of."""
+    """The references of N images. Raises ``DataError``, with the count and the first ids, where images have none."""
     ids = list(image_ids)
     missing = [image_id for image_id in ids if image_id not in references]
     known = next(iter(references), "none")
@@ -211,10 +217,11 @@ def references_for(
 
 
 def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
-    """Find the file of each image in a folder and the folders below it.
+    """Find the file of each image in a folder, searched recursively.
 
-    An id names a file by its name, its stem, or, for a whole number, by the digits that its stem ends in (``391895`` is
-    ``COCO_val2014_000000391895.jpg``). ``DataError`` where there is no folder, or of an id no file or several.
+    An id is a file's name, its stem, or, for a whole number, the digits at the end of its stem (``391895`` is
+    ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where the folder is missing, or an id has no file or
+    several.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -234,7 +241,7 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
 
 
 def check_space(folder: str | Path, needed: float, dtype: str) -> None:
-    """Raise ``DataError`` where the disk of ``folder`` has less space than the ``needed`` bytes of features."""
+    """Raise ``DataError`` where the disk of ``folder`` has less free space than the ``needed`` bytes of features."""
     free = shutil.disk_usage(folder).free
     logger.info("%s: about %.1f GB will be written, %.1f GB are free", folder, max(needed, 0) / 1e9, free / 1e9)
     if needed > free:
@@ -243,23 +250,23 @@ def check_space(folder: str | Path, needed: float, dtype: str) -> None:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write JSON, whole or not at all (see ``write_text``); ``ValueError`` where a number is not finite."""
+    """Write JSON atomically (see ``write_text``). Raises ``ValueError`` for NaN and infinity."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_json_lines(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a line of JSON for each row, all or none (see ``write_text``)."""
+    """Write one line of JSON per row, atomically (see ``write_text``)."""
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write UTF-8 text, whole or not at all (``rewards.files.atomic_write``); an ``OSError`` names the file."""
+    """Write UTF-8 text atomically (``rewards.files.atomic_write``). An ``OSError`` names the file."""
     with atomic_write(path) as file:
         file.write(text.encode())
 
 
 def _content(path: str | Path) -> Any:
-    """The JSON value of a file or of a pipe, which can be read once; of gzip its content, whatever the file's name."""
+    """Parse the JSON of a file or pipe (read once); gzip is recognised by its content, not by the file's name."""
     try:
         if stat.S_ISFIFO(os.stat(path).st_mode) and not str(path).startswith(("/dev/", "/proc/")):
             raise DataError(f"{path} is a named pipe, which may have no writer: name a file, or pipe into /dev/stdin")

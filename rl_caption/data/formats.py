@@ -1,9 +1,9 @@
-"""Data formats by name, what those that read a file share, and long descriptions as captions.
+"""Data formats by name, and what formats that read a file share.
 
-A format of this package is a line in ``FORMATS``; one from outside needs no line: ``data.target`` is
-``package.module:Name``, a class or a function that makes a ``DataModule``. Its options are its parameters, their ranges
-stand in the annotations (``Annotated[int, Range(min=1)]``), and ``data.kwargs`` has their values; a parameter that is
-called like one of ``KEYS`` takes that key of ``data``.
+A format of this package is a line in ``FORMATS``. One from outside is named by ``data.target``
+(``package.module:Name``): a class or function that makes a ``DataModule``. Its parameters are its options, with ranges
+in their annotations (``Annotated[int, Range(min=1)]``); their values come from ``data.kwargs``, or, for parameters
+named like one of ``KEYS``, from that key of ``data``.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ STANDARD_SPLITS = ("train", "restval", "val", "test")
 
 
 def wrong_options(config: DataConfig, key: str = "data", required: bool = False) -> list[str]:
-    """What is wrong with the options that a format is given, a sentence each; ``ConfigError`` where there is no such
-    format.
+    """What is wrong with the options of a format, one sentence each. Raises ``ConfigError`` for an unknown format.
 
-    ``config`` is the section ``data`` of a configuration, ``key`` its key, and with ``required`` missing ones are
-    wrong.
+    ``config`` is the section ``data`` of a configuration, and ``key`` its dotted name. With ``required``, missing
+    options are wrong, too.
     """
     target, name = _target(config, key)
 
@@ -53,10 +52,11 @@ def wrong_options(config: DataConfig, key: str = "data", required: bool = False)
 
 
 def build_data(config: DataConfig) -> DataModule:
-    """The dataset that the section ``data`` of a configuration describes, unchecked.
+    """Build the dataset of the section ``data`` of a configuration; ``check_data`` is separate.
 
-    ``ConfigError`` where there is no such format, or it does not take an option, needs another, or refuses a value;
-    ``DataError`` where a file is missing or malformed.
+    Raises:
+        ConfigError: the format is unknown, or an option is unknown, missing or wrong.
+        DataError: a file is missing or malformed.
     """
     wrong = wrong_options(config, required=True)
     if wrong:
@@ -76,7 +76,7 @@ def build_data(config: DataConfig) -> DataModule:
 
 
 def _target(config: DataConfig, key: str) -> tuple[Any, str]:
-    """The class or function of a format, and its name for messages."""
+    """The class or function of a format, and its name in messages."""
     option, known = ("format", FORMATS) if config.target is None else ("target", None)
     name = getattr(config, option)
     return load_target(name, f"{key}.{option}", known), f"{key}.{option} {name}"
@@ -91,11 +91,10 @@ def _given(config: DataConfig) -> dict[str, Any]:
 def grouped_by_split(
     rows: Iterable[tuple[str, Row]], source: Path, max_images: Mapping[str, int] | None = None
 ) -> dict[str, list[Row]]:
-    """Group ``(split, row)`` pairs of ``source``; the standard splits come first, then the others in the order of the
-    file.
+    """Group ``(split, row)`` pairs of ``source``: first the standard splits, then others in the order of the file.
 
-    ``max_images`` keeps at most so many rows of a split, the first ones; splits that are not named stay whole.
-    ``DataError`` where there is no row, or ``max_images`` names an unknown split or a number below 1.
+    ``max_images`` limits the number of rows of a split; the first ones stay. Raises ``DataError`` where there is no
+    row, or ``max_images`` has an unknown split or a number below 1.
     """
     found: dict[str, list[Row]] = {}
     for split, row in rows:
@@ -114,10 +113,10 @@ def grouped_by_split(
 def add_features(
     rows: Mapping[str, list[Row]], root: str | Path | None, options: Mapping[str, Any] | None = None
 ) -> None:
-    """Give every row ``features``, its ``ImageFeatures`` under ``root``; nothing where ``root`` is None.
+    """Set ``features`` of every row to its ``ImageFeatures`` under ``root``; do nothing where ``root`` is None.
 
-    ``root`` is a folder or an HDF5 file, ``options`` arguments of ``FeatureOptions``. ``DataError`` where it is
-    neither, or there are options without a root, or wrong ones.
+    ``root`` is a folder or an HDF5 file, ``options`` are arguments of ``FeatureOptions``. Raises ``DataError`` for
+    another root, wrong options, or options without a root.
     """
     if root is None:
         if options:
@@ -129,13 +128,13 @@ def add_features(
 
 
 def mapped(data: DataModule, make: Callable[[str, int, Row], Row]) -> DataModule:
-    """A dataset of other rows, each made of split, index and row when it is asked for."""
+    """A dataset whose rows are ``make(split, index, row)``, applied when a row is accessed."""
     rows = {split: RowView(data.split(split), partial(make, split)) for split in data.splits}
     return Splits(rows, getattr(data, "path", "the data"))
 
 
 def _video(num_frames: int, split: str, index: int, row: Row) -> Row:
-    """A row whose image is ``num_frames`` frames of the video that its file is; ``DataError`` where it is no file."""
+    """Replace a row's video file by ``num_frames`` of its frames. Raises ``DataError`` where the image is no file."""
     if "image" not in row:
         return row
     if not isinstance(row["image"], str | Path):
@@ -147,9 +146,9 @@ def _video(num_frames: int, split: str, index: int, row: Row) -> Row:
 
 
 def _long(split: str, index: int, row: Row) -> Row:
-    """A row whose one reference is its long description, in place of ``short_references``.
+    """Make the long description of a row its only reference; the others become ``short_references``.
 
-    What goes with these (``BY_REFERENCE``) is left out. ``DataError`` where there is no long description.
+    Drops the columns ``BY_REFERENCE``. Raises ``DataError`` where there is no long description.
     """
     description = row.get("long_reference", "")
     if not description.strip():

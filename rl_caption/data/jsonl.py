@@ -1,4 +1,4 @@
-"""JSON lines: one image with its captions per line, the easiest format to write for one's own photos."""
+"""JSON lines, one image with its captions per line: the easiest format for one's own photos."""
 
 import difflib
 import os
@@ -30,18 +30,18 @@ class _Line(_Needed, total=False):
 class JsonLinesData(Splits):
     """A JSON lines file as a ``DataModule``.
 
-    Each line is an object with ``image`` (a path), ``references`` (a list of captions as people wrote them) and
-    optionally ``split`` (``"train"`` if absent), ``image_id`` (the image path as given if absent), ``prompt``,
-    ``long_reference``, ``positive_captions`` (generated for the image), ``positive_images`` (paths; generated for
-    the references, in their order) and ``negatives`` (false captions, a list for each reference). Other keys are
-    ignored, except a misspelling of one of these. Empty lines are skipped.
+    Each line is an object with ``image`` (a path), ``references`` (a list of captions) and optionally ``split``
+    (default ``"train"``), ``image_id`` (default: the image path as given), ``prompt``, ``long_reference``,
+    ``positive_captions`` (further true captions), ``positive_images`` (paths of generated images, one per reference)
+    and ``negatives`` (false captions, one list per reference). Other keys are ignored, unless they look like a
+    misspelling of one of these. Empty lines are skipped.
 
     Args:
         path: the file, UTF-8.
         image_root: the folder that relative image paths start from, itself relative to the file's folder; None is the
             file's folder.
         features_root: the folder, or the HDF5 file, of region features; rows then carry ``features``.
-        max_images: at most so many rows of a split, the first ones.
+        max_images: keep only the first rows of a split, such as ``{"train": 1000}``.
         features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``.
 
     Raises:
@@ -66,7 +66,7 @@ class JsonLinesData(Splits):
         super().__init__(rows, self.path)
 
     def explain_missing(self, missing: Sequence[str]) -> str:
-        """Say which option would find the image files that are ``missing``."""
+        """Say which option would find the ``missing`` image files."""
         if not self.image_root.is_dir():
             return f"{self.image_root} is not a folder: set data.image_root"
         return f"relative paths start from {self.image_root}: set data.image_root if that is not the folder"

@@ -15,7 +15,7 @@ _EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".JPG"
 
 
 class _Layout(NamedTuple):
-    """How a record's ``filepath`` and ``filename`` become a path; the fields are called like the options."""
+    """How ``filepath`` and ``filename`` of a record become a path; the fields are named like the options."""
 
     image_root: Path
     image_extension: str | None
@@ -31,22 +31,22 @@ class KarpathyData(Splits):
 
     A record's ``image_id`` is its ``cocoid``, or else its ``imgid``, as a string. Its references are the ``raw``
     sentences, or the joined ``tokens`` of a sentence without ``raw``. Its image is
-    ``image_root / filepath / filename``. Where the files lie differently an option says so; nothing is guessed.
+    ``image_root / filepath / filename``, unless an option says otherwise; nothing is guessed.
 
     Args:
         path: the JSON file, or a folder that holds exactly one ``dataset*.json``.
         image_root: the folder of the images, relative to the JSON file's folder; None is that folder itself.
         image_extension: replaces the extension of every ``filename``, such as ``.jpg`` where the JSON says ``.tif``.
         flatten: leave out ``filepath``: all images lie in ``image_root``.
-        restval_as_train: the split ``restval`` (the rest of COCO's validation images) counts as ``train``.
+        restval_as_train: add the split ``restval`` (the rest of COCO's validation images) to ``train``.
         features_root: the folder, or the HDF5 file, of region features; rows then carry ``features``.
-        max_images: at most so many rows of a split, the first ones, such as ``{"train": 1000}``.
+        max_images: keep only the first rows of a split, such as ``{"train": 1000}``.
         features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``. A record's ``width`` and
             ``height``, in pixels, are the image's size where boxes need it.
 
     Raises:
-        DataError: the file is missing, not Karpathy JSON, or an option is wrong. Images are not looked for here: that
-            is ``check_data``.
+        DataError: the file is missing or not Karpathy JSON, or an option is wrong. Images are checked by
+            ``check_data``, not here.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class KarpathyData(Splits):
             yield "train" if record.split == "restval" and restval_as_train else record.split, row
 
     def explain_missing(self, missing: Sequence[str]) -> str:
-        """Say which option would find the image files that are ``missing``.
+        """Say which options would find the ``missing`` image files.
 
-        Other folders, extensions and values of ``flatten`` are tried, first one of them, then several; they are named
-        only where more of the dataset's images are found with them than without.
+        Tries other folders, extensions and values of ``flatten``, as few changes as possible, and names those with
+        which more of the dataset's images are found than now.
         """
         now, folder = self._layout, self.path.parent
         files = {now.path(record.filepath, record.filename): record[2:4] for record in read_records(self.path)}

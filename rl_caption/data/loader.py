@@ -1,7 +1,7 @@
-"""Batches for training: which images belong to which step, random views of them, and what the captioner reads.
+"""Training batches: the order of the images, their augmentation, and collation for the captioner.
 
-The order of images and their views are pure functions of (seed, step), so that resuming, also on another number of
-processes, needs no state of a loader or sampler.
+Order and augmentation are pure functions of (seed, step), so that a run resumes, even with another number of processes,
+without any state of a loader or sampler.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ LARGEST_ANGLE = 10.0
 
 
 def step_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
-    """Rows of the global batch of optimizer step ``step`` (counted from 0).
+    """Row indices of the global batch of optimizer step ``step`` (counted from 0).
 
-    Epochs are independent permutations laid end to end, so every image is seen once an epoch and no image is dropped;
-    a batch may span two epochs.
+    Epochs are independent permutations, one after another: every image is seen once per epoch, none is dropped, and a
+    batch may span two epochs.
     """
     start = step * batch_size
     indices: list[int] = []
@@ -52,9 +52,10 @@ def step_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[i
 
 
 def row_generator(seed: int, step: int, key: str) -> np.random.Generator:
-    """Random numbers for one image at one step: a pure function of the three, by a counter-based generator.
+    """Random numbers for one image at one step, a pure function of the arguments.
 
-    Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") keyed by a hash.
+    The counter-based generator Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed by a
+    hash of the arguments.
     """
     digest = hashlib.blake2b(f"{seed}/{step}/{key}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
@@ -68,7 +69,7 @@ def _permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
 def micro_batches(
     num_rows: int, batch_size: int, micro_batch_size: int, rank: int, processes: int, seed: int, first_step: int
 ) -> Iterator[list[tuple[int, int]]]:
-    """(Row index, step) of the micro-batches of one process, step after step, without end.
+    """Yield the micro-batches of one process, as (row index, step) pairs, step after step without end.
 
     Each process takes ``batch_size / processes`` consecutive rows of the global batch and cuts them into micro-batches.
     """
@@ -80,7 +81,7 @@ def micro_batches(
 
 
 def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: int) -> int:
-    """Images of one forward pass of one process; ``ConfigError``, with what would work, where none fits."""
+    """Images per forward pass of one process. Raises ``ConfigError``, with sizes that work, where this one does not."""
     if batch_size % processes:
         raise ConfigError(f"train.batch_size {batch_size} is not a multiple of the {processes} processes")
     images = batch_size // processes
@@ -96,7 +97,7 @@ def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: i
 
 
 def draw_view(row: Row, seed: int, step: int) -> Row:
-    """The row with one of the stored views of its image's features, if it has any (``features_kwargs.views``)."""
+    """Draw one of the 1 + V stored views of the row's features (``features_kwargs.views``), if there are any."""
     views = getattr(row.get("features"), "views", ())
     if not views:
         return row
@@ -105,15 +106,19 @@ def draw_view(row: Row, seed: int, step: int) -> Row:
 
 
 def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id: str) -> Tensor:
-    """One random view of an image, ``pixels`` [3, S, S] or of any number of channels: a new tensor of the same shape.
+    """Augment an image, ``pixels`` [C, S, S] with any number of channels: returns a new tensor of the same shape.
 
-    A pure function of ``seed``, ``step`` and ``image_id``. ``names`` are among ``AUGMENTATIONS``: ``horizontal`` and
-    ``vertical`` mirror half of the images; ``transpose`` swaps the axes of half of them (with both mirrors: all eight
-    views of a square); ``crop`` cuts out a square of 0.75 to 1 of the side and scales it back (bilinear); ``shift``
-    moves the image by up to 1/8 of the side in each direction, ``rotate`` turns it by up to 10 degrees either way
-    (bilinear), and both repeat the edge where nothing was.
+    A pure function of the arguments. ``names`` are among ``AUGMENTATIONS``:
+
+    - ``horizontal``, ``vertical``: mirror with probability 1/2.
+    - ``transpose``: swap the axes with probability 1/2 (with both mirrors: all eight symmetries of a square).
+    - ``crop``: cut out a square of 0.75 to 1 of the side and scale it back (bilinear).
+    - ``shift``: move by up to 1/8 of the side in each direction.
+    - ``rotate``: turn by up to 10 degrees either way (bilinear).
+
+    Shifts and rotations fill with the nearest edge pixel.
     """
-    # Not the generator of ``scst.rollout.sampling_noise``: what is sampled would depend on the view that was drawn.
+    # Another key than that of ``scst.rollout.sampling_noise``: sampled captions must not depend on the augmentation.
     generator = row_generator(seed, step, f"augment/{image_id}")
     draws = dict(zip(("horizontal", "vertical", "transpose", "crop"), generator.random(4), strict=True))
     if "horizontal" in names and draws["horizontal"] < 0.5:
@@ -128,7 +133,7 @@ def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id
         top, left = generator.integers(0, side - size + 1, 2)
         window = pixels[None, :, top : top + size, left : left + size]
         pixels = torch.nn.functional.interpolate(window, (side, side), mode="bilinear", align_corners=False)[0]
-    # A generator of their own: the views of the others do not depend on whether these are asked for.
+    # A generator of their own, so that the other augmentations stay the same with and without these.
     further = row_generator(seed, step, f"shift and rotate/{image_id}").uniform(-1, 1, 3)
     if "shift" in names:
         pixels = _shifted(pixels, further[0], further[1])
@@ -138,7 +143,7 @@ def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id
 
 
 def _shifted(pixels: Tensor, down: float, right: float) -> Tensor:
-    """Move by an integer number of pixels; ``down`` and ``right`` in [-1, 1] are fractions of the largest shift."""
+    """Move by whole pixels; ``down`` and ``right`` in [-1, 1] are fractions of the largest shift."""
     side = pixels.shape[-1]
     largest = int(side * LARGEST_SHIFT)
     top, left = (largest - round(largest * fraction) for fraction in (down, right))
@@ -157,13 +162,15 @@ def _rotated(pixels: Tensor, angle: float) -> Tensor:
 
 
 class Collate:
-    """Rows to a ``CaptionBatch``, on the CPU.
+    """Collate rows to a ``CaptionBatch`` on the CPU.
 
-    ``captioner`` does the preprocessing and knows the tokens. References are targets of at most ``max_target_tokens``
-    tokens, EOS included (None: no targets); one step learns ``captions_per_image`` of an image, another choice at every
-    step (None: all). ``augmentations`` are names of ``augment``: another random view of an image at every step; only
-    views of which its captions stay true (aerial photos may be mirrored, scenes with a left and a right may not).
-    ``seed`` is that of these choices.
+    Args:
+        captioner: preprocesses the images and tokenises the references.
+        max_target_tokens: length limit of the targets made of the references, EOS included; None makes no targets.
+        captions_per_image: references per image and step, drawn anew at every step; None takes all.
+        augmentations: names of ``augment``, drawn anew at every step. Captions must stay true: aerial photos may be
+            mirrored, scenes with a left and a right may not.
+        seed: of the draws.
     """
 
     def __init__(
@@ -180,14 +187,14 @@ class Collate:
         self.max_target_tokens, self.captions_per_image = max_target_tokens, captions_per_image
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> CaptionBatch:
-        """Make a batch of (row, step) pairs."""
+        """Make a batch from (row, step) pairs."""
         rows = [row for row, _ in items]
         inputs = self.captioner.preprocess([draw_view(row, self.seed, step) for row, step in items])
         if self.augmentations and "pixel_values" in inputs:
             views = zip(inputs["pixel_values"], items, strict=True)
             inputs["pixel_values"] = torch.stack(
                 [
-                    # Frames of a video as channels: all of them are seen in the same view.
+                    # The frames of a video become channels, so that all are augmented alike.
                     augment(pixels.flatten(0, -3), self.augmentations, self.seed, step, row["image_id"]).view_as(pixels)
                     for pixels, (row, step) in views
                 ]
@@ -209,9 +216,10 @@ class Collate:
 def encode_targets(
     captioner: Captioner, references: list[list[str]], max_tokens: int, rows: Sequence[Row] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """References of B images to token ids [B, C, L] and the mask [B, C, L] of the tokens to learn.
+    """Encode the references of B images: token ids [B, C, L], and the mask [B, C, L] of the tokens to learn.
 
-    An image with fewer than C references has rows of padding only. ``rows`` [B] are where prompts come from.
+    C is the largest number of references of an image; shorter lists are filled with padding. ``rows`` [B] have the
+    prompts.
     """
     owners = rows if rows is not None else [None] * len(references)
     encoded = [captioner.encode(captions, max_tokens, row) for captions, row in zip(references, owners, strict=True)]
@@ -227,7 +235,7 @@ def encode_targets(
 
 
 class _Rows(Dataset):
-    """Rows addressed by (index, step), so that the collate function knows the step."""
+    """Rows indexed by (index, step), so that the collate function knows the step."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
@@ -245,13 +253,13 @@ def row_loader(
     order: Iterator[list[tuple[int, int]]],
     num_workers: int,
 ) -> DataLoader:
-    """A loader of what ``collate`` makes that follows ``order`` (micro-batches of (row index, step))."""
+    """A ``DataLoader`` over the micro-batches of (row index, step) in ``order``, collated by ``collate``."""
     return DataLoader(
         _Rows(rows),
         batch_sampler=order,
         collate_fn=collate,
         num_workers=num_workers,
-        # A generator of its own: otherwise every new iterator would draw from, and so shift, the global random state.
+        # A generator of its own: otherwise every new iterator would advance the global random state.
         generator=torch.Generator(),
         persistent_workers=False,
         worker_init_fn=_leave_signals_to_the_training if num_workers else None,
@@ -260,6 +268,6 @@ def row_loader(
 
 
 def _leave_signals_to_the_training(worker: int) -> None:
-    """A signal to the whole job must not take the workers away from a training that still saves; they end with it."""
+    """Ignore stop signals in workers: a signal to the whole job must not end them while the training still saves."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

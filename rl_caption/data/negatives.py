@@ -1,7 +1,7 @@
-"""Hard negatives of captions: false captions one edit away, made by rules from part-of-speech tags.
+"""Hard negatives: false captions one edit away from a true one, made by rules over part-of-speech tags.
 
 The edits are those of SugarCrepe (Hsieh et al. 2023: replace, swap, add) and of ARO's order task (Yuksekgonul et al.
-2023). A rule does not look at the image: now and then its caption is true all the same. Of generated scenes
+2023). Rules do not see the image, so some of the captions are true nevertheless. For generated scenes,
 ``rl_caption.data.scenes.negatives`` makes exact ones.
 """
 
@@ -25,9 +25,9 @@ OPPOSITES = (
     *(("in front of", "behind"), ("on top of", "underneath"), ("up", "down")),
     *(("with", "without"), ("near", "far from")),
 )
-"""Relations that exclude each other, either way."""
+"""Pairs of relations that exclude each other."""
 POOLED = 20_000
-"""Captions that new words are drawn from: about a minute of tagging."""
+"""Largest number of captions that new words are drawn from: about a minute of tagging."""
 _OPPOSITE = dict(OPPOSITES) | {second: first for first, second in OPPOSITES}
 _RELATIONS = sorted(_OPPOSITE, key=len, reverse=True)
 _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
@@ -36,38 +36,38 @@ _NO_ATTRIBUTES = frozenset(
 )
 _IRREGULAR_PLURALS = frozenset(["people", "men", "women", "children", "feet", "teeth", "geese", "mice", "police"])
 _NOT_SWAPPED = frozenset(["front", "top", "left", "right", "side", "middle", "background", "foreground", "picture"])
-"""Nouns that are parts of a relation."""
+"""Nouns that are parts of relations, such as "in front of"."""
 
 
 class NegativeSource(Protocol):
-    """Where hard negatives come from: rules, a language model, a column of the data."""
+    """A source of hard negatives: rules, a language model, a column of the data."""
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
-        """Pairs (kind, caption), in the order in which they are wanted; a pure function of the arguments."""
+        """Return pairs (kind, false caption), the preferred ones first; a pure function of the arguments."""
         ...
 
 
 class PositiveSource(Protocol):
-    """Where paraphrases of a caption come from: the generated world, a column of the data, a language model."""
+    """A source of paraphrases: the generated world, a column of the data, a language model."""
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
-        """Captions, in the order in which they are wanted, perhaps none; a pure function of the arguments."""
+        """Return captions, possibly none, the preferred ones first; a pure function of the arguments."""
         ...
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """A caption as words, each with the letter of its ``word_class``; nouns are N, adjectives J, prepositions I."""
+    """Words of a caption, each with its ``word_class``: N noun, J adjective, I preposition, ..."""
 
     words: tuple[str, ...]
     classes: tuple[str, ...]
 
     def of(self, letter: str) -> list[int]:
-        """Positions of the words of a class."""
+        """Positions of the words of one class."""
         return [at for at, own in enumerate(self.classes) if own == letter]
 
     def replaced(self, edits: Mapping[int, str]) -> str:
-        """The caption with other words at some positions."""
+        """The caption with the words at some positions replaced; articles are made to agree."""
         words = [edits.get(at, word) for at, word in enumerate(self.words)]
         # "a" and "an" agree with the word after them, so that grammar does not give the negative away.
         for at in range(len(words) - 1):
@@ -82,20 +82,20 @@ def _joined(words: Iterable[str]) -> str:
 
 
 Pool = Mapping[str, tuple[Sequence[str], np.ndarray]]
-"""Word class -> the words of a data set, and the cumulative share of each."""
+"""Word class -> words of a dataset, and their cumulative relative frequencies."""
 
 
 def tagged(caption: str) -> Tagged:
-    """Words and their classes by ``default_tagger``; verbs that follow an article count as nouns."""
+    """Tag a caption by ``default_tagger``; verbs after an article count as nouns."""
     words = tuple(_WORD.findall(caption))
     tags = default_tagger()([words])[0] if words else []
     return Tagged(words, tuple(word_class(tag) for tag in tags))
 
 
 def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]]:
-    """Nouns and adjectives of captions, each with the cumulative share of its occurrences.
+    """Nouns and adjectives of captions, with the cumulative relative frequencies from which they are drawn.
 
-    Of more than ``POOLED`` captions, so many at equal distances are read.
+    Of more than ``POOLED`` captions, an evenly spaced subset is read.
     """
     chosen = captions[:: max(1, len(captions) // POOLED)]
     counts: dict[str, Counter[str]] = {"N": Counter(), "J": Counter()}
@@ -119,9 +119,9 @@ def _is_plural(noun: str) -> bool:
 def _drawn(
     pool: Pool, letter: str, known: set[str], generator: np.random.Generator, plural: bool | None = None
 ) -> str | None:
-    """A word of a class, by its frequency, that is not among ``known``; None where ten draws find none.
+    """Draw a word of a class by frequency, not among ``known``; None after ten failed draws.
 
-    ``plural`` of a noun: True or False where it has to be one or not.
+    ``plural`` restricts nouns to plurals (True) or singulars (False).
     """
     words, shares = pool[letter]
     for _ in range(10 if words else 0):
@@ -133,7 +133,7 @@ def _drawn(
 
 def _replace_word(letter: str) -> Edit:
     def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-        """Another word of the same class for one of them."""
+        """Replace one word by another of its class."""
         positions = [at for at in caption.of(letter) if caption.words[at].lower() not in _NOT_SWAPPED]
         if not positions:
             return None
@@ -163,7 +163,7 @@ def _replace_relation(caption: Tagged, pool: Pool, generator: np.random.Generato
 
 
 def _replace_count(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-    # A noun after "one" would have to become a plural.
+    # Not "one": the noun after it would have to become plural.
     positions = [at for at, word in enumerate(caption.words) if word.lower() in NUMBERS[1:]]
     if not positions:
         return None
@@ -180,7 +180,7 @@ def _swap(letter: str) -> Edit:
             (first, second)
             for index, first in enumerate(positions)
             for second in positions[index + 1 :]
-            # Neighbours are one noun phrase ("tennis ball"), or describe one noun ("black and white").
+            # Words without others between them form one phrase ("tennis ball", "black and white").
             if caption.words[first].lower() != caption.words[second].lower()
             and any(caption.classes[at] not in "NJC" for at in range(first + 1, second))
         ]
@@ -213,7 +213,7 @@ def _add_attribute(caption: Tagged, pool: Pool, generator: np.random.Generator) 
 
 
 def _shuffle(chosen: Callable[[str], bool]) -> Edit:
-    """Shuffle the words whose class is ``chosen`` among their positions."""
+    """An edit that shuffles the words of the ``chosen`` classes among their positions."""
 
     def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
         positions = [at for at, letter in enumerate(caption.classes) if caption.words[at].isalnum() and chosen(letter)]
@@ -225,7 +225,7 @@ def _shuffle(chosen: Callable[[str], bool]) -> Edit:
 
 
 def _shuffle_trigrams(within: bool) -> Edit:
-    """Of the words, less punctuation, three at a time, shuffle the triples, or ``within`` each its words."""
+    """An edit that cuts the words into triples and shuffles these, or the words ``within`` each; drops punctuation."""
 
     def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
         words = [word for word in caption.words if word[0].isalnum()]
@@ -238,7 +238,7 @@ def _shuffle_trigrams(within: bool) -> Edit:
 
 
 def _like(word: str, original: str) -> str:
-    """``word`` with a capital where ``original`` has one."""
+    """``word`` with the capitalisation of ``original``."""
     return word.capitalize() if original[:1].isupper() else word.lower() if word.istitle() else word
 
 
@@ -265,9 +265,9 @@ EDITS: dict[str, Edit] = {
 class RuleNegatives:
     """Hard negatives by rules, a ``NegativeSource``.
 
-    Objects and attributes that are not in a caption are drawn from ``captions``, by frequency. ``kinds`` are names of
-    ``EDITS``, None takes all; each caption gets those that apply, in random order. ``ValueError`` where a kind is
-    unknown, ``RewardError`` where the package ``textblob`` is not installed.
+    New objects and attributes are drawn from ``captions``, by frequency. ``kinds`` are names of ``EDITS`` (None: all);
+    each caption gets those that apply, in random order. Raises ``ValueError`` for an unknown kind, and ``RewardError``
+    where the package ``textblob`` is not installed.
     """
 
     captions: Sequence[str]
@@ -281,7 +281,7 @@ class RuleNegatives:
         self.pool = word_pool(self.captions)
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
-        """False captions, none equal to a reference of the row but for case and spaces."""
+        """False captions; none equals a reference of the row up to case and white space."""
         own, kinds = tagged(caption), list(self.kinds or EDITS)
         known = {_plain(text) for text in (*row["references"], caption)}
         found = []
@@ -298,10 +298,10 @@ def _plain(caption: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNegatives:
-    """Hard negatives that the data bring, a ``NegativeSource``: the column ``negatives``, a list for each reference."""
+    """Hard negatives of the dataset itself, a ``NegativeSource``: the column ``negatives``, one list per reference."""
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
-        """Those of the reference, in random order. Raises ``DataError`` where the row has none for it."""
+        """The negatives of the reference, in random order. Raises ``DataError`` where the row has none for it."""
         given = row.get("negatives")
         if given is None or caption not in row["references"]:
             raise DataError(f"image {row['image_id']!r} has no negatives for {caption!r}: expected that column")
@@ -311,10 +311,10 @@ class ColumnNegatives:
 
 @dataclass(frozen=True)
 class ColumnPositives:
-    """True captions that the data bring, a ``PositiveSource``: the column ``positive_captions``."""
+    """Paraphrases of the dataset itself, a ``PositiveSource``: the column ``positive_captions``."""
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
-        """Those of the row, in random order. Raises ``DataError`` where it has none."""
+        """The positives of the row, in random order. Raises ``DataError`` where it has none."""
         own = row.get("positive_captions")
         if not own:
             raise DataError(f"image {row['image_id']!r} has no positive_captions: expected that column")

@@ -1,4 +1,4 @@
-"""Programs that work part by part: which parts are whose, and that all of them are made by the same settings."""
+"""Programs that work in parts: distribution of the parts over workers, and a check that settings stay the same."""
 
 import json
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from rl_caption.data.files import write_json
 from rl_caption.errors import ConfigError
 
 SETTINGS = "parts.json"
-"""What the parts in a folder were made by."""
+"""File of the settings that made the parts in a folder."""
 
 
 def own_parts(worker: str | None, total: int) -> range:
-    """The parts, of ``total``, that a worker ``K/N`` makes; all of them for None. Raises ``ConfigError`` for others."""
+    """Indices, below ``total``, of the parts of worker ``K/N`` (None: all). Raises ``ConfigError`` for other text."""
     if worker is None:
         return range(total)
     first, _, step = worker.partition("/")
@@ -23,7 +23,7 @@ def own_parts(worker: str | None, total: int) -> range:
 
 
 def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
-    """Write what the parts in ``out`` are made by, as JSON; ``ConfigError`` where others made those that are there."""
+    """Record the settings of the parts in ``out``. Raises ``ConfigError`` where existing parts have others."""
     file = out / SETTINGS
     if file.exists() and any(path.is_file() and path != file for path in out.rglob("*")):
         found = json.loads(file.read_text())

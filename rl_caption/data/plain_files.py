@@ -1,4 +1,4 @@
-"""JSON and YAML of unknown origin: whatever is wrong is one error that names the file and the key."""
+"""Readers of JSON and YAML of unknown origin, whose errors name the file and the key."""
 
 import hashlib
 import json
@@ -30,10 +30,14 @@ def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def parse_json(
     content: bytes | str, where: str | Path, error: type[Exception] = DataError, drop_tokens: bool = False
 ) -> Any:
-    """The value of JSON text in UTF-8, UTF-16 or UTF-32. Messages begin with ``where``.
+    """Parse JSON text in UTF-8, UTF-16 or UTF-32.
 
-    ``drop_tokens`` leaves out ``tokens`` beside ``raw``: most of the memory of Karpathy JSON (0.9 GB of COCO). Raises
-    ``error`` where it is not JSON, nested too deeply, or an object has a key twice.
+    Args:
+        content: the text.
+        where: the source, with which error messages begin.
+        error: the exception to raise where it is not JSON, is nested too deeply, or an object repeats a key.
+        drop_tokens: drop ``tokens`` from objects with ``raw``, which take most of the memory of Karpathy JSON (0.9 GB
+            for COCO).
     """
     try:
         return json.loads(content, object_pairs_hook=_without_tokens if drop_tokens else _unique)
@@ -44,7 +48,7 @@ def parse_json(
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, str, Any]]:
-    """Yield number, ``FILE, line N`` and value of each line of JSON, less empty ones; only a line feed ends a line."""
+    """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON. Only a line feed ends a line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -53,16 +57,16 @@ def json_lines(path: Path) -> Iterator[tuple[int, str, Any]]:
 
 
 def json_object(content: bytes | str, where: str) -> dict[str, Any]:
-    """The object that JSON text is. Raises ``DataError`` where it is none."""
+    """Parse a JSON object. Raises ``DataError``, with ``where``, where the text is none."""
     value: dict[str, Any] = parse_json(content, where)
     check_type(value, dict, where, DataError)
     return value
 
 
 def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
-    """The value in a JSON file, of type ``kind`` (see ``check_type``).
+    """Read a JSON file whose value has the type ``kind`` (see ``check_type``).
 
-    Raises ``error``, which names the file and the key, where it is not; ``OSError`` where the file cannot be read.
+    Raises ``error``, which names the file and the key, for another value, and ``OSError`` for an unreadable file.
     """
     content = parse_json(file.read_bytes(), file, error)
     check_type(content, kind, str(file), error)
@@ -70,7 +74,7 @@ def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
 
 
 def read_yaml(file: Path, error: type[Exception], kind: Any = dict) -> Any:
-    """The value in a YAML file, of type ``kind``. Raises as ``read_json``."""
+    """Read a YAML file whose value has the type ``kind``. Raises as ``read_json`` does."""
     try:
         content = yaml.safe_load(file.read_bytes())
         json.dumps(content, default=str)  # refuses what contains itself
@@ -85,9 +89,10 @@ class _Line(typing.TypedDict):
 
 
 def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ``FILE, line N`` and the object of every line of ``metrics.jsonl`` or ``samples.jsonl``; each has ``step``.
+    """Yield ``FILE, line N`` and the record of each line of ``metrics.jsonl`` or ``samples.jsonl``.
 
-    A last line that is cut off, which a kill leaves, is passed over. Raises as ``read_json``.
+    Every record has an integer ``step``. An incomplete last line, as a killed run leaves, is skipped. Raises as
+    ``read_json`` does.
     """
     lines = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -104,25 +109,22 @@ def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str
 
 
 def single_spaced(text: str) -> str:
-    """The text with single spaces, and none around it."""
+    """Collapse white space to single spaces and strip it at both ends."""
     return " ".join(text.split())
 
 
 def hashed(text: str) -> int:
-    """A number in 0 .. 2^64 - 1 that only the text decides, the same on every platform."""
+    """Hash a text to an integer in 0 .. 2^64 - 1, the same on every platform."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def is_unicode(text: str) -> bool:
-    r"""Whether text can be written: JSON's ``"\ud800"`` is half of a character."""
+    r"""Whether text can be encoded: no lone surrogates, such as JSON's ``"\ud800"``."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def check_text(text: str, where: str) -> str:
-    """``text`` itself; ``DataError`` where it has a zero byte or half of a surrogate pair.
-
-    With these it can be no file's name and not be written.
-    """
+    """Return ``text``. Raises ``DataError`` for zero bytes and lone surrogates, which cannot be written to files."""
     if "\0" in text or not is_unicode(text):
         raise DataError(f"{where} is {shown(text)}: expected text without zero bytes and lone surrogates")
     return text

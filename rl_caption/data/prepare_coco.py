@@ -1,4 +1,4 @@
-"""COCO captions with Karpathy's splits: from the downloads to a checked folder that the configurations read."""
+"""COCO captions with Karpathy's splits: make the checked folder that the configurations read from the downloads."""
 
 import argparse
 import hashlib
@@ -70,15 +70,15 @@ def prepare(
     fast: bool = False,
     df: bool = False,
 ) -> dict[str, Any]:
-    """Check the downloads and write ``out``: a second call changes nothing, and checks only what is new.
+    """Check the downloads and write ``out``. A second call changes nothing and checks only what is new.
 
-    ``out`` then holds ``dataset_coco.json`` (splits, raw captions and image sizes), ``captions_val.json`` and
+    ``out`` then holds ``dataset_coco.json`` (splits, raw captions, image sizes), ``captions_val.json`` and
     ``captions_test.json`` (references in COCO annotation format), links ``images`` and ``features``,
-    ``document_frequencies.npz`` where asked for (``df``), and ``prepared.json`` (counts), which is also returned.
+    ``document_frequencies.npz`` if asked for (``df``), and ``prepared.json`` (counts), which is also returned.
 
-    Arguments are those of the command line; without ``annotations`` there is no comparison with the official captions,
-    and there are no image sizes. ``DataError`` says everything at once that is missing or does not agree, with counts
-    and the first offenders.
+    Arguments are those of the command line. Without ``annotations``, captions are not compared with the official ones,
+    and image sizes are unknown. Raises ``DataError`` with everything that is missing or differs, with counts and the
+    first offenders.
     """
     out, found = Path(out), _downloads(Path(downloads), annotations)
     if (out / KARPATHY).exists() and found[KARPATHY].samefile(out / KARPATHY):
@@ -111,7 +111,7 @@ def prepare(
 
 
 def _downloads(folder: Path, annotations: bool) -> dict[str, Path]:
-    """The files that are needed, by name."""
+    """Name -> path of the required files. Raises ``DataError`` with the missing ones and where to get them."""
     wanted = (KARPATHY, *ANNOTATIONS) if annotations else (KARPATHY,)
     places = {name: [folder / name, folder / "annotations" / name] for name in wanted}
     found = {name: next((place for place in both if place.is_file()), None) for name, both in places.items()}
@@ -153,7 +153,7 @@ def _count(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
 
 
 def _official_photos(path: Path) -> dict[str, Photo]:
-    """Image id -> photo, of an official caption file, whose name has their folder: ``captions_val2014.json``."""
+    """Image id -> photo of an official caption file; its name, ``captions_val2014.json``, has the folder."""
     folder, content = path.stem.removeprefix("captions_"), json_object(path.read_bytes(), str(path))
     check_type(content, _Photos, str(path), DataError)
     images = {str(item["id"]): item for item in content["images"]}
@@ -167,9 +167,9 @@ def _compare_annotations(
     findings: Findings,
     subset: bool,
 ) -> None:
-    """Compare every image's captions, in any order, and its file's folder and name.
+    """Compare captions (in any order), folder and file name of every image with the official ones.
 
-    Karpathy's file has other white space at the ends of lines than the official one.
+    White space is normalised: it differs at the ends of captions.
     """
     for image_id, record in records.items():
         name = f"cocoid {image_id} ({record.filename})"
@@ -233,7 +233,7 @@ def _write_if_new(path: Path, text: str) -> None:
 
 
 def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
-    """Write them, unless those of the same captions are there already, by this version; return the digest of these."""
+    """Write the document frequencies unless they exist for these captions and this version; return their digest."""
     path = out / "document_frequencies.npz"
     captions = [record.references for record in records.values() if _split_of(record) == "train"]
     digest = hashlib.sha256(json.dumps([__version__, TOKENIZER, captions]).encode()).hexdigest()[:16]
@@ -253,7 +253,7 @@ def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
 def _check_inputs(
     out: Path, images: str | Path | None, features: str | Path | None, features_kwargs: Mapping[str, Any], fast: bool
 ) -> dict[str, str]:
-    """Link and check image files and features; what cannot be checked is named with where to get it."""
+    """Link and check image files and features, and log where to get what is not there; returns what was checked."""
     checked, wrong = {}, []
     for kind, given, source in (("images", images, PIXELS), ("features", features, REGIONS)):
         place = _linked(out, given, kind)
@@ -281,9 +281,9 @@ def _check_inputs(
 
 
 def _linked(out: Path, given: str | Path | None, name: str) -> Path | None:
-    """What ``out`` has under ``name``: a link to ``given``, or what is there already; None for nothing.
+    """The path ``out / name``, made a link to ``given`` if that is not None; None where there is nothing.
 
-    The name is the same for a folder of features and for an HDF5 file, so that configurations need not tell them apart.
+    A folder of features and an HDF5 file get the same name, so that configurations need not tell them apart.
     """
     place = out / name
     if given is None:

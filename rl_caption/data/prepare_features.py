@@ -1,4 +1,4 @@
-"""Region features of images: from TSV files as they are published, or from a frozen encoder (``encode_features``)."""
+"""Make region features: unpack published TSV files, or encode images with a frozen encoder."""
 
 import argparse
 import base64
@@ -26,18 +26,25 @@ logger = logging.getLogger(__name__)
 def convert_tsv(
     paths: Sequence[str | Path], out: str | Path, dim: int | None = None, dtype: str = "float32"
 ) -> tuple[int, int]:
-    """Write ``OUT/<image_id>.npz`` for every line of TSV files; returns how many were written, and were there already.
+    """Write ``OUT/<image_id>.npz`` for every line of TSV files.
 
-    The layouts are known by their columns: bottom-up attention (``image_id, image_w, image_h, num_boxes, boxes,
-    features``), LXMERT (ten, with objects and attributes) and VinVL (``image_id``, and JSON with ``num_boxes`` and
-    ``features``; or ``image_id, num_boxes, features``); arrays are base64 of float32. An image that is there already is
-    left as it is, so that a conversion that was interrupted goes on.
+    The layout is recognised by its columns: bottom-up attention (``image_id, image_w, image_h, num_boxes, boxes,
+    features``), LXMERT (ten columns, with objects and attributes) and VinVL (``image_id`` and JSON with ``num_boxes``
+    and ``features``; or ``image_id, num_boxes, features``). Arrays are base64 of float32. Existing files are kept, so
+    an interrupted conversion continues.
 
-    ``dim`` is the number of values of a region, by default that of the first image, one that is there already before
-    others; ``dtype`` that of the written features, ``float32`` or ``float16`` (half the space).
+    Args:
+        paths: the TSV files.
+        out: the folder to write to.
+        dim: the size of a region feature; None is that of the files in ``out``, or else of the first image.
+        dtype: of the written features: ``float32``, or ``float16`` (half the space).
 
-    ``DataError``, which names file, line and image, where a line is of no such layout, or its arrays do not fit; also
-    where what is in ``out`` has another number of values, or the disk has too little space for the rest.
+    Returns:
+        How many images were written, and how many lines were of images that were there already.
+
+    Raises:
+        DataError: a line has another layout or its arrays do not fit (the message names file, line and image), ``out``
+            has features of another size, or the disk has too little space.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +76,7 @@ def convert_tsv(
 
 
 def _check_space(paths: Sequence[str | Path], folder: Path, present: Collection[str], dtype: str) -> None:
-    """Refuse to start what the disk cannot hold: base64 has four characters for three bytes of float32."""
+    """Check the disk space before the start. Base64 has four characters for three bytes."""
     try:
         text = sum(os.path.getsize(path) for path in paths)
     except OSError as error:

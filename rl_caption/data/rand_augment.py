@@ -1,4 +1,4 @@
-"""RandAugment (Cubuk et al. 2020) without Color, Solarize and Invert: the views that L-CLIP is distilled on."""
+"""RandAugment (Cubuk et al. 2020) without Color, Solarize and Invert: the augmentation of L-CLIP's distillation."""
 
 import numpy as np
 import torch
@@ -14,13 +14,13 @@ OPERATIONS = (
 """As in L-CLIP's released code."""
 NUM_OPERATIONS = 4
 STRENGTH = 9 / 30
-"""Of the largest magnitude: index 9 of 31."""
+"""Magnitude as a fraction of the largest: index 9 of 31 bins."""
 
 
 def rand_augment(square: Tensor, seed: int, step: int, image_id: str) -> Tensor:
-    """A view of an image, [3, S, S] in uint8, by four random operations, each upwards or downwards.
+    """Augment an image, uint8 [3, S, S], by four random operations, each with a random sign.
 
-    A pure function of the arguments; black where nothing was.
+    A pure function of the arguments. Pixels from outside the image are black.
     """
     generator = row_generator(seed, step, f"rand_augment/{image_id}")
     drawn, signs = generator.integers(len(OPERATIONS), size=NUM_OPERATIONS), generator.integers(2, size=NUM_OPERATIONS)
@@ -31,10 +31,10 @@ def rand_augment(square: Tensor, seed: int, step: int, image_id: str) -> Tensor:
 
 
 def operated(image: Image.Image, operation: str, strength: float) -> Image.Image:
-    """An RGB image after one of ``OPERATIONS``; ``strength`` in [-1, 1] is a fraction of the largest magnitude.
+    """Apply one of ``OPERATIONS`` to an RGB image; ``strength`` in [-1, 1] is a fraction of the largest magnitude.
 
-    These are a shear of 0.3, a shift by 150/331 of the side (whole pixels), 30 degrees, factors of 1 ± 0.9, and 4 bits
-    less a channel (``Posterize``, whatever the sign). Pixels are moved to the nearest place, without interpolation.
+    The largest magnitudes are a shear of 0.3, a shift by 150/331 of the side (whole pixels), 30 degrees, factors of
+    1 ± 0.9, and 4 bits less per channel (``Posterize``, whatever the sign). Interpolation is nearest-neighbour.
     """
 
     def moved(*matrix: float) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Images without captions, and captions without images, perhaps with a number each (docs/data.md, docs/icc.md)."""
+"""Images without captions, and captions without images, optionally with a target (docs/data.md, docs/icc.md)."""
 
 import math
 import os
@@ -20,7 +20,7 @@ HeldOut = Annotated[float, Range(above=0, below=1)]
 
 
 class _Texts(Sequence[str]):
-    """Texts that take the memory of their characters, of which there are millions."""
+    """A compact list of texts, for datasets of millions: one byte buffer and the end of each text."""
 
     def __init__(self) -> None:
         self._bytes, self._ends = bytearray(), array("q", [0])
@@ -40,7 +40,7 @@ class _Texts(Sequence[str]):
 def held_out_splits(
     path: Path, items: Iterable[tuple[str, str, str]], val_fraction: float, make: Callable[[int, str], Row]
 ) -> dict[str, Sequence[Row]]:
-    """Rows of (split, key, text of the row); of ``train``, ``val`` gets what hashes below the fraction."""
+    """Rows from (split, key, text) items; items of ``train`` whose key hashes below the fraction go to ``val``."""
     texts: dict[str, _Texts] = defaultdict(_Texts)
     for split, key, text in items:
         held_out = split == "train" and val_fraction > 0 and hashed(key) / 2**64 < val_fraction
@@ -56,10 +56,10 @@ def held_out_splits(
 class ImageFolder(Splits):
     """A folder tree of images without captions, such as ImageNet, as a ``DataModule``.
 
-    Its folders ``train``, ``val`` and ``test``, where it has them, are the splits; what lies elsewhere is ``train``.
-    Without ``val``, a part of ``train`` is held out: roughly ``val_fraction`` of the images, those whose path hashes
-    below it, the same in every run, whatever else is in the folder. ``image_id`` is the path in the folder. Links to
-    folders are followed. ``DataError`` where the folder is not there, or has no image to train on or to hold out.
+    Folders ``train``, ``val`` and ``test`` at its top are the splits; everything else is ``train``. Without ``val``,
+    about ``val_fraction`` of the training images are held out: those whose path hashes below it, the same in every run,
+    whatever else is in the folder. ``image_id`` is the path in the folder. Links to folders are followed. Raises
+    ``DataError`` where the folder is missing, or there is no image to train on or to hold out.
     """
 
     def __init__(self, path: str | Path, val_fraction: HeldOut = 0.01) -> None:
@@ -72,18 +72,17 @@ class ImageFolder(Splits):
 
 
 class CaptionFile(Splits):
-    """Captions without images, one a line, such as CC3M's, as a ``DataModule``.
+    """Captions without images, one per line, such as those of CC3M, as a ``DataModule``.
 
-    Empty lines are skipped. ``image_id`` is the file's name and the line, ``train.tsv:17``. ``DataError``, which names
-    the file and the line, where there is no such file, or a line is wrong.
+    Empty lines are skipped. ``image_id`` is the file's name and the line, ``train.tsv:17``. Raises ``DataError``, which
+    names file and line, where the file is missing or a line is wrong.
 
     Args:
-        path: a text file, UTF-8; or a folder with a file for each split, ``train``, ``val`` and ``test`` with any
-            extension. Without ``val``, the captions that hash below ``val_fraction`` are held out: equal captions
-            together, the same in every run.
-        column: which of the columns, separated by tabs and counted from 0, is the caption (CC3M: 0); None is the whole
-            line.
-        val_fraction: of the captions, roughly; only where there is no file ``val``.
+        path: a text file, UTF-8, or a folder with one file per split: ``train``, ``val`` and ``test`` with any
+            extension.
+        column: the column of the caption, separated by tabs and counted from 0 (CC3M: 0); None is the whole line.
+        val_fraction: without a file ``val``, about this fraction of the captions is held out, those that hash below it:
+            equal captions always together, the same ones in every run.
     """
 
     def __init__(
@@ -101,9 +100,9 @@ class CaptionFile(Splits):
 class CaptionTargets(Splits):
     """JSON lines ``{"caption": ..., "target": ...}`` without images, as a ``DataModule`` (docs/icc.md).
 
-    Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name and the line. The captions that
-    hash below ``val_fraction`` are held out as ``val``: equal captions together, the same in every run. ``DataError``
-    where there is no such file, or a line is wrong; the message names the file and the line.
+    Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name and the line. ``val`` is held out
+    as for ``CaptionFile``. Raises ``DataError``, which names file and line, where the file is missing or a line is
+    wrong.
     """
 
     def __init__(self, path: str | Path, val_fraction: HeldOut = 0.05) -> None:
@@ -114,7 +113,7 @@ class CaptionTargets(Splits):
 
 
 def _image_files(root: Path) -> Iterator[tuple[str, str]]:
-    """Splits and paths of the images below ``root``, relative to it, in the order of names."""
+    """Yield split and relative path of the images below ``root``, sorted."""
     for folder, folders, names in progress(os.walk(root, followlinks=True), root.name, "folder"):
         folders.sort()
         for name in sorted(names):

@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.encoder import CachedEncoder
 from rl_caption.captioners.base import Decoding
-from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import DataError
 from rl_caption.data.loader import Collate, augment
 from rl_caption.data.scenes import MovingScenesData
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.reward_models_for_tests import reward_model_config
-from tests.training_for_tests import lines, run, scst_config, xe_config
+from tests.training_for_tests import checked_run, lines, run, scst_config, xe_config
 
 MOVING = {
     "data": {
@@ -27,6 +25,7 @@ MOVING = {
         "kwargs": {"num_train": 24, "num_val": 8, "num_test": 4, "num_frames": 3, "image_size": 32},
     }
 }
+SHORT = {"train.max_steps": 1, "eval.every": 1}
 
 
 def video_rows(frames: int, count: int = 3) -> list[Any]:
@@ -69,12 +68,13 @@ def test_a_captioner_reads_frames_in_their_order(tmp_path: Path, stem: str) -> N
 
 
 def test_another_number_of_frames_is_refused() -> None:
-    with pytest.raises(DataError, match="'video-0' has 2 frames, the captioner reads 3"):
-        tiny_captioner(num_frames=3).preprocess(video_rows(2))
-    with pytest.raises(DataError, match="'image-0' has 1 frames, the captioner reads 3"):
-        tiny_captioner(num_frames=3).preprocess(tiny_rows(1))
-    with pytest.raises(DataError, match="'video-0' has 3 frames, the captioner reads 1"):
-        tiny_captioner().preprocess(video_rows(3))
+    for frames, rows, message in (
+        (3, video_rows(2), "'video-0' has 2 frames, the captioner reads 3"),
+        (3, tiny_rows(1), "'image-0' has 1 frames, the captioner reads 3"),
+        (1, video_rows(3), "'video-0' has 3 frames, the captioner reads 1"),
+    ):
+        with pytest.raises(DataError, match=message):
+            tiny_captioner(num_frames=frames).preprocess(rows)
 
 
 def test_all_frames_of_a_video_are_seen_in_the_same_view() -> None:
@@ -101,11 +101,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dual encoder and a captioner of moving scenes, hardly trained."""
     folder = tmp_path_factory.mktemp("videos")
     teacher = reward_model_config(folder / "teacher", "contrastive", **MOVING)
-    ended = run(teacher, folder / "teacher", "reward_model")
-    assert ended.code == 0, ended.output
-    xe = xe_config(folder / "xe", **MOVING, **{"model.kwargs.num_frames": 3, "model.kwargs.image_size": 32})
-    ended = run(xe, folder / "xe")
-    assert ended.code == 0, ended.output
+    checked_run(teacher, folder / "teacher", "reward_model")
+    shape = {"model.kwargs.num_frames": 3, "model.kwargs.image_size": 32, **SHORT}
+    checked_run(xe_config(folder / "xe", **MOVING, **shape), folder / "xe")
     return folder
 
 
@@ -123,37 +121,22 @@ def test_the_encoder_that_was_trained_scores_as_it_was_trained(trained: Path) ->
     assert by_step[best]["val/t2i_r1"] == pytest.approx(recall, abs=1e-6)
 
 
-def test_scst_on_frames_with_a_video_reward(trained: Path) -> None:
-    folder = trained / "scst"
-    reward = {"emscore": {"weight": 1.0, "kwargs": {"backbone": str(trained / "teacher" / "export" / "best")}}}
-    config = scst_config(folder, trained / "xe" / "export" / "best", **MOVING, **{"reward.terms": reward})
-    ended = run(config, folder, "scst")
-    assert ended.code == 0, ended.output
-    assert all(-0.5 <= line["reward/emscore"] <= 1 for line in lines(folder) if "reward/emscore" in line)
-    assert (folder / "report.html").is_file()
-
-
-def test_animated_files_are_captioned(trained: Path, tmp_path: Path) -> None:
-    rows = MovingScenesData(**MOVING["data"]["kwargs"]).split("train")[:8]
+def test_scst_on_animated_files_with_a_video_reward(trained: Path, tmp_path: Path) -> None:
     written = []
-    for row in rows:
+    for row in MovingScenesData(**MOVING["data"]["kwargs"]).split("train")[:10]:
         first, *others = [frame.render() for frame in row["image"]]  # type: ignore[union-attr]
-        assert isinstance(first, Image.Image)
         first.save(tmp_path / f"{row['image_id']}.png", save_all=True, append_images=others)  # animated PNG
-        written += [{"image": f"{row['image_id']}.png", "references": row["references"], "split": "train"}]
-    written += [{**line, "image": f"v{line['image']}", "split": "val"} for line in written[:2]]
-    for line in written[-2:]:
-        Image.open(tmp_path / line["image"][1:]).save(tmp_path / line["image"], save_all=True)
-        with Image.open(tmp_path / line["image"]) as image:
-            image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / line["image"])
+        split = "train" if len(written) < 8 else "val"
+        written += [{"image": f"{row['image_id']}.png", "references": row["references"], "split": split}]
     (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in written))
     data = {"data": {"format": "jsonl", "path": str(tmp_path / "data.jsonl"), "num_frames": 3}}
-    folder = tmp_path / "run"
-    config = scst_config(folder, trained / "xe" / "export" / "best", **data)
-    ended = run(config, folder, "scst")
-    assert ended.code == 0, ended.output
-    captioner = load_captioner(str(trained / "xe" / "export" / "best"))
-    assert captioner.preprocess(rows)["pixel_values"].shape == (8, 3, 3, 32, 32)
+    folder, captioner = tmp_path / "run", trained / "xe" / "export" / "best"
+    reward = {"emscore": {"weight": 1.0, "kwargs": {"backbone": str(trained / "teacher" / "export" / "best")}}}
+    checked_run(scst_config(folder, captioner, **data, **{"reward.terms": reward, **SHORT}), folder, "scst")
+    scores = [line["reward/emscore"] for line in lines(folder) if "reward/emscore" in line]
+    assert scores
+    assert all(-0.5 <= score <= 1 for score in scores)
+    assert (folder / "report.html").is_file()
 
 
 def test_distillation_of_videos_is_refused(trained: Path, tmp_path: Path) -> None:

@@ -43,10 +43,6 @@ def places(content: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def nowhere(path: Path) -> None:
-    """Leave nothing there."""
-
-
 WHOLE: dict[str, Content] = {
     "empty": b"",
     "white space": b" \n",
@@ -73,7 +69,7 @@ WHOLE: dict[str, Content] = {
     "gzip, of nothing": gzip.compress(b""),
     "gzip, of gzip": gzip.compress(gzip.compress(b"[]")),
     "two values": b"[]\n[]",
-    "absent": nowhere,
+    "absent": lambda path: None,
     "folder": Path.mkdir,
     "pipe without a writer": os.mkfifo,
     "link to itself": lambda path: path.symlink_to(path),
@@ -110,17 +106,17 @@ def variants(form: Any, draw: random.Random) -> dict[str, bytes]:
 
 
 def cases() -> list[Any]:
+    """Role and content of the damaged file, and the program that reads it: one of two that read files alike."""
     draw = random.Random(0)
-    found = []
+    found: list[Any] = []
     for role, forms in FORMS.items():
         damages: list[tuple[str, Content]] = list(WHOLE.items())
         for number, form in enumerate(forms):
             damages += [(f"{number} {name}", content) for name, content in variants(form, draw).items()]
-        found += [pytest.param(role, content, id=f"{role}: {name}") for name, content in damages]
+        for number, (name, content) in enumerate(damages):
+            program = ("evaluate", "score")[number % 2]
+            found.append(pytest.param(role, content, program, id=f"{role}: {name}, {program}"))
     return found
-
-
-CASES = cases()
 
 
 def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -150,17 +146,9 @@ def plainly_read(path: Path, role: str) -> Any:
     return content
 
 
-def run(arguments: list[str]) -> Any:
-    """The exit code of a program, called in this process."""
-    try:
-        return main(arguments)
-    except SystemExit as ended:
-        return ended.code
-
-
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("role", "content"), CASES)
-def test_a_damaged_file_is_named_or_rightly_read(role, content, tmp_path, capsys):
+@pytest.mark.parametrize(("role", "content", "program"), cases())
+def test_a_damaged_file_is_named_or_rightly_read(role, content, program, tmp_path, capsys):
     files = {name: tmp_path / f"{name}.json" for name in FORMS}
     for name, path in files.items():
         path.write_text(json.dumps(FORMS[name][0]), encoding="utf-8")
@@ -170,27 +158,27 @@ def test_a_damaged_file_is_named_or_rightly_read(role, content, tmp_path, capsys
         damaged.write_bytes(content)
     else:
         content(damaged)
-    predictions, references = f"={files['predictions']}", f"={files['references']}"
-    evaluate = ["--metrics=rouge", "--tokenizer=python", "--bootstrap=0", f"--out={out.parent}"]
-    for arguments in (
-        ["evaluate", f"--predictions{predictions}", f"--references{references}", *evaluate],
-        ["score", f"--captions{predictions}", f"--references{references}", "--reward=rouge_l", f"--out={out}"],
-    ):
-        code = run(arguments)
-        said = capsys.readouterr().err
-        errors = [line for line in said.splitlines() if line.startswith("error:")]
-        if code == 0:
-            assert errors == []
-            read = {name: plainly_read(path, name) for name, path in files.items()}
-            expected = evaluate_captions(read["predictions"], read["references"], metrics=["rouge"])
-            found = json.loads(out.read_text(encoding="utf-8"))
-            mean = found["mean"] if "mean" in found else found["metrics"]["ROUGE-L"]
-            assert mean == pytest.approx(expected.metrics["ROUGE-L"], rel=1e-12)
-            assert expected.n == found.get("n", len(found.get("scores", ())))
-            out.unlink()
-        else:
-            assert code == 1
-            assert len(errors) == 1, said
-            assert str(damaged) in errors[0]
-            assert len(said) < 2000
-            assert not out.exists()
+    arguments = {
+        "evaluate": ["--metrics=rouge", "--tokenizer=python", "--bootstrap=0", f"--out={out.parent}", "--predictions"],
+        "score": ["--reward=rouge_l", f"--out={out}", "--captions"],
+    }
+    try:
+        code = main([program, *arguments[program], str(files["predictions"]), f"--references={files['references']}"])
+    except SystemExit as ended:
+        code = ended.code
+    said = capsys.readouterr().err
+    errors = [line for line in said.splitlines() if line.startswith("error:")]
+    if code == 0:
+        assert errors == []
+        read = {name: plainly_read(path, name) for name, path in files.items()}
+        expected = evaluate_captions(read["predictions"], read["references"], metrics=["rouge"])
+        found = json.loads(out.read_text(encoding="utf-8"))
+        mean = found["mean"] if "mean" in found else found["metrics"]["ROUGE-L"]
+        assert mean == pytest.approx(expected.metrics["ROUGE-L"], rel=1e-12)
+        assert expected.n == found.get("n", len(found.get("scores", ())))
+    else:
+        assert code == 1
+        assert len(errors) == 1, said
+        assert str(damaged) in errors[0]
+        assert len(said) < 2000
+        assert not out.exists()

@@ -12,13 +12,7 @@ import torch
 from PIL import Image
 
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.features import (
-    FeatureOptions,
-    ImageFeatures,
-    features_of,
-    normalised_boxes,
-    pad_features,
-)
+from rl_caption.data.features import FeatureOptions, ImageFeatures, features_of, normalised_boxes, pad_features
 from rl_caption.data.file_checks import check_features
 
 
@@ -26,10 +20,10 @@ def regions(count: int, dim: int = 4) -> np.ndarray:
     return np.arange(count * dim, dtype=np.float32).reshape(count, dim)
 
 
-def image(root: Path, image_id: str = "5", file: str = "5.jpg", sizes: Any = None, **options: Any) -> ImageFeatures:
+def image(root: Path, image_id: str = "5", file: str = "5.jpg", size: Any = None, **options: Any) -> ImageFeatures:
     row: Row = {"image_id": image_id, "image": file, "references": []}
-    if image_id in (sizes or {}):
-        row["size"] = sizes[image_id]
+    if size is not None:
+        row["size"] = size
     return features_of([row], root, FeatureOptions.of(options))[0]
 
 
@@ -40,105 +34,80 @@ def hdf5(path: Path, arrays: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("key", ["features", "x", "feat"])
-@pytest.mark.parametrize("box_key", ["boxes", "bbox", None])
-def test_npz_keys(tmp_path: Path, key: str, box_key: str | None) -> None:
-    arrays: dict[str, Any] = {key: regions(3).astype(np.float16)}
-    if box_key is not None:
-        arrays[box_key] = regions(3).astype(np.float64)
-    np.savez_compressed(tmp_path / "5.npz", **arrays)
-    features = image(tmp_path).load(4)
-    assert features.dtype == np.float32
-    np.testing.assert_array_equal(features, regions(3))
-    assert image(tmp_path, dim=4).check() == 4
+def refused(features: ImageFeatures, message: str) -> None:
+    """Both the reader and the check of headers refuse the features."""
+    for read in (features.load, features.check):
+        with pytest.raises(DataError, match=message):
+            read()
 
 
-def test_npy_has_features_alone_and_max_regions_keeps_the_first(tmp_path: Path) -> None:
-    np.save(tmp_path / "5.npy", regions(6))
-    found = pickle.loads(pickle.dumps(image(tmp_path, dim=4, max_regions=2)))
+def test_arrays_of_npz_and_npy_files(tmp_path: Path) -> None:
+    for key, further in (("features", {"boxes": regions(3)}), ("x", {"bbox": regions(3)}), ("feat", {})):
+        np.savez_compressed(tmp_path / "5.npz", **{key: regions(3).astype(np.float16)}, **further)
+        features = image(tmp_path).load(4)
+        assert features.dtype == np.float32
+        np.testing.assert_array_equal(features, regions(3))
+        assert image(tmp_path, dim=4).check() == 4
+    np.save(tmp_path / "6.npy", regions(6))
+    found = pickle.loads(pickle.dumps(image(tmp_path, "6", dim=4, max_regions=2)))
     np.testing.assert_array_equal(found.load(), regions(6)[:2])
-    assert image(tmp_path).check() == 4
-    assert image(tmp_path).load().shape == (6, 4), "all of them unless that is asked for"
+    assert image(tmp_path, "6").load().shape == (6, 4), "all of them unless that is asked for"
 
 
-def test_a_grid_is_one_region_a_cell(tmp_path: Path) -> None:
+def test_a_grid_is_one_region_a_cell_and_arrays_are_put_side_by_side(tmp_path: Path) -> None:
     np.savez(tmp_path / "5.npz", features=regions(6).reshape(2, 3, 4))
-    np.testing.assert_array_equal(image(tmp_path).load(4), regions(6))
+    np.testing.assert_array_equal(image(tmp_path, dim=4).load(4), regions(6))
     assert image(tmp_path, dim=4).check() == 4
     np.savez(tmp_path / "6.npz", features=regions(6).reshape(4, 2, 3))
-    with pytest.raises(DataError, match=r"image '6'.*is \[4, 2, 3\], expected \[regions, 4\]; a grid has .* last axis"):
-        image(tmp_path, "6", dim=4).check()
-
-
-def test_arrays_of_a_file_are_put_side_by_side(tmp_path: Path) -> None:
-    np.savez(tmp_path / "5.npz", features=regions(3), spatial_features=10 * regions(3, 2))
-    options: dict[str, Any] = {"arrays": ["features", "spatial_features"]}
-    np.testing.assert_array_equal(
-        image(tmp_path, **options).load(6), np.concatenate([regions(3), 10 * regions(3, 2)], 1)
+    refused(image(tmp_path, "6", dim=4), r"image '6'.*is \[4, 2, 3\], expected \[regions, 4\]; a grid has")
+    np.savez(tmp_path / "7.npz", features=regions(3), spatial_features=10 * regions(3, 2))
+    found = image(tmp_path, "7", dim=6, arrays=["features", "spatial_features"])
+    np.testing.assert_array_equal(found.load(6), np.concatenate([regions(3), 10 * regions(3, 2)], 1))
+    assert found.check() == 6
+    refused(
+        image(tmp_path, "7", arrays=["features", "att"]), r"\['features', 'spatial_features'\], expected features, att"
     )
-    assert image(tmp_path, dim=6, **options).check() == 6
-    with pytest.raises(DataError, match=r"holds the arrays \['features', 'spatial_features'\], expected features, att"):
-        image(tmp_path, arrays=["features", "att"]).check()
-    np.savez(tmp_path / "5.npz", features=regions(3), spatial_features=regions(2, 2))
-    with pytest.raises(DataError, match=r"arrays have \[\[3, 4\], \[2, 2\]\], expected equal regions"):
-        image(tmp_path, **options).check()
+    np.savez(tmp_path / "7.npz", features=regions(3), spatial_features=regions(2, 2))
+    refused(found, r"arrays have \[\[3, 4\], \[2, 2\]\]")
 
 
-def test_missing_features_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"image '391895' .*no such file; expected 391895\.npz or 391895\.npy in "):
-        image(tmp_path, "391895").load()
-    with pytest.raises(DataError, match=r"image '391895'.*no such file"):
-        image(tmp_path, "391895").check()
+def test_missing_features_and_wrong_options_are_refused(tmp_path: Path) -> None:
+    refused(image(tmp_path, "391895"), r"image '391895' .*expected 391895\.npz or 391895\.npy in ")
     with pytest.raises(DataError, match="is neither a folder"):
-        image(tmp_path / "nothing")
-    with pytest.raises(DataError, match=r"neither a folder .* nor an HDF5 file"):
         image(tmp_path / "nothing.hdf5")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dim": 0}, "dim is 0: expected at least 1"),
-        ({"max_regions": 1.5}, "max_regions is 1.5"),
-        ({"box_features": "raw"}, "box_features is 'raw': expected none or normalised"),
-        ({"pattern": "features"}, "pattern is 'features': expected {image_id} or {stem} in it"),
-        ({"arrays": "features"}, "arrays is 'features': expected a list"),
-        ({"demension": 4}, r"features_kwargs has \['demension'\]: expected some of"),
+    for options, message in (
+        ({"dim": 0}, "dim is 0"),
+        ({"box_features": "raw"}, "box_features is 'raw'"),
+        ({"pattern": "{folder}"}, r"pattern is '\{folder\}'"),
+        ({"arrays": "features"}, "arrays is 'features'"),
+        ({"demension": 4}, "demension"),
         ({"boxes_pattern": "{stem}"}, "boxes_pattern is for HDF5"),
-    ],
-)
-def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        image(tmp_path, **options)
+    ):
+        with pytest.raises(DataError, match=message):
+            image(tmp_path, **options)
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (regions(3, 5), r"the shape is \[3, 5\], expected \[regions, 4\]"),
-        (regions(4).reshape(1, 2, 2, 4), r"the shape is \[1, 2, 2, 4\], expected"),
-        (regions(1)[0], r"the shape is \[4\]"),
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".hdf5"])
+def test_wrong_arrays_are_refused_by_reader_and_by_header_check(tmp_path: Path, suffix: str) -> None:
+    for array, message in (
+        (regions(3, 5), r"image '7'.*the shape is \[3, 5\], expected \[regions, 4\]"),
+        (regions(4).reshape(1, 2, 2, 4), r"the shape is \[1, 2, 2, 4\]"),
         (regions(0), "no regions"),
         (np.array([["a", "b", "c", "d"]]), "expected numbers"),
-    ],
-)
-@pytest.mark.parametrize("suffix", [".npz", ".npy", ".hdf5"])
-def test_wrong_arrays_are_refused_by_reader_and_by_header_check(tmp_path, array, message, suffix):
-    root = tmp_path
-    if suffix == ".npz":
-        np.savez(tmp_path / "7.npz", features=array)
-    elif suffix == ".npy":
-        np.save(tmp_path / "7.npy", array)
-    else:
-        root = hdf5(tmp_path / "f.hdf5", {"7_features": array.astype(object) if array.dtype.kind == "U" else array})
-    with pytest.raises(DataError, match=message) as caught:
-        image(root, "7").load(4)
-    assert "image '7'" in str(caught.value)
-    with pytest.raises(DataError, match=message):
-        image(root, "7", dim=4).check()
+    ):
+        root = tmp_path
+        if suffix == ".npz":
+            np.savez(tmp_path / "7.npz", features=array)
+        elif suffix == ".npy":
+            np.save(tmp_path / "7.npy", array)
+        else:
+            root = hdf5(tmp_path / "f.hdf5", {"7_features": array.astype(object) if array.dtype.kind == "U" else array})
+        refused(image(root, "7", dim=4), message)
+        with pytest.raises(DataError, match=message):
+            image(root, "7").load(4)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+@pytest.mark.parametrize("value", [np.nan, 1e300])
 def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
     array = regions(3).astype(np.float64)
     array[1, 2] = value
@@ -149,24 +118,20 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float) ->
         image(hdf5(tmp_path / "f.hdf5", {"7": array}), "7").load(4)
 
 
-@pytest.mark.parametrize("pattern", ["{}_features", "{}_grids", "{}/features", "{}"])
-def test_the_usual_keys_of_an_hdf5_file_are_found(tmp_path: Path, pattern: str) -> None:
-    arrays = {pattern.format(number): regions(number).astype(np.float16) for number in (5, 6)}
-    path = hdf5(tmp_path / "f.h5", arrays)
+def test_keys_of_an_hdf5_file(tmp_path: Path) -> None:
     rows: list[Row] = [{"image_id": str(number), "image": "", "references": []} for number in (4, 5, 6)]
-    found = features_of(rows, path, FeatureOptions(dim=4))
-    np.testing.assert_array_equal(found[1].load(4), regions(5))
-    assert found[2].check() == 4
-    with pytest.raises(DataError, match=rf"image '4' \(.*f\.h5, key {pattern.format(4)}\): no such key"):
-        found[0].load(4)
-
-
-def test_hdf5_keys_can_be_given_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+    for number, pattern in enumerate(["{}_features", "{}_grids", "{}/features", "{}"]):
+        arrays = {pattern.format(number): regions(number).astype(np.float16) for number in (5, 6)}
+        found = features_of(rows, hdf5(tmp_path / f"f{number}.h5", arrays), FeatureOptions(dim=4))
+        np.testing.assert_array_equal(found[1].load(4), regions(5))
+        assert found[2].check() == 4
+        with pytest.raises(DataError, match=rf"image '4' \(.*f\d\.h5, key {pattern.format(4)}\): no such key"):
+            found[0].load(4)
     path = hdf5(tmp_path / "file_without_suffix", {"COCO_5": regions(5), "8_features": regions(1)})
     (tmp_path / "features").symlink_to(path)
     assert image(path, file="x/COCO_5.jpg", pattern="{stem}").check() == 4
     assert image(tmp_path / "features", "8").check() == 4
-    with pytest.raises(DataError, match=r"of none of 1 images: its keys are such as '8_features', 'COCO_5'.*'5'"):
+    with pytest.raises(DataError, match=r"of none of 1 images: .*'8_features', 'COCO_5'.*'5'"):
         image(path)
     (tmp_path / "no.hdf5").write_bytes(b"not at all")
     with pytest.raises(DataError, match=r"no\.hdf5 is not a readable HDF5 file"):
@@ -208,13 +173,10 @@ def _target(number: int) -> str:
 
 def test_files_may_lie_in_a_folder_a_split(tmp_path: Path) -> None:
     (tmp_path / "val2014").mkdir()
-    np.savez(tmp_path / "val2014" / "COCO_val2014_000000000005.jpg.npz", x=regions(2))
-    found = image(tmp_path, file="/images/val2014/COCO_val2014_000000000005.jpg", pattern="{folder}/{stem}.jpg")
-    assert found.check() == 4
-    np.save(tmp_path / "COCO_val2014_000000000005.npy", regions(2))
-    assert image(tmp_path, file="images/val2014/COCO_val2014_000000000005.jpg", pattern="{stem}").check() == 4
-    with pytest.raises(DataError, match=r"pattern is '\{folder\}': expected \{image_id\} or \{stem\}"):
-        image(tmp_path, pattern="{folder}")
+    np.savez(tmp_path / "val2014" / "COCO_5.jpg.npz", x=regions(2))
+    assert image(tmp_path, file="/images/val2014/COCO_5.jpg", pattern="{folder}/{stem}.jpg").check() == 4
+    np.save(tmp_path / "COCO_5.npy", regions(2))
+    assert image(tmp_path, file="images/val2014/COCO_5.jpg", pattern="{stem}").check() == 4
 
 
 def test_values_are_read_where_that_is_asked_for_and_then_remembered(tmp_path, monkeypatch):
@@ -231,7 +193,6 @@ def test_values_are_read_where_that_is_asked_for_and_then_remembered(tmp_path, m
         one, two, three = check_features(found, 1, cache, check_values=True)
         assert (one, three, read) == (None, None, expected)
         assert "image '2'" in str(two)
-        assert "expected finite float32 values" in str(two)
     read.clear()
     np.save(tmp_path / "2.npy", regions(2))
     assert check_features(found, 1, cache) == [None] * 3, "values that were read need no other look at headers"
@@ -242,11 +203,11 @@ def test_values_are_read_where_that_is_asked_for_and_then_remembered(tmp_path, m
 
 
 def test_normalised_boxes_by_hand() -> None:
-    boxes = np.array([[0, 0, 50, 20], [25, 10, 100, 40.5]], np.float32)
+    boxes = np.array([[0, 0, 50, 20], [25, 20, 100, 40.5]], np.float32)
     found = normalised_boxes(boxes, (100, 40), "here")
-    np.testing.assert_allclose(found, [[0, 0, 0.5, 0.5, 0.25], [0.25, 0.25, 1, 1, 0.5625]], rtol=1e-6)
+    np.testing.assert_allclose(found, [[0, 0, 0.5, 0.5, 0.25], [0.25, 0.5, 1, 1, 0.375]], rtol=1e-6)
     for wrong in ([[0, 0, 120, 20]], [[0, 0, 50, 44]], [[-3, 0, 50, 20]], [[50, 0, 50, 20]]):
-        with pytest.raises(DataError, match=r"here: boxes\[0\] is .* expected x1 < x2 <= 100 and y1 < y2 <= 40 pixels"):
+        with pytest.raises(DataError, match=r"here: boxes\[0\] is .* expected x1 < x2 <= 100 and y1 < y2 <= 40"):
             normalised_boxes(np.array(wrong, np.float32), (100, 40), "here")
     with pytest.raises(DataError, match=r"boxes are all in \[0, 1\], expected pixels of an image of 100 x 40"):
         normalised_boxes(np.array([[0, 0, 0.5, 1]], np.float32), (100, 40), "here")
@@ -254,8 +215,8 @@ def test_normalised_boxes_by_hand() -> None:
 
 @pytest.mark.parametrize("layout", ["npz", "box_folder", "hdf5", "image_file"])
 def test_boxes_are_added_as_normalised_geometry(tmp_path: Path, layout: str) -> None:
-    boxes, root, sizes, file = np.array([[0, 0, 5, 2], [5, 2, 10, 4]], np.float32), tmp_path, {"5": (10, 4)}, "5.jpg"
-    options: dict[str, Any] = {"dim": 4, "box_features": "normalised"}
+    boxes, root = np.array([[0, 0, 5, 2], [5, 2, 10, 4]], np.float32), tmp_path
+    options: dict[str, Any] = {"dim": 4, "box_features": "normalised", "size": (10, 4)}
     if layout == "hdf5":
         root = hdf5(tmp_path / "f.hdf5", {"5_features": regions(2), "5_boxes": boxes})
     elif layout == "box_folder":  # as self-critical.pytorch's make_bu_data.py lays them out
@@ -267,12 +228,12 @@ def test_boxes_are_added_as_normalised_geometry(tmp_path: Path, layout: str) -> 
         options["boxes_root"] = str(tmp_path / "cocobu_box")
     elif layout == "npz":
         np.savez(root / "5.npz", features=regions(2), boxes=boxes, image_w=10, image_h=4)
-        sizes = {}
+        options["size"] = None
     else:
         np.savez(root / "5.npz", features=regions(2), boxes=boxes)
         Image.new("RGB", (10, 4)).save(tmp_path / "photo.png")
-        sizes, file = {}, str(tmp_path / "photo.png")
-    found = image(root, file=file, sizes=sizes, **options)
+        options |= {"size": None, "file": str(tmp_path / "photo.png")}
+    found = image(root, **options)
     geometry = [[0, 0, 0.5, 0.5, 0.25], [0.5, 0.5, 1, 1, 0.25]]
     np.testing.assert_allclose(found.load(9), np.concatenate([regions(2), geometry], 1), rtol=1e-6)
     assert found.check() == 9
@@ -281,25 +242,20 @@ def test_boxes_are_added_as_normalised_geometry(tmp_path: Path, layout: str) -> 
 
 
 def test_boxes_that_are_asked_for_must_be_there_and_fit(tmp_path: Path) -> None:
-    sizes = {"7": (10, 4), "8": (10, 4)}
     np.savez(tmp_path / "7.npz", features=regions(3), boxes=regions(2))
     np.savez(tmp_path / "8.npz", features=regions(3))
     np.savez(tmp_path / "9.npz", features=regions(3), boxes=np.array([[0, 0, 5, 2]] * 3))
-    for image_id, message in (
-        ("7", r"image '7'.*boxes are float32 \[2, 4\], expected numbers \[3, 4\]"),
-        ("8", r"image '8'.*no boxes, which box_features: normalised needs"),
-        ("9", r"image '9'.*the image's size is not known"),
+    for image_id, size, message in (
+        ("7", (10, 4), r"image '7'.*boxes are float32 \[2, 4\], expected numbers \[3, 4\]"),
+        ("8", (10, 4), r"image '8'.*no boxes"),
+        ("9", None, r"image '9'.*the image's size is not known"),
     ):
-        found = image(tmp_path, image_id, sizes=sizes, box_features="normalised")
-        for read in (found.load, found.check):
-            with pytest.raises(DataError, match=message):
-                read()
+        refused(image(tmp_path, image_id, size=size, box_features="normalised"), message)
 
 
 def test_pad_features_masks_what_is_not_a_region() -> None:
     features, mask = pad_features([regions(2), regions(3), regions(1)])
-    assert features.shape == (3, 3, 4)
-    assert features.dtype == torch.float32
+    assert (features.shape, features.dtype) == ((3, 3, 4), torch.float32)
     assert mask.tolist() == [[True, True, False], [True, True, True], [True, False, False]]
     torch.testing.assert_close(features[0, :2], torch.from_numpy(regions(2)))
     assert not features[~mask].any()

@@ -62,9 +62,6 @@ def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> No
     assert "features" not in first
     assert image_paths(data) == [tmp_path / "images" / "7.jpg", tmp_path / "images" / "5.jpg"]
     assert image_paths(KarpathyData(path, image_root="/photos"), "test") == [Path("/photos/2.jpg")]
-
-
-def test_options_say_where_the_files_lie(tmp_path: Path) -> None:
     write(tmp_path, record(1, filepath="val2014", filename="a.b.tif"))
     for options, place in (
         ({}, "val2014/a.b.tif"),
@@ -72,60 +69,34 @@ def test_options_say_where_the_files_lie(tmp_path: Path) -> None:
         ({"image_extension": ".jpg"}, "val2014/a.b.jpg"),
     ):
         assert image_paths(KarpathyData(tmp_path, **options)) == [tmp_path / place]
-    with pytest.raises(DataError, match=r"image_extension is 'jpg'.*such as \.jpg"):
+    with pytest.raises(DataError, match=r"image_extension is 'jpg'"):
         KarpathyData(tmp_path, image_extension="jpg")
 
 
-def test_restval_counts_as_train_unless_told_otherwise(tmp_path: Path) -> None:
-    write(tmp_path, record(1, "restval"), record(2, "val"), record(3, "train"))
+def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_first_rows(tmp_path: Path) -> None:
+    write(tmp_path, record(1, "restval"), record(2, "val"), record(3, "train"), record(4, "val"))
     assert ids(KarpathyData(tmp_path)) == ["1", "3"]
     kept = KarpathyData(tmp_path, restval_as_train=False)
     assert kept.splits == ("train", "restval", "val")
     assert ids(kept, "restval") == ["1"]
-
-
-def test_max_images_keeps_the_first_rows_of_a_split(tmp_path: Path) -> None:
-    write(tmp_path, *map(record, range(5)), record(9, "val"))
-    data = KarpathyData(tmp_path, max_images={"train": 2})
-    assert ids(data) == ["0", "1"]
-    assert len(data.split("val")) == 1
-    with pytest.raises(DataError, match="'dev'"):
-        KarpathyData(tmp_path, max_images={"dev": 2})
-    with pytest.raises(DataError, match=r"max_images\.val is 0"):
-        KarpathyData(tmp_path, max_images={"val": 0})
-
-
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        ({"split": None}, r"images\[1\]: 'split' is None"),
-        ({"imgid": None}, r"images\[1\]: 'cocoid' or 'imgid' is None"),
-        ({"cocoid": 1.5}, r"images\[1\]: 'cocoid' or 'imgid' is 1\.5"),
-        ({"sentences": "a dog"}, r"images\[1\]: 'sentences' is 'a dog'"),
-        ({"sentences": [{"raw": "fine"}, {"raw": 3}]}, r"images\[1\], sentences\[1\]"),
-    ],
-)
-def test_a_broken_record_is_named(tmp_path: Path, broken: dict[str, Any], message: str) -> None:
-    path = write(tmp_path, record(1), record(2, **broken))
-    with pytest.raises(DataError, match=message) as caught:
-        KarpathyData(tmp_path)
-    assert str(path) in str(caught.value)
+    data = KarpathyData(tmp_path, max_images={"train": 1})
+    assert (ids(data), ids(data, "val")) == (["1"], ["2", "4"])
+    for wrong, message in (({"dev": 2}, "'dev'"), ({"val": 0}, r"max_images\.val is 0")):
+        with pytest.raises(DataError, match=message):
+            KarpathyData(tmp_path, max_images=wrong)
 
 
 def test_wrong_karpathy_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="jsonl reads them"):
-        KarpathyData(tmp_path / "mine.jsonl")
-    with pytest.raises(DataError, match="does not exist"):
-        KarpathyData(tmp_path / "nothing")
-    with pytest.raises(DataError, match=r"exactly one dataset\*\.json, found none"):
-        KarpathyData(tmp_path)
+    for path, message in (("mine.jsonl", "jsonl reads them"), ("nothing", "does not exist"), ("", "found none")):
+        with pytest.raises(DataError, match=message):
+            KarpathyData(tmp_path / path)
     write(tmp_path, record(1), name="dataset_a.json")
     path = write(tmp_path, record(1), name="dataset_b.json")
     with pytest.raises(DataError, match=r"found dataset_a\.json, dataset_b\.json"):
         KarpathyData(tmp_path)
     with pytest.raises(DataError, match=r"no split 'dev'.*it has train"):
         KarpathyData(path).split("dev")
-    for content, message in [("[]", "list 'images'"), ("{", "not JSON"), ('{"images": []}', "no images")]:
+    for content, message in (("[]", "list 'images'"), ('{"images": []}', "no images")):
         path.write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=message):
             KarpathyData(path)
@@ -151,28 +122,14 @@ def explanation(data: KarpathyData) -> str:
     return next(line for line in str(caught.value).splitlines() if "missing images" in line)
 
 
-def test_missing_images_name_count_first_three_and_the_extension(tmp_path: Path) -> None:
-    write(tmp_path, *(record(number, filename=f"{number}.tif") for number in range(1, 6)))
-    for number in range(1, 6):
-        photo(tmp_path / "images" / f"{number}.jpg", number * 40)
-    line = explanation(KarpathyData(tmp_path, image_root="images"))
-    assert line.startswith("  - 5 missing images: ")
-    assert [f"{number}.tif" in line for number in range(1, 6)] == [True, True, True, False, False]
-    assert f"found {Path('images/1.jpg')}: set data.image_extension: .jpg (finds 5 of 5 images)" in line
-    assert check_data(KarpathyData(tmp_path, "images", image_extension=".jpg"), ["train"]).ok
-
-
 @pytest.mark.parametrize(
     ("place", "options", "expected"),
     [
-        ("images/1.jpg", {}, "data.image_root: images and data.flatten: true"),
-        ("images/train/1.jpg", {}, "set data.image_root: images (finds"),
         ("1.jpg", {}, "set data.flatten: true (finds"),
         ("train/1.jpg", {"flatten": True}, "set data.flatten: false (finds"),
         ("train/1.jpg", {"image_extension": ".png"}, "set data.image_extension: null (finds"),
         ("train/1.jpg", {"image_root": "nothing"}, "set data.image_root: . (finds"),
         ("images/1.png", {}, "data.image_root: images and data.image_extension: .png and data.flatten: true"),
-        ("elsewhere/deep/1.jpg", {}, "complete the images"),
         ("elsewhere/deep/1.jpg", {"image_root": "nothing"}, "is not a folder: set data.image_root"),
     ],
 )
@@ -187,8 +144,10 @@ def test_no_option_is_named_that_would_lose_more_than_it_finds(tmp_path: Path) -
     for name, shade in (("1.jpg", 50), ("2.jpg", 100), ("3.png", 150)):
         photo(tmp_path / name, shade)
     line = explanation(KarpathyData(tmp_path))
-    assert "1 missing images" in line
-    assert "set data" not in line
+    assert ("1 missing images" in line, "complete the images" in line) == (True, True)
+    photo(tmp_path / "2.png", 100), (tmp_path / "2.jpg").unlink()
+    line = explanation(KarpathyData(tmp_path))
+    assert ("2 missing images" in line, "data.image_extension: .png (finds 2 of 3 images)" in line) == (True, True)
 
 
 def test_ucm_captions(shared_data: Path) -> None:
@@ -234,8 +193,8 @@ def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
 
 def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path: Path) -> None:
     rows = [{"image": "in/a.jpg", "references": ["a"]}, {"image": "b.jpg", "image_id": "b", "references": ["b"]}]
-    (tmp_path / "features" / "in").mkdir(parents=True)
     files = [tmp_path / "features" / name for name in ("in/a.jpg.npy", "b.npy")]
+    files[0].parent.mkdir(parents=True)
     for file in files:
         np.save(file, np.ones((2, 3), np.float32))
     found = JsonLinesData(write_lines(tmp_path, *rows), features_root=tmp_path / "features").split("train")
@@ -245,24 +204,15 @@ def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path: Path
 GOOD = {"image": "a.jpg", "references": ["a"]}
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("[1]", r"is \[1\]: expected keys"),
-        (GOOD | {"references": [1]}, r"'references', \[0\] is 1: expected text"),
+def test_a_wrong_line_is_named(tmp_path: Path) -> None:
+    for line, message in (
         ({"image": "a.jpg"}, "has no 'references'"),
-        (GOOD | {"image_id": True}, "'image_id' is True"),
-        (GOOD | {"positive_images": "b.jpg"}, "'positive_images' is 'b.jpg': expected"),
         (GOOD | {"positive_captions": ["b", ""]}, "'positive_captions' is .'b', ''., "),
         (GOOD | {"positive_image": ["a"]}, "did you mean 'positive_images'"),
         (GOOD | {"splits": "test"}, "unknown key 'splits': did you mean 'split'"),
-    ],
-)
-def test_a_wrong_line_is_named(tmp_path: Path, line: Any, message: str) -> None:
-    path = write_lines(tmp_path, GOOD, line)
-    with pytest.raises(DataError, match=message) as caught:
-        JsonLinesData(path)
-    assert f"{path}, line 2" in str(caught.value)
+    ):
+        with pytest.raises(DataError, match=rf"photos\.jsonl, line 2.*{message}"):
+            JsonLinesData(write_lines(tmp_path, GOOD, line))
 
 
 def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
@@ -270,9 +220,6 @@ def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
         JsonLinesData(tmp_path)
     with pytest.raises(DataError, match="no images"):
         JsonLinesData(write_lines(tmp_path))
-    (tmp_path / "latin.jsonl").write_bytes(b'{"image": "\xe9.jpg", "references": ["a"]}')
-    with pytest.raises(DataError, match=r"latin\.jsonl, line 1 is not JSON.*utf-8"):
-        JsonLinesData(tmp_path / "latin.jsonl")
     (tmp_path / "windows.jsonl").write_bytes(b'\xef\xbb\xbf{"image": "a.jpg", "references": ["a dog"]}\r\n')
     assert ids(JsonLinesData(tmp_path / "windows.jsonl")) == ["a.jpg"], "a byte order mark is no error"
     path = write_lines(tmp_path, GOOD)
@@ -285,7 +232,7 @@ def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
 # --- long captions ----------------------------------------------------------------------------------------------------
 
 
-def test_the_long_description_is_the_one_reference() -> None:
+def test_the_long_description_is_the_one_reference(tmp_path: Path) -> None:
     sizes = {"num_train": 4, "num_val": 2, "num_test": 0, "num_unseen": 0, "image_size": 32, "positives": True}
     short, long = (build_data(DataConfig("scenes", kwargs=sizes, long_captions=wanted)) for wanted in (False, True))
     assert long.splits == short.splits
@@ -296,10 +243,6 @@ def test_the_long_description_is_the_one_reference() -> None:
         assert (row["positive_captions"], row.get("positive_images")) == (plain["positive_captions"], None)
     rows = pickle.loads(pickle.dumps(long.split("val")))
     assert [row["references"] for row in rows[:2]] == [[row["long_reference"]] for row in short.split("val")]
-    assert rows[-1]["image_id"] == short.split("val")[1]["image_id"]
-
-
-def test_a_row_without_a_long_description_is_named(tmp_path: Path) -> None:
     path = write_lines(tmp_path, GOOD | {"long_reference": "A cat. It sits."}, GOOD | {"image": "b.jpg"})
     rows = build_data(DataConfig("jsonl", path=str(path), long_captions=True)).split("train")
     assert rows[0]["references"] == ["A cat. It sits."]

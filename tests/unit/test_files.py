@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from PIL import Image
 
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.files import atomic_write, remove_leftovers
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.data.file_checks import ImageFile, check_image_files
 from rl_caption.data.files import write_json
 from rl_caption.training.run_folder import drop_after
 
@@ -22,19 +21,9 @@ SMALL = LCLIPConfig(
 )
 
 
-def image_cache(path: Path) -> None:
-    Image.new("RGB", (2, 2)).save(path.parent / "a.png")
-    check_image_files([ImageFile(str(path.parent / "a.png"))], cache=path)
-
-
-def document_frequencies(path: Path) -> None:
-    DocumentFrequencies.from_references([[["a", "dog"]]], eos=True).save(path)
-
-
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "new.json": lambda path: write_json(path, {"a": 1}),
-    "images.json": image_cache,
-    "df.npz": document_frequencies,
+    "df.npz": lambda path: DocumentFrequencies.from_references([[["a", "dog"]]], eos=True).save(path),
     "model.safetensors": lambda path: LCLIP(SMALL).save_pretrained(path.parent),
     "metrics.jsonl": lambda path: drop_after(path, 0),
 }
@@ -44,21 +33,16 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def fail(*ignored: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 @pytest.mark.parametrize("name", list(WRITERS))
 def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(tmp_path, monkeypatch, name):
     path = tmp_path / name
     path.write_text("{}" if name != "metrics.jsonl" else '{"step": 0}\n')
     before = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(OSError, match=r"[\d.]+ MB") as raised:
             WRITERS[name](path)
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(path))
-    assert str(path) in str(raised.value)
     assert path.read_bytes() == before
     assert not [found for found in names(tmp_path) if found.startswith(".")]
     WRITERS[name](path)
@@ -74,13 +58,10 @@ def test_whatever_ends_the_writing_the_temporary_goes(tmp_path: Path, kind: type
     assert names(tmp_path / "new") == []
     with pytest.raises(FileNotFoundError, match="other"), atomic_write(tmp_path / "a.txt"):
         (tmp_path / "other").read_bytes()  # an error of another file keeps its name
-
-
-def test_a_written_file_has_the_rights_of_any_other(tmp_path: Path) -> None:
     (tmp_path / "usual").write_bytes(b"")
-    with atomic_write(tmp_path / "a.txt", sync=False) as file:
-        file.write(b"text")
-    assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "usual").stat().st_mode
+    with atomic_write(tmp_path / "b.txt", sync=False):
+        pass
+    assert (tmp_path / "b.txt").stat().st_mode == (tmp_path / "usual").stat().st_mode, "the rights of any other file"
 
 
 def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:

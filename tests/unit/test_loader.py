@@ -22,21 +22,17 @@ from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 
-def test_every_image_is_seen_once_an_epoch_also_where_batches_span_epochs() -> None:
+def test_every_image_is_seen_once_an_epoch_in_another_order_also_where_batches_span_epochs() -> None:
     seen = [index for step in range(10) for index in step_indices(7, 3, step, seed=1)]
     for epoch in range(4):
         assert sorted(seen[7 * epoch : 7 * epoch + 7]) == list(range(7))
     assert sorted(step_indices(3, 6, 0, seed=0)) == [0, 0, 1, 1, 2, 2]
-
-
-def test_order_depends_on_seed_and_epoch() -> None:
-    first, second = step_indices(50, 50, 0, 0), step_indices(50, 50, 1, 0)
-    assert first != second
-    assert first != step_indices(50, 50, 0, 1)
+    first = step_indices(50, 50, 0, 0)
     assert first == step_indices(50, 50, 0, 0)
+    assert first not in (step_indices(50, 50, 1, 0), step_indices(50, 50, 0, 1))
 
 
-@pytest.mark.parametrize(("processes", "micro"), [(1, 8), (1, 2), (2, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("processes", "micro"), [(1, 8), (2, 2), (4, 1)])
 def test_processes_and_micro_batches_share_the_same_global_batch(processes: int, micro: int) -> None:
     per_step = 8 // processes // micro
     for step in range(3):
@@ -59,7 +55,7 @@ def test_sizes_that_do_not_divide_are_refused_with_what_would_work() -> None:
         micro_batch_size(12, 4, 2)
 
 
-def test_targets_end_with_eos_and_padding_is_not_learnt() -> None:
+def test_targets_end_with_eos_and_padding_unknown_words_and_what_is_cut_off_are_not_learnt() -> None:
     captioner = tiny_captioner()
     targets, mask = encode_targets(captioner, [["a red circle", "red"], ["a dog"]], 10)
     assert targets.shape == mask.shape == (2, 2, 4)
@@ -68,10 +64,6 @@ def test_targets_end_with_eos_and_padding_is_not_learnt() -> None:
     assert captioner.decode(targets[0]) == ["a red circle", "red"]
     assert (targets[0, 1, 2:] == captioner.pad_token_id).all()
     assert (targets[1, 0, 3:] == captioner.pad_token_id).all()
-
-
-def test_unknown_words_and_what_is_cut_off_are_not_learnt() -> None:
-    captioner = tiny_captioner()
     targets, mask = encode_targets(captioner, [["a zebra runs", "a red circle on a grey field"]], 4)
     assert mask[0, 0].tolist() == [True, False, True, True]
     assert targets[0, 0, 1] == captioner.policy.config.unk_token_id
@@ -142,28 +134,20 @@ def test_transposed_and_cropped_views_keep_shape_and_range() -> None:
     assert all(view.shape == pixels.shape and view.min() >= 0 and view.max() <= pixels.max() for view in crops)
 
 
-@pytest.mark.parametrize("name", ["horizontal", "vertical", "transpose"])
-def test_what_is_sampled_of_an_image_does_not_depend_on_its_random_view(name: str) -> None:
+def test_what_is_sampled_of_an_image_does_not_depend_on_its_random_view() -> None:
     pixels, ids = torch.arange(12.0).view(3, 2, 2), list(map(str, range(600)))
     noise = sampling_noise(0, 3, ids, 5, 8)
-    changed = torch.tensor([not torch.equal(augment(pixels, [name], 0, 3, image_id), pixels) for image_id in ids])
-    difference = noise[changed].mean(0) - noise[~changed].mean(0)  # a mean of 300 numbers has an error of 0.017
-    assert difference.abs().max() < 0.12
+    for name in ("horizontal", "vertical", "transpose"):
+        changed = torch.tensor([not torch.equal(augment(pixels, [name], 0, 3, each), pixels) for each in ids])
+        difference = noise[changed].mean(0) - noise[~changed].mean(0)  # a mean of 300 numbers has an error of 0.017
+        assert difference.abs().max() < 0.12
 
 
 ROWS = [{"image_id": "a", "references": ["a dog"]}]
 PIXELS, IDS, MASK = torch.zeros(1, 3, 2, 2), torch.ones(1, 1, 4, dtype=torch.long), torch.ones(1, 1, 4) > 0
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        CaptionBatch(ROWS, {"pixel_values": PIXELS}),
-        CaptionBatch(ROWS, {"pixel_values": PIXELS}, IDS, MASK),
-        PairBatch(ROWS, {"image": PIXELS, "text": IDS[0]}, ["a dog"], {"triplet": MASK[0, 0]}),
-    ],
-)
-def test_the_loader_pins_every_tensor_of_a_batch(batch, monkeypatch):
+def test_the_loader_pins_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[Tensor] = []
 
     def pin(tensor: Tensor) -> Tensor:  # no GPU is needed
@@ -171,10 +155,16 @@ def test_the_loader_pins_every_tensor_of_a_batch(batch, monkeypatch):
         return pinned[-1]
 
     monkeypatch.setattr(Tensor, "pin_memory", pin)
-    found = pin_memory(batch)
-    assert type(found) is type(batch)
-    targets = [*found.targets.values()] if isinstance(found, PairBatch) else [found.targets, found.target_mask]
-    tensors = [tensor for tensor in (*found.inputs.values(), *targets) if tensor is not None]
-    assert len(tensors) == len(pinned)
-    assert all(any(tensor is one for one in pinned) for tensor in tensors)
-    assert found.rows is batch.rows
+    for batch in (
+        CaptionBatch(ROWS, {"pixel_values": PIXELS}),
+        CaptionBatch(ROWS, {"pixel_values": PIXELS}, IDS, MASK),
+        PairBatch(ROWS, {"image": PIXELS, "text": IDS[0]}, ["a dog"], {"triplet": MASK[0, 0]}),
+    ):
+        pinned.clear()
+        found = pin_memory(batch)
+        assert type(found) is type(batch)
+        targets = [*found.targets.values()] if isinstance(found, PairBatch) else [found.targets, found.target_mask]
+        tensors = [tensor for tensor in (*found.inputs.values(), *targets) if tensor is not None]
+        assert len(tensors) == len(pinned)
+        assert all(any(tensor is one for one in pinned) for tensor in tensors)
+        assert found.rows is batch.rows

@@ -1,5 +1,6 @@
 """Scenes that move: the world, its language, its oracle against captions judged by hand, false captions, rows."""
 
+import hashlib
 from collections import Counter
 
 import numpy as np
@@ -44,6 +45,7 @@ CRASH = MovingScene(
     (0, 1),
 )
 
+SCENES = [make_moving_scene(seed) for seed in range(300)]
 JUDGED = [
     # caption, true claims, claims, facts told, unparsed words, words
     ("A red circle enters from the left.", 4, 4, 4, 0, 7),  # it enters, and goes right
@@ -73,13 +75,12 @@ CRASHED = [
     ("a red circle runs into a green square", 2, 5, 2, 0, 8),
     ("a red circle and a blue circle move", 6, 6, 4, 0, 8),
     ("a circle moves left", 2, 2, 2, 0, 4),  # the blue one
-    ("a red circle left of a blue circle", 5, 5, 4, 0, 8),  # at the start; at the end not by enough
 ]
 
 
 @pytest.mark.parametrize(
     ("scene", "caption", "true", "total", "told", "unparsed", "words"),
-    [(HAND, *each) for each in JUDGED] + [(CRASH, *each) for each in CRASHED[:-1]],
+    [(HAND, *each) for each in JUDGED] + [(CRASH, *each) for each in CRASHED],
 )
 def test_captions_judged_by_hand(scene, caption, true, total, told, unparsed, words):
     found = claims(caption, scene)
@@ -90,35 +91,37 @@ def test_captions_judged_by_hand(scene, caption, true, total, told, unparsed, wo
     assert score.unparsed == pytest.approx(unparsed / words)
 
 
-def test_a_relation_must_hold_from_start_to_end() -> None:
-    (claim,) = [claim for claim in claims(CRASHED[-1][0], CRASH) if claim.kind == "relation"]
-    assert not claim.true
+def test_facts_by_hand_and_a_relation_must_hold_from_start_to_end() -> None:
+    assert (len(moving_facts(HAND)), len(moving_facts(CRASH))) == (18, 12)
+    # At the start; at the end not by enough.
+    told = claims("a red circle left of a blue circle", CRASH)
+    assert [claim.true for claim in told if claim.kind == "relation"] == [False]
 
 
-def test_facts_by_hand() -> None:
-    assert len(moving_facts(HAND)) == 18
-    assert len(moving_facts(CRASH)) == 12
-
-
-def test_what_is_generated_is_true_and_understood() -> None:
+def test_what_is_generated_stays_and_is_true_and_understood() -> None:
     verbs: Counter[str] = Counter()
-    for seed in range(300):
-        scene = make_moving_scene(seed)
-        assert scene == make_moving_scene(seed)
+    captions = [moving_references(scene, seed) for seed, scene in enumerate(SCENES)]
+    false = [
+        [hard_negatives(scene, caption, seed) for caption in captions[seed]] for seed, scene in enumerate(SCENES[:60])
+    ]
+    pinned = [*zip(SCENES[:100], captions, strict=False)], [found for own in false[:20] for found in own]
+    digests = [hashlib.sha256(repr(values).encode()).hexdigest()[:16] for values in pinned]
+    assert digests == ["fdfec3d4b191e1bd", "f3d8eaff32cc0d5a"]
+    for scene, told in zip(SCENES, captions, strict=True):
         verbs.update(motion.verb for motion in scene.motions)
         verbs["collides"] += scene.collision is not None
-        captions = moving_references(scene, seed)
-        assert len({caption.lower() for caption in captions}) == 5
-        for caption in captions:
+        assert len({caption.lower() for caption in told}) == 5
+        for caption in told:
             score = oracle(caption, scene)
             assert (score.precision, score.unparsed) == (1, 0), (caption, claims(caption, scene))
-            found = dict(hard_negatives(scene, caption, seed))
-            assert [kind for kind in MOVING_KINDS if kind in found] == list(found)
-            for kind, text in found.items():
+    for scene, told, negatives in zip(SCENES, captions, false, strict=False):
+        for caption, found in zip(told, negatives, strict=True):
+            assert [kind for kind in MOVING_KINDS if kind in dict(found)] == [kind for kind, _ in found]
+            for kind, text in found:
                 judged = oracle(text, scene)
                 assert (judged.precision < 1, judged.unparsed) == (True, 0), (kind, text)
                 if kind == "replace_direction":
-                    assert sorted(set(text.split()) ^ set(caption.split()))
+                    assert text != caption
                     assert len(text.split()) == len(caption.split())
     assert min(verbs.values()) > 30, verbs
     assert {phrase.event for phrase in PHRASES.values()} == {"", "moves", "enters", "leaves", "collides"}
@@ -126,8 +129,7 @@ def test_what_is_generated_is_true_and_understood() -> None:
 
 def test_things_are_clear_of_each_other_and_go_where_is_said() -> None:
     signs = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "": (0, 0)}
-    for seed in range(200):
-        scene = make_moving_scene(seed)
+    for scene in SCENES[:200]:
         for thing, motion in zip(scene.start.things, scene.motions, strict=True):
             way = motion.x - thing.x, motion.y - thing.y
             assert tuple(np.sign(way)) == signs[motion.direction]

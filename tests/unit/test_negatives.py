@@ -20,13 +20,12 @@ CAPTIONS = ["Two brown dogs run in front of a small boy.", "a red ball under an 
 
 def edits(kind: str, caption: str, draws: int = 60) -> set[str | None]:
     """All that a rule makes of a caption, over random draws."""
-    pool = word_pool(CAPTIONS)
-    return {EDITS[kind](tagged(caption), pool, np.random.default_rng(seed)) for seed in range(draws)}
+    own, pool = tagged(caption), word_pool(CAPTIONS)
+    return {EDITS[kind](own, pool, np.random.default_rng(seed)) for seed in range(draws)}
 
 
-@pytest.mark.parametrize(
-    ("kind", "caption", "expected"),
-    [
+def test_rules_by_hand() -> None:
+    for kind, caption, expected in (
         ("replace_object", "a cat sleeps", {"a boy sleeps", "a ball sleeps", "a tree sleeps"}),
         ("replace_attribute", "a red ball", {"a brown ball", "a small ball", "an old ball", "a black ball"}),
         ("replace_relation", "A dog in front of a tree", {"A dog behind a tree"}),
@@ -38,10 +37,8 @@ def edits(kind: str, caption: str, draws: int = 60) -> set[str | None]:
         ("swap_attribute", "a black and white dog", {None}),
         ("add_attribute", "a red ball", {None}),
         ("shuffle_trigrams", "a dog runs on the beach.", {"a dog runs on the beach", "on the beach a dog runs"}),
-    ],
-)
-def test_a_rule_by_hand(kind: str, caption: str, expected: set[str | None]) -> None:
-    assert edits(kind, caption) == expected
+    ):
+        assert edits(kind, caption) == expected, kind
 
 
 def test_counts_articles_and_plurals() -> None:
@@ -55,16 +52,14 @@ def test_counts_articles_and_plurals() -> None:
     assert {"a dog and a boy runs", "a dog and people runs"} <= edits("add_object", "a dog runs")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in EDITS if kind.startswith("shuffle")])
-def test_shuffles_keep_the_words(kind: str) -> None:
+def test_shuffles_keep_the_words() -> None:
     caption = "a brown dog runs on the sandy beach near two boys"
     own = tagged(caption)
-    for text in edits(kind, caption):
-        assert text is not None
-        assert sorted(text.split()) == sorted(own.words)
-    moved = "NJ" in kind or kind == "shuffle_nouns_adjectives"
-    for text in edits(kind, caption) if moved else ():
-        kept = [at for at, letter in enumerate(own.classes) if letter not in "NJ"]
+    for kind in [kind for kind in EDITS if kind.startswith("shuffle")]:
+        for text in edits(kind, caption):
+            assert sorted(str(text).split()) == sorted(own.words)
+    kept = [at for at, letter in enumerate(own.classes) if letter not in "NJ"]
+    for text in edits("shuffle_nouns_adjectives", caption):
         assert [str(text).split()[at] for at in kept] == [own.words[at] for at in kept]
 
 
@@ -92,23 +87,27 @@ def test_negatives_of_scenes_are_false_and_of_the_kinds_asked_for() -> None:
         SceneNegatives()({"image_id": "7", "references": ["a"]}, "a", np.random.default_rng(0))
 
 
-def test_negatives_of_the_data(tmp_path: Path) -> None:
+def test_negatives_and_positives_of_the_data(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     item = {"image": "a.png", "references": ["a dog", "one dog"], "negatives": [["a cat", "a cow"], []]}
-    file.write_text(json.dumps(item))
+    file.write_text(json.dumps(item | {"positive_captions": ["one dog", "some dog"]}))
     row = JsonLinesData(file).split("train")[0]
     found = ColumnNegatives()(row, "a dog", np.random.default_rng(0))
     assert sorted(found) == [("data", "a cat"), ("data", "a cow")]
     assert ColumnNegatives()(row, "one dog", np.random.default_rng(0)) == []
+    assert sorted(ColumnPositives()(row, "a dog", np.random.default_rng(0))) == ["one dog", "some dog"]
     with pytest.raises(DataError, match=r"has no negatives for 'a cat'"):
         ColumnNegatives()(row, "a cat", np.random.default_rng(0))
+    del row["positive_captions"]
+    with pytest.raises(DataError, match="has no positive_captions"):
+        ColumnPositives()(row, "a dog", np.random.default_rng(0))
     file.write_text(json.dumps(item | {"negatives": [["a cat"]]}))
     with pytest.raises(DataError, match="line 1: 'negatives'"):
         JsonLinesData(file)
 
 
 def test_paraphrases_of_scenes_say_the_same_in_other_words() -> None:
-    rows: Any = ScenesData(num_train=60, num_val=0, num_test=0, num_unseen=0).split("train")
+    rows: Any = ScenesData(num_train=45, num_val=0, num_test=0, num_unseen=0).split("train")
     captions = [(row, text) for row in rows for text in (*row["references"], row["long_reference"])]
     turned = 0
     for row, caption in captions:
@@ -123,13 +122,6 @@ def test_paraphrases_of_scenes_say_the_same_in_other_words() -> None:
     assert turned > 5
     with pytest.raises(DataError, match="no generated scene"):
         ScenePositives()({"image_id": "7", "references": ["a"]}, "a", np.random.default_rng(0))
-
-
-def test_positives_of_the_data() -> None:
-    row: Any = {"image_id": "1", "references": ["a dog"], "positive_captions": ["one dog", "some dog"]}
-    assert sorted(ColumnPositives()(row, "a dog", np.random.default_rng(0))) == ["one dog", "some dog"]
-    with pytest.raises(DataError, match="'2' has no positive_captions"):
-        ColumnPositives()({"image_id": "2", "references": ["a dog"]}, "a dog", np.random.default_rng(0))
 
 
 def test_sentences_are_sampled_in_their_order() -> None:

@@ -42,7 +42,7 @@ def stamps(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "prepared.json"}
 
 
-def test_everything_at_once_and_a_second_time_nothing(downloads: Path, tmp_path: Path) -> None:
+def test_everything_at_once_and_a_second_time_nothing(downloads: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "coco"
     images, features = write_photos(tmp_path / "photos"), write_features(tmp_path / "regions", 8)
     options: dict[str, Any] = {"images": images, "features": features, "features_kwargs": {"dim": 8}, "df": True}
@@ -67,6 +67,12 @@ def test_everything_at_once_and_a_second_time_nothing(downloads: Path, tmp_path:
     assert (frequencies.documents, frequencies.eos, frequencies["<eos>",]) == (10, True, 10)
     assert frequencies["dog",] == 3, "images 0, 4, 8 of train and restval"
 
+    (tmp_path / "cli").mkdir()
+    downloads.rename(tmp_path / "cli" / "downloads")
+    assert prepare_coco.main(["--out", str(tmp_path / "cli")]) == 0
+    assert "test: 4 images, 20 captions" in capsys.readouterr().out
+    downloads = tmp_path / "cli" / "downloads"
+
     before = stamps(out)
     assert prepare(out, downloads, **options) == summary
     assert prepare(out, downloads, features_kwargs={"dim": 8}, df=True) == summary, "what is there is checked"
@@ -77,18 +83,14 @@ def test_what_is_missing_is_named_with_where_to_get_it(tmp_path: Path) -> None:
     (tmp_path / "downloads").mkdir()
     with pytest.raises(DataError) as caught:
         prepare(tmp_path, tmp_path / "downloads")
-    for part in (
-        "dataset_coco.json, from https://cs.stanford.edu/",
-        "captions_train2014.json, from http://images.coco",
-    ):
-        assert part in str(caught.value)
+    assert "dataset_coco.json, from https://cs.stanford.edu/" in str(caught.value)
+    assert "captions_train2014.json, from http://images.coco" in str(caught.value)
     write_downloads(tmp_path / "downloads")
     (tmp_path / "downloads/annotations/captions_val2014.json").unlink()
     with pytest.raises(DataError, match=r"captions_val2014\.json, from .*\n.*--without_annotations") as caught:
         prepare(tmp_path / "coco", tmp_path / "downloads")
     assert "train2014" not in str(caught.value)
-    summary = prepare(tmp_path / "coco", tmp_path / "downloads", annotations=False)
-    assert summary["compared_with_annotations"] is False
+    assert prepare(tmp_path / "coco", tmp_path / "downloads", annotations=False)["compared_with_annotations"] is False
 
 
 def test_counts_captions_and_files_that_do_not_agree_are_reported_together(downloads: Path, tmp_path: Path) -> None:
@@ -117,11 +119,15 @@ def test_counts_captions_and_files_that_do_not_agree_are_reported_together(downl
     assert not (tmp_path / "coco").exists()
 
 
-def test_a_part_of_coco_is_taken_where_that_is_said(downloads: Path, tmp_path: Path) -> None:
+def test_a_part_of_coco_is_taken_where_that_is_said_and_the_download_never_overwritten(downloads, tmp_path):
     change(downloads, lambda images: images.pop(3))
     with pytest.raises(DataError, match="a part of COCO on purpose: --subset"):
         prepare(tmp_path / "coco", downloads)
     assert prepare(tmp_path / "coco", downloads, subset=True)["images"] == {"train": 9, "val": 4, "test": 4}
+    before = (downloads / "dataset_coco.json").read_bytes()
+    with pytest.raises(DataError, match="is what this program writes"):
+        prepare(downloads, downloads)
+    assert (downloads / "dataset_coco.json").read_bytes() == before
 
 
 def test_missing_images_and_wrong_features_are_counted_and_named_together(downloads: Path, tmp_path: Path) -> None:
@@ -143,36 +149,16 @@ def test_missing_images_and_wrong_features_are_counted_and_named_together(downlo
 
 
 def test_values_of_features_are_read_unless_it_is_to_be_fast(downloads: Path, tmp_path: Path) -> None:
-    features = write_features(tmp_path / "regions", 8)
-    np.savez(features / "105.npz", features=np.full((3, 8), np.inf, np.float16))
-    prepare(tmp_path / "coco", downloads, features=features, fast=True)
-    with pytest.raises(DataError, match=r"1 missing or unusable features: .*image '105'.*features\[0, 0\] is inf"):
-        prepare(tmp_path / "coco", downloads, features=features)
-
-
-def test_an_hdf5_file_takes_the_name_that_the_configurations_read(downloads: Path, tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "coco_detections.hdf5", "w") as file:
+    with h5py.File(tmp_path / "coco_detections.hdf5", "w") as file:  # which takes the name that configurations read
         for number in range(18):
-            file[f"{100 + number}_features"] = np.ones((3, 8), np.float32)
+            file[f"{100 + number}_features"] = np.full((3, 8), np.inf if number == 5 else 1, np.float32)
     options: dict[str, Any] = {"features": tmp_path / "coco_detections.hdf5", "features_kwargs": {"dim": 8}}
-    summary = prepare(tmp_path / "coco", downloads, **options)
+    summary = prepare(tmp_path / "coco", downloads, **options, fast=True)
     assert summary["checked"]["features"] == str(tmp_path / "coco/features")
     data = KarpathyData(tmp_path / "coco", "images", features_root=tmp_path / "coco/features")
     assert data.split("test")[0]["features"].load(8).shape == (3, 8)
-
-
-def test_the_download_is_never_overwritten(tmp_path: Path) -> None:
-    downloads = write_downloads(tmp_path)
-    before = (downloads / "dataset_coco.json").read_bytes()
-    with pytest.raises(DataError, match="is what this program writes: move the download to"):
-        prepare(tmp_path, downloads)
-    assert (downloads / "dataset_coco.json").read_bytes() == before
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_downloads(tmp_path / "coco" / "downloads")
-    assert prepare_coco.main(["--out", str(tmp_path / "coco")]) == 0
-    assert "test: 4 images, 20 captions" in capsys.readouterr().out
+    with pytest.raises(DataError, match=r"1 missing or unusable features: .*image '105'.*features\[0, 0\] is inf"):
+        prepare(tmp_path / "coco", downloads, **options)
 
 
 def test_the_counts_are_those_of_the_official_files() -> None:

@@ -36,15 +36,16 @@ def line(image_id: int, layout: str, values: np.ndarray | None = None) -> str:
     return f"{image_id}\t{count}\t{text(values)}"
 
 
-@pytest.mark.parametrize("layout", ["bottom-up", "lxmert", "vinvl", "three columns"])
-def test_each_line_becomes_a_file(tmp_path: Path, layout: str) -> None:
-    (tmp_path / "a.tsv").write_text("\n".join(line(number, layout) for number in (5, 6)) + "\r\n")
-    assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out") == (2, 0)
-    np.testing.assert_array_equal(as_image_features(tmp_path / "out/6.npz", "6").load(8), features(6))
-    if layout in ("bottom-up", "lxmert"):
-        with np.load(tmp_path / "out/5.npz") as stored:
-            assert stored["boxes"].shape == (3, 4)
-            assert (int(stored["image_w"]), int(stored["image_h"])) == (640, 480)
+def test_each_line_becomes_a_file(tmp_path: Path) -> None:
+    for layout in ("bottom-up", "lxmert", "vinvl", "three columns"):
+        out = tmp_path / layout
+        (tmp_path / "a.tsv").write_text("\n".join(line(number, layout) for number in (5, 6)) + "\r\n")
+        assert convert_tsv([tmp_path / "a.tsv"], out) == (2, 0)
+        np.testing.assert_array_equal(as_image_features(out / "6.npz", "6").load(8), features(6))
+        if layout in ("bottom-up", "lxmert"):
+            with np.load(out / "5.npz") as stored:
+                assert stored["boxes"].shape == (3, 4)
+                assert (int(stored["image_w"]), int(stored["image_h"])) == (640, 480)
 
 
 def test_an_interrupted_conversion_goes_on(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, mo
         if enough:
             assert convert_tsv([tmp_path / "a.tsv"], out, dtype=dtype) == (1, 0)
             continue
-        with pytest.raises(DataError, match=r"has 0\.0 GB of free space: expected about 0\.0 GB") as caught:
+        with pytest.raises(DataError, match="free space") as caught:
             convert_tsv([tmp_path / "a.tsv"], out, dtype=dtype)
         assert ("float16" in str(caught.value)) == (dtype == "float32"), "half the space, where that is left to do"
         assert not [*out.iterdir()]
@@ -76,24 +77,20 @@ def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, mo
         convert_tsv([tmp_path / "none.tsv"], tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    for bad, message in (
         ("7\t1\t2\t3", "4 columns, expected 6"),
-        ("7\t640\t480\tx\tAA==\tAA==", "expected num_boxes and base64"),
-        ("7\t640\t480\t2\t%%\t%%", "expected num_boxes and base64"),
-        (line(7, "three columns")[:-8], "features has|expected num_boxes"),
+        ("7\t640\t480\tx\tAA==\tAA==", "num_boxes and base64"),
+        ("7\t640\t480\t2\t%%\t%%", "num_boxes and base64"),
+        (line(7, "three columns")[:-8], "features has|num_boxes"),
         (line(7, "vinvl", features(7, dim=9)), r"image '7': the shape is \[3, 9\], expected \[regions, 8\]"),
-        (line(7, "vinvl", np.full((3, 8), np.nan)), r"features\[0, 0\] is nan, expected finite"),
+        (line(7, "vinvl", np.full((3, 8), np.nan)), r"features\[0, 0\] is nan"),
         ("7\t640\t480\t3\t" + text(np.ones((3, 5))) + "\t" + text(features(7)), r"boxes are float32 \[3, 5\]"),
-        ("../7\t3\t" + text(features(7)), "expected an id that can be a file's name"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path: Path, bad: str, message: str) -> None:
-    (tmp_path / "a.tsv").write_text(line(5, "vinvl") + "\n" + bad + "\n")
-    with pytest.raises(DataError, match=message) as caught:
-        convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")
-    assert "a.tsv, line 2" in str(caught.value)
+        ("../7\t3\t" + text(features(7)), "an id that can be a file's name"),
+    ):
+        (tmp_path / "a.tsv").write_text(line(5, "vinvl") + "\n" + bad + "\n")
+        with pytest.raises(DataError, match=rf"a\.tsv, line 2.*({message})"):
+            convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")
 
 
 def test_half_the_space_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

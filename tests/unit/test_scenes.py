@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rewards.images import Renderable
 from rl_caption.data.base import DataError, load_image
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.scenes import NEGATIVE_KINDS, ScenesData, claims, hard_negatives, oracle
 from rl_caption.data.scenes.__main__ import main
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.module import belongs, content_key, export
+from rl_caption.data.scenes.negatives import paraphrases
 from rl_caption.data.scenes.oracle import tokens
 from rl_caption.data.scenes.render import BACKGROUND_RGB, COLOUR_RGB, SceneImage, render
 from rl_caption.data.scenes.world import (
@@ -38,13 +38,24 @@ from rl_caption.data.scenes.world import (
 )
 
 SCENES = [make_scene(seed) for seed in range(400)]
-DATA = ScenesData(num_train=400, num_val=80, num_test=80, num_unseen=80)
+DATA = ScenesData(num_train=200, num_val=60, num_test=60, num_unseen=60)
 
 
-def test_scenes_stay_what_they_were() -> None:
+def digest(values: object) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+
+def test_scenes_and_captions_stay_what_they_were() -> None:
     """Pins the world itself: results recorded with one version must be about the scenes of the next."""
-    digest = hashlib.sha256(json.dumps([scene.to_dict() for scene in SCENES]).encode()).hexdigest()
-    assert digest[:16] == "3878db858f4df9da"
+    scenes = hashlib.sha256(json.dumps([scene.to_dict() for scene in SCENES]).encode()).hexdigest()
+    assert scenes[:16] == "3878db858f4df9da"
+    assert digest([[*DATA.split(split)[:20]] for split in DATA.splits]) == "03bb8d859a404b0a"
+    others = [
+        (hard_negatives(scene, caption, seed), paraphrases(scene, caption, seed))
+        for seed, scene in enumerate(SCENES[:20])
+        for caption in references(scene, seed)
+    ]
+    assert digest(others) == "c8675350708b96bd"
 
 
 def test_facts_of_a_scene_by_hand() -> None:
@@ -60,19 +71,6 @@ def test_facts_of_a_scene_by_hand() -> None:
     }
     # One star is to the left of the ring and one to the right: only "above" is true of the kinds.
     assert relations_between(*scene.kinds) == ["above"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"background": "plaid"}, "plaid"),
-        ({"things": [{"shape": "circle"}]}, "colour"),
-        ({"things": [{**SCENES[0].to_dict()["things"][0], "shape": "blob"}]}, "blob"),
-    ],
-)
-def test_bad_scenes_are_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        Scene.from_dict({**SCENES[0].to_dict(), **change})
 
 
 def test_moved_things_keep_off_the_edges_and_their_offsets() -> None:
@@ -95,7 +93,7 @@ def _pixels(scene: Scene, size: int = 64) -> NDArray[np.int32]:
     return np.asarray(render(scene, size)).astype(np.int32)
 
 
-@pytest.mark.parametrize("size", [32, 64, 100])
+@pytest.mark.parametrize("size", [32, 100])
 def test_things_are_drawn_where_the_scene_says(size: int) -> None:
     """The pixels that differ from the background lie around the thing's centre, within its radius."""
     for shape, name, texture in itertools.product(SHAPES, SIZES, TEXTURES):
@@ -118,6 +116,8 @@ def test_looks_can_be_told_from_each_other_at_64_pixels() -> None:
     for (one, first), (other, second) in itertools.combinations(zip(looks, images, strict=True), 2):
         area = (2 * min(RADIUS[one.size], RADIUS[other.size]) * 64 / 1000) ** 2
         assert (np.abs(first - second).max(axis=2) > 50).sum() > area / 12, (one, other)
+    yellow = _pixels(Scene("grey", (Thing("square", "yellow", "large", "striped", 500, 500),)))
+    assert (yellow.max(axis=2) < 40).any(), "ink of a light colour is dark"
     for a, b in itertools.combinations([*COLOUR_RGB.values(), *BACKGROUND_RGB.values()], 2):
         assert np.linalg.norm(np.subtract(a, b)) > 60
 
@@ -136,20 +136,14 @@ def _pairs(split: str) -> set[tuple[str, str]]:
     return {(thing.colour, thing.shape) for row in DATA.split(split) for thing in row["scene"].things}
 
 
-def test_rows_have_what_the_seam_asks() -> None:
+def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
     row = DATA.split("train")[123]
     assert row["image_id"] == "train-000123"
-    assert isinstance(row["image"], Renderable)
-    assert len(row["references"]) == 5
-    assert oracle(row["long_reference"], row["scene"]) == (1, 1, 1, 0)
-    assert load_image(row["image"]).size == (64, 64)
-    assert [len(DATA.split(split)) for split in DATA.splits] == [400, 80, 80, 80]
-    assert len({row["image_id"] for split in DATA.splits for row in DATA.split(split)}) == 640
+    assert (load_image(row["image"]).size, len(row["references"])) == ((64, 64), 5)
+    assert [len(DATA.split(split)) for split in DATA.splits] == [200, 60, 60, 60]
+    assert len({row["image_id"] for split in DATA.splits for row in DATA.split(split)}) == 380
     with pytest.raises(DataError, match="test2"):
         DATA.split("test2")
-
-
-def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
     again = ScenesData(num_train=10, num_val=5, num_test=5, num_unseen=5)
     again.split("train")[0]["references"].clear()
     for split in DATA.splits:
@@ -159,20 +153,15 @@ def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
     copy = pickle.loads(pickle.dumps(DATA))
     assert copy.split("val")[7] == DATA.split("val")[7]
     assert len(pickle.dumps(DATA.split("val")[7]["image"])) < 2000
-
-
-def test_rows_are_made_when_looked_at() -> None:
-    """A split of a billion rows costs nothing until rows are read."""
-    rows = ScenesData(num_train=10**9).split("train")
-    assert len(rows) == 10**9
-    assert rows[-1]["image_id"] == f"train-{10**9 - 1}"
+    rows = ScenesData(num_train=10**9).split("train")  # made when looked at
+    assert (len(rows), rows[-1]["image_id"]) == (10**9, f"train-{10**9 - 1}")
     assert [row["image_id"] for row in rows[2:4]] == ["train-000002", "train-000003"]
     with pytest.raises(IndexError):
         rows[10**9]
 
 
 def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_split() -> None:
-    with_positives = ScenesData(num_train=200, num_val=20, num_test=0, num_unseen=20, positives=True)
+    with_positives = ScenesData(num_train=100, num_val=10, num_test=0, num_unseen=10, positives=True)
     elsewhere = 0
     for split in ("train", "val", "test_unseen"):
         for row, plain in zip(with_positives.split(split), DATA.split(split), strict=False):
@@ -185,13 +174,13 @@ def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_spl
                 assert oracle(row["long_reference"], image.scene) == (1, 1, 1, 0)
                 assert belongs(image.scene, split)
                 elsewhere += image.scene != row["scene"]
-    assert elsewhere > 1000, "crowded scenes alone stay where they are"
+    assert elsewhere > 500, "crowded scenes alone stay where they are"
 
 
 def test_splits_share_no_scene_whatever_the_seed() -> None:
     seen: dict[str, tuple[str, int]] = {}
     for seed in (0, 1):
-        data = ScenesData(num_train=400, num_val=100, num_test=100, num_unseen=100, seed=seed)
+        data = ScenesData(num_train=200, num_val=60, num_test=60, num_unseen=60, seed=seed) if seed else DATA
         for split in data.splits:
             for row in data.split(split):
                 assert seen.setdefault(content_key(row["scene"]), (split, seed))[0] == split
@@ -209,46 +198,41 @@ def test_unseen_pairs_are_unseen() -> None:
         assert sorted(pair[position] for pair in UNSEEN_PAIRS) == sorted(values)
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"num_train": -1},
+def test_bad_parameters_and_scenes_are_named() -> None:
+    for parameters in (
         {"num_unseen": -5},
         {"image_size": 4},
         {"captions_per_image": 0},
         {"captions_per_image": 11, "positives": True},
-    ],
-)
-def test_bad_parameters_are_named(parameters: dict[str, int]) -> None:
-    with pytest.raises(DataError, match=", ".join(f"{key}={value}" for key, value in parameters.items())):
-        ScenesData(**parameters)  # type: ignore[arg-type]
+    ):
+        with pytest.raises(DataError, match=", ".join(f"{key}={value}" for key, value in parameters.items())):
+            ScenesData(**parameters)  # type: ignore[arg-type]
+    scene = SCENES[0].to_dict()
+    for change, message in (
+        ({"background": "plaid"}, "plaid"),
+        ({"things": [{"shape": "circle"}]}, "colour"),
+        ({"things": [{**scene["things"][0], "shape": "blob"}]}, "blob"),
+    ):
+        with pytest.raises(DataError, match=message):
+            Scene.from_dict({**scene, **change})
 
 
-def test_export_is_read_as_karpathy(tmp_path: Path) -> None:
-    data = ScenesData(num_train=6, num_val=2, num_test=2, num_unseen=3)
-    path = export(tmp_path / "scenes", data)
-    first = path.read_bytes()
-    assert export(tmp_path / "scenes", data).read_bytes() == first
-    written = KarpathyData(path)
+def test_the_export_is_read_as_karpathy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, sizes = tmp_path / "out", {"num_train": 4, "num_val": 2, "num_test": 1, "num_unseen": 1}
+    assert main(["--out", str(out), *(f"--{name}={size}" for name, size in sizes.items())]) == 0
+    assert "4 train, 2 val, 1 test, 1 test_unseen" in capsys.readouterr().out
+    data, first = ScenesData(**sizes), (out / "dataset.json").read_bytes()
+    assert export(out, data).read_bytes() == first
+    written = KarpathyData(out)
     assert set(written.splits) == set(data.splits)
     for split in data.splits:
-        rows = written.split(split)
-        assert [row["references"] for row in rows] == [row["references"] for row in data.split(split)]
-        for row, made in zip(rows, data.split(split), strict=True):
+        assert len(written.split(split)) == len(data.split(split))
+        for row, made in zip(written.split(split), data.split(split), strict=True):
+            assert row["references"] == made["references"]
             assert load_image(row["image"]).tobytes() == load_image(made["image"]).tobytes()
     entries = json.loads(first)["images"]
-    assert [entry["split"] for entry in entries] == ["train"] * 6 + ["val"] * 2 + ["test"] * 2 + ["test_unseen"] * 3
     assert Scene.from_dict(entries[0]["scene"]) == data.split("train")[0]["scene"]
-    assert len({sentence["sentid"] for entry in entries for sentence in entry["sentences"]}) == 13 * 5
-
-
-def test_the_command_says_what_it_wrote_or_could_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--num_train", "3", "--num_val", "1", "--num_test", "1", "--num_unseen", "0"]
-    assert main(["--out", str(tmp_path / "out"), *sizes]) == 0
-    printed = capsys.readouterr().out
-    assert str(tmp_path / "out" / "dataset.json") in printed
-    assert "3 train, 1 val, 1 test, 0 test_unseen" in printed
-    assert len(list((tmp_path / "out" / "images").glob("*.png"))) == 5
+    assert len({sentence["sentid"] for entry in entries for sentence in entry["sentences"]}) == 8 * 5
     (tmp_path / "file").write_text("in the way")
     assert main(["--out", str(tmp_path / "file"), "--num_train", "1"]) == 1
     assert str(tmp_path / "file") in capsys.readouterr().err
@@ -268,7 +252,7 @@ SCENE = Scene(
 
 def test_every_negative_is_false_and_every_kind_occurs() -> None:
     seen: Counter[str] = Counter()
-    for seed, scene in enumerate(SCENES[:120]):
+    for seed, scene in enumerate(SCENES[:60]):
         for caption in [*references(scene, seed), long_reference(scene, seed)]:
             found = hard_negatives(scene, caption, seed)
             assert [kind for kind, _ in found] == [kind for kind in NEGATIVE_KINDS if kind in dict(found)]
@@ -287,7 +271,7 @@ def test_every_negative_is_false_and_every_kind_occurs() -> None:
     assert set(seen) == set(NEGATIVE_KINDS)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_kinds_change_what_they_name(seed: int) -> None:
     caption = "A large red circle is above two small blue stars on a grey background."
     found = dict(hard_negatives(SCENE, caption, seed))

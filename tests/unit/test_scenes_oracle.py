@@ -55,6 +55,7 @@ JUDGED = [
     ("a green circle right of a red circle", 5, 5, 5, 0, 8),
     ("a red circle to the right of a green circle", 4, 5, 4, 0, 10),
     ("a red circle above two blue stars", 6, 6, 6, 0, 7),
+    ("a red circle left of two blue stars", 5, 6, 5, 0, 8),  # of the second star alone
     ("two blue stars beneath a red circle", 6, 6, 6, 0, 7),
     ("a green circle above a red circle", 4, 5, 4, 0, 7),  # level, so neither above nor below
     ("above two blue stars is a red circle", 6, 6, 6, 0, 8),
@@ -109,8 +110,7 @@ def test_judged_by_hand(caption: str, true: int, claimed: int, told: int, unpars
 def test_relation_words_against_coordinates() -> None:
     """Every relation between every two kinds of one thing each, told outright, is judged as the coordinates say."""
     judged = 0
-    for seed in range(150):
-        scene = make_scene(seed)
+    for scene in map(make_scene, range(80)):
         for one in scene.kinds:
             for other in scene.kinds:
                 if one is other or len(one.things) + len(other.things) > 2:
@@ -126,34 +126,27 @@ def test_relation_words_against_coordinates() -> None:
                     score = oracle(f"a {a.colour} {a.shape} {words} a {b.colour} {b.shape}", scene)
                     assert score.precision == (1.0 if true else 0.8)
                     judged += 1
-    assert judged > 500
-
-
-def _without_punctuation(caption: str) -> str:
-    return re.sub(r"[.,]", "", caption.lower())
+    assert judged > 400
 
 
 def test_every_reference_is_true_and_understood_and_a_long_one_tells_everything() -> None:
-    for seed in range(400):
+    for seed in range(150):
         scene = make_scene(seed)
         for caption in references(scene, seed):
             assert 5 <= len(caption.split()) <= 16
-            for text in (caption, _without_punctuation(caption)):
+            for text in (caption, re.sub(r"[.,]", "", caption.lower())):
                 score = oracle(text, scene)
                 assert (score.precision, score.unparsed) == (1, 0), (text, claims(text, scene))
         long = long_reference(scene, seed)
         assert 3 <= long.count(".") <= 6
-        for text in (long, _without_punctuation(long)):
+        for text in (long, re.sub(r"[.,]", "", long.lower())):
             assert oracle(text, scene) == (1, 1, 1, 0), (text, facts(scene))
-
-
-def test_up_to_twenty_captions_are_found_for_the_plainest_scene() -> None:
-    scene = Scene("grey", (Thing("circle", "red", "large", "plain", 500, 500),))
-    assert len(set(references(scene, 0, 20))) == 20
+    plainest = Scene("grey", (Thing("circle", "red", "large", "plain", 500, 500),))
+    assert len(set(references(plainest, 0, 20))) == 20
 
 
 def test_repeating_a_true_caption_never_pays_and_contradicting_it_costs() -> None:
-    for seed in range(200):
+    for seed in range(60):
         scene = make_scene(seed)
         other = next(c for c in COLOURS if all(kind.colour != c for kind in scene.kinds))
         for caption in references(scene, seed):
@@ -172,14 +165,11 @@ CONNECTING = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @example(seed=1, words=["circle"] * 5)
 @given(
     seed=st.integers(0, 50),
-    words=st.lists(
-        st.sampled_from([*NOUNS, *ADJECTIVES, *NUMBERS, *CONNECTING]),
-        max_size=25,
-    ),
+    words=st.lists(st.sampled_from([*NOUNS, *ADJECTIVES, *NUMBERS, *CONNECTING]), max_size=25),
 )
 def test_word_salad_is_judged(seed: int, words: list[str]) -> None:
     score = oracle(" ".join(words), make_scene(seed))

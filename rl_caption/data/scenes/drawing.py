@@ -1,4 +1,4 @@
-"""From a caption to a scene of which it is true: the generated world's text-to-image model."""
+"""From a caption to a scene of which it is true: a text-to-image model for the generated world."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,15 +18,15 @@ from rl_caption.data.scenes.world import (
 )
 
 MOST_THINGS = 4
-"""Of a scene; further ones of a caption are not drawn."""
+"""Largest number of things in a scene; further ones of a caption are not drawn."""
 
 
 def scene_of(caption: str, seed: int = 0, attempts: int = 64) -> Scene:
-    """A scene that the caption describes; what it leaves open is drawn at random, a pure function of all arguments.
+    """A scene that the caption describes; what the caption leaves open is drawn at random. A pure function.
 
-    The parser's things, numbers, attributes and background are taken over. Of ``attempts`` random completions and
-    layouts the one of which most of the caption's claims are true (the oracle's precision) is returned, the first among
-    equals. A caption that names no thing gets a scene at random: it could be any.
+    Things, numbers, attributes and background are those that the parser finds. Of ``attempts`` random completions and
+    layouts, the first with the highest precision of the caption (by the oracle) is returned. A caption that names no
+    thing gets a random scene.
     """
     draws, parsed = Draws("drawing", seed, caption), parse(caption)
     best, highest = make_scene(draws.below(2**31)), -1.0

@@ -1,6 +1,6 @@
 """Captions of a scene: short references in different wordings, and one long description.
 
-Every sentence is true of its scene. What a caption leaves out is drawn at random, as people leave out different things.
+All are true of the scene. What a short caption leaves out is random, as people mention different things.
 """
 
 import re
@@ -14,7 +14,7 @@ SYNONYMS = {
     "small": ("small", "small", "little"),
     "dotted": ("dotted", "dotted", "spotted"),
 }
-"""Wordings of an attribute's value, the usual one more often; other values have one."""
+"""Wordings of an attribute's value, repeated by weight; other values have one wording."""
 RELATION_PHRASES = {
     "left of": ("left of", "to the left of", "to the left of"),
     "right of": ("right of", "to the right of", "to the right of"),
@@ -26,10 +26,10 @@ _GENERIC = re.compile(r"\b(shape|object)s?\b")
 
 
 def references(scene: Scene, seed: int, count: int = 5) -> list[str]:
-    """``count``, 1 to 20, different short captions of a scene, of 5 to 16 words each; a pure function of all arguments.
+    """``count`` (1 to 20) different short captions of a scene, of 5 to 16 words each; a pure function.
 
-    They are as people write them: most with a capital and a full stop, some without. Each is true and mentions some of
-    the facts, usually about the salient kinds.
+    Each is true and tells some of the facts, usually about the most salient kinds. As with captions by people, most but
+    not all have a capital and a full stop.
     """
     draws = Draws("references", seed, repr(scene))
     captions: list[str] = []
@@ -46,7 +46,7 @@ def references(scene: Scene, seed: int, count: int = 5) -> list[str]:
 
 
 def long_reference(scene: Scene, seed: int) -> str:
-    """One description of 3 to 6 sentences that mentions every fact of the scene; a pure function."""
+    """A description of 3 to 6 sentences that tells every fact of the scene; a pure function."""
     draws = Draws("long", seed, repr(scene))
     kinds = scene.kinds
     first = [noun_phrase(kind, ("size", "colour"), draws) for kind in kinds]
@@ -68,7 +68,7 @@ def long_reference(scene: Scene, seed: int) -> str:
 
 
 def noun_phrase(kind: Kind, attributes: Sequence[str], draws: Draws) -> str:
-    """Name a kind: its number or article, those ``attributes`` (size, texture, colour), and its shape."""
+    """Name a kind: number or article, the given ``attributes`` (size, texture, colour), and shape."""
     words = [
         _worded(getattr(kind, attribute), draws)
         for attribute in ("size", "texture", "colour")
@@ -114,7 +114,7 @@ def _listed(phrases: Sequence[str]) -> str:
 
 
 def typed(sentence: str, draws: Draws) -> str:
-    """Most people type a capital and a full stop; some leave out one or both."""
+    """Add a capital and a full stop, as most people do; sometimes leave out one or both."""
     if draws.chance(0.15):
         return sentence
     sentence = sentence[0].upper() + sentence[1:]
@@ -122,7 +122,7 @@ def typed(sentence: str, draws: Draws) -> str:
 
 
 def _short_sentence(scene: Scene, draws: Draws) -> str | None:
-    """One candidate; None where the form that was drawn does not fit the scene."""
+    """Draw one candidate; None where its form does not fit the scene."""
     weights = ((4, 2, 0, 0, 1), (2, 2, 6, 4, 1), (2, 2, 6, 3, 2))[min(len(scene.kinds), 3) - 1]
     form = draws.weighted((_one_kind, _one_kind_on_background, _related, _all, _shapes), weights)
     sentence = form(scene, draws)
@@ -132,7 +132,7 @@ def _short_sentence(scene: Scene, draws: Draws) -> str | None:
 
 
 def named(kind: Kind, scene: Scene, draws: Draws) -> str:
-    """Name a kind by what one person might mention; the colour always where another kind has the same shape."""
+    """Name a kind with random attributes; always with its colour where another kind has the same shape."""
     mentioned = []
     ambiguous = sum(other.shape == kind.shape for other in scene.kinds) > 1
     if ambiguous or draws.chance(0.9):

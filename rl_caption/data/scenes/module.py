@@ -1,4 +1,4 @@
-"""The generated world as a dataset (``data.format: scenes``), and its export to a Karpathy JSON file and PNG images."""
+"""The generated world as datasets (``data.format: scenes``, ``moving_scenes``), and its export to files."""
 
 import itertools
 import json
@@ -27,23 +27,23 @@ SPLITS = ("train", "val", "test", "test_unseen")
 _BUCKETS = 8
 _SPLIT_BUCKETS = {"train": range(2, 8), "val": range(0, 1), "test": range(1, 2), "test_unseen": range(0, 8)}
 _CELL = 16
-"""Positions are compared in cells of 16 thousandths, one pixel of an image of 64."""
+"""Positions are compared in cells of 16 thousandths of the side: one pixel at 64 pixels."""
 
 
 class ScenesData(Splits):
     """Scenes with captions, in four disjoint splits; a pure function of its parameters.
 
-    A hash of a scene's content decides which split it may be in, so that no scene of one split occurs in another,
-    whatever the sizes and seeds. ``test_unseen`` has scenes with at least one of eight pairs of colour and shape
-    (``UNSEEN_PAIRS``) that no other split contains; every colour and every shape occurs in training in other pairs.
+    A hash of a scene's content decides its split, so that no scene occurs in two splits, whatever the sizes and seeds.
+    Scenes of ``test_unseen`` have at least one of eight pairs of colour and shape (``UNSEEN_PAIRS``) that no other
+    split contains; training has every colour and every shape in other pairs.
 
     Args:
         num_train: scenes in ``train``; likewise ``num_val``, ``num_test``, ``num_unseen``. 0 gives an empty split.
         image_size: side of the images in pixels, at least 16.
         seed: which scenes and captions. The first n scenes of a split do not depend on the split's size.
         captions_per_image: short references per image, 1 to 20.
-        positives: rows also have ``positive_captions``, as many in other words, and ``positive_images``, one for each
-            reference: the same scene shifted. ``captions_per_image`` is then at most 10.
+        positives: rows also have as many ``positive_captions``, in other words, and one of ``positive_images`` per
+            reference, which show the same scene shifted. ``captions_per_image`` is then at most 10.
 
     Raises:
         DataError: a parameter is out of its range.
@@ -92,7 +92,7 @@ def _scene_row(image_size: int, seed: int, count: int, positives: bool, split: s
     )
     if positives:
         row["positive_captions"] = captions[count:]
-        # Shifts of the scene that stay in this split; the scene itself where there is none.
+        # Shifts of the scene that belong to this split; the scene itself where there are none.
         shifted = [moved for moved in moves(scene) if moved != scene and belongs(moved, split)] or [scene]
         order = Draws("moved", f"{seed}/{index}", split).shuffled(shifted)
         row["positive_images"] = [SceneImage(order[i % len(order)], image_size) for i in range(count)]
@@ -102,9 +102,9 @@ def _scene_row(image_size: int, seed: int, count: int, positives: bool, split: s
 class MovingScenesData(Splits):
     """Scenes that move, as videos of a few frames, in three disjoint splits; a pure function of its parameters.
 
-    The ``image`` of a row is a tuple of ``num_frames`` frames (at least 2), at equal distances from the start to the
-    end. The other parameters are as for ``ScenesData``; ``captions_per_image`` is 1 to 10. ``DataError`` where one is
-    out of its range.
+    The ``image`` of a row is a tuple of ``num_frames`` frames (at least 2), evenly spaced from start to end. The other
+    parameters are as for ``ScenesData``; ``captions_per_image`` is 1 to 10. Raises ``DataError`` where one is out of
+    its range.
     """
 
     def __init__(
@@ -140,14 +140,14 @@ def _moving_row(num_frames: int, image_size: int, seed: int, count: int, split: 
 
 @dataclass(eq=False)
 class _KeptRows:
-    """Makes the rows of one split, and keeps them (about 3 KB each, without pixels)."""
+    """Makes the rows of one split and caches them (about 3 KB each, without pixels)."""
 
     make: Callable[[int], Row]
     made: dict[int, Row] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sizes: Mapping[str, int], make: Callable[[str, int], Row]) -> dict[str, RowView]:
-        """Rows of every split, each made when it is first asked for."""
+        """Rows of every split, each made when first accessed."""
         return {split: RowView(range(size), cls(partial(make, split))) for split, size in sizes.items()}
 
     def __call__(self, index: int, _: int) -> Row:
@@ -161,12 +161,12 @@ class _KeptRows:
 
 
 def _candidates(key: str) -> Iterator[int]:
-    """Seeds of scenes, without end."""
+    """An endless sequence of seeds of scenes."""
     return (hashed(f"{key}/{attempt}") for attempt in itertools.count())
 
 
 def _first_of(split: str, scenes: Iterator[AnyScene]) -> AnyScene:
-    """The first candidate whose content belongs in a split; every scene has a sequence of its own."""
+    """The first candidate whose content belongs in the split; every row has candidates of its own."""
     return next(scene for scene in scenes if belongs(scene, split))
 
 
@@ -176,9 +176,9 @@ def belongs(scene: Scene | MovingScene, split: str) -> bool:
 
 
 def content_key(scene: Scene | MovingScene) -> str:
-    """What is seen of a scene as a string: background, looks, and positions to the nearest pixel or so.
+    """What is seen of a scene, as a string: background, looks, and positions in cells of about a pixel.
 
-    Of one that moves, how it starts and how it ends.
+    For a moving scene, that of its start and its end.
     """
     if isinstance(scene, MovingScene):
         return f"{content_key(scene.start)} {content_key(scene.at(1))}"
@@ -191,8 +191,8 @@ def export(directory: str | Path, data: ScenesData) -> Path:
 
     The JSON file is ``{"dataset": "scenes", "images": [{"filepath", "filename", "imgid", "split", "sentids",
     "sentences": [{"tokens", "raw", "imgid", "sentid"}], "long_reference", "scene"}]}``. ``tokens`` are lower-case words
-    without punctuation; ``scene`` is what ``Scene.from_dict`` reads. Equal data gives equal files. ``DataError`` where
-    the folder cannot be written.
+    without punctuation; ``scene`` is what ``Scene.from_dict`` reads. Equal data gives equal files. Raises ``DataError``
+    where the folder cannot be written.
     """
     root = Path(directory)
     entries: list[dict[str, Any]] = []

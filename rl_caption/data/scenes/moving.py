@@ -1,6 +1,6 @@
-"""Scenes that move: things that move, enter, leave, stay or collide, the facts about it, and captions that tell it.
+"""Scenes that move: things that move, enter, leave, stay or collide; the facts about them, and captions.
 
-A moving scene is a still one (``world.Scene``) whose things go straight, at constant speed, to where they end; at any
+In a moving scene, the things of a still one (``world.Scene``) go straight, at constant speed, to where they end. At any
 moment it is a still scene again, which is how it is drawn.
 """
 
@@ -30,21 +30,21 @@ from rl_caption.data.scenes.world import (
 )
 
 STEP = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
-"""Direction -> signs of what a thing's x and y change by."""
+"""Direction -> signs of the change of x and of y."""
 DIRECTIONS = tuple(STEP)
 OPPOSITE = {"left": "right", "right": "left", "up": "down", "down": "up"}
 VERBS = ("moves", "enters", "leaves", "stays")
 LEAST = 350
-"""Shortest way of a thing that moves, in thousandths of the image side."""
+"""Shortest distance that a moving thing covers, in thousandths of the image side."""
 _MOMENTS = 17
 _ATTEMPTS = 60
 _TOUCH = 0.75
-"""Distance of two things that have collided, over the sum of their radii."""
+"""Distance of two things after a collision, relative to the sum of their radii."""
 
 
 @dataclass(frozen=True)
 class Motion:
-    """What a thing does: one of ``VERBS``, its direction ("" where it stays), and its centre at the end."""
+    """What a thing does: one of ``VERBS``, its direction ("" if it stays), and its centre at the end."""
 
     verb: str
     direction: str
@@ -54,9 +54,9 @@ class Motion:
 
 @dataclass(frozen=True)
 class MovingScene:
-    """1 to 3 things, no two of the same colour and shape, and what each does; those that move come first.
+    """1 to 3 things, no two of the same colour and shape, and what each does; moving things come first.
 
-    ``collision`` are the indices of the first thing, which moves, and of one that it runs into at the end; or None.
+    ``collision`` has the indices of the first thing, which moves, and of the one that it hits at the end, or is None.
     """
 
     start: Scene
@@ -70,11 +70,11 @@ class MovingScene:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Of each thing its kind, which has no other thing."""
+        """The kind of each thing; every kind has one thing."""
         return self.start.kinds
 
     def at(self, moment: float) -> Scene:
-        """The still scene at a moment, 0 at the start and 1 at the end; things may be outside the image."""
+        """The still scene at a moment from 0 (start) to 1 (end); things may be outside the image."""
         things = [
             replace(thing, x=round(thing.x + moment * (to.x - thing.x)), y=round(thing.y + moment * (to.y - thing.y)))
             for thing, to in zip(self.start.things, self.motions, strict=True)
@@ -85,8 +85,8 @@ class MovingScene:
 def done(scene: MovingScene, index: int) -> frozenset[Fact]:
     """The facts about what thing ``index`` does.
 
-    Its direction, ``none`` where it stays (also of what enters and leaves); the event that it enters or leaves; its
-    collision, which is one fact of both things.
+    Its direction (``none`` if it stays); the event, if it enters or leaves; and its collision, one fact shared by both
+    things.
     """
     name, motion = scene.kinds[index].name, scene.motions[index]
     found = {Fact("direction", name, motion.direction or "none")}
@@ -100,7 +100,7 @@ def done(scene: MovingScene, index: int) -> frozenset[Fact]:
 
 @lru_cache(maxsize=4096)
 def moving_facts(scene: MovingScene) -> frozenset[Fact]:
-    """All facts, the denominator of recall: the still scene's without relations, and what its things do."""
+    """All facts, the denominator of recall: those of the still scene except relations, and what its things do."""
     still = {fact for fact in facts(scene.start) if fact.kind != "relation"}
     return frozenset(still.union(*(done(scene, index) for index in range(len(scene.motions)))))
 
@@ -108,8 +108,7 @@ def moving_facts(scene: MovingScene) -> frozenset[Fact]:
 def make_moving_scene(seed: int) -> MovingScene:
     """The moving scene of a seed; a pure function.
 
-    The first thing moves, enters or leaves. Things are clear of each other at all times, but for a collision's two,
-    which touch at the end.
+    The first thing moves, enters or leaves. Things never touch, except the two of a collision at the end.
     """
     draws = Draws("moving", seed)
     while True:
@@ -132,13 +131,13 @@ Placed = tuple[Thing, Motion]
 
 
 def _collision(draws: Draws, looks: Sequence[Look]) -> list[Placed]:
-    """Two things on one line, of which the first runs into the other, which stays or comes towards it."""
+    """Place two things on one line: the first hits the other, which stays or comes towards it."""
     direction = draws.choice(DIRECTIONS)
     across = STEP[direction][0] != 0
     radii = [RADIUS[look[2]] for look in looks]
     line = coordinate(draws, max(radii) + EDGE)
     comes = draws.chance(0.5)
-    # Along the line, in the direction of the first thing: where it starts, where they touch, where the other starts.
+    # Positions along the line, in the direction of the first thing.
     touch = round(_TOUCH * sum(radii))
     first = radii[0] + EDGE
     last = 1000 - radii[1] - EDGE
@@ -155,7 +154,7 @@ def _collision(draws: Draws, looks: Sequence[Look]) -> list[Placed]:
 
 
 def _added(draws: Draws, look: Look, placed: Sequence[Placed]) -> Placed | None:
-    """A thing that is clear of the others at all times; None where no attempt finds one."""
+    """Place a thing that never touches the others; None where no attempt succeeds."""
     low = RADIUS[look[2]] + EDGE
     for _ in range(_ATTEMPTS):
         verb = draws.weighted(VERBS, (4, 2, 2, 3 if placed else 0))
@@ -189,7 +188,7 @@ def _clear(one: Placed, two: Placed) -> bool:
 # --- captions ---------------------------------------------------------------------------------------------------------
 
 FORMS = ("third", "plural", "participle")
-"""Of a verb: moves, move, moving."""
+"""Forms of a verb: moves, move, moving."""
 _MOVE = (("moves", "move", "moving"), ("goes", "go", "going"))
 _ENTER = (("enters", "enter", "entering"), ("comes in", "come in", "coming in"))
 _LEAVE = (("leaves", "leave", "leaving"), ("exits", "exit", "exiting"))
@@ -202,7 +201,7 @@ _WHERE: dict[str, dict[str, tuple[str, ...]]] = {
         "up": ("up", "upwards"),
         "down": ("down", "downwards"),
     },
-    # By the direction of the thing, which comes from the other side.
+    # By the direction of the motion: what goes left enters from the right.
     "enters": {
         "left": ("from the right",),
         "right": ("from the left",),
@@ -228,11 +227,11 @@ _MORE_COLLIDE = (("runs into", "run into", "running into"),)
 
 
 class Phrase(NamedTuple):
-    """What a phrase claims of its subject: ``event`` is enters, leaves, moves, collides or "" (stays, a way alone)."""
+    """Claim of a phrase about its subject; ``event`` is enters, leaves, moves, collides or "" (none of these)."""
 
     event: str
     direction: str
-    """One of ``DIRECTIONS``, ``none`` where it stays, or "" where it is not said."""
+    """One of ``DIRECTIONS``, ``none`` (stays), or "" (not said)."""
     form: str
     """One of ``FORMS``."""
 
@@ -257,15 +256,15 @@ def _phrases() -> dict[tuple[str, ...], Phrase]:
 
 
 PHRASES = _phrases()
-"""The words of a phrase -> what it claims."""
+"""Words of a phrase -> its claim."""
 _LONGEST = max(map(len, PHRASES))
 _OPPOSITES = (("left", "right"), ("up", "down"), ("upwards", "downwards"), ("top", "bottom"), ("below", "above"))
 OTHER_WORD = {one: two for pair in _OPPOSITES for one, two in (pair, pair[::-1])}
-"""A word for a direction or side -> that for the opposite one."""
+"""Word for a direction or side -> word for the opposite one."""
 
 
 def phrase_at(words: Sequence[str], start: int) -> tuple[int, Phrase] | None:
-    """Length and meaning of the longest phrase that starts at a word; None where none does."""
+    """Length and claim of the longest phrase that starts at a word, or None."""
     for length in range(min(_LONGEST, len(words) - start), 0, -1):
         phrase = PHRASES.get(tuple(words[start : start + length]))
         if phrase is not None:
@@ -274,7 +273,7 @@ def phrase_at(words: Sequence[str], start: int) -> tuple[int, Phrase] | None:
 
 
 def verb_phrase(verb: str, direction: str, form: str, draws: Draws) -> str:
-    """Words for one of ``moving.VERBS``, in one of ``FORMS``."""
+    """Random words for one of ``VERBS``, in one of ``FORMS``."""
     at = FORMS.index(form)
     if verb == "stays":
         return draws.choice(_STAY)[at]
@@ -282,7 +281,7 @@ def verb_phrase(verb: str, direction: str, form: str, draws: Draws) -> str:
 
 
 def moving_references(scene: MovingScene, seed: int, count: int = 5) -> list[str]:
-    """``count``, 1 to 10, different captions of a moving scene, of 5 to 16 words, all true; a pure function."""
+    """``count`` (1 to 10) different true captions of a moving scene, of 5 to 16 words; a pure function."""
     draws = Draws("moving references", seed, repr(scene))
     told: dict[str, str] = {}
     while len(told) < count:

@@ -1,6 +1,7 @@
-"""Hard negatives: captions one edit away from a given one, and false (or broken) by the oracle's judgement.
+"""Exact hard negatives and paraphrases of captions of generated scenes, verified by the oracle.
 
-And paraphrases, which say the same in other words: synonyms, and relations told from the other end.
+Hard negatives are one edit away from a caption and false (or broken). Paraphrases say the same in other words:
+synonyms, and relations told from the other end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +38,7 @@ NEGATIVE_KINDS = (
 )
 """Kinds of hard negatives, in the order in which ``hard_negatives`` returns them."""
 MOVING_KINDS = ("replace_object", "replace_attribute", "replace_background", "replace_direction", "replace_verb")
-"""Those of moving scenes: ``direction`` is the opposite one, ``verb`` another of moves, enters, leaves and stays."""
+"""Kinds for moving scenes; ``direction`` becomes the opposite, ``verb`` another of moves, enters, leaves, stays."""
 Words = list[list[str]]
 """The lower-case tokens of a caption, chunk by chunk."""
 Edit = dict[int, list[str]]
@@ -45,12 +46,12 @@ Edit = dict[int, list[str]]
 
 
 def hard_negatives(scene: Scene | MovingScene, caption: str, seed: int) -> list[tuple[str, str]]:
-    """Edit a true caption (short or long) into false ones; a pure function of all arguments.
+    """Edit a true caption (short or long) into false ones; a pure function of the arguments.
 
     Returns:
-        Pairs (kind, text) for the kinds that apply, at most one of each, in the order of ``NEGATIVE_KINDS``, or for a
-        moving scene of ``MOVING_KINDS``. Every text but ``word_order`` has oracle precision below 1; ``word_order`` has
-        the same words in another order, and more unparsed words or a lower F1 than the caption.
+        Pairs (kind, text), at most one per kind that applies, in the order of ``NEGATIVE_KINDS`` (moving scenes:
+        ``MOVING_KINDS``). The oracle's precision of every text is below 1; only ``word_order`` is broken instead: the
+        same words in another order, with more unparsed words or a lower F1 than the caption.
     """
     draws = Draws("negatives", seed, caption, repr(scene))
     flat, chunks, words = _cut(caption)
@@ -74,10 +75,10 @@ def hard_negatives(scene: Scene | MovingScene, caption: str, seed: int) -> list[
 
 
 def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
-    """Other wordings of a true caption that tell the same facts, none equal to it; a pure function of all arguments.
+    """Other wordings of a true caption that tell the same facts; a pure function of the arguments.
 
     Attributes, relations and "on" get a synonym, and at most one relation is told from its other end ("A left of B",
-    "B right of A"), so that some have words where a hard negative has them.
+    "B right of A"), so that paraphrases differ from the caption where hard negatives do.
     """
     draws = Draws("paraphrases", seed, caption, repr(scene))
     _, chunks, words = _cut(caption)
@@ -96,20 +97,20 @@ def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
 
 
 def _cut(caption: str) -> tuple[list[str], list[Chunk], Words]:
-    """The tokens of a caption, its chunks, and the tokens of each."""
+    """The tokens of a caption, its chunks, and the tokens of each chunk."""
     flat = tokens(caption)
     chunks = chunked(flat)
     return flat, chunks, [flat[chunk.start : chunk.end] for chunk in chunks]
 
 
 def _told(caption: str, scene: Scene) -> tuple[frozenset[str], float]:
-    """The facts that a caption tells, or claims in vain, in words, and the share of words without a use."""
+    """What a caption tells: its true facts and other claims as text, and its fraction of unparsed words."""
     facts = {str(claim.fact if claim.true and claim.fact else claim.text) for claim in claims(caption, scene)}
     return frozenset(facts), oracle(caption, scene).unparsed
 
 
 def _synonyms(chunk: Chunk, words: list[str]) -> list[list[str]]:
-    """Other tokens for a chunk that mean the same."""
+    """Other tokens for a chunk with the same meaning."""
     if chunk.kind == "relation":
         return [other for text in dict.fromkeys(RELATION_PHRASES[chunk.value]) if (other := text.split()) != words]
     if chunk.kind == "on":
@@ -122,7 +123,7 @@ def _synonyms(chunk: Chunk, words: list[str]) -> list[list[str]]:
 
 
 def _turned(chunks: list[Chunk], words: Words, draws: Draws) -> Iterator[Edit]:
-    """Each relation of two things told from the other end."""
+    """An edit for each relation of two things that tells it from the other end."""
     for subject, relation, other in related(chunks):
         first, second = subject.position, other.position
         if chunks[second - 1].kind == "relation" and not subject.definite and not other.definite:
@@ -236,7 +237,7 @@ def _edits(kind: str, chunks: list[Chunk], words: Words, scene: Scene | MovingSc
 class SceneNegatives:
     """Exact hard negatives of generated scenes, a ``NegativeSource``.
 
-    ``kinds`` are names of ``NEGATIVE_KINDS`` or ``MOVING_KINDS``; None takes all. Raises ``ValueError`` for others.
+    ``kinds`` are among ``NEGATIVE_KINDS`` and ``MOVING_KINDS``; None takes all. Raises ``ValueError`` for others.
     """
 
     def __init__(self, kinds: Sequence[str] | None = None) -> None:
@@ -247,7 +248,7 @@ class SceneNegatives:
         self.kinds = tuple(kinds or known)
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
-        """Those of ``kinds`` that apply, in random order. Raises ``DataError`` where the row has no scene."""
+        """The negatives that apply, in random order. Raises ``DataError`` where the row has no scene."""
         made = hard_negatives(_scene_of(row, "negatives.source"), caption, int(generator.integers(2**31)))
         found = [pair for pair in made if pair[0] in self.kinds]
         return [found[index] for index in generator.permutation(len(found))]
@@ -257,7 +258,7 @@ class ScenePositives:
     """Exact paraphrases of captions of generated scenes, a ``PositiveSource``."""
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
-        """Those of ``paraphrases``. Raises ``DataError`` where the row has no scene."""
+        """The ``paraphrases`` of a caption. Raises ``DataError`` where the row has no scene."""
         return paraphrases(_scene_of(row, "negatives.positive_source"), caption, int(generator.integers(2**31)))
 
 
@@ -269,7 +270,7 @@ def _scene_of(row: Row, key: str) -> Any:
 
 
 def _agreeing(words: Words) -> Words:
-    """Make verbs, pronouns and articles agree after an edit, so that grammar does not give the negative away."""
+    """Make verbs, pronouns and articles agree after an edit, so that grammar does not reveal the negative."""
     chunks = chunked([word for own in words for word in own])
     edited = [list(own) for own in words]
     if len(chunks) != len(words):
@@ -290,7 +291,7 @@ def _agreeing(words: Words) -> Words:
 
 
 def _text(words: Words, capital: bool) -> str:
-    """Write tokens as a text: no space before punctuation, and capitals at the start of sentences if asked for."""
+    """Join tokens to text: no space before punctuation; with ``capital``, sentences start with one."""
     text, start = "", True
     for word in (word for own in words for word in own):
         if word in PUNCTUATION:

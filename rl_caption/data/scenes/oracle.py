@@ -1,13 +1,13 @@
-"""Judges a caption against the scene it describes: a parser of free text to claims, and their precision, recall and F1.
+"""The oracle: parses a caption into claims and judges them by its scene; precision, recall and F1.
 
-The parser knows more wordings than the generated captions use, never fails, and counts the words it could not use.
-Punctuation is optional: captions that a tokeniser stripped of it parse alike. docs/scenes.md defines claims and facts.
+The parser knows more wordings than the generated captions use, never fails, and counts the words that it cannot use.
+Punctuation is optional, so that tokenised captions parse alike. docs/scenes.md defines claims and facts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -80,25 +80,25 @@ for _phrase in sorted(_PHRASES, key=len, reverse=True):
 
 
 class OracleScore(NamedTuple):
-    """How true and how complete a caption is; all in [0, 1]."""
+    """How true and how complete a caption is; all values in [0, 1]."""
 
     precision: float
-    """True claims over all claims of the caption; 0 without a claim."""
+    """True claims over all claims; 0 without claims."""
     recall: float
-    """Facts of the scene that true claims tell, over all of its facts."""
+    """Facts of the scene told by true claims, over all its facts."""
     f1: float
     """Harmonic mean of the two; 0 where both are 0."""
     unparsed: float
-    """Words for which the grammar has no use, over all words."""
+    """Words that the grammar cannot use, over all words."""
 
 
 class SceneObjects:
-    """The shapes in images of generated scenes, exactly: the detector of the reward ``chair`` (docs/rewards.md)."""
+    """An exact detector of the shapes in generated scenes, for the reward ``chair`` (docs/rewards.md)."""
 
     signature = "scenes"
 
     def __call__(self, images: Sequence[ImageSource]) -> list[frozenset[str]]:
-        """Shapes, names of ``SHAPES``, in N images. Raises ``RewardError`` for other images."""
+        """Sets of the ``SHAPES`` in N images. Raises ``RewardError`` for images of no generated scene."""
         for image in images:
             if not isinstance(image, SceneImage):
                 raise RewardError(f"the image {image!r:.80} is of no generated scene, whose objects would be known")
@@ -116,16 +116,16 @@ class Claim(NamedTuple):
     true: bool
     """Whether it is true of the scene."""
     fact: Fact | None
-    """The scene's fact that it tells; None where it tells none."""
+    """The fact of the scene that it tells, if any."""
 
 
 @dataclass
 class Chunk:
-    """A phrase of a caption: tokens ``start`` to ``end``.
+    """A phrase of a caption: tokens ``start`` to ``end``, exclusive.
 
     ``kind`` is thing, ground (the background), adjectives, relation, there, be, on, and, with, pronoun, opening,
-    closing, comma, stop or unknown. ``bad`` counts words that could not be used. Of a thing: ``shape`` None is any
-    shape, ``number`` None is no number, ``definite`` ("the red circle") refers back and introduces nothing.
+    closing, comma, stop or unknown. ``bad`` counts words that could not be used. For a thing, ``shape`` None is any
+    shape, ``number`` None is no number, and ``definite`` ("the red circle") refers back instead of introducing a thing.
     """
 
     kind: str
@@ -140,12 +140,12 @@ class Chunk:
     bad: int = 0
     used: bool = False
     position: int = 0
-    """Among the chunks of the caption."""
+    """Index among the chunks of the caption."""
     subject: Chunk | None = field(default=None, repr=False)
 
     @property
     def several(self) -> bool:
-        """Whether a thing is more than one; its number, where it has one, decides."""
+        """Whether a thing is more than one, by its number or else its plural."""
         return self.number > 1 if self.number is not None else self.plural
 
 
@@ -160,11 +160,11 @@ class Parse(NamedTuple):
 
 
 def oracle(caption: str, scene: Scene | MovingScene) -> OracleScore:
-    """Judge a caption by the truth. Accepts any string, at more than 2000 captions per second.
+    """Judge a caption by its scene. Accepts any string; more than 2000 captions per second.
 
     With C the set of distinct claims of the caption and F the facts of the scene,
     precision = |true C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P + R), each 0 where it is 0 / 0.
-    A claim repeated counts once; a thing introduced more often than there are such things adds a false claim each time.
+    A repeated claim counts once; each introduction of a thing beyond the number of such things is a false claim.
     """
     if isinstance(scene, MovingScene):
         moving = _without_motions(caption)
@@ -177,20 +177,20 @@ def oracle(caption: str, scene: Scene | MovingScene) -> OracleScore:
     told = {claim.fact for claim in judged if claim.true and claim.fact is not None}
     precision = true / len(judged) if judged else 0.0
     recall = len(told) / total
-    # Of whole numbers and rounded only at the end, so that F1 never exceeds the larger of the two by a rounding error.
+    # From whole numbers, rounded only at the end, so that no rounding error lifts F1 above both precision and recall.
     f1 = 2 * true * len(told) / (true * total + len(told) * len(judged)) if told else 0.0
     unparsed = unparsed_words / words if words else 0.0
     return OracleScore(precision, recall, f1, unparsed)
 
 
 def tokens(caption: str) -> list[str]:
-    """Lower-case words (letters, digits, ``_ ' -``) and the punctuation ``. , ; : ! ?``; the rest is dropped."""
+    """Split into lower-case words (letters, digits, ``_ ' -``) and punctuation ``. , ; : ! ?``; drop the rest."""
     return _TOKEN.findall(caption.lower())
 
 
 @lru_cache(maxsize=8192)
 def parse(caption: str) -> Parse:
-    """Parse a caption. Anything is accepted; words without a use in the grammar are counted, and claim nothing."""
+    """Parse any caption; words that the grammar cannot use are counted, and claim nothing."""
     words = tokens(caption)
     chunks = chunked(words)
     _connect(chunks)
@@ -209,7 +209,7 @@ def parse(caption: str) -> Parse:
 
 
 def chunked(words: Sequence[str]) -> list[Chunk]:
-    """Cut tokens into chunks; ``used`` is set on things and grounds only (the others need neighbours)."""
+    """Cut tokens into chunks; only things and grounds are ``used`` already (the others depend on neighbours)."""
     chunks: list[Chunk] = []
     start = 0
     while start < len(words):
@@ -281,7 +281,7 @@ _CAN_PRECEDE: dict[str, set[str]] = {
 
 
 def _connect(chunks: list[Chunk]) -> None:
-    """Decide which connecting chunks have the neighbours that give them a use, and apply predicates ("is red")."""
+    """Mark connecting chunks as used where their neighbours fit, and apply predicates ("is red")."""
     for position, chunk in enumerate(chunks):
         before = chunks[position - 1].kind if position else ""
         after = chunks[position + 1].kind if position + 1 < len(chunks) else ""
@@ -293,7 +293,7 @@ def _connect(chunks: list[Chunk]) -> None:
             _predicate(chunks, position)
     for position, chunk in enumerate(chunks[1:], start=1):
         if chunk.kind == "be" and chunk.used and chunks[position + 1].kind == "thing":
-            # "is" before a thing has a use only after a fronted relation: "below the star is a circle".
+            # "is" before a thing is used only after a fronted relation: "below the star is a circle".
             chunk.used = position >= 2 and chunks[position - 2].kind == "relation"
 
 
@@ -315,9 +315,9 @@ def _predicate(chunks: list[Chunk], position: int) -> None:
 
 
 def related(chunks: list[Chunk]) -> list[tuple[Chunk, str, Chunk]]:
-    """Subject, relation and object of every relation that has both, which is then marked as used.
+    """Subject, relation and object of every complete relation, which is marked as used.
 
-    The subject is the nearest thing before; after "and" or a comma the subject of the relation before; where the
+    The subject is the nearest thing before; after "and" or a comma, the subject of the previous relation; where the
     relation is fronted ("above the star is a circle"), the thing after.
     """
     found: list[tuple[Chunk, str, Chunk]] = []
@@ -360,41 +360,45 @@ def _subject(chunks: list[Chunk], position: int, found: list[tuple[Chunk, str, C
 
 
 class _Referent(NamedTuple):
-    """What a thing of a caption is about: no ``kinds`` where the scene lacks its shape; singular, the first or perhaps
-    another; ``total`` is the number of things of the scene that its words fit."""
+    """What a thing of a caption refers to.
+
+    ``kinds`` is empty where the scene lacks its shape; a singular thing is the first of them, or perhaps another.
+    ``total`` is the number of things in the scene that fit its words.
+    """
 
     kinds: tuple[Kind, ...]
     total: int
 
 
 def claims(caption: str, scene: Scene | MovingScene) -> list[Claim]:
-    """The distinct claims of a caption with the verdict on each, for reports."""
+    """The distinct claims of a caption, each judged."""
     if isinstance(scene, MovingScene):
         return _moving_claims(caption, scene)
     parsed = parse(caption)
     referents, repeated = _resolve(parsed.things, scene.kinds)
-    found: dict[tuple[str, str], Claim] = {}
-    for thing, referent in zip(parsed.things, referents, strict=True):
-        for claim in _thing_claims(thing, referent):
-            found.setdefault(claim[:2], claim)
+    made = [each for pair in zip(parsed.things, referents, strict=True) for each in _thing_claims(*pair)]
     for subject, relation, other in parsed.relations:
         one, two = ((parsed.things[index], referents[index]) for index in (subject, other))
-        claim = _relation_claim(relation, one, two)
-        found.setdefault(claim[:2], claim)
+        made.append(_relation_claim(relation, one, two))
     for colour in parsed.backgrounds:
         true = colour == scene.background
-        claim = Claim("background", colour, true, Fact("background", "background", colour) if true else None)
-        found.setdefault(claim[:2], claim)
-    for name, times in repeated.items():
-        for number in range(times):
-            found["repetition", f"{name} {number}"] = Claim("repetition", f"{name} once more", False, None)
+        made.append(Claim("background", colour, true, Fact("background", "background", colour) if true else None))
+    again = [name for name, times in repeated.items() for _ in range(times)]
+    return [*_distinct(made), *(Claim("repetition", f"{name} once more", False, None) for name in again)]
+
+
+def _distinct(made: Iterable[Claim]) -> list[Claim]:
+    """Of claims of the same kind and text, the first."""
+    found: dict[tuple[str, str], Claim] = {}
+    for claim in made:
+        found.setdefault((claim.kind, claim.text), claim)
     return list(found.values())
 
 
 def _resolve(things: Sequence[Chunk], kinds: Sequence[Kind]) -> tuple[list[_Referent], dict[str, int]]:
-    """Find what each thing is about, and how often each kind was introduced beyond its number of things.
+    """Find what each thing refers to, and how often each kind is introduced beyond its number of things.
 
-    The most specific ones choose first, so that "a circle and a red circle" can be a blue and a red one.
+    Things with the most attributes choose first, so that "a circle and a red circle" can be a blue and a red one.
     """
     referents = [_Referent((), 0)] * len(things)
     introduced: dict[str, int] = {}
@@ -421,7 +425,7 @@ def _resolve(things: Sequence[Chunk], kinds: Sequence[Kind]) -> tuple[list[_Refe
 
 
 def _agreement(kind: Kind, thing: Chunk) -> int:
-    """Colour identifies a thing better than size and texture do."""
+    """How well a kind fits a thing; colour counts more than size and texture."""
     return sum(3 if name == "colour" else 1 for name, value in thing.attributes if getattr(kind, name) == value)
 
 
@@ -449,7 +453,7 @@ def _thing_claims(thing: Chunk, referent: _Referent) -> Iterator[Claim]:
 
 
 def _relation_claim(relation: str, first: tuple[Chunk, _Referent], second: tuple[Chunk, _Referent]) -> Claim:
-    """Judge a relation between all things that plural ones mean, or between any that singular ones may mean."""
+    """Judge a relation: of plural things it must hold for all, of singular ones for any that may be meant."""
     if relation in ("right of", "below"):
         relation, first, second = {"right of": "left of", "below": "above"}[relation], second, first
     every = first[0].several or second[0].several
@@ -467,7 +471,7 @@ def _relation_claim(relation: str, first: tuple[Chunk, _Referent], second: tuple
 
 
 def _readings(thing: Chunk, referent: _Referent) -> list[tuple[Kind, ...]]:
-    """The sets of kinds that a thing may stand for: all kinds at the same time if plural, any one if singular."""
+    """The sets of kinds that a thing may stand for: all kinds together if plural, any one if singular."""
     if thing.several:
         return [referent.kinds] if referent.kinds else []
     return [(kind,) for kind in referent.kinds]
@@ -478,30 +482,30 @@ def _names(kinds: Sequence[Kind]) -> str:
 
 
 class _Motion(NamedTuple):
-    """What a phrase says of things of the caption, by their indices."""
+    """A phrase of motion and the indices of the caption's things that it is about."""
 
     phrase: Phrase
     subjects: tuple[int, ...]
     other: int | None
-    """What is collided with, where it is not among the subjects."""
+    """The thing that is hit, where it is not among the subjects."""
 
 
 class _Split(NamedTuple):
-    """A caption less its phrases of motion, which the grammar of still scenes then parses, and these phrases."""
+    """A caption without its phrases of motion, to be parsed as one of a still scene, and these phrases."""
 
     rest: str
     motions: tuple[_Motion, ...]
     words: int
-    """Of the whole caption."""
+    """Number of words of the whole caption."""
     unparsed_words: int
-    """Of phrases without a subject."""
+    """Number of words in phrases without a subject."""
 
 
 @lru_cache(maxsize=8192)
 def _without_motions(caption: str) -> _Split:
-    """Take the phrases of motion out of a caption; "while" and "as" join what they are between as "and" does.
+    """Separate the phrases of motion from a caption; "while" and "as" become "and".
 
-    The subject of a phrase is the nearest thing before it; of a plural verb, all things that are listed there.
+    The subject of a phrase is the nearest thing before it; for a plural verb, all things listed there.
     """
     words, rest = tokens(caption), list[str]()
     found: list[tuple[int, int, Phrase]] = []
@@ -534,13 +538,13 @@ def _without_motions(caption: str) -> _Split:
 
 
 def _listed_with(things: Sequence[Chunk], index: int, rest: Sequence[str], cuts: Sequence[int]) -> bool:
-    """Whether a thing and the one before it are joined by "and" or a comma, without a phrase of motion between."""
+    """Whether a thing and the previous one are joined by "and" or a comma, without a phrase of motion between."""
     end, start = things[index - 1].end, things[index].start
     return set(rest[end:start]) <= {"and", ","} and end < start and not any(end <= cut <= start for cut in cuts)
 
 
 def _moving_claims(caption: str, scene: MovingScene) -> list[Claim]:
-    """Those of the still scene, of which relations must be true at the start and at the end, then those of motions."""
+    """Claims of the still scene, whose relations must be true at the start and at the end; then those of motion."""
     split = _without_motions(caption)
     at_end = claims(split.rest, scene.at(1))
     judged = []
@@ -548,12 +552,10 @@ def _moving_claims(caption: str, scene: MovingScene) -> list[Claim]:
         if claim.kind == "relation":
             claim = Claim("relation", claim.text, claim in at_end and claim.true, None)
         judged.append(claim)
-    referents, _ = _resolve(parse(split.rest).things, scene.kinds)
-    found: dict[tuple[str, str], Claim] = {}
-    for motion in split.motions:
-        for claim in _motion_claims(motion, parse(split.rest).things, referents, scene):
-            found.setdefault(claim[:2], claim)
-    return [*judged, *found.values()]
+    things = parse(split.rest).things
+    referents, _ = _resolve(things, scene.kinds)
+    moved = (claim for motion in split.motions for claim in _motion_claims(motion, things, referents, scene))
+    return [*judged, *_distinct(moved)]
 
 
 def _motion_claims(
@@ -562,11 +564,11 @@ def _motion_claims(
     event, direction, _ = motion.phrase
 
     def meant(thing: int) -> list[int]:
-        """Indices of the scene's things that a thing of the caption may be."""
+        """Indices of the things of the scene that a thing of the caption may be."""
         return [scene.kinds.index(kind) for kind in referents[thing].kinds]
 
     def judged(kind: str, thing: int, value: str, facts_of: dict[int, Fact]) -> Claim:
-        """True where it is of any thing that is meant; ``facts_of`` are what it would tell of each."""
+        """A claim that is true if it holds for any thing that may be meant; ``facts_of`` has its fact for each."""
         names = [scene.kinds[index].name for index in meant(thing)] or [things[thing].shape or "object"]
         for index, fact in facts_of.items():
             if fact in done(scene, index):

@@ -1,4 +1,4 @@
-"""The image of a scene: drawn on demand, and kept while there is memory for it."""
+"""Images of scenes, rendered on demand and cached."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 from rl_caption.data.scenes.world import RADIUS, Scene
 
 CACHE_BYTES = 64 * 2**20
-"""Memory for drawn images of a size in each process: 5461 images of 64 pixels."""
+"""Bytes of cached images per size and process: 5461 images of 64 pixels."""
 
 COLOUR_RGB = {
     "red": (222, 32, 32),
@@ -35,31 +35,31 @@ BACKGROUND_RGB = {
 _OVERSAMPLING = 4
 _LIGHT_INK, _DARK_INK = (255, 255, 255), (20, 20, 20)
 _LIGHT_COLOURS = {"orange", "yellow", "pink", "cyan"}
-"""Colours whose stripes and dots are dark; those of the others are white."""
+"""Colours with dark stripes and dots; the others have white ones."""
 
 
 @dataclass(frozen=True)
 class SceneImage:
-    """A scene as an image of ``size`` by ``size`` pixels; small to pickle, equal when scene and size are equal."""
+    """A scene as an image of ``size`` by ``size`` pixels; small when pickled, compared by scene and size."""
 
     scene: Scene
     size: int = 64
 
     def render(self) -> Image.Image:
-        """Draw the image as RGB. The caller may change what it gets."""
+        """Draw the image as RGB. The result belongs to the caller, who may modify it."""
         return Image.fromarray(_kept(self.size)(self.scene))
 
 
 @cache
 def _kept(size: int) -> Callable[[Scene], NDArray[np.uint8]]:
-    """Draws scenes as [size, size, 3] in 0 .. 255, and keeps the most recently used ones, up to ``CACHE_BYTES``."""
+    """A cached function from a scene to its pixels, uint8 [size, size, 3]; least recently used ones are dropped."""
     return lru_cache(max(1, CACHE_BYTES // (3 * size * size)))(lambda scene: np.asarray(render(scene, size)))
 
 
 def render(scene: Scene, size: int = 64) -> Image.Image:
-    """Draw a scene as an RGB image of ``size`` by ``size`` pixels; about half a millisecond at 64 pixels.
+    """Draw a scene as an RGB image of ``size`` by ``size`` pixels, 4 times oversampled.
 
-    ``size`` is at least 16, below which shapes cannot be told apart. Four times oversampled; a pure function.
+    A pure function; half a millisecond at 64 pixels. ``size`` is at least 16: below, shapes cannot be told apart.
     """
     side = size * _OVERSAMPLING
     canvas = Image.new("RGB", (side, side), BACKGROUND_RGB[scene.background])
@@ -74,7 +74,7 @@ def render(scene: Scene, size: int = 64) -> Image.Image:
 
 @lru_cache(maxsize=512)
 def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Image | None]:
-    """Masks (0 or 255) of the thing and of its stripes or dots, None if plain."""
+    """Masks (0 or 255) of a thing and of its stripes or dots (None if plain)."""
     body = _shape_mask(shape, radius)
     if texture == "plain":
         return body, None

@@ -1,4 +1,4 @@
-"""Scenes, how they are drawn from a seed, and which facts are true of them. Lengths: thousandths of the image side."""
+"""Scenes: how they are drawn from a seed, and the facts about them. Lengths are thousandths of the image side."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ UNSEEN_PAIRS = tuple((colour, SHAPES[(3 * index + 5) % len(SHAPES)]) for index, 
 SEEN_PAIRS = tuple(pair for pair in PAIRS if pair not in UNSEEN_PAIRS)
 
 RADIUS = {"large": 180, "small": 100}
-"""Of the circle around a thing."""
+"""Radius of the circle around a thing."""
 MARGIN = 200
-"""Least offset of two centres along an axis for a relation."""
+"""Smallest offset of two centres along an axis at which a relation holds."""
 LEVEL = 60
 """Centres at most this far apart along an axis are level. Offsets between LEVEL and MARGIN do not occur."""
 GAP = 25
@@ -43,7 +43,7 @@ Pairs = Sequence[tuple[str, str]]
 
 
 class Draws:
-    """Random draws that are a pure function of ``key`` (integers and strings), on every platform and Python version.
+    """Random draws, a pure function of ``key`` (integers and strings) on every platform and Python version.
 
     Only ``random.Random.random`` is used, the one method whose sequence Python promises to keep; NumPy's generators
     and ``random.choice`` may change between versions, and with them every generated scene.
@@ -84,7 +84,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Thing:
-    """One object. ``x`` and ``y`` are the centre, from the left and from the top."""
+    """One object; ``x`` and ``y`` are its centre, from the left and from the top."""
 
     shape: str
     colour: str
@@ -95,7 +95,7 @@ class Thing:
 
 
 class Kind(NamedTuple):
-    """The things of a scene that look the same. No two kinds of a scene share both colour and shape."""
+    """All things of a scene that look the same. No two kinds of a scene share both colour and shape."""
 
     shape: str
     colour: str
@@ -111,7 +111,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """A background and 1 to 4 things, the salient ones first (large before small, then from left to right)."""
+    """A background and 1 to 4 things, the most salient first (large before small, then from left to right)."""
 
     background: str
     things: tuple[Thing, ...]
@@ -130,7 +130,7 @@ class Scene:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Scene:
-        """The scene that ``to_dict`` wrote; ``DataError`` if a key is missing or unknown, or has an unknown value."""
+        """Read what ``to_dict`` wrote. Raises ``DataError`` for a missing or unknown key, or an unknown value."""
         try:
             things = tuple(Thing(**thing) for thing in values["things"])
             background = values["background"]
@@ -156,14 +156,14 @@ class Fact(NamedTuple):
 
 
 def offset(relation: str, first: Thing, second: Thing) -> int:
-    """How far ``first`` is in the direction of ``relation`` from ``second``; the relation holds from ``MARGIN`` on."""
+    """Signed distance of ``first`` from ``second`` in the direction of ``relation``, which holds from ``MARGIN`` on."""
     if relation in ("left of", "right of"):
         return second.x - first.x if relation == "left of" else first.x - second.x
     return second.y - first.y if relation == "above" else first.y - second.y
 
 
 def relations_between(first: Kind, second: Kind) -> list[str]:
-    """The relations of every thing of ``first`` to every thing of ``second``, the widest offset first."""
+    """Relations that hold between all things of ``first`` and all of ``second``, the largest offset first."""
     least = {
         relation: min(offset(relation, one, other) for one in first.things for other in second.things)
         for relation in RELATIONS
@@ -178,10 +178,10 @@ def relation_fact(first: Kind, second: Kind) -> Fact:
 
 @lru_cache(maxsize=4096)
 def facts(scene: Scene) -> frozenset[Fact]:
-    """All facts of a scene, the denominator of recall.
+    """All facts of a scene: the denominator of recall.
 
-    The background; of each kind its shape, colour, size and texture, and its count where it has two or more things;
-    of each pair of kinds that has a relation, that relation (one fact per pair, whichever way it is told).
+    The background; for each kind its shape, colour, size and texture, and its count if it has two or more things; and
+    for each pair of kinds with a relation one fact, whichever way it is told.
     """
     found = {Fact("background", "background", scene.background)}
     kinds = scene.kinds
@@ -195,7 +195,10 @@ def facts(scene: Scene) -> frozenset[Fact]:
 
 
 def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Scene:
-    """The scene of a seed, of at least 4 ``pairs`` of colour and shape, one of them from ``leading_pairs`` if given.
+    """The scene of a seed.
+
+    ``pairs`` of colour and shape, at least 4, are what things are drawn from; with ``leading_pairs``, one thing is of
+    these.
 
     Things do not overlap, lie inside the image, and are either level or ``MARGIN`` apart along each axis. Things of the
     same colour and shape look the same, so that "two red circles" is never half true.
@@ -210,9 +213,9 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
 
 
 def placed(draws: Draws, looks: Sequence[Look], background: str) -> Scene | None:
-    """A scene of things of these looks (shape, colour, size, texture) at random positions, the large ones first.
+    """Place things of these looks (shape, colour, size, texture) at random, the large ones first.
 
-    None where 60 attempts find no room for one.
+    Returns None where 60 attempts find no room for one of them.
     """
     things: list[Thing] = []
     for look in sorted(looks, key=lambda look: -RADIUS[look[2]]):
@@ -228,9 +231,9 @@ def placed(draws: Draws, looks: Sequence[Look], background: str) -> Scene | None
 
 
 def moves(scene: Scene) -> list[Scene]:
-    """The scene shifted as a whole by steps of the grid, wherever it stays inside the image; itself included.
+    """All shifts of the whole scene by steps of the grid that keep it inside the image, including the scene itself.
 
-    Looks, numbers and relations stay, so whatever is true of the scene is true of each.
+    Looks, numbers and relations stay the same, so captions that are true of the scene are true of each.
     """
     across, down = (_steps([(getattr(thing, axis), thing.size) for thing in scene.things]) for axis in "xy")
 
@@ -250,7 +253,7 @@ def _steps(centres: Sequence[tuple[int, str]]) -> range:
 
 
 def _counts(draws: Draws, total: int) -> list[int]:
-    """Split the number of things into kinds; about a third of the larger scenes have things that look the same."""
+    """Divide the things into kinds; about a third of the scenes with several things have equal ones."""
     if total == 1 or not draws.chance(0.35):
         return [1] * total
     same = draws.weighted(range(2, total + 1), (6, 3, 1)[: total - 1])
@@ -258,7 +261,7 @@ def _counts(draws: Draws, total: int) -> list[int]:
 
 
 def draw_looks(draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs: Pairs) -> list[Look]:
-    """Looks of things, ``counts`` of each kind; kinds differ, and the first is of ``leading_pairs``, if any."""
+    """Draw the looks of things, ``counts`` per kind; kinds differ, and the first is of ``leading_pairs`` if given."""
     chosen: list[tuple[str, str]] = []
     while len(chosen) < len(counts):
         pair = draws.choice(leading_pairs if leading_pairs and not chosen else pairs)

@@ -69,7 +69,7 @@ def hacking_notes(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())["notes"]["hacking"]
 
 
-def test_the_alarm_goes_off_and_names_the_evidence(spoiled: tuple[Path, Ended]) -> None:
+def test_the_alarm_goes_off_names_the_evidence_and_keeps_the_scores(spoiled: tuple[Path, Ended]) -> None:
     folder, ended = spoiled
     log = validations(folder)
     assert log[-1]["val/reward"] > log[0]["val/reward"]
@@ -82,11 +82,7 @@ def test_the_alarm_goes_off_and_names_the_evidence(spoiled: tuple[Path, Ended]) 
     assert "the judge cider, which is not in the reward, fell from" in ended.output
     assert "different words in all captions" in ended.output
     assert "stopped" not in ended.output
-
-
-def test_scores_of_every_image_are_kept(spoiled: tuple[Path, Ended]) -> None:
-    folder, _ = spoiled
-    for line in validations(folder):
+    for line in log:
         kept = json.loads((folder / f"eval/step-{line['step']:08d}/judges.json").read_text())
         captions = json.loads((folder / f"eval/step-{line['step']:08d}/predictions.json").read_text())
         assert kept["image_id"] == [record["image_id"] for record in captions]

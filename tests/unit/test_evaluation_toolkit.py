@@ -76,7 +76,7 @@ def test_a_placeholder_counts_as_no_java(stand_in) -> None:
 
 
 @posix
-def test_run_passes_text_and_arguments_and_names_status_and_last_words(stand_in) -> None:
+def test_run_passes_text_and_names_status_and_last_words(stand_in) -> None:
     stand_in(f'{VERSION}\nshift; echo "$@"; cat')
     with program(arguments=("-jar", "x")) as java:
         assert java.run("café") == "-jar x\ncafé"

@@ -1,7 +1,6 @@
 """A reward that pays for one word: the alarm goes off, says why, and ends the run where it is told to."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +147,13 @@ def test_watching_the_divergence_does_not_change_the_training(start, spoiled, tm
 def test_what_cannot_be_watched_is_refused_before_training(start: Path, tmp_path: Path) -> None:
     mixture = {"reward.terms.repetition": {"weight": 1.0}}  # whose scales on samples are printed before training
     for monitor, message in (
-        ({"best_by": "val/reward/rouge_l"}, r"monitor\.best_by is .*\['cider', 'val/cider'.*'val/reward/repetition'"),
+        ({"best_by": "rouge_l"}, "monitor.best_by is 'rouge_l': expected one of ['cider', 'val/cider'"),
+        ({"best_by": "val/reward/rouge_l"}, "'val/reward/repetition'"),
         ({"judges": {"mine": {"target": "word_reward:Circles"}}}, "monitor.judges.mine is the reward's term 'circles'"),
     ):
         ended = spoil(tmp_path / "run", start, monitor=monitor, **mixture)
         assert ended.code == 1
-        assert re.search(message, ended.output)
+        assert message in ended.output
         assert not (tmp_path / "run/metrics.jsonl").exists()
         assert "scales of the terms" not in ended.output
 

@@ -209,6 +209,7 @@ def test_lexical_diversity_is_the_mean_over_all_samples() -> None:
     samples = list(combinations(tokens, 3))
     mean = sum(len(set(sample)) / 3 for sample in samples) / len(samples)
     assert lexical_diversity(captions, 3) == pytest.approx(mean)
+    assert lexical_diversity(captions) == pytest.approx(4 / 6), "of fewer tokens than a sample, all"
     assert lexical_diversity([["a"] * 5] * 40) == pytest.approx(1 / 42)
     assert lexical_diversity([[], []]) == 0.0
 

@@ -74,10 +74,10 @@ def test_unusable_rows_are_named():
 
 def test_samples_do_not_depend_on_the_batch_and_differ_between_temperatures():
     rows, captioner = scenes(), tiny_captioner()
-    found = sample_at_temperatures(captioner, rows, [2.0, 2.001], max_new_tokens=8)
-    assert list(found) == ["greedy", "sample at 2", "sample at 2.001"]
+    found = sample_at_temperatures(captioner, rows, [0.5, 2.0, 2.001], max_new_tokens=8)
+    assert list(found) == ["greedy", "sample at 0.5", "sample at 2", "sample at 2.001"]
     assert all([len(texts) for texts in own] == [1] * len(rows) for own in found.values())
-    assert found == sample_at_temperatures(captioner, rows, [2.0, 2.001], 8, batch_size=5)
+    assert found == sample_at_temperatures(captioner, rows, [0.5, 2.0, 2.001], 8, batch_size=5)
     assert sum(a == b for a, b in zip(found["sample at 2"], found["sample at 2.001"], strict=True)) < 6, "other noise"
     with pytest.raises(ValueError, match="expected different ones"):
         sample_at_temperatures(captioner, rows, [1.0, 1.0])

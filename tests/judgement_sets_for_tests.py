@@ -21,12 +21,9 @@ def write_json(path: Path, content: Any) -> None:
 
 def token_file(path: Path) -> None:
     """Five captions of each of three images, in the format of Flickr8k and Flickr30k."""
-    lines = [
-        f"{image}#{number}\t{words}  in place {number} ."
-        for image, words in zip(IMAGES, WORDS, strict=True)
-        for number in range(5)
-    ]
-    path.write_text("\n".join(lines) + "\n")
+    named = zip(IMAGES, WORDS, strict=True)
+    lines = [f"{image}#{number}\t{words}  in place {number} .\n" for image, words in named for number in range(5)]
+    path.write_text("".join(lines))
 
 
 def flickr8k(folder: Path) -> None:
@@ -92,12 +89,11 @@ def abstract50s(folder: Path) -> None:
 def foil(folder: Path) -> None:
     """Two images with three pairs, and the COCO captions that they were made from."""
     images = [{"id": n, "file_name": f"COCO_val2014_{n:012}.jpg"} for n in (7, 8)]
+    captions = {7: ["a dog runs.", "a cat runs.", "a cow runs."], 8: ["a bus stops", "a car stops"]}
     annotations = [
-        {"id": 70, "image_id": 7, "caption": "a dog runs.", "foil": False, "target_word": "ORIG"},
-        {"id": 70, "image_id": 7, "caption": "a cat runs.", "foil": True, "target_word": "dog"},
-        {"id": 70, "image_id": 7, "caption": "a cow runs.", "foil": True, "target_word": "dog"},
-        {"id": 80, "image_id": 8, "caption": "a bus stops", "foil": False, "target_word": "ORIG"},
-        {"id": 80, "image_id": 8, "caption": "a car stops", "foil": True, "target_word": "bus"},
+        {"id": 10 * image, "image_id": image, "caption": text, "foil": number > 0}
+        for image, texts in captions.items()
+        for number, text in enumerate(texts)
     ]
     write_json(folder / "foilv1.0_test_2017.json", {"images": images, "annotations": annotations})
     references = {
@@ -125,21 +121,16 @@ def valse(folder: Path) -> None:
     """Of each piece three pairs, of which people found two to be right."""
     for piece in VALSE:
         caption = ["Many dogs."] if piece == "plurals" else "A dog."
-        row = {"dataset": "x", "original_split": "test", "linguistic_phenomena": piece, "image_file": f"{piece}.jpg"}
-        row |= {"caption": caption, "foil": f"No {piece}.", "classes": "a", "classes_foil": "b"}
+        row = {"linguistic_phenomena": piece, "image_file": f"{piece}.jpg", "caption": caption, "foil": f"No {piece}."}
         votes = [{"foil": 3 - right, "caption": right, "other": 0} for right in (3, 2, 1)]
         write_json(folder / f"{piece}.json", {f"{piece}_{n}": row | {"mturk": own} for n, own in enumerate(votes)})
 
 
 def winoground(folder: Path) -> None:
-    rows = [
-        {
-            "id": n, "image_0": f"ex_{n}_img_0", "image_1": f"ex_{n}_img_1", "caption_0": f"dog {n} sees a cat",
-            "caption_1": f"a cat sees dog {n}", "tag": "Noun", "secondary_tag": "", "num_main_preds": 1,
-            "collapsed_tag": tag,
-        }
-        for n, tag in enumerate(["Object", "Relation", "Object"])
-    ]  # fmt: skip
+    rows = []
+    for n, tag in enumerate(["Object", "Relation", "Object"]):
+        row = {"id": n, "caption_0": f"dog {n} sees a cat", "caption_1": f"a cat sees dog {n}", "collapsed_tag": tag}
+        rows.append(row | {f"image_{number}": f"ex_{n}_img_{number}" for number in (0, 1)})
     (folder / "examples.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
@@ -202,13 +193,8 @@ def thumb(folder: Path) -> None:
     for image, words in ((7, "A dog runs"), (8, "A cat sits")):
         texts = {"Up-Down": "a thing", "VinVL-base": words, "Human": f"{words} in place 2"}
         for number, (system, text) in enumerate(texts.items()):
-            rows.append(
-                {
-                    "SYS": system, "seg_id": str(image), "set_id": image, "hyp": text,
-                    "image": f"COCO_val2014_{image:012}.jpg", "P": 3.0 + number, "R": 5.0 - number, "Fl": -0.0,
-                    "Inc": -0.0, "Con": -0.1 * number, "human_score": 4.0 - 0.1 * number,
-                }
-            )  # fmt: skip
+            row = {"SYS": system, "hyp": text, "image": f"COCO_val2014_{image:012}.jpg"}
+            rows.append(row | {"P": 3.0 + number, "R": 5.0 - number, "human_score": 4.0 - 0.1 * number})
     (folder / "mscoco_THumB-1.0.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
 
 

@@ -62,12 +62,12 @@ def drawn_weights(groups: Sequence[Hashable], resamples: int, seed: int) -> Iter
 
 
 def statistics_of(evaluation: Evaluation) -> list[Statistic]:
-    """Return what can be resampled: metrics with counts, and the mean of every metric that all images have."""
-    found = [
-        Statistic(keys, counts, of_sums)
-        for keys, of_sums, counts in ((*OF_SUMS[name], counts) for name, counts in evaluation.counts.items())
-        if all(key in evaluation.metrics for key in keys)
-    ]
+    """Return the metrics that can be resampled: those of summed counts, and means of scores that every image has."""
+    found = []
+    for name, counts in evaluation.counts.items():
+        keys, of_sums = OF_SUMS[name]
+        if all(key in evaluation.metrics for key in keys):
+            found.append(Statistic(keys, counts, of_sums))
     counted = {key for statistic in found for key in statistic.keys}
     rows = list(evaluation.per_image.values())
     keys = tuple(key for key in evaluation.metrics if key not in counted and rows and all(key in row for row in rows))
@@ -147,7 +147,7 @@ def _in_order_of(first: Evaluation, second: Evaluation) -> Evaluation:
 
 
 def _paired(first: Sequence[Statistic], second: Sequence[Statistic]) -> Iterator[tuple[Statistic, Statistic]]:
-    """Statistics that both systems have; of means, the keys that both have."""
+    """Pairs of the statistics that both systems have, with the keys that both have."""
     for a in first:
         for b in second:
             if a.of_sums is not b.of_sums:
@@ -164,7 +164,7 @@ def _only(statistic: Statistic, keys: tuple[str, ...]) -> Statistic:
 
 
 def _exchanged(pairs: Sequence[tuple[Statistic, Statistic]], count: int, resamples: int, seed: int) -> dict[str, int]:
-    """How often a difference at least as large as the observed one comes out of exchanged captions."""
+    """Metric key -> how often exchanging captions gives a difference at least as large as the observed one."""
     generator = np.random.default_rng([seed, 1])
     as_large = {key: 0 for a, _ in pairs for key in a.keys}
     with tqdm(total=resamples, desc="randomisation", unit="toss", leave=False, delay=2, disable=None) as progress:
@@ -227,4 +227,4 @@ OF_SUMS: Mapping[str, tuple[tuple[str, ...], Callable[[Floats, int], Floats]]] =
     "meteor": (METRIC_KEYS["meteor"], meteor_of_sums),
     "chair": (CHAIR_KEYS, chair_of_sums),
 }
-"""Name of counts -> the keys that they give, and how."""
+"""Key of ``Evaluation.counts`` -> the metrics that are functions of these counts, and that function."""

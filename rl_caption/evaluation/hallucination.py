@@ -1,7 +1,7 @@
-"""CHAIR-i and CHAIR-s of captions, and how many of the images' objects they mention.
+"""CHAIR-i and CHAIR-s of captions, and the share of the images' objects that they mention.
 
-Source: Rohrbach et al., "Object Hallucination in Image Captioning", EMNLP 2018, equations 1 and 2; both are of the
-whole set, as in its code, LisaAnne/Hallucination at ``585f2d9``.
+Source: Rohrbach et al., "Object Hallucination in Image Captioning", EMNLP 2018, equations 1 and 2, computed over the
+whole set as in its code, LisaAnne/Hallucination at ``585f2d9``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,19 @@ CHAIR_KEYS = ("CHAIR-i", "CHAIR-s", "objects/recall")
 def add_chair(
     evaluation: Evaluation, rows: Sequence[Mapping[str, Any]], captions: Mapping[str, str], chair: Chair
 ) -> Evaluation:
-    """Add ``CHAIR_KEYS``, each in [0, 1].
+    """Return ``evaluation`` with the metrics ``CHAIR_KEYS``, each in [0, 1].
 
-    ``evaluation`` is of the same ``captions`` (image id -> caption); of their N ``rows``, each has ``image_id`` and the
-    columns of ``chair``, whose ``measure`` does not matter. ``RewardError`` where the objects of an image are not
-    known.
+    Args:
+        evaluation: of ``captions``.
+        rows: the images of the captions, in any order, with ``image_id`` and the columns that ``chair`` needs.
+        captions: image id -> caption.
+        chair: finds the objects; its ``measure`` has no effect.
+
+    Raises:
+        RewardError: the objects of an image are not known.
     """
     known = {row["image_id"]: row for row in rows}
-    rows = [known[image_id] for image_id in captions]  # counts are in the order of all others, that of the captions
+    rows = [known[image_id] for image_id in captions]  # like all other counts, in the order of the captions
     _, columns = reward_inputs(rows)
     counts = np.array(chair.counts(list(captions.values()), columns), np.float64)
     values = chair_of_sums(counts.sum(axis=0, keepdims=True), len(rows))[0].tolist()
@@ -38,6 +43,6 @@ def add_chair(
 
 
 def chair_of_sums(sums: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-    """``CHAIR_KEYS`` [S, 3] of ``rewards.text.chair.ChairCounts`` [S, 5], each summed over ``count`` captions."""
+    """``CHAIR_KEYS``, [S, 3], of [S, 5] counts (``rewards.text.chair.ChairCounts``) summed over ``count`` captions."""
     wrong, mentions, captions, found, objects = sums.T
     return np.stack([wrong / np.maximum(mentions, 1), captions / count, found / np.maximum(objects, 1)], axis=1)

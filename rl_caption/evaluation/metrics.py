@@ -103,7 +103,7 @@ class Evaluation:
     def extended(
         self, metrics: dict[str, float], per_image: dict[str, dict[str, float]], signature: str, **others: Any
     ) -> Evaluation:
-        """With further metrics, of all captions and of single images, and the signature (and others) of these."""
+        """Return a copy with further metrics of the set and of single images, a new signature, and other new fields."""
         merged = {image_id: self.per_image.get(image_id, {}) | own for image_id, own in per_image.items()}
         metrics, per_image = self.metrics | metrics, self.per_image | merged
         return replace(self, metrics=metrics, per_image=per_image, signature=signature, **others)
@@ -122,20 +122,20 @@ def evaluate_captions(
     """Evaluate one caption for each image against the references of its image.
 
     Args:
-        captions: image id -> caption, as the model wrote it (EOS removed). References of other images are not used, for
-            document frequencies neither; the signature has both numbers of images.
-        references: image id -> captions that people wrote, untokenised.
+        captions: image id -> caption, as the model wrote it (EOS removed).
+        references: image id -> captions that people wrote, untokenised. Those of images without a caption are not used,
+            not even for document frequencies; the signature has both numbers of images.
         metrics: names from ``DEFAULT_METRICS``. One that cannot be computed is in ``left_out`` with the reason.
         tokenizer: of these metrics. ``java`` is the toolkit's PTB tokenizer, ``python`` is ``rewards.text.tokenize``;
-            ``auto`` is Python for texts on which the two were compared (``is_tested``), and Java, where there is a
-            runtime, for the others; ``none`` splits at white space. ``unicode`` and ``char`` are for other languages
-            than English: what is English alone is then in ``left_out``.
+            ``auto`` uses Python for texts on which the two are known to agree (``is_tested``) and, where there is a
+            runtime, Java for the others; ``none`` splits at white space. ``unicode`` and ``char`` are for languages
+            other than English; metrics for English alone are then in ``left_out``.
         training_captions: captions that the model was trained on, untokenised; needed for ``captions/novel``.
         scenes: image id -> generated scene, for the oracle's metrics.
         spice_jars: folder of SPICE's parser; None is the toolkit's own (``toolkit.spice``).
 
     Raises:
-        EvaluationError: no captions, an unknown metric or tokenizer, no references or scene of an image, or no Java.
+        EvaluationError: no captions, an unknown metric or tokenizer, an image without references or scene, or no Java.
         JavaError: the Java tokenizer failed.
     """
     check_asked(metrics, tokenizer)
@@ -173,7 +173,7 @@ def _score_all(
     not_english: str,
     spice_jars: str | Path | None,
 ) -> tuple[dict[str, Scores], dict[str, str]]:
-    """Scores by metric, and key of a metric -> why it is left out. ``not_english``, if any, leaves out ``ENGLISH``."""
+    """Return metric -> scores, and key -> why it is left out. A reason ``not_english`` leaves out ``ENGLISH``."""
     scored: dict[str, Scores] = {}
     left_out: dict[str, str] = {}
     scorers = SCORERS | {"spice": partial(spice, jars=spice_jars)}
@@ -199,9 +199,9 @@ def evaluate_rows(
     tokenizer: Tokenizer = "auto",
     training_captions: Iterable[str] | None = None,
 ) -> Evaluation:
-    """Evaluate N decoded captions of N rows of a split, in order; with the oracle where every row has its scene.
+    """Evaluate N captions of N rows of a split, in the same order; with the oracle where every row has a scene.
 
-    ``EvaluationError`` where these are not as many, an image id is in two rows, or as for ``evaluate_captions``.
+    Raises ``EvaluationError`` where the numbers differ or an image id occurs twice, and as ``evaluate_captions``.
     """
     if len(rows) != len(captions):
         raise EvaluationError(f"{len(captions)} captions for {len(rows)} rows: one caption is needed for each row")
@@ -217,7 +217,7 @@ def evaluate_rows(
 
 
 def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Raise ``EvaluationError`` unless ids of images, which references are found by, are text, each in one row."""
+    """Raise ``EvaluationError`` unless image ids, by which references are looked up, are strings and unique."""
     if others := [row["image_id"] for row in rows if not isinstance(row["image_id"], str)]:
         raise EvaluationError(f"{len(others)} image ids of {source} are no text, such as {others[:3]}: write strings")
     repeated = [image_id for image_id, count in Counter(row["image_id"] for row in rows).items() if count > 1]
@@ -229,24 +229,24 @@ def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
 
 
 def metrics_tokenizer(asked: Tokenizer, data: str) -> Tokenizer:
-    """The tokenizer of an evaluation that was asked for, where ``auto`` follows ``data.tokenizer``."""
+    """Tokenizer of the metrics: ``asked``, but for ``auto`` that of the data (``data.tokenizer``) if not English."""
     return cast(Tokenizer, data) if asked == "auto" and data in OTHER_LANGUAGES else asked
 
 
 def words_tokenizer(asked: str, data: str) -> str:
-    """The tokenizer of rewards that judge or choose captions: ``data``, or what was ``asked`` of another language."""
+    """Tokenizer of rewards that judge or choose captions: ``asked`` if not English, else that of the data."""
     return asked if asked in OTHER_LANGUAGES else data
 
 
 def validation_cider(
     captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str = TOKENIZER
 ) -> float:
-    """Return the CIDEr-D by which training chooses its best checkpoint, mean over captions, in [0, 10].
+    """Return the CIDEr-D by which training chooses its best checkpoint: the mean over captions, in [0, 10].
 
-    Tokens by ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``), no EOS; document frequencies of all of
-    ``references``, one document for each image. Equal to the toolkit's CIDEr on the same tokens where every image of
-    ``references`` has a caption. ``EvaluationError`` where there are no captions, an image has no references, or fewer
-    than two images have.
+    Tokens are those of ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``) without EOS; document frequencies are of
+    all ``references``, one document per image. Where every image of ``references`` has a caption, this equals the
+    toolkit's CIDEr on the same tokens. Raises ``EvaluationError`` where there are no captions, an image has no
+    references, or fewer than two images have any.
     """
     _check_ids(captions, references)
     tokens, df = weighed(references, tokenizer)
@@ -258,7 +258,7 @@ def validation_cider(
 def weighed(
     references: Mapping[str, Sequence[str]], tokenizer: str
 ) -> tuple[dict[str, list[list[str]]], DocumentFrequencies]:
-    """Tokens of references by image, and their document frequencies, one document an image with references, no EOS."""
+    """Return image id -> tokenised references, and their document frequencies: one document per image, no EOS."""
     split = tokenizer_of(tokenizer)
     tokens = {image_id: [split(text) for text in texts] for image_id, texts in references.items() if texts}
     if len(tokens) < 2:
@@ -330,7 +330,7 @@ def tokenise(
 
 
 def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
-    """Tokens of every text, and the number of texts whose tokens may differ from the toolkit's."""
+    """Return the tokens of every text, and the number of texts whose tokens may differ from the toolkit's."""
     if tokenizer in ("none", *OTHER_LANGUAGES):
         return [" ".join(tokenizer_of(tokenizer)(text)) for text in texts], 0
     if tokenizer == "java":
@@ -475,9 +475,9 @@ def check_judges(
 ) -> None:
     """Check that rows have the columns and image files that rewards need, before anything long starts.
 
-    ``judges`` is name -> reward; in messages ``source`` says where rows come from, such as ``split 'test'``, and
-    ``key`` stands before a name. ``EvaluationError`` names the judge and the missing columns, or how many image files
-    are missing.
+    ``judges`` is name -> reward. In messages ``source`` says where the rows come from, such as ``split 'test'``, and
+    ``key`` is put before the name. Raises ``EvaluationError`` with the judge's name and the missing columns, or the
+    number of missing image files.
     """
     _, columns = reward_inputs(rows)
     for name, reward in judges.items():
@@ -490,7 +490,7 @@ def check_judges(
 
 
 def check_has_images(who: str, rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Raise ``EvaluationError`` unless all rows have their image, for ``who`` looks at them; as ``check_judges``."""
+    """Raise ``EvaluationError`` unless all rows have an image file that exists; the message says ``who`` needs it."""
     if not all("image" in row for row in rows):
         raise EvaluationError(
             f"{who} looks at images, and {source} has none: judge captions of a split of data, whose rows have "
@@ -510,11 +510,16 @@ def add_judges(
     captions: Mapping[str, str],
     judges: Mapping[str, Reward],
 ) -> Evaluation:
-    """Add rewards as metrics: ``judge/NAME`` is the mean over captions, in the reward's own range.
+    """Return ``evaluation`` with rewards as metrics: ``judge/NAME``, the mean over captions in the reward's own range.
 
-    ``evaluation`` is of the same ``captions`` (image id -> caption); of their N ``rows``, each has ``image_id`` and
-    what the rewards need. Each of ``judges`` (name -> reward) is called a single time, with all captions.
-    ``RewardError``, which names the reward, where it failed or a score is not finite.
+    Args:
+        evaluation: of ``captions``.
+        rows: the images of the captions, in any order, with ``image_id`` and the columns that the rewards need.
+        captions: image id -> caption.
+        judges: name -> reward; each is called once, with all captions.
+
+    Raises:
+        RewardError: a reward failed or returned a score that is not finite; the message names it.
     """
     prompts, columns = reward_inputs(rows)
     texts = [captions[row["image_id"]] for row in rows]
@@ -535,6 +540,6 @@ def add_judges(
 
 
 def signed(signature: str, judges: Mapping[str, str]) -> str:
-    """A signature and those of rewards (by name), each as ``+judge/NAME[...]``, unless it has them already."""
+    """Append ``+judge/NAME[SIGNATURE]`` for each of ``judges`` (name -> signature), unless it is there already."""
     parts = [f"+{JUDGE}{name}[{own}]" for name, own in judges.items()]
     return signature + "".join(part for part in parts if part not in signature)

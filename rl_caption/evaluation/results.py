@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from rewards.base import Reward
 from rl_caption.data.files import write_json
@@ -71,18 +71,19 @@ COLUMNS: dict[str, Column] = {
 
 
 def column_of(key: str) -> Column:
-    """How any metric is printed outside the tables: judges with 4 decimals, x100 named in the heading."""
+    """How a metric is printed outside the tables: judges with 4 decimals; a factor of 100 is named in the heading."""
     column = COLUMNS.get(key, Column(key.removeprefix(JUDGE), 1.0, 4))
     in_percent = column.factor == 100 and "%" not in column.heading
     return Column(f"{column.heading} (x100)", column.factor, column.decimals) if in_percent else column
 
 
 def format_table(rows: Mapping[str, Evaluation]) -> str:
-    """Return evaluations (system -> evaluation) as text: caption metrics, signs, oracle, objects, retrieval, judges.
+    """Return evaluations (system -> evaluation) as text, one table for each group of metrics.
 
-    Caption metrics are times 100, as papers print them, and the first line says so; the other headings name their
-    unit, or the range of a judge, whose values are as computed. A value that could not be computed is "–", with its
-    reason below. Intervals stand below their values, signatures at the end.
+    The groups are caption metrics, signs of bad captions, oracle, objects, retrieval and judges. Caption metrics are
+    multiplied by 100, as papers print them, and the first line says so; other headings name their unit. Judges are
+    printed as computed, with their range in the heading. A value that could not be computed is "–", and the reason
+    stands below the tables. Intervals stand below their values, signatures at the end.
     """
     if not rows:
         raise EvaluationError("there are no evaluations to print")
@@ -151,7 +152,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:
-    """A note for each reason, naming the metrics, and the systems where it does not hold for all of them."""
+    """A note for each reason: the metrics that lack a value and, where not all systems lack it, which ones do."""
     found: dict[str, dict[str, list[str]]] = {}
     for key in keys:
         for name, row in rows.items():
@@ -212,7 +213,7 @@ def folder_of(name: str) -> str:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """A short name for each path: its last part or, where two are equal, with as many parents as make them differ."""
+    """A short name for each path: its last part or, if two are equal, the fewest last parts that differ."""
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(found[-depth:]) for found in parts]
@@ -222,7 +223,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 
 def check_same_images(first: Collection[str], second: Collection[str], sources: Sequence[str]) -> None:
-    """Refuse files that have captions of other images, with counts and examples, before anything long starts."""
+    """Raise ``EvaluationError``, with counts and examples, where two files have captions of different images."""
     for own, others, (name, other) in ((first, second, sources), (second, first, sources[::-1])):
         known = set(others)
         if lost := [image_id for image_id in own if image_id not in known]:
@@ -255,12 +256,11 @@ def check_writable_file(path: str | Path) -> None:
 def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path) -> tuple[Path, Path]:
     """Write ``predictions.json`` and ``scores.json``, each complete or not at all; return their paths.
 
-    ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``, or with ``image_name``, by which the
-    captions were read; the ids are integers when all of them are decimal numbers of up to 18 digits without leading
-    zeros, as in COCO, and strings otherwise. ``scores.json`` is
-    ``{"metrics", "signature", "n", "left_out"}`` and, where there are any, ``"vocabulary_growth"``, ``"intervals"``
-    (key -> [low, high]) and ``"interval"`` (how they were made); of a model's captions also ``"decoding"``.
-    ``EvaluationError`` where the folder cannot be written to.
+    ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; captions that were read by
+    ``image_name`` are written with it instead. Ids are integers where all of them are decimal numbers of up to 18
+    digits without leading zeros, as in COCO, else strings. ``scores.json`` has ``metrics``, ``signature``, ``n``,
+    ``left_out`` and, where they are known, ``vocabulary_growth``, ``intervals`` (key -> [low, high]), ``interval`` (how
+    these were made) and ``decoding``. Raises ``EvaluationError`` where the folder cannot be written to.
     """
     path = write_predictions(captions, out_dir)
     content = {key: getattr(evaluation, key) for key in ("metrics", "signature", "n", "left_out")}
@@ -270,7 +270,7 @@ def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_di
 
 
 def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
-    """Write ``predictions.json`` as ``write_evaluation``; scores of other captions that are there are removed."""
+    """Write ``predictions.json`` as ``write_evaluation`` does, and remove a ``scores.json`` of earlier captions."""
     folder, ids = check_writable(out_dir), result_ids(captions)
     (folder / "scores.json").unlink(missing_ok=True)
     key = getattr(captions, "by", "image_id")
@@ -279,32 +279,29 @@ def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
 
 
 def result_ids(image_ids: Iterable[str]) -> dict[str, int | str]:
-    """Image id -> the id in files: numbers where all of them are."""
+    """Image id -> its id in result files (see ``write_evaluation``)."""
     ids = list(image_ids)
     if all(re.fullmatch("0|[1-9][0-9]{0,17}", image_id) for image_id in ids):
         return {image_id: int(image_id) for image_id in ids}
     return {image_id: image_id for image_id in ids}
 
 
-class _MayBeAbsent(TypedDict, total=False):
-    left_out: dict[str, str]
-    intervals: dict[str, tuple[float, float]]
-    interval: str
-    decoding: str
-
-
-class ScoresFile(_MayBeAbsent):
+class ScoresFile(TypedDict):
     """``scores.json``; intervals are (low, high), and ``interval`` says how they were made."""
 
     metrics: dict[str, float]
     n: int
     signature: str
+    left_out: NotRequired[dict[str, str]]
+    intervals: NotRequired[dict[str, tuple[float, float]]]
+    interval: NotRequired[str]
+    decoding: NotRequired[str]
 
 
 def read_scores(folder: Path, judges: Mapping[str, Reward]) -> Evaluation:
-    """Read what ``write_evaluation`` wrote, without captions and intervals.
+    """Read the evaluation that ``write_evaluation`` wrote, without scores of single images and intervals.
 
-    ``judges`` (name -> reward) give the bounds and, where ``scores.json`` is of an earlier version, their signatures.
+    ``judges`` (name -> reward) give the bounds, and their signatures where an earlier version left them out.
     """
     scores = read_json(folder / "scores.json", EvaluationError, ScoresFile)
     signature = signed(scores["signature"], {name: reward.signature for name, reward in judges.items()})

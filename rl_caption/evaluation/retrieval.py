@@ -26,21 +26,21 @@ REFERENCES = f"{RETRIEVAL}references/"
 def retrieval_recall(
     images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequence[int] = KS
 ) -> dict[str, float]:
-    """Recall at k of retrieval by cosine, both ways, the mean hits: ``i2t_r1``, ... and ``t2i_r1``, ..., in [0, 1].
+    """Recall at k of retrieval by cosine in both directions: ``i2t_r1``, ... and ``t2i_r1``, ..., each in [0, 1].
 
-    Arguments and errors as ``both_ways``.
+    Arguments and errors are those of ``both_ways``.
     """
     found = both_ways(images, texts, owners, ks)
     return {f"{way}_r{k}": float(found[way][:, n].mean()) for way in found for n, k in enumerate(ks, start=1)}
 
 
 def both_ways(images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequence[int] = KS) -> dict[str, Floats]:
-    """Rank, and hits at ``ks``, of every image among the texts and of every text among the images.
+    """Rank images among texts and texts among images: rank, and hits at each of the K ``ks``, of every query.
 
-    Image to text (``i2t``, [N, 1 + K]): the best rank of an image's own texts among all, and whether at least one of
-    them is among the k nearest. Text to image (``t2i``, [M, 1 + K]): the rank of the text's image. Ties count by their
-    expectation (``retrieval_ranks``): an encoder that returns one vector for everything gets chance level, and a
-    caption that many images have costs no more than it must. A k above the number of candidates gives 1.
+    Image to text (``i2t``, [N, 1 + K]): the best rank of an image's own texts among all texts, and whether at least one
+    of them is among the k nearest. Text to image (``t2i``, [M, 1 + K]): the same for the text's image. Ties count by
+    their expectation (``retrieval_ranks``), so that an encoder with one vector for everything gets chance level. A k
+    above the number of candidates gives 1.
 
     Args:
         images: [N, D] embeddings; of any length above 0, since they are normalised here.
@@ -49,7 +49,8 @@ def both_ways(images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequen
         ks: numbers of candidates.
 
     Raises:
-        ValueError: other owners, an image without a text, or an embedding that is not finite or of length 0.
+        ValueError: owners of another number or out of range, an image without a text, or an embedding that is not
+            finite or of length 0.
     """
     of_image, of_text = np.asarray(images, np.float32), np.asarray(texts, np.float32)
     own = np.asarray(owners)
@@ -122,12 +123,19 @@ def _check(images: NDArray[Any], texts: NDArray[Any], owners: NDArray[Any]) -> N
 def add_retrieval(
     evaluation: Evaluation, rows: Sequence[Mapping[str, Any]], captions: Mapping[str, str], encoder: CachedEncoder
 ) -> Evaluation:
-    """Add R@1, R@5, R@10 and the median rank of captions and, as an upper line, of their images' references.
+    """Return ``evaluation`` with R@1, R@5, R@10 and the median rank of captions as queries for their images.
 
-    R@k is the mean of the hits over captions; of references, of the mean over those of an image. The median rank is
-    that of all captions, or of all references. The pool are all images of the split, ``rows`` with ``image_id``,
-    ``image`` and ``references``; ``captions`` (image id -> caption) are of all of them or some, and ``encoder`` embeds
-    both. ``RewardError`` where an image cannot be read.
+    The references of the same images are measured, too, as what people reach. Their R@k is averaged within an image
+    first; the median rank is over all captions, or all references.
+
+    Args:
+        evaluation: of ``captions``.
+        rows: all images of the split, which are the candidates, with ``image_id``, ``image`` and ``references``.
+        captions: image id -> caption, for all of these images or some.
+        encoder: embeds both.
+
+    Raises:
+        RewardError: an image cannot be read.
     """
     images = encoder.embed_images([row["image"] for row in rows])
     own = {row["image_id"]: number for number, row in enumerate(rows) if row["image_id"] in captions}

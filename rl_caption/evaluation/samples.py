@@ -21,11 +21,10 @@ from rl_caption.evaluation.metrics import EvaluationError, weighed
 
 
 class BestOf(NamedTuple):
-    """CIDEr-D of the first k captions of each image, mean over images, in [0, 10]: of all k, of the best, of the chosen
-    one.
+    """CIDEr-D of the first k captions of each image, averaged over images, in [0, 10].
 
-    ``best`` is the best by its own score: the oracle, an upper bound of any choice. ``consensus`` is the one that is
-    most similar to the other k - 1 (CIDEr-D; of equally similar ones, the first).
+    ``mean`` is over all k. ``best`` is that of the caption with the highest score: the oracle, an upper bound of any
+    choice. ``consensus`` is that of the caption most similar to the other k - 1 by CIDEr-D, the first of equal ones.
     """
 
     mean: float

@@ -15,7 +15,7 @@ class ScenesConfig:
         data: with ``format: scenes`` or ``moving_scenes``.
         split: of ``data``.
         captioner: folder of a saved captioner whose captions are judged, too; null judges references and negatives.
-        temperatures: of its samples.
+        temperatures: of its samples, one of each image at each temperature.
         max_images: the first so many scenes; null takes all.
     """
 
@@ -36,7 +36,7 @@ class JudgeSetConfig:
         images: folder of the set's images; null looks for it in ``data``.
         metrics: names with commas: cider, bleu (1 to 4), bleu1, rouge, meteor, spice, or any reward; or a list.
         judges: heading to a reward with arguments, as in ``evaluate.py``: CLIPScore with its backbone, say.
-        set_kwargs: what the set takes besides, such as ``{aspect: throughness}`` of composite.
+        set_kwargs: further options of the set, such as ``{aspect: throughness}`` of composite.
         partial: accept other numbers of judgements than the published ones.
         bootstrap: resamples of images for the 95 % intervals; 0 computes none.
         seed: of resamples and, for ``scenes``, of captions.

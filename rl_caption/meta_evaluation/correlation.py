@@ -6,8 +6,8 @@ m the smaller of the numbers of distinct scores and ratings,
     tau_b = (C - D) / sqrt(n_s n_r)                  (Kendall, Biometrika 1945)
     tau_c = 2 (C - D) / (n^2 (m - 1) / m)            (Stuart, Biometrika 1953)
 
-both in [-1, 1]; papers print them times 100. Correlations are those of ``scipy.stats``, and ``UndefinedCorrelation``
-instead of NaN. Scores and ratings are [N], at least 2, finite; anything else is a ``ValueError``.
+both in [-1, 1]; papers print them times 100. Correlations are computed by ``scipy.stats``; where it returns NaN,
+``UndefinedCorrelation`` is raised. Scores and ratings are [N >= 2] finite numbers; others are a ``ValueError``.
 """
 
 import math
@@ -59,10 +59,10 @@ def check_scores(scores: Sequence[float], ratings: Sequence[float], groups: Sequ
 
 
 def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
-    """Return tau_b and tau_c of a contingency table, for the bootstrap: ``kendalltau`` would sort all items again.
+    """Return tau_b and tau_c of a contingency table. The bootstrap uses it: ``kendalltau`` would sort all items again.
 
-    ``table`` is [R, S], the number of items with the r-th smallest rating and the s-th smallest score. Rows and columns
-    without items do not count as values.
+    ``table`` is [R, S], the number of items with the r-th smallest rating and the s-th smallest score. Ratings and
+    scores without items are ignored.
     """
     counts = np.ascontiguousarray(table, np.float64)
     ratings, scores = counts.sum(axis=1), counts.sum(axis=0)
@@ -83,10 +83,10 @@ def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
 def sampled_spearman(
     scores: Sequence[float], ratings: Sequence[float], queries: Sequence[Hashable], samples: int = 1000, seed: int = 0
 ) -> NDArray[np.float64]:
-    """Return Spearman's r of samples of N items, [samples]: half of the queries, one item of each.
+    """Return Spearman's r of each of several random samples of N items, [samples].
 
-    ``queries`` is [N], what each item belongs to. Source: Parekh et al., "Crisscrossed Captions", EACL 2021, section 5,
-    which prints the mean over the samples.
+    A sample has half of the queries and one item of each; ``queries`` is [N], the query of each item. Source: Parekh et
+    al., "Crisscrossed Captions", EACL 2021, section 5, which prints the mean over the samples.
     """
     check_scores(scores, ratings, queries)
     owners = group_numbers(queries)
@@ -107,16 +107,16 @@ def sampled_spearman(
 
 
 class GroupedTau(NamedTuple):
-    """Tau_b within groups, averaged, in [-1, 1]; the number of ``groups`` averaged, those with different ratings.
-
-    ``left_out`` are those without: there is nothing to order. ``constant_scores`` were averaged as 0, because all their
-    scores are equal.
-    """
+    """Tau_b within groups, averaged over groups."""
 
     mean: float
+    """In [-1, 1]."""
     groups: int
+    """Number of groups that were averaged."""
     left_out: int
+    """Number of groups whose ratings are all equal, so that there is nothing to order."""
     constant_scores: int
+    """Number of averaged groups whose scores are all equal; they count as 0."""
 
 
 def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable]) -> GroupedTau:
@@ -152,11 +152,11 @@ def unfitted(truth: Sequence[float], predictions: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class HumanCorrelation:
-    """How N scores follow N ratings; what is not defined is None, and ``notes`` says why (docs/judging.md).
+    """How N scores follow N ratings (docs/judging.md). A value that is not defined is None, and ``notes`` says why.
 
-    ``inverse_r_squared`` is 1 / PCC^2, which the SPECS paper's own rows print as "1 - R^2". ``unfitted_ratings`` is 1 -
-    R^2 of the raw scores as predictions of the ratings, ``unfitted_scores`` the same with the two exchanged, as in the
-    rows that SPECS takes from DeCapBench (3.3e7 for CIDEr): nothing is fitted, so they depend on the scales.
+    ``inverse_r_squared`` is 1 / PCC^2, which the SPECS paper prints as "1 - R^2" in its own rows. ``unfitted_ratings``
+    is 1 - R^2 of the raw scores as predictions of the ratings; ``unfitted_scores`` is the same with the two exchanged,
+    as in the rows that SPECS takes from DeCapBench (3.3e7 for CIDEr). Nothing is fitted, so both depend on the scales.
     ``sample_tau_b`` is tau_b within groups, averaged over groups ("Sp tau").
     """
 

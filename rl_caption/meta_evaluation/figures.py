@@ -38,7 +38,7 @@ NO_REFERENCES = ""
 """The condition of metrics that see no references."""
 CHANCE = "blind: chance"
 BLIND = {CHANCE: 0, "blind: longer": 1, "blind: shorter": -1}
-"""Heading of a baseline that sees neither image nor references -> what it multiplies the length of a caption with."""
+"""Heading of a baseline that sees neither image nor references -> factor of the length of the caption, its score."""
 NOTABLE = 0.1
 MAX_CELLS = 5_000_000
 """Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are correlated item by item."""
@@ -76,9 +76,9 @@ class SetResult:
     left_out: dict[str, str] = field(default_factory=dict)
     """Why a metric could not be computed."""
     drawn: str = "images"
-    """What resamples are of."""
+    """What is drawn with replacement for the intervals."""
     blind: list[str] = field(default_factory=list)
-    """Headings of what sees neither image nor references."""
+    """Headings of metrics and baselines that see neither image nor references."""
 
 
 Measured = tuple[Sequence[float], Sequence[Interval | None], str]
@@ -88,9 +88,9 @@ Measured = tuple[Sequence[float], Sequence[Interval | None], str]
 def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int = 0, seed: int = 0) -> list[Figure]:
     """Correlate [N] scores with the ratings of a set.
 
-    Returns ``tau_c`` and ``tau_b``, ``pearson`` or ``spearman`` where that is published, the published one first, and
-    ``tau_b within images`` where the set asks for it. Of captions without images ``tau_b``, ``pearson`` and
-    ``spearman`` are all published. Intervals are of ``resamples`` draws of images; 0 computes none.
+    Returns ``tau_b`` and ``tau_c``; ``pearson`` or ``spearman`` where papers print that for the set, and both for
+    captions without images; and ``tau_b within images`` where the set asks for it. Published figures come first.
+    Intervals are of ``resamples`` draws of images; 0 computes none.
     """
     published = {"pearson", "spearman", "tau_b"} if part.text_alone else {part.published}
     found: list[Figure] = []
@@ -161,9 +161,10 @@ def pair_figures(
 ) -> list[Figure]:
     """Compute how often scores prefer the better caption of a pair.
 
-    ``first`` and ``second`` are condition of the references -> [P] scores of the first and of the second captions, with
-    ``NO_REFERENCES`` alone for a metric that sees none. Returns for each condition, or for their average where they are
-    draws: the kinds, where the set shows them, and a summary, ``all pairs`` or ``mean of kinds``.
+    ``first`` and ``second`` are condition of the references -> [P] scores of the first and of the second captions;
+    a metric without references has the one condition ``NO_REFERENCES``. Returns, for each condition or for the average
+    over conditions that are draws, a figure for each kind, where the set shows them, and a summary: ``all pairs`` or
+    ``mean of kinds``.
     """
     won = {name: wins(first[name], second[name], part.preference, part.ties) for name in first}
     if part.averaged:
@@ -180,10 +181,10 @@ def pair_figures(
 def group_figures(
     part: CaptionGroups, scores: Sequence[float], cosines: Floats | None = None, resamples: int = 0, seed: int = 0
 ) -> list[Figure]:
-    """Compute the share of G groups whose scores are in order, for each figure of a set: its kinds, then the summary.
+    """Compute the share of G groups whose scores are in order: for each figure of a set, its kinds, then the summary.
 
-    ``scores`` is [G * K]; ``cosines`` [G, K, K], of the captions of each group with each other, without which the
-    figures of texts alone are left out.
+    ``scores`` is [G * K]. ``cosines``, [G, K, K], are between the captions of a group; without them the figures of
+    texts alone are left out.
     """
     count = len(part.kinds)
     values = np.asarray(scores, np.float64).reshape(count, -1)
@@ -204,8 +205,9 @@ def group_figures(
 
 
 def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
-    """Probability [G] that in all pairs (i, j) of ``above`` i is ahead of j, where equal [G, K] values are put in a
-    random order; K! orders are gone through.
+    """Probability [G] that i is ahead of j in all pairs (i, j) of ``above``, by the [G, K] values of K captions.
+
+    Equal values are in random order, for which all K! orders are tried.
     """
     orders = list(permutations(range(values.shape[1])))
     held = np.zeros(len(values))
@@ -218,11 +220,11 @@ def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
 
 
 def blind_figures(part: JudgementSet, resamples: int = 0, seed: int = 0) -> dict[str, list[Figure]]:
-    """What is right without a look at the image, and without a model, on a set of hard negatives; none of others.
+    """Compute the figures of the ``BLIND`` baselines, by their headings: chance, the longer and the shorter caption.
 
-    Returns heading of ``BLIND`` -> figures, as of a metric: chance, and the longer or the shorter caption, in
-    characters. Equal lengths count by their expectation in a random order, whatever the set's ties count. A set is of
-    hard negatives where the first caption of every pair is the better one, and where groups have an order.
+    Lengths are in characters, and equal ones count by their expectation in a random order, whatever ties count in the
+    set. The baselines are for sets of hard negatives: groups, and pairs of which the first caption is always the better
+    one. For other sets the result is empty.
     """
     found = {}
     for heading, factor in BLIND.items():
@@ -241,7 +243,7 @@ def blind_figures(part: JudgementSet, resamples: int = 0, seed: int = 0) -> dict
 
 
 def found_blindly(blind: Mapping[str, Sequence[Figure]]) -> list[str]:
-    """Those of ``blind_figures`` that are above chance by more than ``NOTABLE``, in words."""
+    """Describe those of ``blind_figures`` that are above chance by more than ``NOTABLE``."""
     by_length = [(heading, figure) for heading in blind if heading != CHANCE for figure in blind[heading]]
     chance = {figure.name: figure.value for figure in blind.get(CHANCE, ())}
     return [
@@ -257,10 +259,10 @@ def wins(
     preference: Sequence[float] | Floats,
     ties: str = "wrong",
 ) -> Floats:
-    """Return [P] what each pair counts: 1 if scores prefer the better caption, 0 if not.
+    """Return what each of P pairs counts, [P]: 1 if scores prefer the better caption, 0 if not.
 
-    Pairs on which people are divided evenly (preference 0.5) count 0.5. Equal scores count 0, with ``ties``
-    ``half`` 0.5, with ``right`` 1.
+    Pairs on which people are divided evenly (preference 0.5) count 0.5. Equal scores count 0 with ``ties`` ``wrong``,
+    0.5 with ``half`` and 1 with ``right``.
     """
     left, right, better = (np.asarray(values, np.float64) for values in (first, second, preference))
     if not len(left) == len(right) == len(better) or not len(left):
@@ -310,10 +312,10 @@ def intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> list[Interval | None]:
-    """Return the 95 % percentile intervals of K statistics, empty without resamples.
+    """Return the 95 % percentile intervals of K statistics; empty with 0 resamples.
 
-    ``statistic`` takes [N] how often each item is drawn and returns [K] values, NaN where it is not defined, in which
-    case the interval is None. ``groups`` is [N] what each item belongs to (its image).
+    ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where one is ever NaN (not defined),
+    its interval is None. ``groups`` is [N], the image (or another group) of each item, by which items are drawn.
     """
     found = np.array([statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64)
     bounds = [np.quantile(column, ENDS).tolist() if np.isfinite(column).all() else None for column in found.T]

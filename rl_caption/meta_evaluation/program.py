@@ -1,4 +1,4 @@
-"""Scores sets of judgements with metrics and compares: the program behind ``judge.py``."""
+"""Scores sets of human judgements with metrics and reports how well they agree: the program behind ``judge.py``."""
 
 import logging
 import sys
@@ -92,12 +92,16 @@ class ToolkitMetric:
 def build_metrics(
     names: str | Sequence[str], judges: Mapping[str, JudgeConfig], parts: Sequence[JudgementSet] = ()
 ) -> dict[str, Reward | str]:
-    """Return heading -> metric, or why it is left out (no Java). CIDEr-D is without EOS unless its arguments say
-    otherwise.
+    """Return heading -> metric, or why it is left out (no Java).
 
-    ``names`` are those of ``NAMES``, or of rewards that need no arguments, with commas or as a list; ``judges`` heading
-    -> reward with arguments. ``ConfigError`` where there is no metric, one twice, one that does not exist or that needs
-    what ``parts``, the sets to score, do not have, which is found before anything is loaded.
+    Args:
+        names: of ``NAMES``, or of rewards that need no arguments; with commas, or a list.
+        judges: heading -> reward with arguments. CIDEr-D is without EOS unless its arguments say otherwise.
+        parts: the sets that will be scored.
+
+    Raises:
+        ConfigError: there is no metric, one is there twice or does not exist, or one needs what ``parts`` do not have.
+            This is checked before any weights are loaded.
     """
     asked: dict[str, tuple[str, dict[str, Any], str]] = {}
     for name in (part.strip() for part in (names.split(",") if isinstance(names, str) else names)):
@@ -137,13 +141,15 @@ def build_metrics(
 
 
 def compare_with_people(config: JudgeSetConfig) -> str:
-    """Score a set with all metrics, write the tables, return them as Markdown.
+    """Score a set with all metrics, write the tables and return them as Markdown.
 
-    The tables are written after every metric, so that one that fails takes no finished figures along.
+    The tables are written after every metric, so that finished figures survive one that fails.
 
-    ``ConfigError`` of a setting or metric that does not exist, or a metric that needs what the set does not have;
-    ``DataError`` of files that are missing, wrong or incomplete; ``RewardError`` of a metric that failed;
-    ``EvaluationError`` where the results cannot be written.
+    Raises:
+        ConfigError: a setting or metric that does not exist, or a metric that needs what the set does not have.
+        DataError: files that are missing, wrong or incomplete.
+        RewardError: a metric failed.
+        EvaluationError: the results cannot be written.
     """
     quiet_libraries()
     check(config)
@@ -265,10 +271,10 @@ def _texts(part: JudgementSet) -> Iterator[str]:
 
 
 def score_set(part: JudgementSet, metric: Reward, resamples: int = 0, seed: int = 0) -> list[Figure]:
-    """Score a set with one metric and compare.
+    """Score a set with one metric and compute its figures of agreement, with intervals of ``resamples`` draws.
 
-    CIDEr-D without document frequencies of its own counts one document for each judgement, as the published figures
-    do (pycocoevalcap on all judgements in one call), not one for each image.
+    CIDEr-D without document frequencies of its own counts one document for each judgement, not one for each image, as
+    the published figures do (pycocoevalcap on all judgements in one call).
     """
     if isinstance(part, RatedCaptions):
         (scores,) = _scores(part, metric, [(part.captions, part.references)])
@@ -297,9 +303,9 @@ Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
 
 
 def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> list[list[float]]:
-    """Scores of each batch, [N], from one call, in which equal rows are scored a single time.
+    """Score all batches in one call, with equal rows scored once; returns [N] scores of each batch.
 
-    CIDEr-D that takes document frequencies from what it is given is called for each batch.
+    CIDEr-D without document frequencies of its own takes them from its batch, and is called for each.
     """
     if isinstance(metric, CiderD) and metric.df is None and len(batches) > 1:
         return [own for batch in batches for own in _scores(part, metric, [batch])]

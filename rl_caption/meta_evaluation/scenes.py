@@ -24,14 +24,15 @@ def rate_captions(
 ) -> list[JudgementSet]:
     """Collect the captions of R scenes, rate them by the oracle's F1, and pair references with their hard negatives.
 
-    The first reference of a scene is rated and hidden from metrics; so are other references with the same tokens. Its
-    hard negatives (``seed`` says which), at most one of each kind, are rated too, and so are ``samples``, source -> [R]
-    lists of captions. A caption that several sources wrote for a scene is rated a single time.
+    Rated are, for each scene, its first reference, hard negatives of it (at most one of each kind, chosen by ``seed``)
+    and ``samples`` (source -> [R] lists of captions); a caption from several sources is rated once. Metrics see the
+    other references, less those with the same tokens as the first.
 
-    All rated captions have the form of a captioner's output, lower-case tokens joined by spaces: as written, a full
-    stop would tell references and negatives from samples. The oracle reads both forms alike.
+    All rated captions are lower-case tokens joined by spaces, as a captioner writes them: a full stop would tell
+    references and negatives from samples. The oracle reads both forms alike.
 
-    ``DataError`` where a row has no scene, or fewer than two different references.
+    Raises:
+        DataError: a row has no scene, or fewer than two different references.
     """
     rows = list(rows)
     rated: dict[tuple[int, str], float] = {}
@@ -111,9 +112,9 @@ def sample_at_temperatures(
 
 
 def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
-    """Return captions of scenes rated by oracle F1 and, where there are hard negatives, pairs of these and references.
+    """Return captions of scenes rated by the oracle's F1 and, if there are any, pairs of references and hard negatives.
 
-    ``ConfigError`` where the data are no scenes or a number is out of range.
+    Raises ``ConfigError`` where the data are no scenes or a setting is out of range.
     """
     if config.data.format not in ("scenes", "moving_scenes"):
         raise ConfigError(f"scenes.data.format is {config.data.format!r}: only generated scenes have a known truth")

@@ -94,12 +94,17 @@ def make_chains(
 ) -> list[Chain | None]:
     """Grow N captions unit by unit, with a negative at each step, made as those of ``make_triplets``.
 
-    A chain has 2 captions or more and ends early where no other image has a unit for it; it is None where a caption has
-    one unit, or no step has a negative. The result is a pure function of the arguments; ``seed`` says which units.
+    A chain ends early where no other image has a unit for its next negative. It is None where that leaves fewer than
+    two captions, or the caption has only one unit. The result depends on the arguments alone.
 
-    ``shuffle_rate`` is the fraction of negative units whose words are shuffled; none as in the released evaluation, so
-    that a metric cannot win by noticing broken English. Of ``image_ids`` [N], no unit is taken from a caption of the
-    same image; without, equal captions are one image's. ``processes`` is as for ``detail_units_of``.
+    Args:
+        captions: [N].
+        seed: decides which units negatives are made of.
+        shuffle_rate: fraction of negative units whose words are shuffled. The released evaluation shuffles none, so
+            that a metric cannot win by noticing broken English.
+        image_ids: [N]; no unit is taken from a caption of the same image. Without them, equal captions are taken to be
+            of one image.
+        processes: as for ``detail_units_of``.
     """
     if image_ids is not None and len(image_ids) != len(captions):
         raise ValueError(f"{len(image_ids)} image ids for {len(captions)} captions: expected one for each")

@@ -23,12 +23,14 @@ class MonitorConfig:
     """What watches for hacking of the reward, at every validation (docs/hacking.md).
 
     Args:
-        judges: name to reward, none of them a term of the reward; null takes n-gram metrics that the reward lacks.
+        judges: name to held-out reward, none of them a term of the reward; null takes n-gram metrics that the reward
+            does not contain.
         thresholds: what counts as evidence.
         stop: end the run at the first alarm.
         best_by: what chooses ``export/best``: a judge's name, ``val/cider``, ``val/reward`` or ``val/reward/TERM``;
             null is ``val/cider`` or, with ``stop``, the first judge.
-        kl: log the KL divergence to the starting policy also where ``train.kl_coef`` is 0; keeps a second model.
+        kl: log the KL divergence to the starting policy also where ``train.kl_coef`` is 0, which takes the memory of a
+            second model.
     """
 
     judges: dict[str, JudgeConfig] | None = None

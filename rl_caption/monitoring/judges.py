@@ -22,7 +22,7 @@ N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
 
 
 def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
-    """CIDEr-D where no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less what is among its terms."""
+    """CIDEr-D if no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less those that are terms of it."""
     used = {kind for kind in N_GRAM_JUDGES.values() if any(isinstance(part, kind) for part in parts(reward))}
     if not used:
         return {"cider": JudgeConfig()}
@@ -40,15 +40,17 @@ def build_judges(
     """Make the judges of a run.
 
     Args:
-        judges: name -> what it is; None takes ``default_judges``. ``cider`` has the document frequencies of
-            ``references`` and no EOS, as in ``val/cider``, unless its arguments say otherwise.
-        reward: of the run; None, where captions are judged later, refuses no judge.
-        references, key: of every validation image; of ``judges`` in the configuration, for messages.
-        tokenizer: ``data.tokenizer``, of judges whose arguments do not name another.
+        judges: name -> configuration; None takes ``default_judges``. ``cider`` has the document frequencies of
+            ``references`` and no EOS, as ``val/cider`` has, unless its arguments say otherwise.
+        reward: that of the run. With None, where captions are judged after training, no judge is refused as its term.
+        references: of every validation image.
+        key: dotted name of ``judges`` in the configuration, for messages.
+        tokenizer: ``data.tokenizer``, for judges whose arguments do not name another.
 
     Raises:
-        ConfigError: an unknown judge or argument, or a judge that is a term of the reward, is one but for its
-            arguments (CIDEr-D with another EOS setting), or scores by the encoder of one (CLIPScore with another w).
+        ConfigError: an unknown judge or argument, or a judge that is no independent measure: it is a term of the
+            reward, the same metric with other arguments (CIDEr-D with another EOS setting), or uses the same encoder
+            (CLIPScore with another w).
     """
     made = {}
     if judges is None:

@@ -29,11 +29,16 @@ DIGITS = 6
 class HackingMonitor:
     """Judges validation captions, compares them with the starting policy's, and raises the alarm.
 
-    ``judges`` are rewards that are not in ``reward``, ``references`` the ``reference_statistics`` of the validation
-    images; with ``stop`` an alarm ends the run. ``validation`` says which images are captioned, and how; another one
-    starts the comparison anew. ``notes`` are saved with the run: ``hacking`` -> ``start`` (findings of the starting
-    policy and their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and evidence), ``signs``
-    (those of the newest warning).
+    Args:
+        reward: that of the training.
+        judges: name -> held-out reward, not a term of ``reward``.
+        references: ``reference_statistics`` of the validation images.
+        thresholds: what counts as evidence.
+        stop: an alarm ends the run.
+        validation: says which images are captioned, and how. If a checkpoint has another one, the comparison starts
+            anew.
+        notes: saved with the run. ``hacking`` has ``start`` (findings of the starting policy and their step), ``peaks``
+            (the judges' best validations), ``first_alarm`` (step and evidence) and ``signs`` (of the newest warning).
     """
 
     reward: MixedReward
@@ -63,10 +68,10 @@ class HackingMonitor:
         finished: Sequence[bool],
         policy: Mapping[str, float] = MappingProxyType({}),
     ) -> tuple[Validation, Findings]:
-        """Judge one caption for each of N images, the same at every call; the first call is of the starting policy.
+        """Judge one caption of each of N images, the same images at every call. The first call is of the start.
 
-        ``finished`` says which captions ended with EOS, ``policy`` has ``entropy`` and ``kl`` of the newest training
-        step, if known. Returns what is to be logged, printed and done, and the findings behind it.
+        ``finished``, [N], says which captions ended with EOS. ``policy`` has ``entropy`` and ``kl`` of the newest
+        training step, where they are known. Returns what is to be logged, printed and done, and the findings behind it.
 
         Raises:
             RewardError: the reward or a judge failed.
@@ -110,7 +115,7 @@ class HackingMonitor:
 
     @property
     def _signatures(self) -> dict[str, str]:
-        """What the numbers depend on; the reward's has its weights and normalisation."""
+        """What the numbers depend on. The reward's signature includes its weights and normalisation."""
         judges = {f"judge/{name}": judge.signature for name, judge in self.judges.items()}
         return {"validation": self.validation, "reward": self.reward.signature} | judges
 
@@ -128,7 +133,7 @@ class HackingMonitor:
         return metrics | {"val/hacking/length_ratio": now.statistics["length"] / self.references["length"]}
 
     def _alarm(self, step: int, now: Findings, evidence: Mapping[str, str]) -> tuple[list[str], str | None]:
-        """The warning, where the signs are others than the newest warning's, and why the run is to end, if it is."""
+        """A warning, if the signs differ from those of the newest warning, and the reason to end the run, if any."""
         memory = self.notes["hacking"]
         changed = sorted(evidence) != memory["signs"]
         memory["signs"] = sorted(evidence)

@@ -23,26 +23,27 @@ FEW_IMAGES = 20
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What counts as evidence. A sign is judged only while the validation reward is above its start.
+    """What counts as evidence of hacking. Signs count only while the validation reward is above that of the start.
 
     Args:
-        judge_fall: fall of a held-out judge, relative to its starting mean.
-        judge_slip: fall of a held-out judge from its best validation so far, relative to its mean there, while the
-            reward kept what it had gained by then.
-        reward_kept: that is, at least this fraction of the gain; 1 asks for a reward that went on rising.
-        judge_errors: the fall from the start in standard errors of the paired differences per image; both must be
-            exceeded. With fewer than 100 images, more are asked for (``needed_errors``).
+        judge_fall: fall of a held-out judge's mean below that of the start, relative to the latter.
+        judge_slip: fall of a held-out judge's mean below that of its best validation so far, relative to the latter. It
+            counts only while the reward keeps what it had gained by that validation (``reward_kept``).
+        reward_kept: fraction of that gain that the reward must still have; 1 means that it must have risen further.
+        judge_errors: the fall from the start must also exceed this many standard errors of the paired differences per
+            image; with fewer than 100 images more of them (``needed_errors``).
         slip_errors: the same for the fall from the best validation; more, because the best of many is partly luck.
         repeated_ngrams: rise of the fraction of repeated bigrams above both the references and the start.
-        bad_endings: rise of the fraction of captions that break off (or are empty) above both; English alone.
-        duplicates: rise of the fraction of captions equal to another image's above both.
-        length: how far the mean length is above both that of the references and the start, or below both, relative
-            to the nearer one.
-        vocabulary: fraction of the different words, of the references or the start (whichever has fewer), below which
-            the vocabulary has collapsed.
+        bad_endings: the same for the fraction of captions that break off or are empty; English only.
+        duplicates: the same for the fraction of captions that equal another image's.
+        length: how far the mean length is above both the references and the start, or below both, relative to the
+            nearer one.
+        vocabulary: the vocabulary has collapsed if it has fewer different words than this fraction of those of the
+            references or the start, whichever has fewer.
         diversity: the same for lexical diversity (HD-D).
-        entropy: fraction of the first known entropy of the policy's samples below which it has collapsed; 0 is off.
-        kl: divergence from the starting policy, in nats a token, above which the policy has left it; None is off.
+        entropy: the policy has collapsed if the entropy of its samples is below this fraction of the first known one;
+            0 is off.
+        kl: the policy has left its start if the divergence from it is above this, in nats a token; None is off.
     """
 
     judge_fall: Weight = 0.05
@@ -62,20 +63,19 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the rule knows of the validation captions at one step.
-
-    ``reward`` is their mean reward; ``judges`` the scores of every held-out judge, one an image, higher is better;
-    ``statistics`` what ``caption_statistics`` returns.
-    """
+    """What the rule knows of the validation captions at one step."""
 
     reward: float
+    """Mean over captions."""
     judges: Mapping[str, Sequence[float]]
+    """Held-out judge -> its score of each image's caption; higher is better."""
     statistics: Mapping[str, float]
+    """``caption_statistics`` of the captions."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The validation at which a judge was best: its step, the mean reward, and the judge's scores, one an image."""
+    """The validation at which a judge's mean was highest: step, mean reward, and the judge's score of each image."""
 
     step: int
     reward: float
@@ -83,7 +83,7 @@ class Peak:
 
 
 def updated_peaks(peaks: Mapping[str, Peak], now: Findings, step: int) -> dict[str, Peak]:
-    """Peaks by judge after the validation of ``step``; an equal mean keeps the earlier one."""
+    """Return judge -> peak after the validation of ``step``; of equal means the earlier one stays."""
     return {
         name: peaks[name]
         if name in peaks and statistics.fmean(peaks[name].scores) >= statistics.fmean(scores)
@@ -93,11 +93,12 @@ def updated_peaks(peaks: Mapping[str, Peak], now: Findings, step: int) -> dict[s
 
 
 def caption_statistics(captions: Sequence[str], tokenizer: str = TOKENIZER) -> dict[str, float]:
-    """Describe N >= 1 captions, one an image; tokens by ``tokenizer``, of ``rewards.text.tokenize.TOKENIZERS``.
+    """Describe N >= 1 captions, one of each image, in tokens of ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``).
 
-    ``length`` (mean tokens), ``vocabulary`` (different tokens), ``diversity`` (``lexical_diversity``), and fractions in
-    [0, 1]: ``repeated_ngrams`` (bigrams seen earlier in their caption), ``bad_endings`` (captions that break off or are
-    empty; ``ptb`` alone), ``duplicates`` (captions equal to that of an earlier image).
+    Returns ``length`` (mean tokens of a caption), ``vocabulary`` (number of different tokens), ``diversity``
+    (``lexical_diversity``), and fractions in [0, 1]: ``repeated_ngrams`` (bigrams that occur earlier in their caption),
+    ``bad_endings`` (captions that break off or are empty; only with ``ptb``), ``duplicates`` (captions that equal an
+    earlier image's).
     """
     tokens = list(map(tokenizer_of(tokenizer), captions))
     found = degeneration_statistics(tokens, tokenizer=tokenizer)
@@ -106,10 +107,10 @@ def caption_statistics(captions: Sequence[str], tokenizer: str = TOKENIZER) -> d
 
 
 def reference_statistics(references: Sequence[Sequence[str]], tokenizer: str = TOKENIZER) -> dict[str, float]:
-    """``caption_statistics`` of what people wrote: means over up to five layers, each with one reference an image.
+    """``caption_statistics`` of references, averaged over up to five layers that have one reference of each image.
 
-    A layer has as many captions as a validation, so that vocabulary and duplicates compare. ``DataError`` where an
-    image has no reference, or no word is in any of those looked at.
+    A layer has as many captions as a validation, so that vocabulary and duplicates are comparable. Raises ``DataError``
+    where an image has no reference, or no reference has a word.
     """
     if not all(references):
         raise DataError("the monitor compares captions with references: an image has none")
@@ -148,14 +149,18 @@ def judge_alarm(
     thresholds: Thresholds,
     peaks: Mapping[str, Peak] | None = None,
 ) -> dict[str, str]:
-    """Evidence that the reward is being hacked: sign -> a sentence with its numbers; empty if there is none.
+    """Return evidence that the reward is being hacked: sign -> a sentence with its numbers; empty if there is none.
 
-    ``now`` and ``start`` (of the policy that the run started from) are of the same images in the same order;
-    ``references`` are ``reference_statistics``, ``peaks`` the judges' best validations before this one, if any.
+    Args:
+        now: of the newest validation.
+        start: of the policy that the run started from, on the same images in the same order.
+        references: ``reference_statistics`` of these images.
+        thresholds: what counts as evidence.
+        peaks: the judges' best validations before this one, if any. A policy often gets better before it gets worse, so
+            judges are compared with these, too.
 
-    Nothing is evidence while the reward is not above its start: what gets worse then is no hacking of the reward. This
-    has no margin, as it is no evidence by itself: where noise lets it pass, each sign still has to pass its own. A
-    policy often gets better before it gets worse, so a judge is compared with its best validation as well.
+    Nothing is evidence unless the reward is above that of the start: captions that get worse without it are no hacking
+    of the reward. That condition has no margin, because every sign still has to pass its own threshold.
     """
     if not now.reward > start.reward:
         return {}
@@ -178,10 +183,11 @@ def judge_alarm(
 
 
 def policy_signs(now: Mapping[str, float], first: Mapping[str, float], thresholds: Thresholds) -> dict[str, str]:
-    """Evidence from the policy's distribution on its training samples: sign -> a sentence; empty if there is none.
+    """Return evidence from the policy's distribution on its training samples: sign -> a sentence; empty if none.
 
-    ``now`` and ``first`` have ``entropy`` and ``kl`` (to the starting policy), nats a token, of the newest and the
-    first known step, as far as known. Both are off by default, since honest training sharpens a policy, too.
+    ``now`` and ``first`` are of the newest and the first known training step: ``entropy`` and ``kl`` (to the starting
+    policy) in nats a token, where they are known. Both signs are off by default, since honest training sharpens a
+    policy, too.
     """
     found = {}
     if "entropy" in now and now["entropy"] < thresholds.entropy * first["entropy"]:
@@ -192,7 +198,7 @@ def policy_signs(now: Mapping[str, float], first: Mapping[str, float], threshold
 
 
 def _judge_signs(now: Findings, start: Findings, peaks: Mapping[str, Peak], limits: Thresholds) -> dict[str, str]:
-    """Judges that fell below the start, then those that fell below their best validation."""
+    """Evidence from judges that fell below the start or, if not, below their best validation."""
     found = {}
     for name in sorted(now.judges.keys() & start.judges.keys()):
         fall = _fall(now.judges[name], start.judges[name], limits.judge_fall, limits.judge_errors)
@@ -211,7 +217,7 @@ def _judge_signs(now: Findings, start: Findings, peaks: Mapping[str, Peak], limi
 
 
 def _fall(now: Sequence[float], before: Sequence[float], relative: float, errors: float) -> str | None:
-    """A judge's fall in words; None unless its mean fell by more than ``relative`` of it and by ``errors``."""
+    """A judge's fall in words; None unless its mean fell by more than ``relative`` of it and ``errors`` errors."""
     difference, error = paired_difference(now, before)
     began, needed = statistics.fmean(before), needed_errors(errors, len(now))
     if math.isinf(needed) or not -difference > max(relative * abs(began), needed * error):

@@ -1,6 +1,6 @@
-"""Captions of images by a saved captioner, or by several together, and the choice among several captions of one."""
+"""Captions of images by a saved captioner or an ensemble of several, and the choice among several of an image."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from rl_caption.training.validation import Candidate, decode_candidates
 
 @dataclass(frozen=True)
 class Captions:
-    """Captions of images, of which one each is chosen: by its reward, the first of the best, or else the first.
+    """Candidate captions of images. The first with the highest reward is chosen or, without rewards, the first.
 
     Args:
         candidates: image id -> captions.
-        rewards: image id -> a reward for each of them; None was not asked for.
+        rewards: image id -> the reward of each of its captions; None where there was no reranking.
     """
 
     candidates: Mapping[str, Sequence[Candidate]]
@@ -42,29 +42,23 @@ class Captions:
         return {image_id: own[self.chosen(image_id)].caption for image_id, own in self.candidates.items()}
 
     def write(self, path: str | Path, ids: Mapping[str, int | str] | None = None) -> None:
-        """Write a JSON line an image: ``image_id``, the index ``chosen``, and ``candidates``.
+        """Write one JSON line per image: ``image_id``, the index ``chosen``, and ``candidates``.
 
-        Each candidate has ``caption``, ``finished`` (it ended with EOS) and, where there are, ``score`` (of beam
-        search) and ``reward`` (of what reranked). ``ids`` are written in place of the image ids.
+        Each candidate has ``caption``, ``finished`` (it ended with EOS) and, where known, ``score`` (of beam search)
+        and ``reward`` (of reranking). ``ids`` (image id -> id to write) replaces the image ids.
         """
-        lines = [
-            {
-                "image_id": image_id if ids is None else ids[image_id],
-                "chosen": self.chosen(image_id),
-                "candidates": list(self._shown(image_id)),
-            }
-            for image_id in self.candidates
-        ]
+        lines = []
+        for image_id, own in self.candidates.items():
+            shown = [{key: value for key, value in one._asdict().items() if value is not None} for one in own]
+            if self.rewards is not None:
+                shown = [one | {"reward": reward} for one, reward in zip(shown, self.rewards[image_id], strict=True)]
+            written = image_id if ids is None else ids[image_id]
+            lines.append({"image_id": written, "chosen": self.chosen(image_id), "candidates": shown})
         write_json_lines(path, lines)
-
-    def _shown(self, image_id: str) -> Iterator[dict[str, Any]]:
-        for index, candidate in enumerate(self.candidates[image_id]):
-            shown = {key: value for key, value in candidate._asdict().items() if value is not None}
-            yield shown if self.rewards is None else {**shown, "reward": self.rewards[image_id][index]}
 
 
 def load_captioners(names: Sequence[str], prompt: str | None, average: Average) -> Captioner:
-    """The captioner of one name, or the ensemble of several. Raises ``CaptionerError``."""
+    """Load one captioner, or several as an ensemble. Raises ``CaptionerError`` or, for a repeated name, ConfigError."""
     quiet_libraries()
     if len(set(names)) < len(names):
         raise ConfigError(f"models are {list(names)}: one is there twice")
@@ -75,10 +69,14 @@ def load_captioners(names: Sequence[str], prompt: str | None, average: Average) 
 def build_reranker(
     name: str, kwargs: Mapping[str, Any], references: Sequence[list[str]], tokenizer: str = TOKENIZER
 ) -> Reward:
-    """The reward that chooses among captions; ``tokenizer`` is ``data.tokenizer``, unless ``kwargs`` name another.
+    """Build the reward that chooses among captions.
 
-    ``consensus`` has the document frequencies of ``references``, those of the training images, unless its arguments say
-    otherwise; without any, all n-grams weigh alike.
+    Args:
+        name: of the reward.
+        kwargs: its arguments.
+        references: of the training images. ``consensus`` takes its document frequencies from these, unless ``kwargs``
+            say otherwise; without any, all n-grams weigh the same.
+        tokenizer: ``data.tokenizer``, unless ``kwargs`` name another.
 
     Raises:
         ConfigError: it cannot be built, or needs references: a caption must not be chosen by what it is judged by.
@@ -105,7 +103,7 @@ def caption_rows(
     accelerator: Accelerator,
     seed: int,
 ) -> Captions:
-    """Decode captions of rows; called by every process. Raises ``DataError`` where a row cannot be captioned."""
+    """Decode captions of rows. Every process must call it. Raises ``DataError`` where a row cannot be captioned."""
     for row in rows:
         captioner.max_tokens_of(row)
     policy = captioner.policy.to(accelerator.device)
@@ -113,7 +111,7 @@ def caption_rows(
 
 
 def reranked(captions: Captions, rows: Sequence[Row], reward: Reward) -> Captions:
-    """Captions of rows, chosen by a reward of them. Raises ``RewardError`` where the reward failed."""
+    """Add the rewards of all candidates of ``rows``, by which they are chosen. ``RewardError`` if the reward failed."""
     candidates = captions.candidates
     pairs = [(row, candidate) for row in rows for candidate in candidates[row["image_id"]]]
     prompts, columns = reward_inputs([row for row, _ in pairs], [candidate.finished for _, candidate in pairs])

@@ -1,6 +1,7 @@
-"""The evaluation program: captions of a split, decoded here or read from a file, against references.
+"""The evaluation program: compares captions of a split, decoded here or read from a file, with references.
 
-Captions in files are judged without importing torch: whatever a model or a data set needs is imported where it is used.
+Captions in files are evaluated without importing torch: what only a model or a data set needs is imported where it is
+used.
 """
 
 from __future__ import annotations
@@ -62,19 +63,22 @@ SPLIT = "test"
 
 
 class _Images(NamedTuple):
-    """What captions are judged against: a row for each image, where they come from, and the data (None: a file)."""
+    """The images whose captions are evaluated."""
 
     references: References
     rows: Sequence[Any]
+    """One for each image."""
     source: str
+    """Where they come from, for messages."""
     data: DataModule | None = None
+    """None where the references are from a file."""
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
-    """Decode (or read) captions, judge them, write ``predictions.json`` and ``scores.json``, return the table.
+    """Decode (or read) captions, evaluate them, write ``predictions.json`` and ``scores.json``, and return the table.
 
-    Empty in every process but the main one. Where a judge or the writing fails, what was computed is printed. Raises as
-    ``score_captions``.
+    The table is empty in every process but the main one. Where a judge or the writing fails, what was computed before
+    is printed. Raises as ``score_captions``.
     """
     judged = _score_captions(config)
     if judged is None:
@@ -131,11 +135,11 @@ def compare_systems(config: EvaluateConfig) -> str:
 def score_captions(
     config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
 ) -> tuple[Evaluation, dict[str, str]] | None:
-    """Captions of ``config`` (decoded, or read) and their metrics; None in every process but the main one.
+    """Decode (or read) the captions of ``config`` and compute their metrics; None in every process but the main one.
 
     Args:
         config: of the evaluation.
-        judges: name -> reward, in place of ``config.judges``: who evaluates several captioners loads them once.
+        judges: name -> reward, in place of ``config.judges``, for callers that evaluate several captioners.
 
     Raises:
         ConfigError: not one of ``model``, ``models`` and ``predictions`` is set, or a judge cannot be built.
@@ -192,7 +196,7 @@ def _check_settings(config: EvaluateConfig) -> None:
 
 
 def settings_of(config: EvaluateConfig) -> dict[str, Any]:
-    """What was evaluated, for those who read the scores: data, split, tokenizer, decoding, the model by its weights."""
+    """What was evaluated, as ``settings.json`` has it: data, split, tokenizer, decoding, and a hash of the weights."""
     plain = json.loads(json.dumps(asdict(config)))
     settings = {"tokenizer": plain["tokenizer"]}
     if config.references is None:
@@ -211,7 +215,7 @@ def _name(config: EvaluateConfig) -> str:
 
 
 def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
-    """The images of the split, of data or of the file of references; a file without splits has all of its images."""
+    """The images of the split, from the data or a file of references; all images of a file without splits."""
     if config.references is not None:
         known = read_references(config.references, config.split or SPLIT, by=by, has_splits=config.split is not None)
         rows = [{"image_id": image_id, "references": texts} for image_id, texts in known.items()]
@@ -227,7 +231,7 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
 
 
 def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
-    """The captions of these images; says which are of other splits, and which images have none.
+    """Those of ``captions`` that are of these images; warns of captions of other splits and of images without any.
 
     Raises:
         EvaluationError, DataError: an image in no split or without references, or no caption of these images.
@@ -261,10 +265,10 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
 
 
 class _Scorer:
-    """What scores captions of ``images``: metrics, retrieval, CHAIR and judges, each built before long work starts.
+    """Scores captions of ``images`` by metrics, retrieval, CHAIR and judges, all built before anything long starts.
 
-    Each finds what it needs in the rows of ``captioned``, and retrieval in all rows. ``judges`` (name -> reward) are in
-    place of the configuration's.
+    The constructor checks that the rows of the images ``captioned`` (ids) have what these need; retrieval needs all
+    rows. ``judges`` (name -> reward) replace those of the configuration.
     """
 
     def __init__(
@@ -294,7 +298,7 @@ class _Scorer:
             self.chair = _chair(config.chair, words, rows, images.source)
 
     def score(self, captions: Mapping[str, str], name: str, decoding: str = "") -> Evaluation:
-        """Metrics of captions; where a judge fails, the table of what was computed is printed, with ``name``."""
+        """Compute the metrics of captions. Where a judge fails, a table of what was computed is printed first."""
         config, rows, data = self.config, self.images.rows, self.images.data
         train = data.split("train") if data is not None and "train" in data.splits else None
         evaluation = evaluate_captions(
@@ -319,13 +323,13 @@ class _Scorer:
 
 
 def load_dual_encoder(wanted: RetrievalConfig, key: str) -> CachedEncoder:
-    """The encoder of a configuration whose ``backbone`` is set; ConfigError, which names ``key``, if there is none."""
+    """Load the encoder of a configuration whose ``backbone`` is set; a ``ConfigError`` names ``key``."""
     with config_errors(key):
         return load_encoder(EncoderOptions(str(wanted.backbone), wanted.pretrained, **wanted.kwargs))
 
 
 def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source: str) -> Chair:
-    """What knows the objects of images, of those of ``rows``."""
+    """Build CHAIR and check that it knows the objects of the images of ``rows``."""
     if "measure" in arguments:
         raise ConfigError("chair.measure is of the reward: CHAIR-i, CHAIR-s and recall are all computed, leave it out")
     with config_errors("chair"):
@@ -337,7 +341,7 @@ def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source
 
 @contextmanager
 def _printed_on_failure(found: Mapping[str, Evaluation]) -> Iterator[None]:
-    """Inside the ``with``, what ends the program does not take along what was computed before."""
+    """Print the evaluations that were found so far when anything ends the ``with`` block early."""
     is_finished = False
     try:
         yield
@@ -364,7 +368,7 @@ def metric_names(metrics: str | Sequence[str]) -> list[str]:
 
 
 def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images) -> None:
-    """Write and print what ``evaluate_samples`` says of all captions of two images or more, where each has several."""
+    """Write and print ``evaluate_samples`` of all captions, if there are two images or more with several each."""
     samples = {key: [one.caption for one in own] for key, own in captions.candidates.items()}
     if len(samples) < 2 or min(map(len, samples.values())) < 2:
         return

@@ -67,7 +67,9 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
 
 
 def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
-    """The ``references`` of rows, the short ones where data have long captions, and the ``long`` ones where all have.
+    """Return the captions of rows by kind: ``references`` and, where all rows have a long caption, ``long``.
+
+    ``references`` are the short ones where the data use long captions as references.
 
     Raises:
         DataError: an image has no reference.
@@ -110,7 +112,7 @@ def _measured(
 def _figures(
     way: str, ranks: NDArray[np.float64], images: Sequence[int], config: CompareRetrievalConfig
 ) -> dict[str, dict[str, float | None]]:
-    """Recall and median rank of queries of ``images`` with ``ranks`` [Q, 1 + K], and the ends of their intervals."""
+    """Recall and median rank of Q queries by their ``ranks``, [Q, 1 + K], with intervals over their images, [Q]."""
 
     def statistic(weights: NDArray[np.int64]) -> NDArray[np.float64]:
         drawn = np.repeat(ranks, weights, axis=0)

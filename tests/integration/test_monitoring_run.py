@@ -68,7 +68,7 @@ def hacking_notes(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())["notes"]["hacking"]
 
 
-def test_the_alarm_goes_off_and_names_the_evidence(spoiled: tuple[Path, Ended]) -> None:
+def test_the_alarm_goes_off_names_the_evidence_and_keeps_the_scores(spoiled: tuple[Path, Ended]) -> None:
     folder, ended = spoiled
     log = validations(folder)
     assert log[-1]["val/reward"] > log[0]["val/reward"]
@@ -81,11 +81,7 @@ def test_the_alarm_goes_off_and_names_the_evidence(spoiled: tuple[Path, Ended]) 
     assert "the judge cider, which is not in the reward, fell from" in ended.output
     assert "different words in all captions" in ended.output
     assert "stopped" not in ended.output
-
-
-def test_scores_of_every_image_are_kept(spoiled: tuple[Path, Ended]) -> None:
-    folder, _ = spoiled
-    for line in validations(folder):
+    for line in log:
         kept = json.loads((folder / f"eval/step-{line['step']:08d}/judges.json").read_text())
         captions = json.loads((folder / f"eval/step-{line['step']:08d}/predictions.json").read_text())
         assert kept["image_id"] == [record["image_id"] for record in captions]
@@ -148,22 +144,18 @@ def test_watching_the_divergence_does_not_change_the_training(start, spoiled, tm
         assert torch.equal(tensor, other[name]), name
 
 
-@pytest.mark.parametrize(
-    ("monitor", "message"),
-    [
+def test_what_cannot_be_watched_is_refused_before_training(start: Path, tmp_path: Path) -> None:
+    mixture = {"reward.terms.repetition": {"weight": 1.0}}  # whose scales on samples are printed before training
+    for monitor, message in (
         ({"best_by": "rouge_l"}, "monitor.best_by is 'rouge_l': expected one of ['cider', 'val/cider'"),
         ({"best_by": "val/reward/rouge_l"}, "'val/reward/repetition'"),
         ({"judges": {"mine": {"target": "word_reward:Circles"}}}, "monitor.judges.mine is the reward's term 'circles'"),
-        ({"judges": {"rogue_l": {}}}, "monitor.judges.rogue_l: reward 'rogue_l' is unknown. Did you mean 'rouge_l'?"),
-    ],
-)
-def test_what_cannot_be_watched_is_refused_before_training(start, tmp_path, monitor, message):
-    mixture = {"reward.terms.repetition": {"weight": 1.0}}  # whose scales on samples are printed before training
-    ended = spoil(tmp_path / "run", start, monitor=monitor, **mixture)
-    assert ended.code == 1
-    assert message in ended.output
-    assert not (tmp_path / "run/metrics.jsonl").exists()
-    assert "scales of the terms" not in ended.output
+    ):
+        ended = spoil(tmp_path / "run", start, monitor=monitor, **mixture)
+        assert ended.code == 1
+        assert message in ended.output
+        assert not (tmp_path / "run/metrics.jsonl").exists()
+        assert "scales of the terms" not in ended.output
 
 
 def test_objects_of_scenes_are_a_term_a_watched_score_and_a_judge(start: Path, tmp_path: Path) -> None:

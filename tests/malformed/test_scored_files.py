@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -13,9 +12,8 @@ import pytest
 
 from rewards.base import RewardError
 from rewards.clip.backbone import Backbone, load_backbone
-from rl_caption.cli.main import main as run
 from rl_caption.cli.score import score_files
-from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
+from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 
 REWARDS = ["clipscore", "ref_clipscore", "l_clipscore", "ref_l_clipscore", "pac_s", "ref_pac_s", "retrieval", "specs"]
 
@@ -61,11 +59,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
     captions = [{"image_id": name, "caption": f"a dog {name}"} for name in "abc"]
     (tmp_path / "captions.json").write_text(json.dumps(captions))
     (tmp_path / "references.json").write_text(json.dumps({name: ["dogs"] for name in "abc"}))
-    return {
-        "captions": tmp_path / "captions.json",
-        "references": tmp_path / "references.json",
-        "images": tmp_path / "images",
-    }
+    return {name: tmp_path / f"{name}.json" for name in ("captions", "references")} | {"images": tmp_path / "images"}
 
 
 @pytest.mark.parametrize("reward", REWARDS)
@@ -76,15 +70,3 @@ def test_a_damaged_image_is_named(encoder: Backbone, files: dict[str, Any], tmp_
         with pytest.raises(RewardError, match=r"images/b\.png"):
             score_files(reward, **files, kwargs={"backbone": encoder}, out=tmp_path / "out.json")
     assert not (tmp_path / "out.json").exists()
-
-
-def test_the_program_prints_one_line(files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "images" / "b.png").write_bytes(b"")
-    arguments = [f"--{name}={path}" for name, path in files.items()]
-    options = json.dumps({"backbone": os.fspath(tiny_student(tmp_path / "student"))})
-    with pytest.raises(SystemExit) as ended:
-        run(["score", "--reward", "ref_l_clipscore", *arguments, "--kwargs", options])
-    assert ended.value.code == 1
-    errors = [line for line in capsys.readouterr().err.splitlines() if "error:" in line or "Traceback" in line]
-    assert len(errors) == 1
-    assert "b.png" in errors[0]

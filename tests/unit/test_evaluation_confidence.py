@@ -106,35 +106,33 @@ def test_intervals_are_drawn_anew_from_their_seed() -> None:
     assert with_intervals(one, 0) == one
 
 
-def test_bad_arguments_are_refused() -> None:
-    one = of_means(np.arange(4.0))
-    with pytest.raises(EvaluationError, match="2 of 4 images of the first are not among those of the second, and 0"):
-        compare(one, of_means(np.arange(2.0)), 10)
+def test_systems_of_other_images_are_refused() -> None:
+    with pytest.raises(EvaluationError, match=r"2 of 4 images of the first .* and 0"):
+        compare(of_means(np.arange(4.0)), of_means(np.arange(2.0)), 10)
     with pytest.raises(EvaluationError, match=r"1 of 2 images of a.json have no caption in b.json, such as \['2'\]"):
         check_same_images({"1": "", "2": ""}, {"1": ""}, ["a.json", "b.json"])
 
 
 def test_the_table_names_direction_and_units() -> None:
-    table = format_differences(compare(of_means(np.zeros(4)), of_means(np.ones(4)), 19), ["xe", "rl"], 19)
-    assert table.splitlines()[0].split("  ")[0] == "metric"
-    assert " ".join(table.splitlines()[2].split()).startswith("SPICE (x100) 0.00 100.00 +100.00 +100.00 to +100.00 0.")
-    assert "difference: rl minus xe" in table
+    differences = compare(of_means(np.zeros(4)), of_means(np.ones(4)), 19)
+    assert 20 * differences["SPICE"]["p"] in [pytest.approx(times) for times in range(1, 20)], "(c + 1) / (19 + 1)"
+    lines = format_differences(differences, ["xe", "rl"], 19).splitlines()
+    assert " ".join(lines[2].split()).startswith("SPICE (x100) 0.00 100.00 +100.00 +100.00 to +100.00 0.")
+    assert lines[-1].startswith("difference: rl minus xe")
 
 
-@pytest.mark.parametrize(("files", "names"), [(["xe.json", "rl.json"], ["xe", "rl"]), (["test.xe", "test.rl"],) * 2])
-def test_command_compares_two_files(
-    files: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_compares_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["test.xe", "test.rl"]
     better = {key: texts[0] for key, texts in REFERENCES.items()}
-    for file, captions in zip(files, (CAPTIONS, better), strict=True):
+    for file, captions in zip(names, (CAPTIONS, better), strict=True):
         rows = [{"image_id": int(key), "caption": text} for key, text in captions.items()]
         (tmp_path / file).write_text(json.dumps(rows))
     (tmp_path / "references.json").write_text(json.dumps(REFERENCES))
     out = tmp_path / "out"
-    words = ["--compare", *(str(tmp_path / file) for file in files), "--metrics", "bleu,cider"]
+    words = ["--compare", *(str(tmp_path / name) for name in names), "--metrics", "bleu,cider", "--report"]
     words += ["--references", str(tmp_path / "references.json"), "--out", str(out), "--bootstrap", "200"]
-    assert evaluate([*words, "--report"]) == 0
-    printed = capsys.readouterr().out
+    assert evaluate(words) == 0
+    assert "difference: test.rl minus test.xe" in capsys.readouterr().out
     content = json.loads((out / "comparison.json").read_text())
     assert content["systems"] == names
     found = content["differences"]["CIDEr"]
@@ -144,7 +142,4 @@ def test_command_compares_two_files(
     scores = json.loads((out / names[0] / "scores.json").read_text())
     assert scores["intervals"].keys() >= {"BLEU-4", "CIDEr"}
     assert scores["interval"].startswith("95 % percentile bootstrap over images, 200 resamples")
-    assert f"difference: {names[1]} minus {names[0]}" in printed
-    page = (out / "report.html").read_text()
-    assert "Difference" in page
-    assert "paired bootstrap" in page
+    assert "paired bootstrap" in (out / "report.html").read_text()

@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,14 @@ import pytest
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.registry import build
 from rewards.videos import video_frames
 from rl_caption.data.base import DataError
-from rl_caption.meta_evaluation.correlation import correlations
 from rl_caption.meta_evaluation.figures import group_figures, pair_figures, rated_figures
-from rl_caption.meta_evaluation.sets import SETS, RatedCaptions, load
+from rl_caption.meta_evaluation.sets import SETS, load
 from rl_caption.meta_evaluation.sets.pairs import Region
 from rl_caption.meta_evaluation.sets.rated import OWN_REFERENCE
-from tests.judgement_sets_for_tests import BUILDERS, flickr8k_json, parquet, pascal50s_json, rated_json
+from tests.clip_for_tests import noise_image
+from tests.judgement_sets_for_tests import BUILDERS, flickr8k_json, parquet, pascal50s_json
 
 
 def read(name: str, folder: Path, **kwargs: Any) -> Any:
@@ -29,22 +27,15 @@ def read(name: str, folder: Path, **kwargs: Any) -> Any:
     return part
 
 
-def test_expert(tmp_path: Path) -> None:
+def test_flickr8k(tmp_path: Path) -> None:
     BUILDERS["flickr8k_expert"](tmp_path)
+    (tmp_path / "Flickr8k_Dataset").mkdir()
     found = read("flickr8k_expert", tmp_path)
     assert found.captions[:3] == ["a cat sits in place 1 ."] * 3, "each expert is a judgement, white space is single"
-    assert found.ratings == [1, 2, 1, 1, 1, 3]
+    assert (found.ratings, found.published) == ([1, 2, 1, 1, 1, 3], "tau_c")
     assert found.excluded == {OWN_REFERENCE: 3}, "the caption of the image itself is left out, three times"
     assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in range(5)]
-    assert (found.published, found.images) == ("tau_c", None)
-    (tmp_path / "Flickr8k_Dataset").mkdir()
-    assert read("flickr8k_expert", tmp_path).images == [
-        tmp_path / "Flickr8k_Dataset" / name for name in ["1_a.jpg"] * 3 + ["2_b.jpg"] * 3
-    ]
-
-
-def test_crowdflower(tmp_path: Path) -> None:
-    BUILDERS["flickr8k_crowdflower"](tmp_path)
+    assert found.images == [tmp_path / "Flickr8k_Dataset" / name for name in ["1_a.jpg"] * 3 + ["2_b.jpg"] * 3]
     found = read("flickr8k_crowdflower", tmp_path)
     assert (found.ratings, found.published) == ([1, 0.25, 0], "tau_b")
     others = [f"a dog runs in place {n} ." for n in (1, 2, 3, 4)]
@@ -69,33 +60,27 @@ def test_composite(tmp_path: Path) -> None:
     BUILDERS["composite"](tmp_path)
     found = read("composite", tmp_path)
     assert found.ratings == [5, 2, 1, *[5, 2, 1, 3] * 2]
-    assert found.captions[1] == "a thing; with a semicolon"
+    assert (found.captions[1], found.images) == ("a thing; with a semicolon", None)
     assert found.excluded == {"rows without an image": 6}
     assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in (0, 2, 3, 4)], "less the judged one"
     assert list(found.references[-1]) == [f"a bus in place {n}" for n in (0, 1, 2, 4)]
-    assert found.images is None
     for name in ("Flickr8k_Dataset", "flickr30k-images", "val2014"):
         (tmp_path / name).mkdir()
-    images = read("composite", tmp_path).images
-    assert images[-1] == tmp_path / "val2014" / "COCO_val2014_000000000012.jpg"
-    with pytest.raises(DataError, match="composite has no judgements"):
-        load("composite", tmp_path, partial=True, kwargs={"aspect": "throughness"})
+    assert read("composite", tmp_path).images[-1] == tmp_path / "val2014" / "COCO_val2014_000000000012.jpg"
 
 
 def test_pascal50s(tmp_path: Path) -> None:
     BUILDERS["pascal50s"](tmp_path)
+    (tmp_path / "JPEGImages").mkdir()
     found = read("pascal50s", tmp_path)
-    assert found.kinds == ["HC", "HI", "HM", "MM"]
-    assert found.preference == [1, 0, 0.5, 1]
+    assert (found.kinds, found.preference) == (["HC", "HI", "HM", "MM"], [1, 0, 0.5, 1])
     assert found.first[1] == "two dogs", "the votes are of the triplets' order"
-    assert found.image_ids[3] == "2008_3.jpg"
+    assert (found.image_ids[3], found.images[0]) == ("2008_3.jpg", tmp_path / "JPEGImages" / "2008_0.jpg")
     assert list(found.references) == [f"draw {n}" for n in range(1, 6)]
     assert all(len(set(texts)) == 5 for own in found.references.values() for texts in own)
     assert all(text.startswith("reference") and " of 1" in text for text in found.references["draw 1"][1])
-    assert found.averaged
-    assert found.ties == "half"
-    (tmp_path / "JPEGImages").mkdir()
-    assert read("pascal50s", tmp_path).images[0] == tmp_path / "JPEGImages" / "2008_0.jpg"
+    assert found.references["draw 1"] != found.references["draw 2"]
+    assert (found.averaged, found.ties) == (True, "half")
 
 
 def test_abstract50s(tmp_path: Path) -> None:
@@ -103,9 +88,6 @@ def test_abstract50s(tmp_path: Path) -> None:
     found = read("abstract50s", tmp_path)
     assert (found.preference, found.image_ids) == ([1, 0], ["Scene0_0.png", "Scene1_0.png"])
     assert not found.shown_kinds
-    (tmp_path / "abstract_candsB.json").write_text('[{"image_id": "x.png", "caption": "one cat"}]')
-    with pytest.raises(DataError, match=r"abstract_candsB\.json has 1 items: expected one for each of the 2 pairs"):
-        load("abstract50s", tmp_path, partial=True)
 
 
 def test_foil(tmp_path: Path) -> None:
@@ -126,29 +108,16 @@ def test_foil(tmp_path: Path) -> None:
     assert read("foil", tmp_path).references == {}
 
 
-def test_foil_of_valse(tmp_path: Path) -> None:
-    pair = {"image_file": "COCO_val2014_000000000007.jpg", "caption": "a dog", "foil": "a cat"}
-    votes = [{"foil": 3 - number, "caption": number, "other": 0} for number in range(4)]
-    (tmp_path / "foil-it.json").write_text(json.dumps({str(n): {**pair, "mturk": own} for n, own in enumerate(votes)}))
-    found = read("foil", tmp_path)
-    assert (len(found.first), list(found.excluded.values())) == (2, [2])
-    (tmp_path / "foil-it.json").write_text(json.dumps({"0": pair}))
-    with pytest.raises(DataError, match="0: 'mturk' is None: expected an object"):
-        load("foil", tmp_path, partial=True)
-
-
 def test_aro(tmp_path: Path) -> None:
     BUILDERS["aro"](tmp_path)
     (tmp_path / "images").mkdir()
-    Image.linear_gradient("L").save(tmp_path / "images" / "5.jpg")
+    noise_image(0).save(tmp_path / "images" / "5.jpg")
     relations, attributes = load("aro", tmp_path, partial=True)
     assert relations.kinds == ["on", "on", "in"], "near and of are left out"
     assert sum(relations.excluded.values()) == 2
     assert attributes.excluded == {"pairs of attributes that occur less than 25 times": 24}
     region = relations.images[0]
-    assert isinstance(region, Region)
-    assert region.box == (1, 2, 11, 10)
-    assert region.render().size == (10, 8)
+    assert (region.box, region.render().size) == ((1, 2, 11, 10), (10, 8))
     with pytest.raises(RewardError, match=r"none\.jpg' cannot be read"):
         Region(tmp_path / "none.jpg", (0, 0, 1, 1)).render()
 
@@ -161,16 +130,17 @@ def test_valse(tmp_path: Path) -> None:
     assert (found.first[1:3], found.second[2]) == (["A dog.", "Many dogs."], "No plurals.")
     assert (found.images[0], list(found.excluded.values())) == (tmp_path / "images" / "existence.jpg", [11])
     figures = pair_figures(found, {"": [2.0, 1, *[2] * 20]}, {"": [1.0] * 22})
-    assert [figure.name for figure in figures][::11] == ["existence", "mean of kinds"]
-    assert (figures[0].value, figures[-1].value) == (0.5, pytest.approx(10.5 / 11))
+    assert (figures[0].name, figures[0].value) == ("existence", 0.5)
+    assert (figures[-1].name, figures[-1].value) == ("mean of kinds", pytest.approx(10.5 / 11))
+    found = read("foil", tmp_path)
+    assert (len(found.first), list(found.excluded.values())) == (2, [1])
 
 
 def test_sugarcrepe_pp(tmp_path: Path) -> None:
     BUILDERS["sugarcrepe_pp"](tmp_path)
-    (tmp_path / "val2017").mkdir()
     found = read("sugarcrepe_pp", tmp_path)
     assert found.captions[:3] == ["a dog swap_obj", "one dog", "a cat"]
-    assert found.images[2:4] == [tmp_path / "val2017" / f"00000000000{n}.jpg" for n in (1, 2)]
+    assert found.image_ids[2:4] == ["000000000001.jpg", "000000000002.jpg"]
     near = np.array([[1, 0.9, 0.8], [0.9, 1, 0.7], [0.8, 0.7, 1]])
     far = np.array([[1, 0.8, 0.7], [0.8, 1, 0.8], [0.7, 0.8, 1]])  # the second caption is as near to the negative
     figures = group_figures(found, [2.0, 3, 1, 2, 1, 1] * 5, np.array([near, far] * 5))
@@ -182,12 +152,11 @@ def test_sugarcrepe_pp(tmp_path: Path) -> None:
 
 def test_winoground(tmp_path: Path) -> None:
     BUILDERS["winoground"](tmp_path)
-    (tmp_path / "images").mkdir()
     found = read("winoground", tmp_path)
-    scored = zip(found.captions[:4], [image.name for image in found.images[:4]], strict=True)
     first, second = "dog 0 sees a cat", "a cat sees dog 0"
     files = "ex_0_img_0.png", "ex_0_img_1.png"
-    assert list(scored) == [(first, files[0]), (second, files[0]), (first, files[1]), (second, files[1])]
+    scored = list(zip(found.captions[:4], found.image_ids[:4], strict=True))
+    assert scored == [(first, files[0]), (second, files[0]), (first, files[1]), (second, files[1])]
     # Image by caption: both right; the caption of each image alone; the image of each caption alone.
     scores = [2.0, 1, 1, 2, 2, 1, 4, 5, 2, 4, 1, 5]
     figures = {figure.name: figure.value for figure in group_figures(found, scores)}
@@ -217,33 +186,22 @@ def test_aro_order(tmp_path: Path) -> None:
     assert (figure.name, figure.value) == ("precision at 1", 0.5), "one shuffle scores higher; equal scores are right"
 
 
-def test_polaris_as_csv(tmp_path: Path) -> None:
-    BUILDERS["polaris"](tmp_path)
-    found = read("polaris", tmp_path)
-    assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], [0.75, 0.5], ["1.jpg", "2.jpg"])
-    assert found.references == [["a dog runs", "a dog's"], ["cats"]]
-    with pytest.raises(DataError, match=r"set_kwargs\.split is 'dev': expected train or validation or test"):
-        load("polaris", tmp_path, kwargs={"split": "dev"})
-
-
 @pytest.mark.parametrize(("name", "caption", "image"), [("polaris", "cand", "img"), ("nebula", "mt", "image")])
 def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
     pytest.importorskip("pyarrow")
     content = io.BytesIO()
     Image.new("P", (3, 2)).save(content, "PNG")
-    row = {caption: "a  dog", "refs": ["dogs", "a dog runs"], "human_score": 0.25, "file_name": "x.jpg"}
-    for number in (1, 0):
-        stored = {"bytes": content.getvalue() if number == 0 else b"none", "path": None}
-        parquet(
-            tmp_path / "data" / f"test-0000{number}-of-2.parquet", [{**row, caption: f"dog {number}", image: stored}]
-        )
+    row = {"refs": ["dogs", "a dog runs"], "human_score": 0.25, "file_name": "x.jpg"}
+    for number, stored in ((1, b"none"), (0, content.getvalue())):
+        own = row | {caption: f"dog {number}", image: {"bytes": stored, "path": None}}
+        parquet(tmp_path / "data" / f"test-0000{number}-of-2.parquet", [own])
     found = read(name, tmp_path)
     assert (found.captions, found.ratings) == (["dog 0", "dog 1"], [0.25] * 2), "files in their order"
     assert found.image_ids[0] == ("x.jpg" if name == "nebula" else "dogs\na dog runs")
-    assert len(found.images) == 2
-    assert (found.images[0].render().size, found.images[0].render().mode) == ((3, 2), "P"), "as a file's for a score"
+    first, second = found.images
+    assert (first.render().size, first.render().mode) == ((3, 2), "P"), "as a file's for a score"
     with pytest.raises(RewardError, match="cannot be read"):
-        found.images[1].render()
+        second.render()
 
 
 def test_pascal50s_as_json(tmp_path: Path) -> None:
@@ -253,27 +211,30 @@ def test_pascal50s_as_json(tmp_path: Path) -> None:
     assert found.preference == [0, 1, 0, 1], "the label is the place of the better caption"
     assert (found.first[0], found.second[0], found.image_ids[0]) == ("a dog HC", "a cat", "2008_HC.jpg")
     assert [[len(texts) for texts in own] for own in found.references.values()] == [[5] * 4]
-    (tmp_path / "VOC2012" / "JPEGImages").mkdir(parents=True)
-    assert read("pascal50s", tmp_path).images[0] == tmp_path / "VOC2012" / "JPEGImages" / "2008_HC.jpg"
+    won, lost = (dict.fromkeys(found.references, own) for own in ([1.0, 0, 0, 0], [0.0, 1, 1, 0]))
+    figures = {figure.name: figure.value for figure in pair_figures(found, won, lost)}
+    assert figures == {"HC": 0, "HI": 0, "HM": 1, "MM": 0.5, "mean of kinds": 0.375}
     released = tmp_path / "pyCIDErConsensus"
     released.mkdir()
     BUILDERS["pascal50s"](released)
     assert len(read("pascal50s", tmp_path).references) == 5, "of both forms, the votes"
-    won = {name: [1.0, 0, 0, 0] for name in found.references}
-    lost = {name: [0.0, 1, 1, 0] for name in found.references}
-    figures = {figure.name: figure.value for figure in pair_figures(found, won, lost)}
-    assert figures == {"HC": 0, "HI": 0, "HM": 1, "MM": 0.5, "mean of kinds": 0.375}
 
 
-@pytest.mark.parametrize("name", ["nebula", "polaris"])
-def test_ratings_as_json(tmp_path: Path, name: str) -> None:
-    rated_json(name)(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "ratings", "image_ids", "references"),
+    [
+        ("nebula", [1, 0.55], ["59cf.jpg", "aa0c.jpg"], [["dogs", "a dog runs"], ["cats"]]),  # as JSON
+        ("polaris", [0.75, 0.5], ["1.jpg", "2.jpg"], [["a dog runs", "a dog's"], ["cats"]]),  # as CSV
+    ],
+)
+def test_polaris_and_nebula(tmp_path: Path, name: str, ratings: Any, image_ids: list[str], references: Any) -> None:
+    BUILDERS[name](tmp_path)
+    photos = tmp_path / name.capitalize()
+    photos.mkdir()
     found = read(name, tmp_path)
-    assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], [1, 0.55], ["59cf.jpg", "aa0c.jpg"])
-    assert found.references == [["dogs", "a dog runs"], ["cats"]]
-    assert (found.images, found.published) == (None, "tau_c")
-    (tmp_path / name.capitalize()).mkdir()
-    assert read(name, tmp_path).images == [tmp_path / name.capitalize() / image for image in ("59cf.jpg", "aa0c.jpg")]
+    assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], ratings, image_ids)
+    assert (found.references, found.published) == (references, "tau_c")
+    assert found.images == [photos / image for image in image_ids]
 
 
 def test_thumb(tmp_path: Path) -> None:
@@ -282,14 +243,12 @@ def test_thumb(tmp_path: Path) -> None:
     assert (systems.captions, systems.ratings) == (["a thing", "A dog runs", "a thing", "A cat sits"], [4.0, 3.9] * 2)
     assert len(everyone.captions) == 6
     assert systems.references[0] == [f"A dog runs in place {n}." for n in (0, 1, 3, 4)], "less the judged person's"
-    precision, _ = load("thumb", tmp_path, partial=True, kwargs={"aspect": "precision"})
-    assert precision.ratings == [3, 4, 3, 4]
+    assert read("thumb", tmp_path, aspect="precision").ratings == [3, 4, 3, 4]
     figure, *_ = rated_figures(systems, [1.0, 0.0, 0.75, 0.0], resamples=10)
     assert (figure.name, figure.published) == ("pearson", True)
     assert figure.value == pytest.approx(np.corrcoef([1, 0, 0.75, 0], [4, 3.9, 4, 3.9])[0, 1])
     (tmp_path / "captions_val2014.json").unlink()
-    without, _ = load("thumb", tmp_path, partial=True)
-    assert without.references is None
+    assert read("thumb", tmp_path).references is None
 
 
 def test_cxc(tmp_path: Path) -> None:
@@ -301,8 +260,6 @@ def test_cxc(tmp_path: Path) -> None:
     assert found.references[1][0] == "A cat sits in place 0."
     figure, *_ = rated_figures(found, [1.0, 2.0, 3.0])
     assert (figure.name, figure.value) == ("spearman", None), "one of two captions has no correlation"
-    with pytest.raises(DataError, match=r"sits_val\.csv.*Crisscrossed"):
-        read("cxc", tmp_path, split="val")
 
 
 @pytest.mark.parametrize("core", [b"numpy._core", b"numpy.core"])
@@ -311,33 +268,23 @@ def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
     BUILDERS["vatex_eval"](tmp_path)
     for file in tmp_path.glob("*.pkl"):
         file.write_bytes(file.read_bytes().replace(b"numpy._core", core).replace(b"numpy.core", core))
-    found = load("vatex_eval", tmp_path, partial=True, kwargs={"references": 1})
-    assert [part.name for part in found] == [f"vatex_eval, person {number}" for number in (1, 2, 3)]
-    parts = [part for part in found if isinstance(part, RatedCaptions)]
-    assert [part.ratings for part in parts] == [[3, 1, 5], [4, 2, 5], [3, 2, 4]]
-    assert parts[0].captions == ["a man runs .", "a dog sits .", "a cat sleeps ."]
-    assert parts[0].references == [["a person runs"], ["a dog"], ["a cat"]]
-    assert parts[0].images is None
     (tmp_path / "videos" / "bbb_000002_000012").mkdir(parents=True)
-    with_videos = load("vatex_eval", tmp_path, partial=True, kwargs={"num_frames": 3, "references": 2})
-    first, second, third = with_videos[1].images or ()
+    found: Any = load("vatex_eval", tmp_path, partial=True, kwargs={"references": 1, "num_frames": 3})
+    assert [part.name for part in found] == [f"vatex_eval, person {number}" for number in (1, 2, 3)]
+    assert [part.ratings for part in found] == [[3, 1, 5], [4, 2, 5], [3, 2, 4]]
+    assert found[0].captions == ["a man runs .", "a dog sits .", "a cat sleeps ."]
+    assert found[0].references == [["a person runs"], ["a dog"], ["a cat"]]
+    first, second, third = found[1].images
     assert first is second
     assert first == video_frames(tmp_path / "videos" / "aaa_000001_000011.mp4", 3)
     assert third == video_frames(tmp_path / "videos" / "bbb_000002_000012", 3)
     with pytest.raises(DataError, match="references is 3: expected 1 to 2"):
-        load("vatex_eval", tmp_path, partial=True, kwargs={"references": 3})
-
-
-class Harmful:
-    """Would execute something on being read."""
-
-    def __reduce__(self) -> Any:
-        return print, ("executed",)
+        read("vatex_eval", tmp_path, references=3)
 
 
 def test_nothing_in_a_pickled_file_is_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     BUILDERS["vatex_eval"](tmp_path)
-    (tmp_path / "gts_list.pkl").write_bytes(pickle.dumps([Harmful()]))
+    (tmp_path / "gts_list.pkl").write_bytes(b"cbuiltins\nprint\n(S'executed'\ntR.")
     with pytest.raises(DataError, match=r"gts_list\.pkl cannot be read .*builtins\.print"):
         load("vatex_eval", tmp_path, partial=True)
     assert capsys.readouterr().out == ""
@@ -369,33 +316,26 @@ def test_any_file_of_ratings(tmp_path: Path) -> None:
     path = lines(tmp_path, LINE, "", {**LINE, "rating": 4.5, "group": 7, "system": "x"})
     found = read("ratings", path)
     assert (found.captions, found.ratings, found.image_ids) == (["A dog."] * 2, [3.0, 4.5], ["a.jpg", "7"])
-    assert (found.name, found.within_images, found.published) == ("ratings", True, None)
-    assert (found.references, found.images) == (None, None)
+    assert (found.within_images, found.published, found.references, found.images) == (True, None, None, None)
     (tmp_path / "a.jpg").write_bytes(b"x")
-    lines(tmp_path, {**LINE, "references": ["a dog", "dogs"]})
+    odd = {**LINE, "caption": "A dog.\u2028It\u0085runs.", "references": ["a dog", "dogs"]}
+    lines(tmp_path, json.dumps(odd, ensure_ascii=False))
     found = read("ratings", tmp_path)
     assert (found.references, found.images) == ([["a dog", "dogs"]], [tmp_path / "a.jpg"])
-    odd = {**LINE, "caption": "A dog.\u2028It\u0085runs."}
-    lines(tmp_path, *[json.dumps(odd, ensure_ascii=False)] * 2)
-    assert read("ratings", tmp_path).captions == [odd["caption"]] * 2, "only line feeds end a line"
+    assert found.captions == [odd["caption"]], "only line feeds end a line"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({**LINE, "rating": "x"}, r"line 2: 'rating' is 'x': expected a finite number"),
-        ({**LINE, "rating": True}, r"line 2: 'rating' is True"),
-        ({**LINE, "caption": " "}, r"line 2: 'caption' is ' ': expected text"),
-        ({**LINE, "image": None}, r"line 2: 'image' is None: expected text"),
+def test_wrong_lines_of_ratings_are_named(tmp_path: Path) -> None:
+    for row, message in (
+        ({**LINE, "rating": "x"}, "line 2: 'rating' is 'x': expected a finite number"),
+        ({**LINE, "rating": True}, "line 2: 'rating' is True"),
+        ({**LINE, "caption": " "}, "line 2: 'caption' is ' '"),
         ({**LINE, "group": [1]}, r"line 2: 'group' is \[1\]"),
-        ({**LINE, "references": ["a dog"]}, r"line 1 has no 'references', other rows have"),
-        ("[1]", r"line 2 is \[1\]: expected an object"),
-        ("image,caption", "line 2 is not JSON"),
-    ],
-)
-def test_wrong_lines_of_ratings_are_named(tmp_path: Path, row: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read("ratings", lines(tmp_path, LINE, row))
+        ({**LINE, "references": ["a dog"]}, "line 1 has no 'references', other rows have"),
+        ("[1]", r"line 2 is \[1\]"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read("ratings", lines(tmp_path, LINE, row))
     with pytest.raises(DataError, match="no ratings"):
         read("ratings", lines(tmp_path, ""))
 
@@ -408,23 +348,16 @@ def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
     found = read("ratings", path)
     assert (found.captions, found.ratings, found.image_ids) == (["A dog ."], [2.0], ["1_a"])
     assert found.references == [["a dog runs"]]
-    judgements[0]["rating"] = None
-    path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"'1_a', human_judgement.0.: 'rating' is None"):
-        read("ratings", path)
-
-
-@pytest.mark.parametrize("name", [name for name in SETS if name not in ("cxc", "ratings")])
-def test_another_number_than_the_published_one_is_refused(tmp_path: Path, name: str) -> None:
-    BUILDERS[name](tmp_path)
-    with pytest.raises(DataError, match=rf"{name}.* has \d+ .*, published are \d+: "):
-        load(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_missing_file_is_named_with_its_source(tmp_path: Path, name: str) -> None:
+def test_missing_files_and_another_number_than_the_published_one_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=r"Get it: |expected one, or the file itself"):
         load(name, tmp_path)
+    if name not in ("cxc", "ratings"):
+        BUILDERS[name](tmp_path)
+        with pytest.raises(DataError, match=rf"{name}.* has \d+ .*, published are \d+: "):
+            load(name, tmp_path)
 
 
 LONG = "9" * 5_000
@@ -434,37 +367,18 @@ LONG = "9" * 5_000
     ("name", "file", "old", "new", "message"),
     [
         ("flickr8k_expert", "ExpertAnnotations.txt", "\t4\t4\t4", "\t4\t4", "line 1 has 4 fields"),
-        ("flickr8k_expert", "ExpertAnnotations.txt", "\t1\t2\t1", "\t1\tx\t1", "line 2: 'second' is 'x'"),
         ("flickr8k_expert", "ExpertAnnotations.txt", "2_b.jpg#1", "2_b.jpg#9", "line 2: 'caption' is '2_b.jpg#9'"),
-        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2", "9.jpg\t2", "'image' is '9.jpg'"),
         ("flickr8k_crowdflower", "Flickr8k.token.txt", "1_a.jpg#0", "1_a.jpg", "line 1: 'id' is '1_a.jpg'"),
         ("composite", "8k_correctness.csv", "Input.image_url", "url", "expected Input.image_url"),
-        ("composite", "captions_val2014.json", None, "[1]", r"is \[1\].*'annotations'"),
         ("pascal50s", "pair_pascal.mat", None, "text", "cannot be read as a MATLAB file"),
-        ("foil", "foilv1.0_test_2017.json", None, '{"images": []}', r"'annotations'"),
         ("foil", "foilv1.0_test_2017.json", '"image_id": 8', '"image_id": 9', r"\[3\]: 'image_id' is 9: expected"),
         ("foil", "foilv1.0_test_2017.json", '"foil": true', '"foil": 1', r"\[1\]: 'foil' is 1: expected true"),
         ("foil", "captions_val2014.json", None, '{"annotations": []}', "of which captions_val2014.json has no other"),
-        ("sugarcrepe", "swap_obj.json", '"a dog swap_obj"', "null", r"json, 0: 'caption' is None: expected text"),
-        ("aro", "visual_genome_relation.json", '"relation_name": "on"', '"a": 1', r"\[0\]: 'relation_name' is None"),
-        ("valse", "relations.json", '"mturk": {', '"a": {', r"json, relations_0: 'mturk' is None: expected an object"),
         ("valse", "plurals.json", '["Many dogs."]', "[]", r"json, plurals_0: 'caption' is \[\]: expected a list"),
-        ("sugarcrepe_pp", "swap_att.json", '"one dog"', "1", r"json, \[0\]: 'caption2' is 1: expected text"),
-        ("winoground", "examples.jsonl", '"Relation"', "null", "line 2: 'collapsed_tag' is None: expected text"),
-        ("winoground", "examples.jsonl", '"ex_0_img_1"', "1", "line 1: 'image_1' is 1: expected text"),
-        ("aro_order", "flickr30k_test.json", '"Dogs."', "2", r"\[0\]: 'caption' is .*expected a list of at least one"),
-        ("aro_order", "coco_karpathy_test.json", '"Dogs."', '"."', r"the caption '\.' of 'val2014/.* has no words"),
-        ("polaris", "polaris_test.csv", "mt,refs", "a,b", "expected mt, refs, score, imgid"),
         ("polaris", "polaris_test.csv", "['cats']", "[" * 5_000, "line 3: 'refs' is '.*expected a list of texts"),
-        ("nebula", "nebula_test.json", '["cats"]', "[]", r"\[1\]: 'refs' is \[\]"),
-        ("thumb", "mscoco_THumB-1.0.jsonl", "3.9", "true", "line 2: 'human_score' is True"),
-        ("cxc", "sits_test.csv", "1.8", "high", "line 3: 'agg_score' is 'high'"),
         ("cxc", "sits_test.csv", "sentid:71", "sentid:999", "line 3: 'caption' is .*sentid:999"),
-        ("activitynet_foil", "final_foil_video_sentences.json", '"v_1"', '"v_2"', "'v_1' is None: expected a list"),
-        ("activitynet_foil", "final_right_video_sentences.json", '"sentence": "He', '"a": "He', "'sentence' is None"),
         ("activitynet_foil", "anet_entities_test_1.json", "[15, 40]", "[41, 40]", "'timestamps' is .*pairs of seconds"),
         ("activitynet_foil", "anet_entities_test_2.json", '"A runner.", ', "", "expected 2, one for each"),
-        ("vatex_eval", "candidates_list.pkl", None, "text", "cannot be read as a pickled array"),
         ("ratings", "mine.jsonl", '"rating": 2', f'"rating": {LONG}', "line 2 is not JSON"),
     ],
 )  # fmt: skip
@@ -481,28 +395,20 @@ def test_what_is_wrong_is_named(tmp_path: Path, name: str, file: str, old: str |
 
 
 def test_unknown_names_and_arguments(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'flickr' is not a set of judgements: expected one of flickr8k_expert"):
+    with pytest.raises(DataError, match="'flickr' is not a set of judgements"):
         load("flickr", tmp_path)
-    with pytest.raises(DataError, match=r"set_kwargs\.side is no option of composite .*; it takes: aspect"):
+    with pytest.raises(DataError, match=r"set_kwargs\.side is no option of composite"):
         load("composite", tmp_path, kwargs={"side": 1})
-    BUILDERS["sugarcrepe"](tmp_path)
     with pytest.raises(DataError, match=r"images = '.*x' is not a folder"):
         load("sugarcrepe", tmp_path, tmp_path / "x", partial=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "folder", "count"),
-    [
-        ("flickr8k_expert", "flickr8k", 16_992),
-        ("flickr8k_crowdflower", "flickr8k", 47_830),
-        ("abstract50s", "abstract48s", 400),
-        ("foil", "foil", 943),
-        ("sugarcrepe", "sugarcrepe", 7_511),
-    ],
-)
-def test_the_real_files_have_the_published_counts(shared_data: Path, name: str, folder: str, count: int) -> None:
-    (part,) = load(name, shared_data / folder)
-    assert len(part.image_ids) == count
+def test_the_real_files_have_the_published_counts(shared_data: Path) -> None:
+    counts = {}
+    for name, folder in (("abstract50s", "abstract48s"), ("foil", "foil"), ("sugarcrepe", "sugarcrepe")):
+        (part,) = load(name, shared_data / folder)
+        counts[name] = len(part.image_ids)
+    assert counts == {"abstract50s": 400, "foil": 943, "sugarcrepe": 7_511}
 
 
 def test_both_forms_of_flickr8k_expert_are_the_same(shared_data: Path, tmp_path: Path) -> None:
@@ -514,6 +420,3 @@ def test_both_forms_of_flickr8k_expert_are_the_same(shared_data: Path, tmp_path:
         for part in (raw, made)
     ]
     assert rows[0] == rows[1]
-    # pycocoevalcap 1.2 on the same 16992 ratings: tau_c of ROUGE-L, x100, 32.314.
-    scores = build("rouge_l")(None, made.captions, references=made.references)
-    assert correlations(scores, made.ratings).tau_c == pytest.approx(0.32314, abs=5e-6)

@@ -80,17 +80,9 @@ def test_a_judge_that_fell_on_most_images_is_named_with_numbers() -> None:
     assert f"(-7.5%, {errors:.1f} standard errors)" in sentence
 
 
-@pytest.mark.parametrize(
-    "judge",
-    [
-        [score - 0.02 for score in SCORES],  # on every image alike, but only 3 %
-        [score - (5.0 if index == 0 else 0.0) for index, score in enumerate(SCORES)],  # 8 %, all of it on one image
-        [score + 0.2 for score in SCORES],
-    ],
-    ids=["small", "noise", "risen"],
-)
-def test_a_small_or_noisy_fall_is_none(judge: list[float]) -> None:
-    assert alarm(judge=judge) == {}
+def test_a_small_or_noisy_fall_is_none() -> None:
+    assert alarm(judge=[score - 0.02 for score in SCORES]) == {}, "on every image alike, but only 3 %"
+    assert alarm(judge=[SCORES[0] - 5.0, *SCORES[1:]]) == {}, "8 %, all of it on one image"
 
 
 def test_with_few_images_more_standard_errors_are_asked_for() -> None:
@@ -106,23 +98,20 @@ def test_with_few_images_more_standard_errors_are_asked_for() -> None:
     assert "no fall of a judge counts" in (few_images(1, Thresholds()) or "")
 
 
-@pytest.mark.parametrize(("count", "alarms"), [(1, False), (2, False), (6, False), (20, True)])
-def test_a_fall_of_four_standard_errors_counts_with_20_images_and_not_with_6(count: int, alarms: bool) -> None:
-    scores = [0.6] * count
-    fallen = [
-        0.5 + (0.025 * math.sqrt(count - 1) if index % 2 else -0.025 * math.sqrt(count - 1)) for index in range(count)
-    ]
-    if count > 1:
-        difference, error = paired_difference(fallen, scores)
-        assert difference / error == pytest.approx(-4.0)
-    start = replace(START, judges={"rouge_l": scores})
-    found = judge_alarm(Findings(1.5, {"rouge_l": fallen}, STATISTICS), start, REFERENCES, Thresholds())
-    assert list(found) == ["judge/rouge_l"] * alarms
+def test_a_fall_of_four_standard_errors_counts_with_20_images_and_not_with_6() -> None:
+    for count, alarms in ((1, False), (6, False), (20, True)):
+        spread = 0.025 * math.sqrt(count - 1)
+        scores, fallen = [0.6] * count, [0.5 + (spread if index % 2 else -spread) for index in range(count)]
+        if count > 1:
+            difference, error = paired_difference(fallen, scores)
+            assert difference / error == pytest.approx(-4.0)
+        start = replace(START, judges={"rouge_l": scores})
+        found = judge_alarm(Findings(1.5, {"rouge_l": fallen}, STATISTICS), start, REFERENCES, Thresholds())
+        assert list(found) == ["judge/rouge_l"] * alarms
 
 
-@pytest.mark.parametrize(
-    ("key", "below", "above"),
-    [
+def test_each_sign_alone_is_evidence_at_a_gross_level_only() -> None:
+    for key, below, above in (
         ("repeated_ngrams", 0.12, 0.14),
         ("bad_endings", 0.19, 0.21),
         ("duplicates", 0.59, 0.61),
@@ -130,19 +119,17 @@ def test_a_fall_of_four_standard_errors_counts_with_20_images_and_not_with_6(cou
         ("length", 6.4, 5.5),  # 5.6 is 30 % below the start, 6.3 below the references: both must be passed
         ("vocabulary", 17.0, 16.0),
         ("diversity", 0.28, 0.27),
-    ],
-)
-def test_each_sign_alone_is_evidence_at_a_gross_level_only(key: str, below: float, above: float) -> None:
-    assert alarm({key: below}) == {}
-    assert list(alarm({key: above})) == [key]
+    ):
+        assert alarm({key: below}) == {}
+        assert list(alarm({key: above})) == [key]
 
 
-@pytest.mark.parametrize(("start", "usual"), [(5.0, 20.0), (20.0, 5.0)])
-def test_a_length_between_start_and_references_is_no_evidence(start: float, usual: float) -> None:
-    began = replace(START, statistics=STATISTICS | {"length": start})
-    for length, expected in ((3.4, ["length"]), (9.0, []), (14.0, []), (26.1, ["length"])):
-        now = Findings(1.5, {}, STATISTICS | {"length": length})
-        assert list(judge_alarm(now, began, REFERENCES | {"length": usual}, Thresholds())) == expected
+def test_a_length_between_start_and_references_is_no_evidence() -> None:
+    for start, usual in ((5.0, 20.0), (20.0, 5.0)):
+        began = replace(START, statistics=STATISTICS | {"length": start})
+        for length, expected in ((3.4, ["length"]), (9.0, []), (14.0, []), (26.1, ["length"])):
+            now = Findings(1.5, {}, STATISTICS | {"length": length})
+            assert list(judge_alarm(now, began, REFERENCES | {"length": usual}, Thresholds())) == expected
 
 
 def test_captions_as_bad_as_the_references_or_the_start_are_no_evidence() -> None:
@@ -159,31 +146,27 @@ def test_honest_training_on_cider_does_not_alarm() -> None:
     assert alarm(honest, judge=[score + 0.05 for score in SCORES]) == {}
 
 
-BETTER = [score + 0.2 for score in SCORES]
-
-
-PEAK = {"rouge_l": Peak(40, 1.4, BETTER)}
-
-
-@pytest.mark.parametrize(
-    ("fall", "reward", "expected"),
-    [
-        (0.07, 1.5, []),  # 8.75 % of 0.8
-        (0.09, 1.5, ["judge/rouge_l"]),  # 11 %; still far above the start
-        (0.09, 1.21, ["judge/rouge_l"]),  # the reward, from 1.0 to 1.4, kept half of its gain
-        (0.09, 1.19, []),
-    ],
-)
-def test_a_judge_that_rose_first_is_compared_with_its_best(fall: float, reward: float, expected: list[str]) -> None:
-    now = Findings(reward, {"rouge_l": [score - fall for score in BETTER]}, STATISTICS)
-    found = judge_alarm(now, START, REFERENCES, Thresholds(), PEAK)
-    assert list(found) == expected
-    if expected:
-        assert "since step 40 the judge rouge_l" in found["judge/rouge_l"]
-        assert "from 0.8 to 0.71 (-11.2%" in found["judge/rouge_l"]
-        assert f"while the reward went from 1.4 to {reward}" in found["judge/rouge_l"]
-    noisy = [score - (9.0 if index == 0 else 0.0) for index, score in enumerate(BETTER)]
-    assert judge_alarm(replace(now, judges={"rouge_l": noisy}), START, REFERENCES, Thresholds(), PEAK) == {}
+def test_a_judge_that_rose_first_is_compared_with_its_best() -> None:
+    better = [score + 0.2 for score in SCORES]
+    peak = {"rouge_l": Peak(40, 1.4, better)}
+    for fall, reward, alarms in (
+        (0.07, 1.5, False),  # 8.75 % of 0.8
+        (0.09, 1.5, True),  # 11 %; still far above the start
+        (0.09, 1.21, True),  # the reward, from 1.0 to 1.4, kept half of its gain
+        (0.09, 1.19, False),
+    ):
+        now = Findings(reward, {"rouge_l": [score - fall for score in better]}, STATISTICS)
+        found = judge_alarm(now, START, REFERENCES, Thresholds(), peak)
+        assert list(found) == ["judge/rouge_l"] * alarms
+        if alarms:
+            assert "since step 40 the judge rouge_l" in found["judge/rouge_l"]
+            assert "from 0.8 to 0.71 (-11.2%" in found["judge/rouge_l"]
+            assert f"while the reward went from 1.4 to {reward}" in found["judge/rouge_l"]
+    noisy = Findings(1.5, {"rouge_l": [better[0] - 9.0, *better[1:]]}, STATISTICS)
+    assert judge_alarm(noisy, START, REFERENCES, Thresholds(), peak) == {}
+    # 11 % at 4.0 standard errors: enough below the start, but the best of many is partly luck.
+    wide = [score - 0.09 + (0.225 if index % 2 else -0.225) for index, score in enumerate(better)]
+    assert judge_alarm(Findings(1.5, {"rouge_l": wide}, STATISTICS), START, REFERENCES, Thresholds(), peak) == {}
 
 
 def test_peaks_keep_the_earliest_best_of_each_judge() -> None:
@@ -193,30 +176,24 @@ def test_peaks_keep_the_earliest_best_of_each_judge() -> None:
     assert peaks == {"a": Peak(0, 1.0, [0.5, 0.5]), "b": Peak(10, 1.1, [0.1, 0.4])}
 
 
-@pytest.mark.parametrize(
-    ("now", "expected"),
-    [
-        ({"entropy": 0.21}, []),
+def test_a_policy_that_collapsed_or_left_its_start_is_evidence_where_asked_for() -> None:
+    first = {"entropy": 2.0, "kl": 0.0}
+    for now, expected in (
+        ({"entropy": 0.21, "kl": 1.9}, []),
         ({"entropy": 0.19}, ["entropy"]),
         ({"kl": 2.1}, ["kl"]),
-        ({"entropy": 0.0, "kl": 3.0}, ["entropy", "kl"]),
         ({}, []),
-    ],
-)
-def test_a_policy_that_collapsed_or_left_its_start_is_evidence_where_asked_for(now, expected):
-    first = {"entropy": 2.0, "kl": 0.0}
-    assert list(policy_signs(now, first, Thresholds(entropy=0.1, kl=2.0))) == expected
-    assert policy_signs(now, first, Thresholds()) == {}
+    ):
+        assert list(policy_signs(now, first, Thresholds(entropy=0.1, kl=2.0))) == expected
+        assert policy_signs(now, first, Thresholds()) == {}
 
 
 def test_thresholds_are_used() -> None:
     now = Findings(1.5, {"rouge_l": [score - 0.06 for score in SCORES]}, STATISTICS | {"vocabulary": 10.0})
-    off = Thresholds(judge_fall=0.2, vocabulary=0.0)
     assert len(judge_alarm(now, START, REFERENCES, Thresholds())) == 2
-    assert judge_alarm(now, START, REFERENCES, off) == {}
-    for value in (-0.1, math.nan):
-        (line,) = mistakes(ScstConfig(monitor=MonitorConfig(thresholds=Thresholds(length=value))))
-        assert line.startswith(f"monitor.thresholds.length is {value}: expected ")
+    assert judge_alarm(now, START, REFERENCES, Thresholds(judge_fall=0.2, vocabulary=0.0)) == {}
+    (line,) = mistakes(ScstConfig(monitor=MonitorConfig(thresholds=Thresholds(length=-0.1))))
+    assert line.startswith("monitor.thresholds.length is -0.1: expected ")
 
 
 def test_the_paired_difference_of_a_case_worked_by_hand() -> None:
@@ -232,6 +209,7 @@ def test_lexical_diversity_is_the_mean_over_all_samples() -> None:
     samples = list(combinations(tokens, 3))
     mean = sum(len(set(sample)) / 3 for sample in samples) / len(samples)
     assert lexical_diversity(captions, 3) == pytest.approx(mean)
+    assert lexical_diversity(captions) == pytest.approx(4 / 6), "of fewer tokens than a sample, all"
     assert lexical_diversity([["a"] * 5] * 40) == pytest.approx(1 / 42)
     assert lexical_diversity([[], []]) == 0.0
 
@@ -244,53 +222,35 @@ def test_references_are_described_with_one_caption_an_image() -> None:
     assert found["bad_endings"] == pytest.approx((0 + 1 / 3) / 2)
     assert found["vocabulary"] == (4 + 7) / 2
     assert caption_statistics([""])["bad_endings"] == 1.0
+    for without in ([["..."], ["!"]], [["a dog"], []]):
+        with pytest.raises(DataError, match="reference"):
+            reference_statistics(without)
 
 
-@pytest.mark.parametrize("references", [[["..."], ["!"]], [["a dog"], []]])
-def test_references_without_a_word_are_refused(references: list[list[str]]) -> None:
-    with pytest.raises(DataError, match="reference"):
-        reference_statistics(references)
-
-
-@pytest.mark.parametrize(
-    ("terms", "judges"),
-    [
+def test_the_default_judges_are_not_in_the_reward() -> None:
+    for terms, judges in (
         (["cider"], ["rouge_l", "bleu4"]),
         (["rouge_l"], ["bleu4"]),
         (["cider", "rouge_l", "bleu"], []),
         (["repetition"], ["cider"]),
-    ],
-)
-def test_the_default_judges_are_not_in_the_reward(terms: list[str], judges: list[str]) -> None:
-    reward = MixedReward({name: (build(name), 1.0) for name in terms})
-    references = [["a red circle"], ["two blue squares"]]
-    made = build_judges(None, reward, references)
-    assert list(made) == judges
-    assert not {judge.signature for judge in made.values()} & {term.signature for term in reward.rewards.values()}
-    if "cider" in made:
-        captions = {"a": "a red circle", "b": "a blue circle"}
-        scores = made["cider"](None, list(captions.values()), references=references)
-        expected = validation_cider(captions, dict(zip(captions, references, strict=True)))
-        assert sum(scores) / 2 == pytest.approx(expected)
+    ):
+        reward = MixedReward({name: (build(name), 1.0) for name in terms})
+        assert list(build_judges(None, reward, [["a red circle"], ["a dog"]])) == judges
 
 
-@pytest.mark.parametrize("target", ["cider", "rewards.text.cider:CiderD"])
-def test_a_judge_is_the_same_under_another_name(target: str) -> None:
-    made = build_judges({"cider": JudgeConfig(), "CIDEr-D": JudgeConfig(target)}, None, [["a red circle"], ["a dog"]])
-    assert made["CIDEr-D"].signature == made["cider"].signature
+def test_cider_as_a_judge_is_that_of_validation_under_any_name() -> None:
+    references = {"a": ["a red circle"], "b": ["two blue squares"]}
+    captions = {"a": "a red circle", "b": "a blue circle"}
+    judges = {"cider": JudgeConfig(), "CIDEr-D": JudgeConfig("rewards.text.cider:CiderD")}
+    for judge in build_judges(judges, None, list(references.values())).values():
+        scores = judge(None, list(captions.values()), references=list(references.values()))
+        assert sum(scores) / 2 == pytest.approx(validation_cider(captions, references))
 
 
-@pytest.mark.parametrize(
-    ("term", "kwargs", "judge"),
-    [
-        ("cider", {"eos": True}, JudgeConfig("cider", {"eos": False})),
-        ("rouge_l", {}, JudgeConfig("rouge_l", {"beta": 1.0})),
-    ],
-)
-def test_a_term_with_other_arguments_is_no_judge(term: str, kwargs: Any, judge: JudgeConfig) -> None:
-    reward = MixedReward({"mine": (build(term, **kwargs), 1.0)})
+def test_a_term_with_other_arguments_is_no_judge() -> None:
+    reward = MixedReward({"mine": (build("rouge_l"), 1.0)})
     with pytest.raises(ConfigError, match=r"monitor.judges.other .* and the reward's term 'mine' .* other arguments"):
-        build_judges({"other": judge}, reward, [["a red circle"]])
+        build_judges({"other": JudgeConfig("rouge_l", {"beta": 1.0})}, reward, [["a red circle"]])
 
 
 def test_a_judge_on_the_encoder_of_a_term_is_refused(tmp_path: Path) -> None:
@@ -340,14 +300,6 @@ def test_the_first_known_entropy_stands_for_the_start() -> None:
     assert watch.notes["hacking"]["first_alarm"]["step"] == 3
 
 
-def test_a_checkpoint_of_other_judges_starts_the_comparison_anew_and_says_so() -> None:
-    first = monitor(mixed("cider"), ["rouge_l"])
-    assert inspected(first, 0).messages == []
-    resumed = monitor(mixed("cider"), ["bleu"], notes=dict(first.notes))
-    assert "compared with those of step 50 instead" in inspected(resumed, 50).messages[0]
-    assert resumed.notes["hacking"]["start"]["step"] == 50
-
-
 def cider_of(corpus: Sequence[Sequence[str]]) -> Any:
     tokens = [[caption.split() for caption in captions] for captions in corpus]
     return build("cider", df=DocumentFrequencies.from_references(tokens, eos=True))
@@ -363,15 +315,17 @@ COUNTED = [cider_of(corpus) for corpus in (CORPUS, CORPUS, [*CORPUS, ["a red dog
         WEIGHED,  # twice the weight would look like a rise, half of it would silence the alarm
         [(MixedReward({"cider": (cider, 1.0)}), {}) for cider in COUNTED],
         [(mixed("repetition"), {"cider": cider}) for cider in COUNTED],
+        [(mixed("cider"), {"mine": build(name)}) for name in ("rouge_l", "rouge_l", "bleu")],
         [(mixed("cider"), {}, split) for split in ("val", "val", "test")],
     ],
-    ids=["weights", "document frequencies", "document frequencies of a judge", "validation"],
+    ids=["weights", "document frequencies", "document frequencies of a judge", "judges", "validation"],
 )
 def test_rewards_and_judges_with_other_numbers_are_not_compared(runs: Any) -> None:
     notes: dict[str, Any] = {}
     for step, (reward, judges, *how) in enumerate(runs):
         watch = HackingMonitor(reward, judges, reference_statistics(CORPUS), Thresholds(), False, *how, notes=notes)
-        assert bool(inspected(watch, step).messages) == (step == 2)
+        said = "".join(inspected(watch, step).messages)
+        assert ("compared with those of step 2 instead" in said) == bool(said) == (step == 2)
     assert notes["hacking"]["start"]["step"] == 2
 
 

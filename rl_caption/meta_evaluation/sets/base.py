@@ -132,7 +132,7 @@ class Row(NamedTuple):
         return single_spaced(self.text(key))
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts, less blank ones, at least one."""
+        """A list of texts without the blank ones, of which at least one must be left."""
         value = self.values.get(key)
         are_texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
         if not are_texts or not "".join(value).strip():  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ class Row(NamedTuple):
         return [text for text in value if text.strip()]  # type: ignore[union-attr]
 
     def captions(self, key: str) -> list[str]:
-        """A list of texts with single spaces, less blank ones, at least one."""
+        """As ``texts``, with single spaces."""
         return [single_spaced(text) for text in self.texts(key)]
 
     def number(self, key: str) -> float:
@@ -183,7 +183,7 @@ def _object(value: Any, where: str | Path, expected: str = "an object") -> Row:
 
 @dataclass(frozen=True)
 class Files:
-    """Where the files of a set are: its ``folder`` and that of its ``images``, where this was named."""
+    """Where the files of a set are: its ``folder``, and the folder of its ``images`` if the user named one."""
 
     name: str
     folder: Path
@@ -192,7 +192,7 @@ class Files:
     """Whether other numbers of judgements than the published ones are accepted."""
 
     def require(self, source: str, *names: str) -> Path:
-        """The first of ``names``, any of which will do, that is there; else say where to get it."""
+        """The first file of ``names`` that is there; if none is, ``DataError`` says where to get it (``source``)."""
         for file in names:
             if (self.folder / file).is_file():
                 return self.folder / file
@@ -200,7 +200,7 @@ class Files:
         raise DataError(f"{needed}, which is not there. Get it: {source}")
 
     def counted(self, source: str, published: Mapping[str, int], what: str) -> Iterator[tuple[str, list[Row]]]:
-        """The rows of the JSON files ``NAME.json``, by their names, of which so many are published."""
+        """Yield name and rows of each JSON file ``NAME.json``; ``published`` is name -> published number of rows."""
         for name, count in published.items():
             path = self.require(source, f"{name}.json")
             rows = json_rows(path)
@@ -208,12 +208,12 @@ class Files:
             yield name, rows
 
     def image_folder(self, *names: str) -> Path | None:
-        """The folder of the images: the one that was named, or the first of ``names`` that is there, or None."""
+        """The folder of the images: that which the user named, else the first of ``names`` that is there, else None."""
         below = (self.folder / name for name in names)
         return self.images or next((folder for folder in below if folder.is_dir()), None)
 
     def check_count(self, what: str, found: int, published: int | None = None) -> None:
-        """Refuse an empty set and, unless a part is accepted, another number than the published one, if any."""
+        """Raise ``DataError`` where nothing was found or, unless ``partial``, not the published number (if known)."""
         if published is not None and found != published and not self.partial:
             raise DataError(
                 f"{self.name} has {found} {what}, published are {published}: the files are incomplete or of another "
@@ -252,10 +252,11 @@ def json_lines(path: Path) -> list[Row]:
 def table_rows(
     path: Path, columns: Sequence[str], delimiter: str = ",", *, head: bool = True, spreadsheet: bool = False
 ) -> Iterator[Row]:
-    """Yield the rows of a CSV file, or of one with tabs, where quotation marks mean nothing; empty lines are skipped.
+    """Yield the rows of a table, without empty lines. With tabs as ``delimiter``, quotation marks are plain characters.
 
-    ``columns`` must be there; without a ``head`` line they are all. ``spreadsheet`` accepts Latin-1 where the file is
-    not UTF-8, and rows with more or fewer fields, of which missing ones are empty.
+    ``columns`` must be among those that the first line names; without a ``head`` line, they are the file's columns.
+    ``spreadsheet`` accepts Latin-1 where a file is not UTF-8, and rows with more or fewer fields (missing ones are
+    empty).
     """
     content = path.read_bytes()
     try:

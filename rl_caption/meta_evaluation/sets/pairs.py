@@ -80,7 +80,7 @@ SUGARCREPE_PP = {"swap_obj": 245, "swap_att": 666, "replace_obj": 1652, "replace
 WINOGROUND_SOURCE = "data/examples.jsonl and data/images.zip of https://huggingface.co/datasets/facebook/winoground"
 WINOGROUND = 400
 TEXT, IMAGE = [(0, 1), (3, 2)], [(0, 2), (3, 1)]
-"""Of the scores of both captions for the first image, then for the second."""
+"""Pairs (right, wrong) of indices into four scores: of both captions for the first image, then for the second."""
 ORDER_SOURCE = (
     "https://storage.googleapis.com/sfr-vision-language-research/datasets/, to which add the name of the file"
 )
@@ -173,7 +173,8 @@ def _pascal_json(given: Files, path: Path, photos: Path | None) -> CaptionPairs:
 def abstract50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
     """Read ``consensus_abstract.mat``, and ``abstract_candsB.json`` for the names of the images.
 
-    As for ``pascal50s``; the public files do not tell HC from HI. Without the second file there are no images.
+    Protocol as for ``pascal50s``, but the public files do not say which pairs are HC and which are HI. Without the
+    second file there are no images.
     """
     file = _annotations(given, "consensus_abstract.mat")
     pairs, references = _voted_pairs(file)
@@ -196,7 +197,7 @@ def abstract50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
 def _consensus(
     name: str, rows: list[_Pair], references: list[list[str]], photos: Path | None, seed: int
 ) -> CaptionPairs:
-    """The set of P pairs and, of each, the 48 references that people compared its captions with."""
+    """The set of P pairs; ``references`` are the 48 of each pair that people compared its captions with."""
     convention = (
         f"the caption with most of {VOTES} votes scores higher; metrics with references see {REFERENCES} of {VOTES}, "
         f"mean of {DRAWS} draws; pairs with as many votes for both, and equal scores, count one half"
@@ -213,7 +214,7 @@ def _consensus(
 
 
 def _annotations(given: Files, *names: str) -> Path:
-    """The first of ``names`` that is in the folder, or below it as it is released."""
+    """The first of ``names`` that is in the folder, or in the subfolder that the release has."""
     return given.require(CONSENSUS, *(place for name in names for place in (name, f"pyCIDErConsensus/{name}")))
 
 
@@ -230,7 +231,7 @@ def _mat(path: Path) -> dict[str, Any]:
 
 
 def _voted_pairs(path: Path) -> tuple[list[_Pair], list[list[str]]]:
-    """Read triplets (reference A, captions B and C, vote), 48 for each pair: pairs without image, and references."""
+    """Read triplets (reference A, captions B and C, vote), 48 of each pair: pairs without image, and references."""
     rows = _mat(path).get("triplets")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or len(rows) % VOTES:
         raise DataError(
@@ -370,8 +371,8 @@ class Region:
 def aro(given: Files) -> list[CaptionPairs]:
     """Read the relations and the attributes of ARO, two sets without references (Yuksekgonul et al., ICLR 2023).
 
-    The image is cut to the box of two things. Means are over relations, less those of ``ARO_LEFT_OUT``, and over pairs
-    of attributes that occur 25 times or more.
+    The image is cut to the box around the two things. Accuracies are averaged over relations, without those of
+    ``ARO_LEFT_OUT``, and over pairs of attributes that occur at least 25 times.
     """
     photos = given.image_folder("images", "VG_100K")
     found = []
@@ -402,8 +403,8 @@ def aro(given: Files) -> list[CaptionPairs]:
 def sugarcrepe_pp(given: Files) -> list[CaptionGroups]:
     """Read SugarCrepe++'s five files (Dumpala et al., NeurIPS 2024): two captions that are right and a hard negative.
 
-    ITT: both captions score higher than the negative. TOT, of metrics with a text encoder: the cosine of the two
-    captions is higher than those of each with the negative. The summaries are means over the files.
+    ITT: both captions score higher than the negative. TOT, for metrics with a text encoder: the cosine between the two
+    captions is higher than that of either with the negative. The summaries are means over the files.
     """
     captions, files, kinds = [], [], []
     for kind, rows in given.counted(SUGARCREPE_PP_SOURCE, SUGARCREPE_PP, "triplets"):
@@ -422,8 +423,8 @@ def sugarcrepe_pp(given: Files) -> list[CaptionGroups]:
 def winoground(given: Files) -> list[CaptionGroups]:
     """Read ``examples.jsonl`` (Thrush et al., "Winoground", CVPR 2022): two captions of the same words, an image each.
 
-    Text score: of each image its caption scores higher; image score: of each caption its image does; group score: both.
-    Kinds are ``collapsed_tag``. An image is a PNG file.
+    Text score: for each image, its own caption scores higher. Image score: for each caption, its own image does. Group
+    score: both. Kinds are the values of ``collapsed_tag``. Images are PNG files.
     """
     path = given.require(WINOGROUND_SOURCE, "examples.jsonl", "data/examples.jsonl")
     rows = json_lines(path)

@@ -111,8 +111,8 @@ def flickr8k_expert(given: Files) -> list[RatedCaptions]:
 def flickr8k_crowdflower(given: Files) -> list[RatedCaptions]:
     """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``, or ``crowdflower_flickr8k.json``.
 
-    As ``flickr8k_expert``, but the rating is the fraction of people who said yes, and judged captions are taken out of
-    the references.
+    Source as for ``flickr8k_expert``. The rating is the fraction of people who found that the caption fits, and
+    judged captions are taken out of the references.
     """
     files = ["CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json"]
     rows, path = _flickr8k(given, files, ["share"], ["yes", "no"])
@@ -156,9 +156,9 @@ def _read_tokens(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
 
 
 def _without_judged(rows: Sequence[Rating], path: Path, complete: int = 1) -> list[Rating]:
-    """Take judged captions out of the references of their image, one equal reference for each judgement.
+    """Take judged captions out of the references of their image; each judgement removes one equal reference.
 
-    Images with fewer than ``complete`` references keep theirs.
+    Images with fewer than ``complete`` references keep all of them.
     """
     others = {row.image: list(row.references or ()) for row in rows}
     full = {image for image, texts in others.items() if len(texts) >= complete}

@@ -25,7 +25,8 @@ RATERS = 3
 RIGHT, FOILED = "final_right_video_sentences.json", "final_foil_video_sentences.json"
 SEGMENTS, REFERENCES = "anet_entities_test_1.json", "anet_entities_test_2.json"
 OVERLAP = 0.4
-"""Least part of a reference's seconds that are a sentence's, too, of the released code, whose comment says one half."""
+"""A reference counts if more than this fraction of its seconds are its sentence's, too. From the released code, whose
+comment says one half."""
 _VIDEOS = (".mp4", ".webm", ".mkv", ".avi", ".gif")
 _ARRAYS = {
     ("numpy", "ndarray"),
@@ -56,11 +57,11 @@ class _Arrays(pickle.Unpickler):
 def vatex_eval(given: Files, references: int | None = None, num_frames: int = 10) -> list[RatedCaptions]:
     """Read ``candidates_list.pkl``, ``gts_list.pkl``, ``human_scores.pkl`` and ``video_ids.pkl`` of EMScore's release.
 
-    Shi et al., CVPR 2022: 6 captions each of 3,000 videos of VATEX, which 3 people rated from 1 to 5. Papers print the
-    mean over the people of tau_b and of Spearman's correlation, so each person is a part of the set. ``references`` are
-    so many of those of a video, the first ones; None is all of them (9). ``num_frames`` of a video are looked at
-    (``data.num_frames``), ``images/ID.mp4`` or a folder ``images/ID`` of frames. The released code rounds scores to 4
-    digits first.
+    Shi et al., CVPR 2022: 6 captions of each of 3,000 videos of VATEX, which 3 people rated from 1 to 5. Papers print
+    the mean over the people of tau_b and of Spearman's correlation, so each person is a part of the set. ``references``
+    is how many of a video's references metrics see, the first ones; None is all of them (9). ``num_frames`` is how many
+    frames of a video they see (``data.num_frames``); it is a file ``images/ID.mp4`` or a folder ``images/ID`` of
+    frames. The released code rounds scores to 4 digits first; this does not.
     """
     found = [_pickled(given.require(EMSCORE, file)) for file in VATEX_FILES]
     judged, written, scores, ids = (np.asarray(each, dtype=object) for each in found)

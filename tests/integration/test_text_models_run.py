@@ -155,10 +155,10 @@ def test_a_bottleneck_learns_to_repeat_a_few_captions(trained: Path, tmp_path: P
             "run.dir": str(tmp_path / "run"),
             "model.kwargs.soft_tokens": 8,
             "data": {"format": "captions", "path": str(file), "kwargs": {"val_fraction": 0.5}},
-            "train.max_steps": 150,
+            "train.max_steps": 60,
             "train.lr": 0.1,
             "train.weight_decay": 0.0,
-            "eval.every": 50,
+            "eval.every": 60,
         },
     )
     checked_run(config, tmp_path / "run", "reward_model")

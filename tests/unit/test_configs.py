@@ -177,7 +177,7 @@ def test_models_that_the_documentation_names_are_made_by_a_configuration() -> No
 def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(path: Path) -> None:
     config = parsed(path)
     models = made_by(config.reward_models)
-    for cell in make_cells(config):
+    for cell in {(cell.base, cell.label): cell for cell in make_cells(config)}.values():  # whatever its seed
         base = str(CONFIGS.parent / base_files(config)[cell.base])
         planned = parse(ScstConfig, ["--config", base, *cell.arguments()], "test")
         kwargs = [term.kwargs for term in planned.reward.terms.values()] + [j.kwargs for j in config.judges.values()]

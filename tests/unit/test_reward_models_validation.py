@@ -138,6 +138,7 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
         assert loss(8, 2) == pytest.approx(by_hand(some), rel=1e-6), "a split of fewer rows is one batch"
 
 
+@torch.no_grad()
 def test_the_loss_of_a_split_reads_no_views_of_training_images(tmp_path: Path) -> None:
     some: list[Any] = []
     for number, text in enumerate(["a dog", "one cat", "two cats"]):

@@ -1,6 +1,6 @@
 """From a command line to a checked configuration: a YAML file of plain values, then overrides.
 
-The only file that knows the parser library, and that only when something is parsed.
+This is the only file that knows the parser library, which it imports when something is parsed.
 """
 
 import json
@@ -24,11 +24,11 @@ from rl_caption.options import is_text, shown, wrong_values
 
 MOST_BYTES = 2**20
 DEEPEST = 32
-"""Levels of lists and mappings; deeper ones exhaust the stack of whoever reads them."""
+"""Most levels of nested lists and mappings; deeper ones exhaust the stack of their readers."""
 MOST_VALUES = 10**5
-"""After aliases are written out: a few lines of aliases of aliases stand for billions of values."""
+"""Most values of a file with its aliases expanded: a few lines of aliases of aliases stand for billions."""
 MOST_DIGITS = 18
-"""Of a whole number: what 64 bits hold."""
+"""Most digits of a whole number: what 64 bits hold."""
 Config = TypeVar("Config")
 
 
@@ -47,14 +47,14 @@ class ConfigFileError(ValueError):
 def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: bool = True) -> Config:
     """Read a configuration from ``--config FILE`` (``find_config``) and overrides, and check it.
 
-    The file comes first and there is one of it: an override placed before ``--config`` would be lost silently, and a
-    second file would replace dictionaries, not merge them.
+    There is one file at most, and it comes first: an override before ``--config`` would be lost silently, and a second
+    file would replace dictionaries instead of merging them.
 
     Args:
         kind: dataclass of the configuration.
         arguments: of the command line.
         program: its name in messages.
-        checked: False does not check what one value says about another.
+        checked: False skips the check of options that depend on each other.
 
     Raises:
         UsageError: a file that is no configuration, a key that does not exist, or a value of another type.
@@ -129,7 +129,7 @@ def _refuse_values(values: Any, kind: type[Any], where: str) -> None:
 
 
 def refuse_odd_words(arguments: Sequence[str]) -> None:
-    """Refuse words that no option can mean, and that would make a parser fail.
+    """Refuse words that no option can mean and on which parsers fail.
 
     Raises:
         UsageError: control characters, no UTF-8, a number of hundreds of digits, or too many brackets.
@@ -160,9 +160,9 @@ def _switched_on(arguments: Sequence[str], option: str) -> list[str]:
 
 
 def _drop_replaced(values: dict[str, Any], kind: type[Any], arguments: Sequence[str]) -> None:
-    """Take from a file's values each table (``--reward.terms``) or list (``--select``) that the command line gives.
+    """Remove from a file's values each table (``--reward.terms``) or list (``--select``) that the command line gives.
 
-    The parser would fill what an item leaves out with the options of the file's item of the same name, or place.
+    Otherwise the parser would complete its items by options of the file's items of the same name or index.
     """
     for word in arguments:
         *path, key = word.partition("=")[0][2:].split(".")
@@ -174,8 +174,8 @@ def _drop_replaced(values: dict[str, Any], kind: type[Any], arguments: Sequence[
 def _with_merged_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[str]) -> list[str]:
     """Replace ``--SECTION.kwargs.KEY VALUE`` by ``--SECTION.kwargs`` with all of its keys.
 
-    The parser reaches into no dictionary inside another, and it does not tell apart the number 1 and the text "1" that
-    a dictionary holds already.
+    The parser cannot set a key of a nested dictionary, and would confuse the number 1 with the text "1" in the values
+    that a dictionary has already.
     """
     rest: list[str] = []
     given: list[tuple[list[str], list[str], str]] = []
@@ -208,7 +208,7 @@ def _with_merged_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[
 
 
 def _argument(text: str) -> Any:
-    """A word as YAML; as it is where that is text, too, or no YAML: ``a # b`` is no comment here."""
+    """The value of a word read as YAML; the word itself where that is text or no YAML (``a # b`` has no comment)."""
     try:
         value = load(text)
     except ConfigFileError:
@@ -222,7 +222,7 @@ def _dictionary_depth(kind: Any, keys: Sequence[str]) -> int | None:
 
 
 def _type_at(kind: Any, keys: Sequence[str]) -> Any:
-    """The type at a dotted key of ``kind``, which is not null; None where there is no such key."""
+    """The type at a dotted key of ``kind``, without the ``None`` of a union; None where there is no such key."""
     for key in keys:
         inner = get_type_hints(kind).get(key) if is_dataclass(kind) else (get_args(kind) or (None,))[-1]
         kind = get_args(inner)[0] if NoneType in get_args(inner) else inner  # X | None
@@ -289,7 +289,10 @@ def load(text: str) -> Any:
 
 
 def _count_values(node: Any, key: str, known: dict[Any, int], depth: int) -> int:
-    """How many values a YAML node called ``key``, at a level, stands for; each node is checked once."""
+    """Check a YAML node, which ``key`` names, and count the values that it stands for; each node is checked once.
+
+    ``known`` maps nodes to their counts (0 while a node is being counted), ``depth`` is the level of the node.
+    """
     if node in known:
         if not known[node]:
             raise ConfigFileError(f"{_line(node)}: {key} contains itself")

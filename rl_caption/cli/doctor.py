@@ -47,8 +47,8 @@ LITTLE_DISK_GB = 5.0
 
 
 class Finding(NamedTuple):
-    """A line of the report: what was looked at, what was found, what its absence costs (empty: nothing is missing), and
-    whether the main job cannot run because of it."""
+    """A line of the report: what was looked at, what was found, what its absence costs ("" where nothing is missing),
+    and whether it keeps the main job from running."""
 
     name: str
     value: str
@@ -65,7 +65,7 @@ def package_findings() -> Iterator[Finding]:
 
 
 def torchvision_findings() -> Iterator[Finding]:
-    """Yield whether torchvision loads, and by what means; takes 2 to 10 seconds, for it is tried in new processes."""
+    """Yield whether torchvision loads, and by what means; new processes try it, which takes 2 to 10 seconds."""
     found, version = torchvision_remedy.status(), installed_version("torchvision")
     fatal = found.startswith((torchvision_remedy.NEEDED, torchvision_remedy.BROKEN))
     cost = "Transformers, open_clip and the accelerate command do not start" if fatal else ""
@@ -189,7 +189,7 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
 
 
 def _captioner_finding(config: ScstConfig, references: list[list[str]]) -> tuple[Finding, Captioner | None]:
-    """What the run starts from, and the captioner itself where it is there."""
+    """A line about the captioner that the run starts from; and the captioner, or None where it is not there yet."""
     from rl_caption.captioners.base import CaptionerError
     from rl_caption.config import build
 
@@ -238,7 +238,7 @@ def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captione
 
 
 def doctor(config: ScstConfig | None = None) -> int:
-    """Print the report, and what is to be said of a self-critical run's configuration if there is one.
+    """Print the report, and what the self-critical run of ``config``, if given, would start from.
 
     Returns:
         0 when the main job (and the run of ``config``) can run here, 1 when something that it needs is missing.

@@ -83,7 +83,7 @@ def score_files(
 
 
 def _build(reward: str, kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> Reward:
-    """The reward with its arguments; of ``options`` those that are set, which it must have."""
+    """The reward with its arguments ``kwargs``, and those of ``options`` that are set, which it must take."""
     try:
         taken, arguments = parameters(reward), dict(kwargs)
         for name, value in options.items():

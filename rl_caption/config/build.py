@@ -1,4 +1,4 @@
-"""Configuration to objects. Behind this file nothing knows about configuration."""
+"""From a configuration to objects, which take plain parameters and know nothing of the configuration."""
 
 import inspect
 import itertools
@@ -49,9 +49,9 @@ def checked_splits(
     cache: Path,
     needs: Collection[str] = ("image", "text"),
 ) -> dict[str, Sequence[Row]]:
-    """Check the splits as ``data.on_bad`` says and return their usable rows; ``cache`` remembers good images.
+    """Check the splits as ``data.on_bad`` says, and return their usable rows.
 
-    ``needs`` is what every row must have (``check_data``).
+    ``cache`` is a file that remembers which images are good; ``needs`` is what every row must have (``check_data``).
     """
     with accelerator.main_process_first():  # the others then find the verdicts in the cache
         report = check_data(
@@ -131,7 +131,7 @@ def _refuse_pretrained_options(config: ModelConfig) -> None:
 def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[Row] = ()) -> None:
     """Check that the captioner has positions for captions of ``tokens`` tokens, the value of configuration ``key``.
 
-    Raises ConfigError where it has fewer, with its own prompt or with that of one of ``rows``.
+    Raises ConfigError where it has fewer, after its own prompt or after that of one of ``rows``.
     """
     rooms = [("the prompt", captioner.max_tokens)]
     rooms += (
@@ -163,23 +163,30 @@ def build_reward(
 ) -> MixedReward:
     """The mixture of rewards; ConfigError where a term cannot be made, or is for English and the data are not.
 
-    ``tokenizer`` is ``data.tokenizer``, of all terms whose arguments do not name another. Where ``reward.df`` is null,
-    document frequencies are counted from ``references`` (one document an image) and written to ``folder``, that of a
-    run, where CLIP-based terms also log what their caches of embeddings take. CLIP-based terms whose arguments ask for
-    the same network and cache get the same encoder.
+    Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document an image).
+    CLIP-based terms whose arguments ask for the same network and cache share one encoder.
+
+    Args:
+        references: of the training images.
+        folder: that of the run, where the document frequencies are written. With it, CLIP-based terms also log how much
+            memory their caches of embeddings need.
+        tokenizer: ``data.tokenizer``, of all terms whose arguments do not name another.
     """
     if not config.terms:
         raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
     terms: dict[str, tuple[Any, float]] = {}
     encoders: dict[str, CachedEncoder] = {}
-    df: DocumentFrequencies | str | None = None
+    df: DocumentFrequencies | str | None = config.df or None
 
     def complete(target: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The run's document frequencies and EOS."""
+        """Arguments with the document frequencies and the ``eos`` of the run, where the reward takes them."""
         nonlocal df
         if target not in ("cider", "diversity"):
             return arguments
-        df = df or config.df or _frequencies(config, references, folder, tokenizer)
+        if df is None:
+            df = DocumentFrequencies.from_texts(references, eos=config.eos, tokenizer=tokenizer)
+            if folder is not None:
+                df.save(folder / "document_frequencies.npz")
         return {"df": df, "eos": config.eos} | arguments
 
     for name, term in config.terms.items():
@@ -208,15 +215,6 @@ def _encoder_key(name: str, arguments: dict[str, Any]) -> str:
         return ""
     given = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()} | arguments
     return repr([given.get(field.name) for field in fields(EncoderOptions) if field.name != "cache_references"])
-
-
-def _frequencies(
-    config: RewardConfig, references: Sequence[list[str]], folder: Path | None, tokenizer: str
-) -> DocumentFrequencies:
-    frequencies = DocumentFrequencies.from_texts(references, eos=config.eos, tokenizer=tokenizer)
-    if folder is not None:
-        frequencies.save(folder / "document_frequencies.npz")
-    return frequencies
 
 
 def usable_split(data: DataModule, split: str) -> str:

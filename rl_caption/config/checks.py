@@ -1,4 +1,4 @@
-"""What a configuration alone tells to be wrong, found before anything is loaded."""
+"""Mistakes that a configuration shows by itself, found before anything is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEARNERS = {
     "captions": ("distill_text", "grammar", "language_model", "semantic_bottleneck"),
     "caption_targets": ("text_regression", "language_model", "semantic_bottleneck"),
 }
-"""Data format without captions, or without images -> the tasks that it is for."""
+"""Data format without captions, or without images -> the tasks of reward models that learn from it."""
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"} | (set(OBJECTIVES) - {"reinforce", "ppo_clip"}))
 
 
@@ -46,9 +46,9 @@ def check(config: Any) -> None:
 def mistakes(config: Any) -> list[str]:
     """What is wrong with a configuration of any program: values out of range, options that do not fit each other.
 
-    One sentence each: key, value, and what would be right.
+    One sentence for each mistake, with the key, the value, and what would be right.
     """
-    wrong = [*wrong_values(config, type(config))]
+    wrong = list(wrong_values(config, type(config)))
     if wrong:
         return wrong
     if isinstance(config, ScstConfig):
@@ -206,7 +206,7 @@ def _wrong_data(data: DataConfig, key: str) -> list[str]:
 
 
 def _unfit_data(data: DataConfig, task: str | None) -> Iterator[str]:
-    """Data that only reward models read; ``task`` is theirs, and None elsewhere."""
+    """What is wrong with data for a reward model of this ``task``, or, where it is None, for a captioner."""
     learners = LEARNERS.get(data.format, ()) if data.target is None else ()
     if learners and task not in learners:
         yield (

@@ -1,4 +1,4 @@
-"""Overrides on a command line that reach the runs before a run, too."""
+"""Overrides of ``data`` on a command line that also reach the runs that a run starts from."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def value_at(config: Any, keys: Sequence[str]) -> Any:
 
 
 class Chain:
-    """Overrides of ``data`` that reach the runs before a run, too.
+    """The overrides of ``data`` on a command line, applied to the runs that the run starts from as well.
 
-    An earlier run takes an override where its own value of the key equals that of the run's file: it uses the same
-    data. Where it differs, it stays. As text: what was moved and what was not; empty where there is nothing to say.
+    An earlier run takes an override where its configuration has the same value at that key as the run's file: the two
+    use the same data. Otherwise it keeps its value. ``str`` tells which runs took overrides and which did not; it is
+    empty where there is nothing to tell.
 
     Args:
         parse: from a command line to a configuration (``rl_caption.cli.configuration.parse``).
@@ -36,7 +37,7 @@ class Chain:
 
     @classmethod
     def of(cls, parse: Parse, kind: type[Any], arguments: Sequence[str], program: str) -> Chain:
-        """The overrides of ``data`` in a command line."""
+        """The overrides of ``data`` among the ``arguments`` of a program."""
         rest, overrides, words = list[str](), list[str](), list(arguments)
         while words:
             word = words.pop(0)
@@ -48,18 +49,17 @@ class Chain:
 
     def parse(self, kind: type[Config], file: str, program: str) -> Config:
         """The configuration of an earlier run, with the overrides that it takes. Raises as ``parse``."""
-        arguments = ["--config", file]
-        taken = self.overrides_of(file, self._parse(kind, arguments, program, checked=False))
-        parsed: Config = self._parse(kind, [*arguments, *taken], program)
+        taken = self.overrides_of(file, self._parse(kind, ["--config", file], program, checked=False))
+        parsed: Config = self._parse(kind, ["--config", file, *taken], program)
         return parsed
 
     def overrides_of(self, file: str, config: Any) -> list[str]:
-        """Those overrides that an earlier run, its file and its configuration, takes."""
+        """The overrides that an earlier run takes, given its file and its configuration."""
         found = []
         for word in self._overrides:
             key = word[2:].partition("=")[0]
-            value = value_at(config, key.split("."))
-            if value == value_at(self._before, key.split(".")):
+            value, before = (value_at(each, key.split(".")) for each in (config, self._before))
+            if value == before:
                 found.append(word)
                 self._moved[file] = None
             else:

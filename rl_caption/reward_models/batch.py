@@ -1,4 +1,4 @@
-"""Image-caption pairs for embedding models: pixels and token ids, prepared in loader workers."""
+"""Batches of image-caption pairs for embedding models: pixels and token ids, prepared in the loader's workers."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 @dataclass(frozen=True)
 class PairBatch:
-    """B images with one caption each; or images alone, or captions alone."""
+    """A batch of B images with one caption each; of one tower, B images or B captions alone."""
 
     rows: Sequence[Row]
     inputs: dict[str, Tensor]
-    """What the model embeds, by the name of the embedding: ``image`` is pixels [B, 3, S, S], of videos [B, T, 3, S, S],
-    ``text`` token ids [B, L]; of a frozen encoder its features, [B, R, D] and [B, D]. A name that starts with ``image``
-    is an image."""
+    """Inputs of the model, each under the name of its embedding. ``image``: pixels [B, 3, S, S], of videos
+    [B, T, 3, S, S]; ``text``: token ids [B, L]. Where a frozen encoder ran before training, its features instead:
+    [B, R, D] of images, [B, D] of texts. Names of images start with ``image``; all others are texts."""
     captions: list[str]
     targets: dict[str, Tensor] = field(default_factory=dict)
-    """Further inputs of the loss, [B] each, such as ``triplet``: 1 where the row has one, else 0; ``image_group``, and
-    of each text such as ``text_group``: numbers that are equal where images, or texts, are; ``false`` [B, n]: 1 where
-    the row has such a hard negative, else 0."""
+    """Further inputs of the loss. ``triplet`` [B]: 1 where the row has a triplet, else 0. ``false`` [B, n]: 1 where the
+    row has its n-th hard negative, else 0. ``image_group`` and ``text_group``, ``text_short_group``, ... [B]: numbers
+    that are equal for equal images, or texts."""
     false_captions: Sequence[Sequence[str]] = ()
-    """The n hard negatives of each caption, n lists of B; empty where there is none."""
+    """Hard negatives of the captions: n lists of B texts, "" where a caption has none."""
 
     def to(self, device: torch.device) -> PairBatch:
         """The batch with its tensors on ``device``."""
@@ -63,22 +63,22 @@ class PairBatch:
 
 
 class PixelCache:
-    """Preprocessed pixels of images, kept as bytes; those that do not fit ``cache_bytes`` are prepared every time."""
+    """Preprocessed pixels of images. They are kept as uint8 up to ``cache_bytes``; the rest is prepared every time."""
 
     def __init__(self, preprocessing: Preprocessing, cache_bytes: int = 0) -> None:
         self.preprocessing, self.cache_bytes = preprocessing, cache_bytes
         self.cached: dict[tuple[str, str], Tensor] = {}
 
     def __call__(self, image_id: str, source: ImageSource | Frames) -> Tensor:
-        """Normalised pixels [3, S, S], float32; ``RewardError`` if the image is missing or unreadable.
+        """Normalised pixels [3, S, S], float32; of a video of T frames [T, 3, S, S].
 
-        Of a video of T frames [T, 3, S, S].
+        Raises ``RewardError`` if the image is missing or unreadable.
         """
         return self.preprocessing.normalise(self.square(image_id, source))
 
     def square(self, image_id: str, source: ImageSource | Frames) -> Tensor:
         """The same before normalisation, uint8."""
-        key = (image_id, str(source) if isinstance(source, str | Path) else "")  # what is no file is known by its id
+        key = (image_id, str(source) if isinstance(source, str | Path) else "")  # only files have a name besides the id
         square = self.cached.get(key)
         if square is None:
             frames = [self.preprocessing.square(open_image(frame, own_mode=True)) for frame in frames_of(source)]
@@ -93,11 +93,11 @@ class PixelCache:
 
 
 class FeatureCache:
-    """Features of images by a frozen encoder, from ``data.features_root``; those that fit are kept, grids as float16.
+    """Features of images by a frozen encoder, read from ``data.features_root`` and kept in memory where they fit.
 
     Args:
-        averages: one vector an image, the mean over its cells.
-        cache_bytes: memory for them.
+        averages: give the mean over the cells of the grid, one vector an image; else the grid, kept as float16.
+        cache_bytes: memory for the features.
     """
 
     def __init__(self, averages: bool, cache_bytes: int = 0) -> None:
@@ -105,7 +105,7 @@ class FeatureCache:
         self.cached: dict[str, Tensor] = {}
 
     def of(self, row: Row) -> Tensor:
-        """Features [R, D], float32, of a row's image; R is 1 for averages. Raises ``DataError`` as they are read."""
+        """Features [R, D], float32, of a row's image; R is 1 for averages. ``DataError`` if they are unreadable."""
         key = row["features"].where
         known = self.cached.get(key)
         if known is None:
@@ -118,13 +118,13 @@ class FeatureCache:
 
 @dataclass
 class Texts:
-    """Captions to what a text tower reads: token ids, or features that a frozen encoder computed before.
+    """Turns captions into what a text tower reads: token ids, or features that a frozen encoder computed before.
 
     Args:
-        encoder: makes the ids.
+        encoder: has the tokenizer.
         context_length: longest caption in tokens, special ones included; longer ones are truncated.
         trims: pad to the longest caption of a batch; else to ``context_length``.
-        features: [N, D], of the captions of ``index``; None gives ids.
+        features: [N, D], one row for each caption of ``index``; None gives token ids.
         index: caption -> its row of ``features``.
     """
 
@@ -152,7 +152,7 @@ def _draw(items: Sequence[T], row: Row, seed: int, step: int, what: str) -> T:
 
 
 def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
-    """The reference of an image that a step learns: a pure function of (seed, step, image id)."""
+    """Index of the reference that a step learns of an image: a pure function of (seed, step, image id)."""
     return 0 if captions == "first" else _draw(range(len(row["references"])), row, seed, step, "caption")
 
 
@@ -171,14 +171,14 @@ def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: 
 def hard_negatives(
     source: NegativeSource, count: int, row: Row, caption: str, seed: int, step: int
 ) -> tuple[list[str], list[float]]:
-    """``count`` false captions of a row, empty where there are fewer, and which of them count (1, else 0)."""
+    """``count`` false captions of a row, "" where the source has fewer; and 1 for each that it has, else 0."""
     found = source(row, caption, row_generator(seed, step, f"negatives/{row['image_id']}"))[:count]
     missing = count - len(found)
     return [text for _, text in found] + [""] * missing, [1.0] * len(found) + [0.0] * missing
 
 
 def sampled_sentences(caption: str, least: int, most: int, generator: np.random.Generator) -> str:
-    """A random ``least`` to ``most`` of a caption's sentences, in their order; all of them where it has fewer."""
+    """``least`` to ``most`` random sentences of a caption, in their order; all of them where it has fewer."""
     sentences = _SENTENCE_END.split(caption.strip())
     count = min(int(generator.integers(least, most + 1)), len(sentences))
     return " ".join(sentences[index] for index in sorted(generator.permutation(len(sentences))[:count]))
@@ -190,9 +190,10 @@ def plain_form(caption: str) -> str:
 
 
 def triplet_texts(triplets: Sequence[Triplet | None], tokens: Texts) -> tuple[dict[str, list[str]], Tensor]:
-    """``base``, ``positive`` and ``negative`` of B triplets, and which of them count, [B] of 1 and 0.
+    """The texts ``base``, ``positive`` and ``negative`` of B triplets, and which triplets count, [B] of 1 and 0.
 
-    One that is None, or does not fit the context (truncated, its texts would be equal), does not; its texts are empty.
+    A triplet that is None does not count, nor does one with a text longer than the context: truncated, its texts would
+    be equal. The texts of both are "".
     """
     kept = [triplet if triplet is not None and not tokens.too_long(triplet) else None for triplet in triplets]
     columns = {name: [getattr(triplet, name, "") for triplet in kept] for name in Triplet._fields}
@@ -201,10 +202,10 @@ def triplet_texts(triplets: Sequence[Triplet | None], tokens: Texts) -> tuple[di
 
 @dataclass
 class StepTriplets:
-    """Triplets of the global batch of a step, of ``batch_size`` images of the training ``rows``, by image id.
+    """From a step to the triplets of its global batch: ``batch_size`` images of the training ``rows``.
 
-    False details come from the whole global batch, or from ``donors``, so every process and micro-batch that makes a
-    part of it has the same ones. Further fields are those of ``PairCollate`` and ``make_triplets``.
+    False details come from the whole global batch, or from ``donors``, so that every process and micro-batch has the
+    same triplets for its rows. The other fields are those of ``PairCollate`` and ``make_triplets``.
     """
 
     rows: Sequence[Row]
@@ -232,36 +233,37 @@ class StepTriplets:
 
 
 def donors_of(rows: Sequence[Row]) -> list[Donor]:
-    """The detail units of the first reference of each row, to take false details from."""
+    """The first reference of each row, cut into detail units that false details are taken from."""
     units = detail_units_of([row["references"][0] for row in rows])
     return [Donor(row["image_id"], own) for row, own in zip(rows, units, strict=True)]
 
 
 @dataclass
 class PairCollate:
-    """(Row, step) pairs to a ``PairBatch``, on the CPU.
+    """Collate function: from B pairs (row, step) to a ``PairBatch`` on the CPU.
 
     Args:
-        pixels: prepares images, or reads their features; None leaves them out (a text tower alone).
-        tokens: prepares captions; None leaves their ids out (an image tower alone).
+        pixels: prepares images, or reads their features; None leaves images out (a text tower alone).
+        tokens: prepares captions; None leaves captions out (an image tower alone).
         captions: which reference a step learns.
         augmentations: names of ``augment``, and ``rand_augment``: another random view of an image at every step.
-        seed: of these choices.
+        seed: of all random choices.
         short: source of a short caption, the input ``text_short``; None leaves it out.
         triplets: from a step to the triplets of its images, the inputs ``text_base``, ``text_positive`` and
             ``text_negative``; None leaves them out.
         plain_captions: fraction of (image, step) whose texts are in ``plain_form``, in [0, 1]; which ones is a pure
             function of (seed, step, image id).
-        positives: which positives to add: ``image`` the image that was generated for the chosen caption, the input
-            ``image_generated``; ``text`` a random caption that was generated for the image, the input
+        positives: generated positives to add. ``image``: the image that was generated for the chosen caption, as the
+            input ``image_generated``; ``text``: a random caption that was generated for the image, as the input
             ``text_generated``.
         groups: add the targets ``image_group``, ``text_group`` and those of further texts.
-        sentences: learn so few to so many of a caption's sentences; None learns all.
-        negatives: where ``num_negatives`` false captions of each image come from, the inputs ``text_false0`` and so on,
-            with the target ``false`` [B, ``num_negatives`], 1 where there is one; None leaves them out.
-        negatives_share: fraction of (image, step) that have some.
-        paraphrases: where they come from; the first takes the place of the caption. None has none.
-        paraphrases_share: fraction of (image, step) for which they are asked.
+        sentences: [least, most]: learn so many random sentences of each caption; None learns whole captions.
+        negatives: source of false captions, the inputs ``text_false0`` and so on, with the target ``false``
+            [B, ``num_negatives``]; None leaves them out.
+        num_negatives: false captions of each caption.
+        negatives_share: fraction of (image, step) that have negatives.
+        paraphrases: source of paraphrases, the first of which takes the place of the caption; None has none.
+        paraphrases_share: fraction of (image, step) that learn a paraphrase.
     """
 
     pixels: PixelCache | FeatureCache | None
@@ -282,15 +284,11 @@ class PairCollate:
     paraphrases_share: float = 0.0
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
+        rows = [row for row, _ in items]
         if self.tokens is None:  # rows need no captions
-            return PairBatch([row for row, _ in items], self._images(items, []), [])
+            return PairBatch(rows, self._images(items, []), [])
         index = [caption_index(row, self.captions, self.seed, step) for row, step in items]
-        captions = [row["references"][own] for (row, _), own in zip(items, index, strict=True)]
-        if self.sentences is not None:
-            least, most = self.sentences
-            drawn = [row_generator(self.seed, step, f"sentences/{row['image_id']}") for row, step in items]
-            captions = [sampled_sentences(text, least, most, own) for text, own in zip(captions, drawn, strict=True)]
-        captions = [self._paraphrased(row, caption, step) for (row, step), caption in zip(items, captions, strict=True)]
+        captions = [self._caption(row, own, step) for (row, step), own in zip(items, index, strict=True)]
         inputs = self._images(items, index)
         texts, targets = self._texts(items, captions, self.tokens)
         plain = [self._chance(self.plain_captions, "plain", row, step) for row, step in items]
@@ -298,10 +296,22 @@ class PairCollate:
             texts[name] = [plain_form(text) if own else text for text, own in zip(column, plain, strict=True)]
             inputs[name] = self.tokens(texts[name])
         if self.groups:
-            targets["image_group"] = _groups([row["image_id"] for row, _ in items])
+            targets["image_group"] = _groups([row["image_id"] for row in rows])
             targets |= {f"{name}_group": _groups(column) for name, column in texts.items()}
         false = [texts[f"text_false{n}"] for n in range(self.num_negatives)] if "false" in targets else []
-        return PairBatch([row for row, _ in items], inputs, captions, targets, false)
+        return PairBatch(rows, inputs, captions, targets, false)
+
+    def _caption(self, row: Row, index: int, step: int) -> str:
+        """A reference as a step learns it: some of its sentences, or a paraphrase, where these are asked for."""
+        caption = row["references"][index]
+        if self.sentences is not None:
+            least, most = self.sentences
+            draws = row_generator(self.seed, step, f"sentences/{row['image_id']}")
+            caption = sampled_sentences(caption, least, most, draws)
+        if self.paraphrases is not None and self._chance(self.paraphrases_share, "reworded", row, step):
+            draws = row_generator(self.seed, step, f"wording/{row['image_id']}")
+            caption = next(iter(self.paraphrases(row, caption, draws)), caption)
+        return caption
 
     def _images(self, items: Sequence[tuple[Row, int]], index: Sequence[int]) -> dict[str, Tensor]:
         if self.pixels is None:
@@ -321,7 +331,8 @@ class PairCollate:
     def _texts(
         self, items: Sequence[tuple[Row, int]], captions: list[str], tokens: Texts
     ) -> tuple[dict[str, list[str]], dict[str, Tensor]]:
-        texts = {"text": captions}
+        """All texts of a batch by the name of their input, and the targets that say which of them count."""
+        texts, targets = {"text": captions}, dict[str, Tensor]()
         if "text" in self.positives:
             texts["text_generated"] = [
                 _draw(row["positive_captions"], row, self.seed, step, "generated") for row, step in items
@@ -340,20 +351,15 @@ class PairCollate:
                 for (row, step), caption in zip(items, captions, strict=True)
             ]
             texts |= {f"text_false{n}": [own[n] for own, _ in found] for n in range(self.num_negatives)}
-            return texts, {"false": torch.tensor([counts for _, counts in found])}
-        if self.triplets is None:
-            return texts, {}
-        columns, counts = triplet_texts([self.triplets(step)[row["image_id"]] for row, step in items], tokens)
-        return texts | {f"text_{name}": column for name, column in columns.items()}, {"triplet": counts}
-
-    def _paraphrased(self, row: Row, caption: str, step: int) -> str:
-        if self.paraphrases is None or not self._chance(self.paraphrases_share, "reworded", row, step):
-            return caption
-        found = self.paraphrases(row, caption, row_generator(self.seed, step, f"wording/{row['image_id']}"))
-        return found[0] if found else caption
+            targets["false"] = torch.tensor([counts for _, counts in found])
+        if self.triplets is not None:
+            made = [self.triplets(step)[row["image_id"]] for row, step in items]
+            columns, targets["triplet"] = triplet_texts(made, tokens)
+            texts |= {f"text_{name}": column for name, column in columns.items()}
+        return texts, targets
 
     def _chance(self, share: float, what: str, row: Row, step: int) -> bool:
-        """Whether an image is among the ``share`` of its step: a pure function of (seed, step, what, image id)."""
+        """True with probability ``share``: a pure function of (seed, step, ``what``, image id)."""
         if share in (0, 1):
             return share == 1
         return float(row_generator(self.seed, step, f"{what}/{row['image_id']}").random()) < share
@@ -373,7 +379,7 @@ class PairCollate:
 
 
 def _groups(keys: Sequence[str]) -> Tensor:
-    """A number [B] for each key, equal for equal keys in every process; whole numbers that float32 holds exactly."""
+    """A number for each of B keys, equal for equal keys: 24 bits of a hash, which float32 holds exactly."""
     digests = [hashlib.blake2b(key.encode(), digest_size=3).digest() for key in keys]
     return torch.tensor([float(int.from_bytes(digest)) for digest in digests])
 

@@ -1,4 +1,4 @@
-"""Mistakes that a configuration alone shows, found before data, downloads or earlier runs cost any time."""
+"""Mistakes that the configuration of a reward model shows by itself, found before data or earlier runs cost time."""
 
 import inspect
 import os
@@ -33,7 +33,7 @@ from rl_caption.reward_models.distillation import check_names, student_config
 from rl_caption.reward_models.encoders import is_frozen, random_clip
 
 TOKENS = 49408
-"""Of CLIP's tokenizer, the only one here."""
+"""Size of the vocabulary of CLIP's tokenizer, which open_clip models and L-CLIP read."""
 _DISTILLATION: tuple[Method, ...] = ("distill_image", "distill_text", "distill_dual")
 _KEYS: dict[tuple[Method, ...], str] = {
     CLIP_TASKS: "model.name model.context_length model.keep_positions model.image loss.max_scale "
@@ -63,7 +63,7 @@ READ_BY = {key: tasks for tasks, keys in _KEYS.items() for key in keys.split()}
 
 
 def check_config(config: RewardModelConfig) -> None:
-    """Check all that needs neither data nor weights nor the folders of earlier runs.
+    """Check all that can be checked without data, weights and the folders of earlier runs.
 
     Raises:
         ConfigError: a value is out of range, is not read by the task, is missing, or does not fit another.
@@ -103,7 +103,7 @@ def check_config(config: RewardModelConfig) -> None:
 
 
 def _unfit_grammar(model: EncoderConfig) -> Iterator[str]:
-    """Mistakes in what a grammar head stands on, and in its shape; a sentence each."""
+    """Mistakes in the text encoder of a grammar head, and in the shape of the head; a sentence each."""
     if (model.init is None) == (model.text.encoder is None):
         yield (
             "a grammar head stands on one text encoder: set either model.init (an L-CLIP, its text tower, or a head) "
@@ -117,7 +117,10 @@ def _unfit_grammar(model: EncoderConfig) -> Iterator[str]:
 
 
 def _unfit_shape(kwargs: Mapping[str, Any], kind: Callable[..., Any], what: str, **others: Any) -> Iterator[str]:
-    """Mistakes in ``model.kwargs``, the arguments of the dataclass ``kind`` but for ``others``; a sentence each."""
+    """Mistakes in ``model.kwargs``, arguments of the dataclass ``kind``; a sentence each.
+
+    ``others`` are arguments of ``kind`` that ``model.kwargs`` may not have.
+    """
     allowed = inspect.signature(kind).parameters.keys() - others.keys()
     if kwargs.keys() - allowed:
         yield f"model.kwargs has {sorted(kwargs.keys() - allowed)}: {what} takes {sorted(allowed)}"
@@ -145,7 +148,7 @@ def _unfit_text(config: RewardModelConfig) -> Iterator[str]:
 
 
 def trains_dual(model: EncoderConfig) -> bool:
-    """Whether the model is a dual encoder of pretrained parts; ``ConfigError`` where ``init`` is damaged."""
+    """Whether the model is a dual encoder of pretrained parts; ``ConfigError`` where the folder ``init`` is damaged."""
     if model.image.encoder is not None or model.text.encoder is not None:
         return True
     with naming("model.init"):
@@ -247,7 +250,7 @@ def _unfit_long(config: RewardModelConfig) -> Iterator[str]:
 
 
 def _ignored_keys(config: RewardModelConfig) -> Iterator[str]:
-    """Keys that are set to another value than their default, which ``config.task`` does not read; a sentence each."""
+    """Keys that ``config.task`` does not read and that are not at their default; a sentence each."""
     default = RewardModelConfig()
     for key, tasks in READ_BY.items():
         section, name = key.split(".")
@@ -260,8 +263,8 @@ def _ignored_keys(config: RewardModelConfig) -> Iterator[str]:
 def check_batch_norm(network: nn.Module, train: RewardModelTrainConfig, processes: int) -> None:
     """Raise ``ConfigError`` where ``network`` trains batch norm, and a step has several micro-batches or processes.
 
-    It normalises by the statistics of one micro-batch of one process: the step would depend on the split, and the
-    running statistics, which the exported model uses, on the process. Frozen layers keep theirs.
+    Batch norm takes the statistics of one micro-batch of one process: the step would depend on how the batch is split,
+    and the running statistics, which the exported model uses, on the process. Frozen layers keep their statistics.
     """
     layers = [
         name for name, module in network.named_modules() if isinstance(module, _BatchNorm) and not is_frozen(module)
@@ -279,11 +282,11 @@ def check_batch_norm(network: nn.Module, train: RewardModelTrainConfig, processe
 
 
 def check_inputs(to_train: Sequence[RewardModelConfig], complete: Sequence[RewardModelConfig]) -> None:
-    """Check that every folder that a run starts from is there, or is made by another of ``to_train``.
+    """Check that every folder that a run starts from exists, or will be made by another run of ``to_train``.
 
     Args:
-        to_train: runs of one program.
-        complete: those before them that are not trained again.
+        to_train: runs that one call of a program trains.
+        complete: finished runs that these start from; they are not trained again.
 
     Raises:
         ConfigError: a folder will not be there; the message says what to do.
@@ -315,7 +318,7 @@ def _folders_read(config: RewardModelConfig) -> dict[str, str]:
 
 
 def _meta_clip(config: RewardModelConfig) -> Any:
-    """The model without weights; None where its folder is not there yet or wrong, which loading it will tell."""
+    """The open_clip model on the meta device; None where its folder is not there yet, or damaged (loading it tells)."""
     name, kwargs = config.model.name, config.model.kwargs
     if config.model.init is not None and name is None:
         try:

@@ -1,4 +1,4 @@
-"""From scores of captions by bottlenecks to one number of concreteness, the target of a student (docs/icc.md).
+"""Combine bottleneck scores of captions into one concreteness score, the target that a student learns (docs/icc.md).
 
 Source: Yanuka, Ben-Kish, Bitton, Szpektor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
 Dataset Curation", Findings of ACL 2024, section 3 and appendix A.
@@ -6,7 +6,9 @@ Dataset Curation", Findings of ACL 2024, section 3 and appendix A.
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
+import rewards.base
 from rewards.base import Reward, checked_scores
 from rewards.registry import build
 from rl_caption.config.build import quiet_libraries
@@ -23,40 +26,41 @@ from rl_caption.config.checks import check
 from rl_caption.config.programs import ConcretenessConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
-from rl_caption.data.plain_files import json_object, shown
+from rl_caption.data.plain_files import check_type, json_lines, shown, single_spaced
 from rl_caption.errors import ConfigError, naming
 from rl_caption.evaluation import check_writable
 
 Floats = NDArray[np.float64]
 MEANS = {"logit": 0.5, "median": 0.0}
-"""Reading of mu = 0.5 in appendix A.1 -> mean of the logit: mu of the logit-normal distribution, whose median is then
-0.622; or its median, 0.5."""
+"""How the paper's mu = 0.5 (appendix A.1) is read -> mean of the logits. ``logit``: mu is the parameter of the
+logit-normal distribution, whose median is then 0.622. ``median``: mu is the median of the scores."""
 
 
 def standardize(
     scores: ArrayLike, lengths: Sequence[int], reading: str = "logit", bin_width: int = 1, margin: float = 1e-4
 ) -> Floats:
-    """Impose one logit-normal distribution on the scores of each length (A.1): sigmoid(mean + z), [N] in (0, 1).
+    """Give the scores of every caption length one logit-normal distribution (A.1): sigmoid(mean + z), [N] in (0, 1).
 
-    z is logit(p) = ln(p / (1 - p)) less its mean over the captions of a length, divided by their standard deviation
-    (divisor: their number). Lengths in a bin of ``bin_width`` count as one. Where a length has no spread, one caption
-    say, z is 0. The paper prints the logit without the numerator p.
+    z is the logit ln(p / (1 - p)) of a score, standardised over the captions of the same length: less their mean,
+    divided by their standard deviation (of the population). Where all scores of a length are equal, such as that of a
+    single caption, z is 0. The paper prints the logit without the numerator p.
 
     Args:
         scores: [N] in [0, 1]; clipped to [margin, 1 - margin].
         lengths: [N], 0 or more.
-        reading: of mu = 0.5, a key of ``MEANS``.
-        bin_width, margin: see above.
+        reading: of the paper's mu = 0.5, a key of ``MEANS``.
+        bin_width: lengths in a bin of this width count as the same.
+        margin: see ``scores``.
 
     Raises:
-        ValueError: a score is outside [0, 1], or there are other numbers of lengths.
+        ValueError: a score is outside [0, 1], or there are not N lengths.
     """
     values = np.asarray(scores, np.float64)
     if values.shape != (len(lengths),):
         raise ValueError(f"scores of shape {values.shape} for {len(lengths)} lengths: expected as many")
-    if not ((values >= 0) & (values <= 1)).all():
-        wrong = values[~((values >= 0) & (values <= 1))][0]
-        raise ValueError(f"a score is {wrong}: the logit needs scores in [0, 1]; or choose standardize none")
+    wrong = values[~((values >= 0) & (values <= 1))]  # also NaN
+    if len(wrong):
+        raise ValueError(f"a score is {wrong[0]}: the logit needs scores in [0, 1]; or choose standardize none")
     logits = logit(values.clip(margin, 1 - margin))
     groups = np.asarray(lengths) // bin_width
     found = np.zeros(len(values))
@@ -89,10 +93,9 @@ def binarize(ratings: Sequence[float]) -> list[bool]:
 
 
 def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) -> Combination:
-    """Logistic regression of [N] labels on scores [N, F]: the maximum of likelihood less l2 / 2 |weights|².
+    """Logistic regression of [N] labels on scores [N, F], with the penalty l2 / 2 |weights|² on the log-likelihood.
 
-    The penalty, which spares the intercept, is that of scikit-learn's default with ``l2`` 1. Without it separable
-    labels have no maximum.
+    The intercept is not penalised. ``l2`` 1 is scikit-learn's default; with 0, separable labels have no optimum.
 
     Raises:
         ValueError: the labels are all alike, or the optimum was not found.
@@ -115,11 +118,11 @@ def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) 
 
 
 def make_targets(config: ConcretenessConfig) -> str:
-    """Score captions, combine the scores and write targets; returns a summary.
+    """Score captions, combine the scores, and write the targets of a student; returns a summary as JSON.
 
-    Both orders of the paper are two calls at most. Regress, then distil (main text): with ``ratings``, SBA and VBA as
-    scorers. Distil, then regress (A.2): first without ``ratings``, which writes targets of a student for each scorer;
-    then with ``ratings`` and the students as scorers.
+    Both orders of the paper can be had. Regress, then distil (main text): one call with ``ratings``, and SBA and VBA as
+    scorers. Distil, then regress (A.2): a first call without ``ratings``, which writes targets for a student of each
+    scorer, and a second one with ``ratings`` and these students as scorers.
 
     Raises:
         ConfigError: a scorer cannot be made, or needs more than the caption.
@@ -154,10 +157,8 @@ def make_targets(config: ConcretenessConfig) -> str:
         pairs = zip(captions, values.tolist(), strict=True)
         write_json_lines(out / name, [{"caption": caption, "target": target} for caption, target in pairs])
     write_json(out / "combination.json", summary)
-    print(
-        f"wrote {', '.join(str(out / name) for name in ('scores.jsonl', *targets, 'combination.json'))}",
-        file=sys.stderr,
-    )
+    written = ", ".join(str(out / name) for name in ("scores.jsonl", *targets, "combination.json"))
+    print(f"wrote {written}", file=sys.stderr)
     return json.dumps({key: value for key, value in summary.items() if key != "config"}, indent=1)
 
 
@@ -185,45 +186,40 @@ def _scored(scorer: Reward, captions: Sequence[str], config: ConcretenessConfig)
 
 def _captions(path: Path) -> list[str]:
     """The distinct captions of a file, with single spaces."""
-    if path.suffix == ".jsonl":
-        texts = [_text(item, where) for item, where in _lines(path)]
-    else:
-        texts = [" ".join(line.split()) for line in _read(path) if line.strip()]
+    with _reading(path):
+        if path.suffix == ".jsonl":
+            texts = [caption for caption, _, _ in _captioned_lines(path)]
+        else:
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
+            texts = [single_spaced(line) for line in lines if line.strip()]
     if not texts:
         raise DataError(f"{path} has no captions")
     return list(dict.fromkeys(texts))
 
 
 def _ratings(path: Path) -> dict[str, float]:
-    """Caption -> rating; of several ratings of a caption their mean."""
-    found: dict[str, list[float]] = {}
-    for item, where in _lines(path):
-        rating = item.get("rating")
-        if not isinstance(rating, int | float) or isinstance(rating, bool) or not np.isfinite(rating):
-            raise DataError(f"{where}: 'rating' is {shown(rating)}: expected a finite number")
-        found.setdefault(_text(item, where), []).append(float(rating))
+    """Caption -> the mean of its ratings."""
+    found: dict[str, list[float]] = defaultdict(list)
+    with _reading(path):
+        for caption, where, item in _captioned_lines(path):
+            rating = item.get("rating")
+            if not isinstance(rating, int | float) or isinstance(rating, bool) or not np.isfinite(rating):
+                raise DataError(f"{where}: 'rating' is {shown(rating)}: expected a finite number")
+            found[caption].append(float(rating))
     if not found:
         raise DataError(f"{path} has no ratings: expected JSON lines with 'caption' and 'rating'")
     return {caption: sum(ratings) / len(ratings) for caption, ratings in found.items()}
 
 
-def _read(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return rewards.base.naming(f"{path} cannot be read", (OSError, UnicodeDecodeError), DataError)
 
 
-def _lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Objects of JSON lines, each with its place."""
-    for number, line in enumerate(_read(path), start=1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            yield json_object(line.encode(), where), where
-
-
-def _text(item: Mapping[str, Any], where: str) -> str:
-    caption = item.get("caption")
-    if not isinstance(caption, str) or not caption.strip():
-        raise DataError(f"{where}: 'caption' is {shown(caption)}: expected text")
-    return " ".join(caption.split())
+def _captioned_lines(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """The caption, with single spaces, of each line of a JSON lines file; ``FILE, line N``; and the object itself."""
+    for _, where, item in json_lines(path):
+        check_type(item, dict, where, DataError)
+        caption = item.get("caption")
+        if not isinstance(caption, str) or not caption.strip():
+            raise DataError(f"{where}: 'caption' is {shown(caption)}: expected text")
+        yield single_spaced(caption), where, item

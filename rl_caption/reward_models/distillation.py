@@ -1,4 +1,4 @@
-"""The two ends of L-CLIP's distillation: students, from a configuration or exported folders, and the frozen teacher."""
+"""L-CLIP's distillation: students, made from a configuration or from exported folders, and the frozen teacher."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -28,7 +28,7 @@ TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
 TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODEL_TYPE}_text"}
 """``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for the other."""
 PART = 2**16
-"""Images or captions that are embedded, and gathered from the processes, at a time."""
+"""Number of images or captions that are embedded and gathered from the processes at a time."""
 TEACHER = "teacher_fingerprint"
 """Key in a tower's config.json: ``Backbone.fingerprint`` of the model that it was distilled from."""
 
@@ -107,8 +107,8 @@ def build_dual(
 ) -> LCLIP:
     """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where there is none.
 
-    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder says, ``embed_dim`` the teacher's joint width,
-    ``teacher`` its fingerprint, which towers must have been distilled from (None: any).
+    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder gives, ``embed_dim`` is the teacher's joint width.
+    ``teacher`` is the fingerprint that towers must name as the teacher they were distilled from; None takes any.
 
     Raises:
         ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each other, the joint
@@ -139,7 +139,7 @@ def build_dual(
 
 
 def _joined_config(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
-    """The shape of both towers: of each as its folder says, the rest from ``kwargs``."""
+    """The shape of both towers: that of loaded towers as they are, the rest from ``kwargs``."""
     values = dict(kwargs)
     source: dict[str, str] = dict.fromkeys(kwargs, "model.kwargs")
     for kind, config in towers.items():
@@ -158,8 +158,8 @@ def _joined_config(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any
 def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
     """Copy patch projection, class token and, where they fit, positions of an open_clip ViT, and freeze them.
 
-    The student's bias of the projection, which the teacher does not have, stays random and is trained, as in the
-    released code. Returns the names of the frozen parameters.
+    The bias of the student's patch projection has no counterpart in the teacher: it stays random and is trained, as in
+    the released code. Returns the names of the frozen parameters.
 
     Raises:
         ConfigError: the teacher is no ViT, or its patches have another size or width.
@@ -191,7 +191,7 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
 
 
 def embed_distributed(accelerator: Accelerator, items: Sequence[T], embed: Callable[[list[T]], Tensor]) -> Tensor:
-    """Embed N items, each process a part of them, and gather: [N, D] on the CPU of every process, in order."""
+    """Embed N items, a part in each process, and gather them: [N, D] on the CPU of every process, in order."""
     processes = accelerator.num_processes
     if processes == 1:
         return embed(list(items)).cpu()
@@ -202,11 +202,11 @@ def embed_distributed(accelerator: Accelerator, items: Sequence[T], embed: Calla
 
 
 def reads_features(backbone: Backbone, features_root: str | None) -> bool:
-    """Whether ``features_root`` has the features of the image encoder of ``backbone``, a ``PretrainedDual``."""
-    model: Any = backbone.model
-    return (
-        isinstance(model, PretrainedDual) and features_root is not None and made_by(features_root, model.image_encoder)
-    )
+    """Whether ``backbone`` is a ``PretrainedDual`` and ``features_root`` has the features of its image encoder."""
+    model = backbone.model
+    if features_root is None or not isinstance(model, PretrainedDual):
+        return False
+    return made_by(features_root, model.image_encoder)
 
 
 @torch.no_grad()
@@ -221,11 +221,14 @@ def embed_features(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
 
 
 class Teacher:
-    """Raw embeddings (not of unit length) of a frozen dual encoder, of its ``image`` tower, its ``text`` tower or both.
+    """A frozen dual encoder, or one tower of it, that gives raw embeddings (not of unit length).
 
-    Those of the training split are computed before the first step where memory allows (``prepare``). With ``augmented``
-    images it embeds the view that the student sees, at every step. ``cache_dir`` keeps embeddings between runs.
-    Where ``features_root`` has the features of its own image encoder (a ``PretrainedDual``), it reads no image.
+    Args:
+        towers: ``image``, ``text`` or both.
+        augmented: images are augmented: at every step, embed the view that the student sees.
+        cache_dir: folder that keeps embeddings between runs; None keeps none.
+        features_root: features of images. Where they are those of the teacher's own image encoder (it is a
+            ``PretrainedDual``), the teacher reads them instead of images.
     """
 
     def __init__(
@@ -248,7 +251,7 @@ class Teacher:
         """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Embeddings [B, D] by tower, on the training device, without gradient; of hard negatives, too, if any."""
+        """Embeddings [B, D] by tower, and of hard negatives if there are any; on the training device, no gradient."""
         found = {}
         for tower in self.towers:
             keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
@@ -288,7 +291,7 @@ class Teacher:
         return torch.from_numpy(found)
 
     def prepare(self, rows: Sequence[Row], captions: Captions, cache_bytes: int) -> None:
-        """Embed what training will ask for as far as it fits into ``cache_bytes``, captions first."""
+        """Embed the training split before the first step, captions first, as far as ``cache_bytes`` of memory allow."""
         left = cache_bytes
         if "text" in self.towers:
             texts = (row["references"][:1] if captions == "first" else row["references"] for row in rows)
@@ -306,7 +309,7 @@ class Teacher:
         embed: Callable[[list[T]], Tensor],
         cache_bytes: int,
     ) -> int:
-        """Embed all items, if they fit, part by part: memory holds little besides them; returns the bytes taken."""
+        """Embed all items, ``PART`` at a time, if they fit; returns the bytes that they take."""
         needed = len(items) * self.width * 4
         if needed > cache_bytes:
             instead = "embedded" if self._disk is None else "read from teacher.cache_dir, or embedded the first time,"
@@ -329,9 +332,7 @@ def load_teacher(accelerator: Accelerator, config: RewardModelConfig, towers: Se
     wanted = config.teacher
     assert wanted.name is not None  # check_config
     with naming("teacher"), accelerator.main_process_first():  # which downloads, where that is needed
-        backbone = load_backbone(
-                wanted.name, wanted.pretrained, str(accelerator.device), precision=wanted.precision,
-                batch_size=wanted.batch_size,
-            )  # fmt: skip
+        options: dict[str, Any] = {"precision": wanted.precision, "batch_size": wanted.batch_size}
+        backbone = load_backbone(wanted.name, wanted.pretrained, str(accelerator.device), **options)
     augmented, root = bool(config.data.augment), config.data.features_root
     return Teacher(backbone, towers, accelerator, augmented, wanted.cache_dir, root)

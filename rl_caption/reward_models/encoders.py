@@ -36,7 +36,10 @@ class Towers(nn.Module):
         self.towers = nn.ModuleDict(towers)
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Embed inputs by name: [B, 3, S, S] or [B, L] to raw [B, D]; a name that starts with ``image`` is pixels."""
+        """Embed inputs by name, to raw [B, D].
+
+        Names that start with ``image`` are pixels [B, 3, S, S], all others token ids [B, L].
+        """
         return {name: embed_frames(self.towers[_tower(name)], value) for name, value in inputs.items()}
 
 
@@ -79,9 +82,9 @@ class ClipTowers(_DualEncoder):
 
 
 class DualTowers(_DualEncoder):
-    """A ``PretrainedDual``, whose inverse temperature ``scale`` is a further output; kept in [1, ``max_scale``].
+    """A ``PretrainedDual``, whose inverse temperature ``scale``, in [1, ``max_scale``], is a further output.
 
-    A frozen encoder may have run before: its features are an input then, instead of pixels or token ids.
+    Where a frozen encoder ran before training, its features are the input instead of pixels or token ids.
     """
 
     def __init__(self, dual: PretrainedDual, max_scale: float = 100.0) -> None:
@@ -91,22 +94,21 @@ class DualTowers(_DualEncoder):
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Embed inputs by name, to raw [B, E], and ``scale``, a scalar.
 
-        Images are pixels [B, 3, S, S] or features [B, R, D]; texts are ids [B, L] or features, floats [B, D].
+        Images are pixels [B, 3, S, S] or features [B, R, D]; texts are token ids [B, L] or features, floats [B, D].
         """
+        dual = self.dual
 
         def embed(name: str, value: Tensor) -> Tensor:
             if _tower(name) == "image":
-                return (
-                    self.dual.project_image(value) if value.ndim == 3 else embed_frames(self.dual.encode_image, value)
-                )
-            return self.dual.project_text(value) if value.is_floating_point() else self.dual.encode_text(value)
+                return dual.project_image(value) if value.ndim == 3 else embed_frames(dual.encode_image, value)
+            return dual.project_text(value) if value.is_floating_point() else dual.encode_text(value)
 
-        return _with_scale(self.dual.logit_scale, self.max_scale, embed, inputs)
+        return _with_scale(dual.logit_scale, self.max_scale, embed, inputs)
 
 
 def embed_frames(embed: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
-    """``embed`` of pixels [B, 3, S, S], or of token ids; of videos [B, T, 3, S, S] the mean of their frames' embeddings
-    of length 1, [B, D], as scores take it (``rewards.clip.encoder.CachedEncoder``)."""
+    """``embed`` pixels [B, 3, S, S] or token ids; of videos [B, T, 3, S, S] normalise the embedding of each frame and
+    take the mean, [B, D], as the scores do (``rewards.clip.encoder.CachedEncoder``)."""
     if value.ndim != 5:
         return embed(value)
     return F.normalize(embed(value.flatten(0, 1)), dim=-1).unflatten(0, value.shape[:2]).mean(dim=1)
@@ -115,17 +117,18 @@ def embed_frames(embed: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
 def _with_scale(
     logit_scale: Tensor, largest: float, embed: Callable[[str, Tensor], Tensor], inputs: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Embeddings by name and ``scale``. Clamped in place before it is used, so that it has a gradient at the limit."""
-    with torch.no_grad():
+    """Embeddings by name, and ``scale``."""
+    with torch.no_grad():  # in place and before it is used, so that it has a gradient at the limit
         logit_scale.clamp_(0, math.log(largest))
     return {name: embed(name, value) for name, value in inputs.items()} | {"scale": logit_scale.exp()}
 
 
 def pretrained_dual(model: EncoderConfig) -> PretrainedDual:
-    """The dual encoder of ``model.init``, or of ``model.image`` and ``model.text``, open where it is to be trained.
+    """The dual encoder of ``model.init``, or of ``model.image`` and ``model.text``, frozen as ``train_blocks`` says.
 
     Raises:
-        ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of ``DualConfig``, or there are fewer blocks.
+        ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of ``DualConfig``, or an encoder has fewer
+            blocks than ``train_blocks``.
     """
     with naming("model", (TypeError, ValueError)):
         if model.init is not None:
@@ -187,8 +190,8 @@ def pretrained_clip(
 ) -> tuple[Any, dict[str, Any], Preprocessing]:
     """An open_clip model with the weights ``init``, its model JSON, and its preprocessing.
 
-    ``init`` is a folder, or with the architecture ``name`` a tag or a checkpoint file. With ``context_length`` the text
-    tower is stretched to so many positions, all but the first ``keep_positions``.
+    ``init`` is a folder, or with the architecture ``name`` a tag or a checkpoint file. With ``context_length`` the
+    position table of the text tower is stretched to so many rows; its first ``keep_positions`` rows stay as they are.
 
     Raises:
         ConfigError: the weights cannot be found or loaded, belong to another kind of model, or cannot be stretched so.
@@ -229,7 +232,10 @@ def _architecture(name: str) -> dict[str, Any]:
 
 
 def _check_fits(model: Any, shape: dict[str, Any], what: str) -> None:
-    """An archive is loaded as what it holds, whatever architecture was named; the export would not load again."""
+    """Raise ``ConfigError`` unless the weights fit ``shape``, with which they are exported.
+
+    A TorchScript archive is loaded as what it holds, whatever architecture was named.
+    """
     import open_clip
 
     with torch.device("meta"):
@@ -241,7 +247,7 @@ def _check_fits(model: Any, shape: dict[str, Any], what: str) -> None:
 
 
 def _check_native(shape: dict[str, Any], key: str) -> None:
-    """Only CLIP's own towers and tokeniser: others bring files of their own, which the export would not have."""
+    """Refuse towers and tokenisers that are not CLIP's own: they need files that the export would not have."""
     sections = {name: shape.get(name, {}) for name in ("vision_cfg", "text_cfg")}
     foreign = [
         f"{section}.{option}"
@@ -254,7 +260,7 @@ def _check_native(shape: dict[str, Any], key: str) -> None:
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
-    """Write a folder that ``load_backbone`` and ``open_clip.create_model('local-dir:...')`` read, LoRA merged."""
+    """Write a folder that ``load_backbone`` and ``open_clip.create_model('local-dir:...')`` read, with LoRA merged."""
     used = preprocessing_of(model.visual)
     record = {
         "size": used.size,
@@ -270,8 +276,8 @@ def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
 class LowRank(nn.Module):
     """LoRA as a parametrisation: ``W + (alpha / rank) B A`` instead of a weight W (Hu et al. 2022, equation 3).
 
-    W is read as a matrix of ``rows`` rows; A is [rank, columns], B [rows, rank] and 0 at first. A parametrisation is
-    seen by whoever reads the weight, fused attention included.
+    W is taken as a matrix of ``rows`` rows; A is [rank, columns], and B is [rows, rank], 0 at first. As a
+    parametrisation it holds for all code that reads the weight, fused attention included.
     """
 
     def __init__(self, weight: Tensor, rows: int, rank: int, scale: float) -> None:
@@ -289,9 +295,9 @@ class LowRank(nn.Module):
 def train_only(clip: Any, what: Literal["projections", "lora", "all"], rank: int = 4, alpha: float = 1.0) -> None:
     """Freeze all of an open_clip model but ``what``.
 
-    ``projections`` (PAC-S): the last one of either tower, a ResNet's attention pool, and the temperature. ``lora``
-    (PAC-S++): a ``LowRank`` update of the four matrices of each block in both towers, and of the patches' kernel
-    [D, 3, k, k] as a matrix of k D rows with rank k ``rank``. ``all``: nothing is frozen.
+    ``projections`` (PAC-S): the last projection of each tower (of a ResNet its attention pool) and the temperature.
+    ``lora`` (PAC-S++): a ``LowRank`` update of the four matrices of each block in both towers, and of the patch
+    embedding's kernel [D, 3, k, k], taken as a matrix of k D rows with rank k ``rank``. ``all``: nothing is frozen.
 
     Raises:
         ConfigError: the model has no such layers.
@@ -323,7 +329,7 @@ def train_only(clip: Any, what: Literal["projections", "lora", "all"], rank: int
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict under the names that it had without LoRA, whose updates are added to their weights."""
+    """The state dict with every LoRA update added to its weight, under the names of the model without LoRA."""
     state = model.state_dict()
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):

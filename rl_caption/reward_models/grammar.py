@@ -71,7 +71,7 @@ def train_grammar(config: RewardModelConfig) -> TrainState:
 
 
 def grammar_model(model: EncoderConfig) -> GrammarModel:
-    """The model of a configuration, of which the head is trained, and the encoder where it is open.
+    """The model of a configuration. Its head is trained, and the last ``text.train_blocks`` blocks of its encoder.
 
     Raises:
         ConfigError: the encoder or ``init`` cannot be loaded, ``kwargs`` are not those of a head, or there are fewer
@@ -106,13 +106,13 @@ def grammar_loss(outputs: Embeddings, targets: Embeddings) -> tuple[Tensor, dict
 
 
 def corrupt(words: Sequence[str], kind: Kind, vocabulary: Sequence[str], draws: np.random.Generator) -> list[str]:
-    """A caption's words, changed at random; now and then they come out as they were.
+    """A caption's words, changed at random; the result may be equal to ``words``.
 
-    - ``repeat``: one to three words in a row stand there two to four times;
-    - ``remove``: one word, or up to a third of them, are missing; a single word stays;
-    - ``insert``: one to three words of ``vocabulary`` are put in;
+    - ``repeat``: one to three successive words occur two to four times;
+    - ``remove``: up to a third of the words, at least one, are removed; a single word stays;
+    - ``insert``: one to three words of ``vocabulary`` are inserted;
     - ``swap``: two words change places;
-    - ``shuffle``: all are in another order.
+    - ``shuffle``: the words are put in random order.
 
     ``words`` has one word or more.
     """
@@ -144,10 +144,9 @@ def negative_of(
     draws: np.random.Generator,
     kinds: Sequence[Kind] = KINDS,
 ) -> str | None:
-    """A broken form of a caption in plain form, of a random one of ``kinds``; None where ten tries find none.
+    """A caption in plain form, broken by a random one of ``kinds``; None where ten tries find no negative.
 
-    It is none of ``known``, the references in plain form: "a dog runs" without "red" is as good as with it, and where
-    somebody wrote it, it is no negative.
+    A text of ``known``, the references in plain form, is no negative: "a red dog runs" without "red" is as grammatical.
     """
     words = caption.split()
     for _ in range(_TRIES):
@@ -159,14 +158,14 @@ def negative_of(
 
 @dataclass(frozen=True)
 class Corpus:
-    """All references in plain form, and their words, sorted."""
+    """All references in plain form (``known``), and their words, sorted (``vocabulary``)."""
 
     known: Collection[str]
     vocabulary: Sequence[str]
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Corpus:
-        """Of rows; ``ConfigError`` where a reference has no word."""
+        """The corpus of the references of rows; ``ConfigError`` where a reference has no word."""
         known = set()
         for row in rows:
             for text in row["references"]:
@@ -181,7 +180,7 @@ class Corpus:
 
 @dataclass
 class GrammarCollate:
-    """(Row, step) pairs to a ``PairBatch`` of captions: the inputs ``text``, references, and ``text_negative``.
+    """Collate function: from (row, step) pairs to a ``PairBatch`` of references ``text`` and their ``text_negative``.
 
     Caption and negative are pure functions of (seed, step, image id).
     """
@@ -207,7 +206,7 @@ class GrammarCollate:
 def validation_texts(rows: Sequence[Row], corpus: Corpus) -> dict[str, list[str]]:
     """``references``, in plain form, and one negative of each for every kind; the same at every validation.
 
-    A caption for which a kind finds no negative has none of it, and a kind without any is left out.
+    Captions for which a kind finds no negative are left out of it, and so is a kind without any negative.
     """
     references = [plain_form(text) for row in rows for text in row["references"]]
     found = {"references": references}

@@ -1,7 +1,7 @@
 """Losses of dual encoders: pure functions of the embeddings of the global batch. B pairs, D dimensions.
 
-Embeddings are raw (of any length above 0); cosines normalise them. The first half are losses of tensors, each with its
-equation; the second half are the objectives of the tasks: weighted sums of these, with what is logged of each.
+Embeddings are raw, of any length above 0: cosines normalise them. First come the losses of tensors, each with its
+equation, then the objectives of the tasks, which are weighted sums of these losses and name what is logged.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,12 @@ Objective: TypeAlias = Callable[[Embeddings, Embeddings], tuple[Tensor, dict[str
 teacher's embeddings [B, D], ``triplet`` [B] (1 where a row has a triplet, else 0), or none."""
 
 TOWER_WEIGHT = {1: 1 / 2, 2: 1 / 6}
-"""Weight of each distance by the number of towers, as in the L-CLIPScore code: stage 1 averages its two losses; stage 2
-averages three (L1, cosine, regulator), and the first two over two towers."""
+"""Number of towers -> weight of the L1 and of the cosine distance of each tower, as in the L-CLIPScore code: stage 1
+averages these two losses; stage 2 averages three (L1, cosine, regulator), and the first two over both towers."""
 REGULATOR_WEIGHT = 1 / 30
-"""A third as above, times that code's scale of 0.1."""
+"""In stage 2: one of the three losses that are averaged, times 0.1, which that code scales it by."""
 LARGEST_MARGIN = {"logit": 1.5, "cosine": 0.015}
-"""Largest dynamic margin of SPECS's code, in logits; and the same at a scale of 100, where CLIP's ends."""
+"""Largest dynamic margin: SPECS's code has 1.5 logits, which are a cosine of 0.015 at CLIP's largest scale, 100."""
 
 
 def cosine_matrix(images: Tensor, texts: Tensor) -> Tensor:
@@ -71,12 +71,13 @@ def info_nce(
     inverse temperature, ``label_smoothing`` the fraction of the target that is spread evenly over the batch (0.1 in
     Long-CLIP's code). Without ``symmetric`` only texts pick images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
 
-    Other pairs with the same caption are negatives like all: where their text embeddings are equal, a target that is
-    uniform over them (Khosla et al. 2020; Yang et al. 2022) has the same value and gradient. ``excluded`` bool [B, B]
-    leaves pairs out (``false_negatives``); not together with ``label_smoothing``, which gives every pair a share.
+    Other pairs with the same caption are negatives like any other: where their text embeddings are equal, a target that
+    is uniform over them (Khosla et al. 2020; Yang et al. 2022) has the same value and gradient. ``excluded`` bool
+    [B, B] leaves pairs out of the softmax (``false_negatives``); it cannot be combined with ``label_smoothing``, which
+    gives every pair a share of the target.
 
-    ``false`` [F, D] are texts that belong to no image, further columns of S (NegCLIP: Yuksekgonul et al. 2023): each
-    image has them as negatives, and no text has them. ``false_excluded`` bool [B, F], or [F], leaves some out.
+    ``false`` [F, D] are texts that belong to no image (NegCLIP: Yuksekgonul et al. 2023). They are further columns of S
+    in the first term: every image has them as negatives. ``false_excluded`` bool [B, F], or [F], leaves some out.
     """
     logits = None
     if false is not None:
@@ -87,9 +88,10 @@ def info_nce(
 
 
 def false_negatives(*groups: Tensor) -> Tensor:
-    """Pairs i, j of a batch, i not j, that are equal in any of ``groups`` ([B] each); bool [B, B].
+    """Pairs i != j of a batch whose group numbers are equal in any of ``groups`` ([B] each); bool [B, B].
 
-    With the images and the captions as groups: caption j is true of image i, or is word for word its caption.
+    With groups of images and of captions these pairs are no true negatives: caption j was written for image i as well,
+    or is word for word the caption of image i.
     """
     same = torch.stack([group[:, None] == group[None] for group in groups]).any(dim=0)
     return same & ~torch.eye(len(same), dtype=torch.bool, device=same.device)
@@ -127,24 +129,10 @@ def short_info_nce(
 def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
     """Mean of the [B] gaps that count (``counts`` 1, else 0), clamped to [0, ``largest``] and detached; a scalar.
 
-    A gap is how far a better text is ahead of a worse one; the margin asks of each to be as far ahead as the mean
-    (SPECS, section 3). 0 where no row counts.
+    A gap is the score of the better text less that of the worse one: the margin asks of every row the mean gap of the
+    batch (SPECS, section 3). 0 where no row counts.
     """
     return ((gaps * counts).sum() / counts.sum().clamp(min=1)).detach().clamp(0, largest)
-
-
-def hinge(gaps: Tensor, counts: Tensor, margin: Tensor | float) -> Tensor:
-    """Mean of relu(margin - gap) over the [B] gaps that count (``counts`` 1, else 0); a scalar, 0 where none does.
-
-    With gaps ``s(positive) - s(base)`` it is the positive, with ``s(base) - s(negative)`` the negative term of SPECS
-    (section 3).
-    """
-    return (F.relu(margin - gaps) * counts).sum() / counts.sum().clamp(min=1)
-
-
-def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean over B of 1 - cosine of row i of [B, D] and row i of [B, D]; a scalar in [0, 2]."""
-    return (1 - F.cosine_similarity(student, teacher, dim=-1)).mean()
 
 
 def similarity_regulator(
@@ -160,8 +148,8 @@ def similarity_regulator(
     L-CLIPScore paper writes sums; its code takes the mean of each of the two parts, which gives a negative pair B - 1
     times less weight. The code's average over S and Sᵀ is the same number.
 
-    The student's embeddings are [B, D], the teacher's [B, E] of any width E. Texts may be more, [C, D] and [C, E]:
-    those after the first B belong to no image. A scalar, 0 and up.
+    The student's embeddings are [B, D], the teacher's [B, E]; E may differ from D. There may be more texts than images,
+    [C, D] and [C, E]: those after the first B belong to no image. A scalar, at least 0.
     """
     student = cosine_matrix(student_images, student_texts)
     teacher = cosine_matrix(teacher_images, teacher_texts)
@@ -178,9 +166,9 @@ def contrastive(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of ``text_short``.
 
-    Where ``target`` has ``false`` [B, n], ``text_false0`` to ``text_false{n - 1}`` are hard negatives of the whole
-    batch's images. Where it has ``image_group`` and those of the texts, ``text_group`` and so on, [B] each, pairs of
-    the same are no negatives: of either term, and of hard negatives those that are word for word an image's caption.
+    Where ``target`` has ``false`` [B, n], the texts ``text_false0`` to ``text_false{n - 1}`` are hard negatives of all
+    images of the batch. Where it has the group numbers ``image_group``, ``text_group`` and so on, [B] each, pairs of
+    the same group are no negatives in either term, nor is a hard negative that is word for word an image's caption.
     """
     images, texts, scale = student["image"], student["text"], student["scale"]
     masks = "image_group" in target
@@ -228,9 +216,9 @@ def positive_augmented(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al., CVPR 2023, section 3.1).
 
-    V and T are ``image`` and ``text``. ``image_generated`` V' were generated for the captions T, ``text_generated`` T'
-    for the images V: further views of the same pairs. Only other rows are negatives, and V' and T' do not meet. A
-    weight of 0 leaves its term out. Nats; terms are logged unweighted.
+    V and T are ``image`` and ``text``; V' (``image_generated``) was generated for the captions T, and T'
+    (``text_generated``) for the images V. Negatives are the other rows of the batch; V' and T' are not compared with
+    each other. A weight of 0 leaves its term out. Nats; terms are logged unweighted.
     """
     images, texts, scale = student["image"], student["text"], student["scale"]
     loss = 2 * info_nce(images, texts, scale)
@@ -257,13 +245,15 @@ def specificity(
     """SPECS: a caption with one more true detail scores higher, one with a false detail lower (Chen et al., section 3).
 
     ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma * hinge(s(base) - s(negative))`` with s
-    the cosine to the image, and a ``dynamic_margin`` of its own for either hinge. Terms are logged unweighted.
+    the cosine to the image. ``hinge(gaps)`` is the mean of relu(margin - gap) over the rows with a triplet, 0 where no
+    row has one; each of the two has its own ``dynamic_margin``. Terms are logged unweighted.
 
     ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and ``scale``; ``target``
     has ``triplet`` [B]. ``margin_units`` of s: ``logit``, cosines times scale (released code), or ``cosine``;
     ``max_margin`` is in these units, None is ``LARGEST_MARGIN``. ``symmetric`` is that of ``info_nce``.
     """
     counts, scale = target["triplet"], student["scale"]
+    counted = counts.sum().clamp(min=1)
     factor = scale if margin_units == "logit" else torch.ones_like(scale)
     largest = LARGEST_MARGIN[margin_units] if max_margin is None else max_margin
     base, positive, negative = (
@@ -274,11 +264,11 @@ def specificity(
     loss, metrics = alpha * contrast, _contrastive_metrics(student) | {"specificity/contrastive": contrast}
     for name, weight, gaps in (("positive", beta, positive - base), ("negative", gamma, base - negative)):
         margin = dynamic_margin(gaps, counts, largest)
-        term = hinge(gaps, counts, margin)
+        term = (F.relu(margin - gaps) * counts).sum() / counted
         loss = loss + weight * term
         metrics[f"specificity/{name}_hinge"] = term
         metrics[f"specificity/{name}_margin"] = margin
-        metrics[f"specificity/{name}_rate"] = ((gaps > 0) * counts).sum() / counts.sum().clamp(min=1)
+        metrics[f"specificity/{name}_rate"] = ((gaps > 0) * counts).sum() / counted
     return loss, metrics
 
 
@@ -296,8 +286,8 @@ def distillation(
     f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and dimensions. Stage 1 has one
     tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms are logged unweighted.
 
-    Where ``teacher`` has ``false`` [B, n], the hard negatives ``text_false0`` to ``text_false{n - 1}`` that count are
-    further texts: in the terms of the text tower, and as further columns of the regulator.
+    Where ``teacher`` has ``false`` [B, n], those of the hard negatives ``text_false0`` to ``text_false{n - 1}`` that it
+    marks with 1 are further texts, in the terms of the text tower and as columns of the regulator.
     """
     if "false" in teacher:
         counts = teacher["false"].T.flatten() == 1
@@ -306,7 +296,8 @@ def distillation(
     metrics: dict[str, Tensor] = {}
     for tower in towers:
         metrics[f"distill/l1_{tower}"] = absolute = F.l1_loss(student[tower], teacher[tower])
-        metrics[f"distill/cosine_{tower}"] = angle = cosine_distance(student[tower], teacher[tower])
+        angle = (1 - F.cosine_similarity(student[tower], teacher[tower], dim=-1)).mean()
+        metrics[f"distill/cosine_{tower}"] = angle
         loss = loss + l1 * absolute + cosine * angle
     if regulator:
         term = similarity_regulator(student["image"], student["text"], teacher["image"], teacher["text"], reduction)

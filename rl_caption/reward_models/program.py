@@ -68,7 +68,7 @@ from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
 from rl_caption.types import LOSS, TrainState
 
 TEXTS = 4096
-"""Captions that are sorted by length at a time."""
+"""Captions that a frozen text encoder embeds at a time, sorted by length."""
 TOWERS_OF: dict[str, tuple[Tower, ...]] = dict.fromkeys((*CLIP_TASKS, "distill_dual"), ("image", "text")) | {
     "distill_image": ("image",),
     "distill_text": ("text",),
@@ -78,13 +78,13 @@ _METRICS = {
     "distill_image": "val/teacher_cosine_image",
     "distill_text": "val/teacher_cosine_text",
 }
-"""Task -> what chooses its best model, where it is not retrieval."""
+"""Task -> metric that chooses its best model; ``val/retrieval_r1`` of tasks that are not here."""
 _LOSSES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "contrastive": (losses.contrastive, ("short", "pca_rank")),
     "positive_augmented": (losses.positive_augmented, ("positive_images", "positive_captions")),
     "specificity": (losses.specificity, ("alpha", "beta", "gamma", "margin_units", "max_margin", "symmetric")),
 }
-"""Task -> its loss, and the keys of ``loss`` that are its options; those of distillation have defaults by task."""
+"""Task -> its loss, and the keys of the section ``loss`` that are options of it. Distillation: see ``objective``."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class EmbeddingModel:
     preprocessing: Preprocessing
     context_length: int
     trims: bool
-    """Padding cannot change a text embedding, so ids may be cut after the longest caption."""
+    """Padding does not change a text embedding, so that token ids may be cut after the longest caption of a batch."""
     export: Callable[[Path], None]
     is_trained: bool
-    """It starts from trained weights, which are validated before the first step."""
+    """The network starts from trained weights, which are validated before the first step."""
     dual: PretrainedDual | None = None
-    """Where it is one: frozen encoders may run before training."""
+    """The network's dual encoder, if it has one, whose frozen encoders may run before training."""
 
 
 def train_reward_model(config: RewardModelConfig) -> TrainState:
@@ -237,7 +237,7 @@ def _collate(
 def _caption_source(
     known: Mapping[str, str], key: str, name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]
 ) -> Any:
-    """The source of captions that ``key`` names, tried on a row; on all of them where it is a column of the data."""
+    """The source of captions that ``key`` names, tried on the first row; a column of the data on all rows."""
     source = load_target(name, key, known)
     with naming(f"{key}: {name} cannot be made", (TypeError, ValueError)):
         made = source(**kwargs)
@@ -250,9 +250,9 @@ def _caption_source(
 def _validation_negatives(
     config: RewardModelConfig, source: NegativeSource | None, rows: Sequence[Row]
 ) -> list[tuple[int, str, str]]:
-    """Row, its first caption and a false one; the same at every validation.
+    """Index of a row, its first caption and a false caption; the same at every validation.
 
-    ``ConfigError`` where there is none, and they are to choose the best model.
+    ``ConfigError`` where the source has none, and the best model is to be chosen by them.
     """
     if source is None:
         return []
@@ -275,13 +275,13 @@ def _validation_negatives(
 def _decays(frozen_positions: int) -> Callable[[str, Tensor], bool]:
     """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature (Radford et al. 2021).
 
-    Nor for the table of text positions where some are frozen: decay would move them without a gradient.
+    Where text positions are frozen, their table has no decay either: it would move them without a gradient.
     """
     return lambda name, parameter: parameter.ndim > 1 and not (frozen_positions and name == "clip.positional_embedding")
 
 
 def _positives(config: RewardModelConfig, context: Context) -> list[str]:
-    """The kinds of positives that the loss reads, checked to be there."""
+    """The kinds of generated positives that the loss reads, after a check that the rows have them."""
     if config.task != "positive_augmented":
         return []
     weights = {"image": config.loss.positive_images, "text": config.loss.positive_captions}
@@ -297,7 +297,7 @@ def _positives(config: RewardModelConfig, context: Context) -> list[str]:
 
 
 def objective(config: RewardModelConfig) -> losses.Objective:
-    """The loss of a task, with its own defaults where weights are null."""
+    """The loss of a task; weights of distillation that are null get the defaults of the released code."""
     towers, loss = TOWERS_OF[config.task], config.loss
     if config.task in _LOSSES:
         function, names = _LOSSES[config.task]

@@ -22,17 +22,18 @@ from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.losses import Embeddings, Objective
 
 Target: TypeAlias = Callable[[PairBatch], dict[str, Tensor]]
-"""A teacher's embeddings [B, D], or the batch's own targets, by name; on the batch's device, without gradient."""
+"""From a batch to what the objective compares with, by name: a teacher's embeddings [B, D], or the batch's targets.
+They are on the batch's device and have no gradient."""
 
 
 @dataclass
 class EmbeddingTask:
-    """Embed the global batch, take the loss of all of it, send its gradient back.
+    """One training step on a loss of the embeddings of the whole global batch.
 
     Args:
         accelerator: owns devices, processes and the backward pass.
         model: as prepared for (distributed) training; from a batch's ``inputs`` to raw embeddings [B, D] by name, and
-            scalars that are parameters of the loss.
+            scalars that are parameters of the loss, such as ``scale``.
         objective: the loss.
         target: what the objective compares embeddings with.
         name: for log lines.
@@ -75,9 +76,10 @@ class EmbeddingTask:
         return _surrogate(self.model(batch.inputs), gradients, weight)
 
     def _gradients(self, own: Embeddings, target: Embeddings) -> tuple[dict[str, Tensor], Averages]:
-        """Gradient of the global batch's loss with respect to this process's embeddings; every process computes all.
+        """Gradient of the global batch's loss with respect to this process's embeddings, and what is logged.
 
-        The gradient of a scalar, which every process has, is divided by their number, because gradients are summed.
+        Every process computes the whole loss. Gradients are summed over processes, so that of a scalar, which every
+        process has, is divided by their number.
         """
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         leaves = {name: self._gathered(value).requires_grad_() for name, value in own.items()}

@@ -1,7 +1,7 @@
 """Models of captions alone: a language model, the semantic bottleneck between a dual encoder and one, a regression.
 
-Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/icc.md). A loss here is a sum over the tokens,
-or the captions, of a batch; its gradient does not depend on how the global batch was split.
+Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/icc.md). Losses are sums over the tokens, or
+the captions, of a batch, so that the gradient does not depend on how the global batch is split.
 """
 
 import inspect
@@ -31,11 +31,12 @@ from rl_caption.training.setup import Context, setup
 from rl_caption.types import TrainState, Validation
 
 TOKENIZER = "tokenizer"
-"""In the run's folder: the tokenizer that was trained on the captions, which a resumed run reads again."""
+"""Folder in the run's folder: the tokenizer that was trained on the captions; a resumed run reads it."""
 VOCABULARY = 8192
+"""Default size of such a tokenizer."""
 Ids = Sequence[Sequence[int]]
 Encode = Callable[[Sequence[str]], Ids]
-"""Captions to the token ids that the model reads and, where it writes them, learns."""
+"""From captions to the token ids that the model reads or learns to write."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +44,22 @@ class TextModel:
     """What is trained, and what it reads."""
 
     network: nn.Module
-    """From ``inputs`` of a batch to the loss, summed over what it counts: a scalar."""
+    """From the ``inputs`` of a batch to its loss, a scalar: the sum over tokens, or captions."""
     encode: Encode
     export: Callable[[Path], None]
     metrics: Callable[[float], dict[str, float]]
-    """From the mean loss of validation to what is logged; the first chooses the best model, higher is better."""
+    """From the mean loss of validation to metrics; the first one chooses the best model, higher is better."""
     metric_range: str
     starts_trained: bool = False
     target: Callable[[PairBatch], dict[str, Tensor]] = lambda batch: {}
     """Further inputs, by name."""
     signature: str = ""
     counted_from: int | None = 0
-    """Each token from this one on counts; None counts captions."""
+    """What the loss is a sum over: tokens from this position on; None: captions."""
     padding: int = 0
-    """Token after the end of shorter captions, by which some models find it."""
+    """Id of the padding token, by which some models find the end of a caption."""
     vocabulary: Mapping[str, int] | None = None
-    """Token -> id, where the model learns what tokens mean."""
+    """Token -> id, where the model learns embeddings of tokens; a resumed run must have the same."""
 
 
 def train_text_model(config: RewardModelConfig) -> TrainState:
@@ -92,13 +93,14 @@ def train_text_model(config: RewardModelConfig) -> TrainState:
 
 @dataclass
 class TextCollate:
-    """(Row, step) pairs to a batch: ``ids`` and ``mask`` [B, L], and ``target`` [B] where rows have one.
+    """Collate function: from (row, step) pairs to ``ids`` and ``mask`` [B, L], and ``target`` [B] where rows have one.
 
     Args:
-        encode: captions to ids.
+        encode: from captions to token ids.
         captions: which reference of a row a step learns.
         seed: of that choice.
-        counted_from, padding: as in ``TextModel``.
+        counted_from: as in ``TextModel``.
+        padding: as in ``TextModel``.
     """
 
     encode: Encode
@@ -126,12 +128,12 @@ class TextCollate:
 
 @dataclass
 class SummedLossTask:
-    """One step on a loss that is a sum over the global batch, divided by what it counts there.
+    """One training step on the mean over the global batch of a loss that the model gives as a sum over a micro-batch.
 
     Args:
         accelerator: owns devices, processes and the backward pass.
-        model: as prepared for (distributed) training; from a batch's inputs to the sum.
-        target: further inputs, by name.
+        model: as prepared for (distributed) training; from a batch's inputs to the sum of its losses.
+        target: from a batch to further inputs of the model, by name.
         name: for log lines.
     """
 
@@ -158,7 +160,7 @@ class SummedLossTask:
 def _validator(
     context: Context, model: TextModel, collate: TextCollate
 ) -> Callable[[int, Mapping[str, float]], Validation]:
-    """Mean loss over all captions of the validation split, each process a part of them."""
+    """A function of the step that validates the model by its mean loss over all captions of the validation split."""
     accelerator, size = context.accelerator, context.config.eval.batch_size
     pairs = [(row, caption) for row in context.val_rows for caption in row["references"]]
     own = pairs[accelerator.process_index :: accelerator.num_processes]
@@ -179,14 +181,14 @@ def _validator(
 
 
 class TextLoss(nn.Module):
-    """A text model of Transformers; its output is ``loss`` of the model and a batch's inputs, a scalar."""
+    """A text model of Transformers whose output is its loss: a scalar, a function of the model and a batch's inputs."""
 
     def __init__(self, model: Any, loss: Callable[[Any, dict[str, Tensor]], Tensor]) -> None:
         super().__init__()
         self.model, self.loss = model, loss
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """The loss, summed over what it counts."""
+        """The loss, summed over tokens or captions."""
         return self.loss(self.model, inputs)
 
 
@@ -199,7 +201,7 @@ def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def squared_error(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """(logit - ``target``)² of the one label of captions ``ids``, ``mask`` [B, L], summed."""
+    """Sum over B captions ``ids``, ``mask`` [B, L] of (logit - ``target``)²; the model has one label."""
     logits = model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long()).logits[:, 0]
     return ((logits.float() - inputs["target"]) ** 2).sum()
 
@@ -209,7 +211,7 @@ def _token_metrics(loss: float) -> dict[str, float]:
 
 
 def _language_model(context: Context, config: RewardModelConfig) -> TextModel:
-    """A causal language model, from a folder or, in the shape of GPT-2, from random weights."""
+    """A causal language model: from a folder, or GPT-2 with random weights."""
     from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
     tokenizer, kwargs = _tokenizer(context, config, "<|endoftext|>", "<|endoftext|>")
@@ -274,7 +276,7 @@ def _bottleneck(context: Context, config: RewardModelConfig) -> TextModel:
             for name, value in found.items():
                 if getattr(bottleneck.config, name) != value:
                     raise ConfigError(f"model.init was trained with another {name} than {value}: name the same models")
-            bottleneck.config = replace(bottleneck.config, **names)  # their places may be others by now
+            bottleneck.config = replace(bottleneck.config, **names)  # the same models, perhaps in other folders
         else:
             hidden = int(frozen.network.get_input_embeddings().weight.shape[1])
             bottleneck = Bottleneck(BottleneckConfig(teacher.width, hidden, **wanted.kwargs, **names))
@@ -334,7 +336,7 @@ def _pretrained(head: Any, name: str, **options: Any) -> Any:
 
 
 def _shape(kind: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-    """A configuration of Transformers from ``model.kwargs``; ``own`` is what these may not set."""
+    """A configuration of Transformers from ``model.kwargs``, which may not set the keys of ``own``."""
     known = set(inspect.signature(kind).parameters) - set(own)
     unknown = sorted(set(kwargs) - known)
     if unknown:
@@ -376,7 +378,7 @@ def _tokenizer(
 
 
 def caption_tokenizer(captions: Sequence[str], size: int, bos: str, eos: str, pad: str | None = None) -> Any:
-    """Byte-level BPE of at most ``size`` tokens (256 bytes are among them); with ``pad`` texts get BOS and EOS."""
+    """Byte-level BPE of at most ``size`` tokens, 256 bytes among them. With ``pad``, it adds BOS and EOS to texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast

@@ -67,9 +67,10 @@ def make_triplets(
 
 
 def negative_unit(donors: Sequence[Donor], position: int, owner: Hashable, unlike: str, draws: Draws) -> str | None:
-    """Draw unit ``position`` (or the last one) of a caption of another image than ``owner``; None where there is none.
+    """Draw a caption of another image than ``owner``; return its unit ``position``, or its last one if it has fewer.
 
-    The unit is in other words than ``unlike``, the true one. ``draws`` says which donor is tried first.
+    Units with the same words as ``unlike``, the true one, are passed over; None where no unit is left. Donors are tried
+    in their order, from a random one on.
     """
     start = draws.below(len(donors)) if donors else 0
     taken = _words(unlike)
@@ -98,7 +99,7 @@ def _triplet(
 
 
 def continued(base: str, unit: str) -> str:
-    """Append a unit of another caption to ``base``: a space where it brings none, no comma after a full stop."""
+    """Append a unit of another caption to ``base``, with a space in between, and no comma after a full stop."""
     if base[-1:] in _STOPS:
         unit = unit.lstrip(_SEPARATORS) or unit
     return base + ("" if unit[0].isspace() or unit[0] in _SEPARATORS else " ") + unit

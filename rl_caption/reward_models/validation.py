@@ -23,9 +23,9 @@ from rl_caption.training.loop import NonFiniteError
 from rl_caption.types import LOSS, Validation
 
 DRAWN_AT = -1
-"""The step whose captions and positives the loss of validation reads: none of training."""
+"""The step by which the loss of validation draws captions and positives; no step of training has this number."""
 MOST_PIXELS = 256 * 2**20
-"""Bytes of a process for pixels of validation images, besides ``data.cache_mb``: 1,783 images of 224 pixels a side."""
+"""Most bytes of validation pixels that a process keeps besides ``data.cache_mb``: 1,783 images of 224 x 224."""
 REMEDY = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
 
 
@@ -33,9 +33,9 @@ REMEDY = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual re
 class ValidationLoss:
     """The loss of training on a validation split, in nats: the mean over batches of ``size`` rows in the split's order.
 
-    A contrastive loss grows with its batch: the last rows, where they are fewer than ``size``, are left out, and a
-    split of fewer rows is one batch. Captions and positives are drawn once, the same at every validation, and images
-    are not augmented. How the forward pass is split over micro-batches and processes changes nothing.
+    A contrastive loss grows with its batch, so a last batch of fewer rows is left out; a split of fewer than ``size``
+    rows is one batch. Captions and positives are the same at every validation, and images are not augmented. The
+    result does not depend on how the forward pass is split over micro-batches and processes.
     """
 
     objective: Objective
@@ -80,19 +80,22 @@ class ValidationLoss:
 class EmbeddingValidator:
     """Validates an embedding model on a split; called by every process, with equal results in all.
 
-    All images of ``rows`` and all their references are embedded, equal captions only once. ``val/i2t_r1`` and so on are
-    retrieval recalls; a tower that the model does not have is the teacher's. ``val/retrieval_r1`` is the mean of recall
-    at 1 both ways. Where a row lacks its image or references, which one tower can do without, there is no retrieval.
-    ``val/teacher_cosine_image`` and ``..._text`` are mean cosines to the teacher's embeddings.
-    ``val/specificity_positive`` and ``..._negative`` are the fractions of triplets whose texts are in order.
+    All images of ``rows`` and all their references are embedded, equal captions only once. It gives
+
+    - ``val/i2t_r1`` and so on, recalls of image-text retrieval, and ``val/retrieval_r1``, the mean of recall at 1 both
+      ways. A model of one tower is paired with the teacher's other tower. There is no retrieval where a row lacks its
+      image or references;
+    - ``val/teacher_cosine_image`` and ``..._text``, mean cosines to the teacher's embeddings;
+    - ``val/specificity_positive`` and ``..._negative``, fractions of triplets whose texts score in the right order;
+    - ``val/hard_negatives``, the fraction of ``negatives`` in which the true caption has the higher cosine.
 
     Args:
-        network: maps inputs by name to raw embeddings by name, and has ``towers``.
+        network: maps inputs by name to raw embeddings by name.
+        towers: those that the network has.
         batch_size: images, or captions, of one forward pass of one process.
-        triplets: an entry for each row, if any.
-        negatives: rows with a true and a false caption: ``val/hard_negatives`` is the fraction in which the true one
-            has the higher cosine to the image, where rows have one.
-        loss: gives ``val/loss``, if any.
+        triplets: one for each row, or None where its caption has none.
+        negatives: (index of a row, true caption, false caption).
+        loss: gives ``val/loss``.
 
     Raises:
         ConfigError: no triplet counts.
@@ -203,13 +206,13 @@ def _by_teacher(
 
 
 def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:
-    """Fraction of N images [N, D] whose text [N, D] has the higher cosine than the other [N, D]; ties fail."""
+    """Fraction of N images [N, D] whose text [N, D] has a higher cosine than the other text [N, D]; ties fail."""
     near, far = (F.cosine_similarity(images, each, dim=-1) for each in (texts, others))
     return float((near > far).float().mean())
 
 
 def _specificity(found: Mapping[str, Tensor], fits: Tensor) -> dict[str, float]:
-    """Fractions of triplets where the true detail raises the cosine, and where the false one lowers it; ties fail."""
+    """Fractions of triplets where the true detail raises the cosine, and where the false one lowers it."""
     image, base, positive, negative = (found[name][fits] for name in ("image", "base", "positive", "negative"))
     true, false = _nearer(image, positive, base), _nearer(image, base, negative)
     return {"val/specificity_positive": true, "val/specificity_negative": false, "val/specificity": (true + false) / 2}

@@ -1,4 +1,4 @@
-"""VBA: how well a caption comes back from an image that was made of it (docs/icc.md).
+"""VBA: how similar a caption is to the caption of an image that was generated from it (docs/icc.md).
 
 Source: Yanuka, Ben-Kish, Bitton, Szpektor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
 Dataset Curation", Findings of ACL 2024, section 3: the visual bottleneck autoencoder.
@@ -53,7 +53,7 @@ class DiffusionImages:
         guidance: classifier-free guidance scale, 9 in the paper.
         steps: denoising steps, 20 in the paper.
         precision: of the weights.
-        seed: of the noise of a caption, which does not depend on the others of its batch.
+        seed: of the noise, which is the same for every caption, whatever its batch.
         device: None is the process's current CUDA device if there is one, else the CPU.
 
     Raises:
@@ -103,7 +103,7 @@ def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
 
 
 class VisualBottleneck:
-    """VBA: similarity of a caption to the caption of an image that was made of it, in [0, 1]; it is given no image.
+    """VBA: similarity of a caption to the caption of an image generated from it, in [0, 1]; it is given no image.
 
     Captions without a word get 0. The captioner's best beam is compared, as in the released code (the paper: the most
     similar of five beams).
@@ -174,7 +174,7 @@ class VisualBottleneck:
 
     @torch.no_grad()
     def rewrite(self, captions: Sequence[str]) -> list[str]:
-        """What the captioner says of the images of B captions."""
+        """The captioner's captions of the images generated from B captions."""
         images = self._images(captions)
         rows: list[Row] = [
             {"image_id": str(number), "image": image, "references": []} for number, image in enumerate(images)

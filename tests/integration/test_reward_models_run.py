@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,18 @@ from rl_caption.data.scenes import ScenesData
 from tests.captioners_for_tests import tiny_captioner
 from tests.hf_models_for_tests import tiny_gpt2
 from tests.reward_models_for_tests import DATA, chain, pretrained_chain, reward_model_config
-from tests.training_for_tests import Ended, Kill, assert_same_run, changed, files, lines, run, scst_config, xe_config
+from tests.training_for_tests import (
+    Ended,
+    Kill,
+    assert_same_run,
+    changed,
+    checked_run,
+    files,
+    lines,
+    run,
+    scst_config,
+    xe_config,
+)
 
 CHAIN = ("teacher", "image", "text", "dual")
 REVERSED = "tests.integration.test_reward_models_run:Reversed"
@@ -40,14 +50,12 @@ class Reversed:
 
 def trained_run(config: dict[str, Any], folder: Path, **changes: Any) -> Ended:
     """Run a configuration, changed at dotted keys, to its end in ``folder``."""
-    ended = run(changed(config, {"run.dir": str(folder)} | changes), folder, "reward_model")
-    assert ended.code == 0, ended.output
-    return ended
+    return checked_run(changed(config, {"run.dir": str(folder)} | changes), folder, "reward_model")
 
 
-def refused(config: dict[str, Any], folder: Path, **changes: Any) -> str:
+def refused(config: dict[str, Any], folder: Path, program: str = "reward_model", **changes: Any) -> str:
     """What a run says that must be refused before it trains."""
-    ended = run(changed(config, {"run.dir": str(folder)} | changes), folder, "reward_model")
+    ended = run(changed(config, {"run.dir": str(folder)} | changes), folder, program)
     assert ended.code in (1, 2), ended.output
     assert "Traceback" not in ended.output
     assert not (folder / "metrics.jsonl").exists()
@@ -108,15 +116,12 @@ def test_one_command_trains_the_chain(trained: Path) -> None:
     assert log.count("teacher: embedding 32 images once") == 2
 
 
-def test_a_finished_chain_is_not_trained_again(trained: Path) -> None:
+def test_a_finished_chain_is_not_trained_again_and_another_configuration_is_warned_of(trained, tmp_path):
     before = {name: (trained / name / "metrics.jsonl").stat().st_mtime_ns for name in CHAIN}
     ended = trained_run(written(trained)["dual"], trained / "dual")
     assert before["teacher"] == (trained / "teacher/metrics.jsonl").stat().st_mtime_ns
     assert "distill_image:" not in ended.output
     assert "WARNING" not in ended.output
-
-
-def test_a_finished_model_of_another_configuration_is_used_with_a_warning(trained: Path, tmp_path: Path) -> None:
     teacher = yaml.safe_load((trained / "teacher.yaml").read_text())
     (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(changed(teacher, {"train.lr": 0.5, "run.log_every": 3})))
     changes = {"warm_start": [str(tmp_path / "teacher.yaml")], "train.max_steps": 1}
@@ -126,8 +131,8 @@ def test_a_finished_model_of_another_configuration_is_used_with_a_warning(traine
 
 
 def test_a_student_learns_of_hard_negatives(trained: Path, tmp_path: Path) -> None:
-    """Others at every step, in two micro-batches as in one; of captions without images, too."""
-    config = changed(chain(trained)["dual"], {"negatives": {"count": 2, "source": "scenes"}, "train.max_steps": 2})
+    """In two micro-batches as in one; of captions without images, too."""
+    config = changed(chain(trained)["dual"], {"negatives": {"count": 2, "source": "scenes"}, "train.max_steps": 1})
     trained_run(config, tmp_path / "with", **{"train.micro_batch_size": 8})
     trained_run(config, tmp_path / "split")
     folders = (tmp_path / "with", tmp_path / "split", trained / "dual")
@@ -146,23 +151,18 @@ def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:
         config = json.loads((tmp_path / name / "config.json").read_text())
         teacher = config.pop("teacher_fingerprint")
         assert teacher == load_backbone(str(trained / "teacher/export/best")).fingerprint
-        other = {"teacher_fingerprint": "abc"} if name == "text" else {}
-        (tmp_path / name / "config.json").write_text(json.dumps(config | other))
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
         (tmp_path / name / "manifest.json").unlink()
     starts = {"model.image_init": str(tmp_path / "image"), "train.max_steps": 1}
     ended = trained_run(chain(trained)["dual"], tmp_path / "dual", **starts)
     assert f"WARNING: model.image_init {tmp_path / 'image'} does not say which teacher" in ended.output
-    starts["model.text_init"] = str(tmp_path / "text")
-    said = refused(chain(trained)["dual"], tmp_path / "other", **starts)
-    assert "distilled from a teacher of fingerprint abc" in said
 
 
 def test_a_teacher_that_is_gone_is_named_with_what_to_do(trained: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone/export/best"
     said = refused(chain(trained)["dual"], tmp_path / "dual", **{"teacher.name": str(gone)})
     assert f"teacher.name is '{gone}', which does not exist, and no run of warm_start makes it" in said
-    towers = f"{trained / 'image'}, {trained / 'text'}"
-    assert f"Put {gone} back, or remove {towers}, and this command trains all of them anew" in said
+    assert f"Put {gone} back, or remove {trained / 'image'}, {trained / 'text'}, and this command trains all" in said
 
 
 def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path) -> None:
@@ -174,31 +174,29 @@ def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path
     ):
         wrong = changed(configs[name], changes)
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(wrong))
-        ended = run(wrong if name == "dual" else configs["dual"], tmp_path / "dual", "reward_model")
+        assert message in refused(wrong if name == "dual" else configs["dual"], tmp_path / "dual")
         written(tmp_path)
-        assert ended.code == 1
-        assert message in ended.output
         assert not (tmp_path / "teacher").exists()
+    circle = changed(configs["teacher"], {"warm_start": [str(tmp_path / "teacher.yaml")]})
+    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(circle))
+    assert "warm_start goes round in a circle" in refused(circle, tmp_path / "b")
 
 
 @pytest.mark.parametrize(
     ("start", "fine_tuning", "message"),
     [
         ({"train.lr": -1.0}, {}, "xe.yaml: train.lr is -1.0"),
-        ({}, {"train.lr": -1.0}, "train.lr is -1.0"),
         ({}, {"model.init": "elsewhere"}, "model.init is 'elsewhere', but "),
     ],
 )
 def test_mistakes_of_self_critical_training_come_before_its_warm_start(tmp_path, start, fine_tuning, message):
     (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path / "xe", **start)))
     config = scst_config(tmp_path / "scst", tmp_path / "xe/export/best", warm_start=str(tmp_path / "xe.yaml"))
-    ended = run(changed(config, fine_tuning), tmp_path / "scst", "scst")
-    assert ended.code == 1
-    assert message in ended.output
+    assert message in refused(config, tmp_path / "scst", "scst", **fine_tuning)
     assert not (tmp_path / "xe").exists()
 
 
-def test_stage_one_keeps_the_teachers_patches_and_stage_two_the_text_tower(trained: Path) -> None:
+def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validations(trained: Path) -> None:
     teacher = load_file(trained / "teacher/export/best/open_clip_model.safetensors")
     image = load_file(trained / "image/export/best/model.safetensors")
     text = load_file(trained / "text/export/best/model.safetensors")
@@ -206,9 +204,6 @@ def test_stage_one_keeps_the_teachers_patches_and_stage_two_the_text_tower(train
     assert torch.equal(image["patch_embed.weight"], teacher["visual.conv1.weight"])
     assert all(torch.equal(dual[f"towers.text.{name}"], value) for name, value in text.items())
     assert not torch.equal(dual["towers.image.head.weight"], image["head.weight"])
-
-
-def test_validation_chooses_the_best_and_logs_the_teacher(trained: Path) -> None:
     for name, key in (
         ("teacher", "val/retrieval_r1"),
         ("image", "val/teacher_cosine_image"),
@@ -236,21 +231,18 @@ def test_killed_and_started_again(trained: Path, tmp_path: Path, stage: str, kil
     folder = tmp_path / stage
     config = changed(chain(trained)[stage], {"run.dir": str(folder)})
     if stage in ("pac", "grammar"):  # no part of the chain that ends in the student
-        assert run(chain(trained)[stage], trained / stage, "reward_model").code == 0
-    assert run(config, folder, "reward_model", kill=kill).code == -signal.SIGKILL
-    ended = run(config, folder, "reward_model")
-    assert ended.code == 0, ended.output
+        checked_run(chain(trained)[stage], trained / stage, "reward_model")
+    checked_run(config, folder, "reward_model", kill=kill)
+    checked_run(config, folder, "reward_model")
     assert_same_run(folder, trained / stage)
 
 
-@pytest.mark.parametrize("what", ["projections", "lora"])
-def test_tuned_on_positives_it_is_a_model_for_pac_s(trained: Path, tmp_path: Path, what: str) -> None:
+def test_tuned_on_positives_it_is_a_model_for_pac_s(trained: Path, tmp_path: Path) -> None:
     folder, start = tmp_path / "tuned", trained / "teacher/export/best"
-    trained_run(chain(trained)["pac"], folder, **{"train.trainable": what, "train.max_steps": 2})
+    trained_run(chain(trained)["pac"], folder, **{"train.trainable": "lora", "train.max_steps": 2})
     logged = [line for line in lines(folder) if "loss/total" in line]
     for line in logged:
         terms = [line[f"positive/{name}"] for name in ("pairs", "images", "captions")]
-        assert len(set(terms)) == 3
         assert line["loss/total"] == pytest.approx(terms[0] + 0.05 * terms[1] + 0.1 * terms[2], rel=1e-5)
     values = [line["val/retrieval_r1"] for line in lines(folder) if "val/retrieval_r1" in line]
     assert values[0] == pytest.approx(best(trained / "teacher"))
@@ -283,40 +275,47 @@ def test_a_tower_learns_from_images_or_captions_alone(trained: Path, tmp_path: P
     assert best(tmp_path / "whole") == max(line[f"val/teacher_cosine_{stage}"] for line in metrics)
     folder = tmp_path / "killed"
     config = changed(config, {"run.dir": str(folder)})
-    killed = run(config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4))
-    assert killed.code == -signal.SIGKILL
-    assert run(config, folder, "reward_model").code == 0
+    checked_run(config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4))
+    checked_run(config, folder, "reward_model")
     assert_same_run(folder, tmp_path / "whole")
-    starts = {f"model.{stage}_init": str(folder / "export/best"), "train.max_steps": 1}
-    trained_run(chain(trained)["dual"], tmp_path / "dual", **starts)
 
 
-@pytest.mark.parametrize(
-    ("task", "stage", "message"),
-    [
-        ("contrastive", "image", "data.format is 'images', from which only the task distill_image"),
-        ("dual", "text", "data.format is 'captions', from which only the task distill_text"),
-        ("text", "image", "data.format is 'images'"),
-        ("image", "text", "data.format is 'captions'"),
-    ],
-)
-def test_other_tasks_refuse_data_without_pairs(trained, tmp_path, task, stage, message):
-    configs = chain(trained) | {"contrastive": reward_model_config(tmp_path, "contrastive")}
-    changes = alone(tmp_path / "data", stage)
-    changes["data"].pop("augment", None)
-    assert message in refused(configs[task], tmp_path / "run", **changes)
+def photos_of(folder: Path, of_row: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A configuration of photos in JSON lines, six of them for validation, each with ``of_row``; and the rows."""
+    alone(folder, "image")
+    names = [file.name for file in sorted(folder.glob("*.png"))]
+    rows = [{"image": name, "split": "val" if n < 6 else "train"} | of_row for n, name in enumerate(names)]
+    return {"format": "jsonl", "path": str(folder / "photos.jsonl")}, rows
+
+
+def write_rows(data: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    Path(data["path"]).write_text("\n".join(map(json.dumps, rows)))
 
 
 def test_rows_of_other_formats_may_lack_captions_for_the_image_tower_only(trained: Path, tmp_path: Path) -> None:
-    alone(tmp_path / "data", "image")
-    photos = [
-        {"image": file.name, "references": [], "split": "val" if index < 6 else "train"}
-        for index, file in enumerate(sorted((tmp_path / "data").iterdir()))
-    ]
-    (tmp_path / "data/photos.jsonl").write_text("\n".join(map(json.dumps, photos)))
-    data = {"data": {"format": "jsonl", "path": str(tmp_path / "data/photos.jsonl")}, "train.max_steps": 1}
-    trained_run(chain(trained)["image"], tmp_path / "image", **data)
-    assert "images without references" in refused(chain(trained)["dual"], tmp_path / "dual", **data)
+    data, rows = photos_of(tmp_path / "data", {"references": []})
+    write_rows(data, rows)
+    changes = {"data": data, "train.max_steps": 1}
+    trained_run(chain(trained)["image"], tmp_path / "image", **changes)
+    assert "images without references" in refused(chain(trained)["dual"], tmp_path / "dual", **changes)
+
+
+def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_path: Path) -> None:
+    data, rows = photos_of(tmp_path / "data", {"references": ["a dog"], "negatives": [["a cat"]]})
+    del rows[-1]["negatives"]
+    write_rows(data, rows)
+    changes: dict[str, Any] = {"data": data, "negatives": {"count": 1, "source": "data"}}
+    config, last = reward_model_config(tmp_path, "contrastive"), rows[-1]["image"]
+    assert f"image '{last}' has no negatives for 'a dog'" in refused(config, tmp_path / "run", **changes)
+    changes |= {"negatives": {"count": 1, "kwargs": {"kinds": ["replace_count"]}}, "eval.best_by": "val/hard_negatives"}
+    said = refused(config, tmp_path / "run", **changes)
+    assert "negatives.source rules has none for the first captions of val" in said
+    rows = [row | {"long_reference": "A dog. It runs."} for row in rows]
+    rows[-1]["references"] = []
+    write_rows(data, rows)
+    changes = {"data": data | {"long_captions": True}, "loss": {"short": 1.0, "pca_rank": 2}}
+    said = refused(config, tmp_path / "run", **changes, **{"train.short_captions": "references"})
+    assert f"1 of {len(rows) - 6} training images have no references besides the long one (first: '{last}')" in said
 
 
 def test_a_grammar_head_is_a_reward_and_goes_on_from_its_folder(trained: Path, tmp_path: Path) -> None:
@@ -345,98 +344,24 @@ def test_a_grammar_head_is_a_reward_and_goes_on_from_its_folder(trained: Path, t
     assert lines(tmp_path / "again")[0]["val/grammar_accuracy"] == pytest.approx(best(tmp_path / "head"))
 
 
-def test_embeddings_that_do_not_fit_are_computed_at_every_step_with_the_same_result(trained, tmp_path):
-    for stage in ("image", "text"):
-        folder = tmp_path / stage
-        ended = trained_run(chain(trained)[stage], folder, **{"teacher.cache_mb": 0})
-        assert "embedded at every step instead" in ended.output
-        for one, other in zip(lines(folder), lines(trained / stage), strict=True):
-            keys = [key for key in one if key.startswith(("loss/", "distill/", "val/teacher"))]
-            assert {key: one[key] for key in keys} == pytest.approx({key: other[key] for key in keys}, rel=1e-4)
-
-
-def test_embeddings_on_disk_are_raw_and_read_again(trained: Path, tmp_path: Path) -> None:
-    config = changed(chain(trained)["image"], {"teacher.cache_dir": str(tmp_path / "cache")})
+def test_embeddings_on_disk_are_raw_and_give_the_same_run(trained: Path, tmp_path: Path) -> None:
     rows = ScenesData(**DATA["kwargs"]).split("val")
     captions = {caption for row in rows for caption in row["references"]}
-    for attempt in ("one", "two"):
-        trained_run(config, tmp_path / attempt)
-        assert_same_run(tmp_path / attempt, trained / "image")
+    trained_run(chain(trained)["image"], tmp_path / "image", **{"teacher.cache_dir": str(tmp_path / "cache")})
+    assert_same_run(tmp_path / "image", trained / "image")
     kept = files(tmp_path / "cache")
     assert len(kept) == 32 + 6 + len(captions | {"a"}), "images; captions of validation, and one that tells the width"
     assert all(name.split("/")[0].endswith("-raw") for name in kept)
 
 
-def test_self_critical_training_makes_its_reward_first(tmp_path: Path) -> None:
-    teacher = reward_model_config(tmp_path / "clip", "contrastive", **{"train.max_steps": 2})
-    (tmp_path / "clip.yaml").write_text(yaml.safe_dump(teacher))
-    start = xe_config(tmp_path / "xe", **{"train.max_steps": 2})
-    (tmp_path / "xe.yaml").write_text(yaml.safe_dump(start))
-    reward = {"clipscore": {"weight": 1.0, "kwargs": {"backbone": str(tmp_path / "clip/export/best"), "prefix": ""}}}
-    config = scst_config(
-        tmp_path / "scst",
-        tmp_path / "xe/export/best",
-        **{
-            "warm_start": str(tmp_path / "xe.yaml"),
-            "reward_models": [str(tmp_path / "clip.yaml")],
-            "reward.terms": reward,
-            "train.max_steps": 2,
-        },
-    )
-    ended = run(config, tmp_path / "scst", "scst")
-    assert ended.code == 0, ended.output
-    assert [line["step"] for line in lines(tmp_path / "scst") if "reward/clipscore" in line] == [1, 2]
-
-
 def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> None:
     folder, other = tmp_path / "image", tmp_path / "other"
-    config = changed(chain(trained)["image"], {"run.dir": str(folder)})
-    trained_run(config, folder)
-    trained_run(reward_model_config(other, "contrastive"), other, **{"train.max_steps": 2, "train.seed": 5})
+    shutil.copytree(trained / "image", folder)
+    trained_run(reward_model_config(other, "contrastive"), other, **{"train.max_steps": 1, "train.seed": 5})
     resumed = {"teacher.name": str(other / "export/best"), "run.resume": str(folder / "checkpoints/step-00000004")}
-    ended = run(changed(config, resumed), folder, "reward_model")
+    ended = run(changed(chain(trained)["image"], {"run.dir": str(folder)} | resumed), folder, "reward_model")
     assert ended.code == 1
     assert "was trained on the teacher 'distill_image[best," in ended.output
-
-
-def test_rows_without_negatives_are_named_before_the_first_step(tmp_path: Path) -> None:
-    alone(tmp_path / "data", "image")
-    files = [file.name for file in sorted((tmp_path / "data").iterdir())]
-    rows = [{"image": file, "references": ["a dog"], "negatives": [["a cat"]]} for file in files]
-    rows = [row | {"split": "val" if index < 6 else "train"} for index, row in enumerate(rows)]
-    del rows[-1]["negatives"]
-    (tmp_path / "data/photos.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    changes = {"data": {"format": "jsonl", "path": str(tmp_path / "data/photos.jsonl")}}
-    changes["negatives"] = {"count": 1, "source": "data"}
-    said = refused(reward_model_config(tmp_path, "contrastive"), tmp_path / "run", **changes)
-    assert f"image '{files[-1]}' has no negatives for 'a dog'" in said
-    changes |= {"negatives": {"count": 1, "kwargs": {"kinds": ["replace_count"]}}, "eval.best_by": "val/hard_negatives"}
-    said = refused(reward_model_config(tmp_path, "contrastive"), tmp_path / "other", **changes)
-    assert "negatives.source rules has none for the first captions of val" in said
-
-
-def test_a_training_image_without_a_short_caption_is_named_before_the_first_step(tmp_path: Path) -> None:
-    alone(tmp_path / "data", "image")
-    files = [file.name for file in sorted((tmp_path / "data").iterdir())]
-    rows: list[dict[str, Any]] = [
-        {"image": file, "references": ["a dog"], "long_reference": "A dog. It runs.", "split": split}
-        for file, split in zip(files, ["val"] * 6 + ["train"] * (len(files) - 6), strict=True)
-    ]
-    rows[-1]["references"] = []
-    (tmp_path / "data/photos.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    data = {"format": "jsonl", "path": str(tmp_path / "data/photos.jsonl"), "long_captions": True}
-    changes = {"data": data, "loss": {"short": 1.0, "pca_rank": 2}, "train.short_captions": "references"}
-    said = refused(reward_model_config(tmp_path, "contrastive"), tmp_path / "run", **changes)
-    assert (
-        f"1 of {len(files) - 6} training images have no references besides the long one (first: '{files[-1]}')" in said
-    )
-
-
-def test_a_circle_of_warm_starts_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    config = reward_model_config(tmp_path / "a", "contrastive", warm_start=[str(file)])
-    file.write_text(yaml.safe_dump(config))
-    assert "warm_start goes round in a circle" in refused(config, tmp_path / "b")
 
 
 @pytest.fixture(scope="module")
@@ -478,8 +403,7 @@ def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(phot
 def test_features_of_pixels_and_of_files_train_the_same_dual(photos: Path, tmp_path: Path) -> None:
     """Frozen encoders may run before training, or in every step."""
     config = changed(pretrained_chain(photos)["dual"], {"model.kwargs.dropout": 0.0, "train.micro_batch_size": 8})
-    from_files = trained_run(config, tmp_path / "files")
-    assert from_files.code == 0
+    trained_run(config, tmp_path / "files")
     trained_run(config, tmp_path / "pixels", **{"data.features_root": None, "data.cache_mb": 0})
     for a, b in zip(lines(tmp_path / "files"), lines(tmp_path / "pixels"), strict=True):
         for name in [name for name in a if name.startswith(("loss/", "val/")) and name != "val/seconds"]:
@@ -510,19 +434,17 @@ def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
     assert not any(torch.allclose(found[name], named[name], atol=1e-3) for name in named if "query.weight" in name)
 
 
-@pytest.mark.parametrize("is_decoder", [False, True])
-def test_blocks_that_are_open_are_trained(photos: Path, tmp_path: Path, is_decoder: bool) -> None:
-    """The last block of the text encoder and the norm after it, and nothing before; of BERT, and of GPT-2."""
+def test_blocks_that_are_open_are_trained(photos: Path, tmp_path: Path) -> None:
+    """The last block of the text encoder (of GPT-2) and the norm after it, and nothing before."""
     config = pretrained_chain(photos)["dual"]
-    if is_decoder:
-        encoder = f"transformers:{tiny_gpt2(tmp_path / 'gpt2')}"
-        config["model"]["text"] = {"encoder": encoder, "kwargs": {"bidirectional_blocks": 1}}
-    trained_run(config, tmp_path / "run", **{"model.text.train_blocks": 1})
-    trained = PretrainedDual.from_pretrained(tmp_path / "run/export/best").text_encoder.state_dict()
-    before = load_text_encoder(str(config["model"]["text"]["encoder"])).state_dict()
+    encoder = f"transformers:{tiny_gpt2(tmp_path / 'gpt2')}"
+    config["model"]["text"] = {"encoder": encoder, "kwargs": {"bidirectional_blocks": 1}, "train_blocks": 1}
+    trained_run(config, tmp_path / "run", **{"train.max_steps": 2})
+    trained = PretrainedDual.from_pretrained(tmp_path / "run/export/last").text_encoder.state_dict()
+    before = load_text_encoder(encoder).state_dict()
     moved = {name for name, value in before.items() if not torch.equal(trained[name], value)}
     assert moved
-    assert all(re.search(r"layer\.1\.|h\.1\.|ln_f", name) for name in moved)
+    assert all(re.search(r"h\.1\.|ln_f", name) for name in moved)
 
 
 @pytest.fixture(scope="module")
@@ -537,30 +459,23 @@ def positives(photos: Path) -> Path:
         "images": {"target": "scenes", "kwargs": {"size": 32}},
         "out": str(photos / "positives"),
     }
-    ended = run(options, photos / "positives", "positives")
-    assert ended.code == 0, ended.output
-    assert "| positive_captions |" in ended.output
+    assert "| positive_captions |" in checked_run(options, photos / "positives", "positives").output
     return photos / "positives/positives.jsonl"
 
 
-@pytest.mark.parametrize("start", ["parts", "folder"])
-def test_a_captioners_captions_tune_a_dual_of_frozen_parts(photos, positives, tmp_path, start):
+def test_a_captioners_captions_tune_a_dual_of_frozen_parts(photos: Path, positives: Path, tmp_path: Path) -> None:
     """Over features of images and cached states of captions, positive ones among them; the tuned model is a judge."""
-    configs = pretrained_chain(photos)
-    own = {"format": "jsonl", "path": str(positives), "features_root": str(photos / "grids")}
-    config = changed(
-        configs["dual"] | {"task": "positive_augmented", "loss": {"positive_images": 0.0}},
-        {"data": own, "model.kwargs.dropout": 0.0, "train.micro_batch_size": 8, "eval.best_by": "val/loss"},
-    )
-    if start == "folder":
-        (photos / "dual.yaml").write_text(yaml.safe_dump(configs["dual"]))
-        config |= {"model": {"init": str(photos / "dual/export/best")}, "warm_start": [str(photos / "dual.yaml")]}
-    trained_run(config, tmp_path / "tuned")
-    trained_run(config, tmp_path / "uncached", **{"data.cache_mb": 0})
+    dual = pretrained_chain(photos)["dual"]
+    (photos / "dual.yaml").write_text(yaml.safe_dump(dual))
+    config = dual | {
+        "task": "positive_augmented",
+        "loss": {"positive_images": 0.0},
+        "model": {"init": str(photos / "dual/export/best")},
+        "warm_start": [str(photos / "dual.yaml")],
+        "data": {"format": "jsonl", "path": str(positives), "features_root": str(photos / "grids")},
+    }
+    trained_run(config, tmp_path / "tuned", **{"eval.best_by": "val/loss"})
     logged = lines(tmp_path / "tuned")
-    for a, b in zip(logged, lines(tmp_path / "uncached"), strict=True):
-        for name in [name for name in a if name.startswith(("loss/", "positive/", "val/")) and name != "val/seconds"]:
-            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-5), name
     assert best(tmp_path / "tuned") == min(line["val/loss"] for line in logged if "val/loss" in line)
     assert "positive/images" not in logged[-2]
     judge = {
@@ -571,9 +486,7 @@ def test_a_captioners_captions_tune_a_dual_of_frozen_parts(photos, positives, tm
         "bootstrap": 0,
         "out": str(tmp_path / "agreement"),
     }
-    ended = run(judge, tmp_path / "agreement", "judge")
-    assert ended.code == 0, ended.output
-    assert "| pac_s |" in ended.output
+    assert "| pac_s |" in checked_run(judge, tmp_path / "agreement", "judge").output
     assert "positive_images needs pixels" in refused(config, tmp_path / "images", **{"loss.positive_images": 0.1})
 
 

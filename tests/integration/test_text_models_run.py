@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,19 @@ from rewards.text.perplexity import Perplexity
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.unpaired import CaptionTargets
 from tests.hf_models_for_tests import tiny_gpt2, tiny_llama_regressor
-from tests.reward_models_for_tests import DATA, GPT2, reward_model_config, text_chain
-from tests.training_for_tests import Kill, assert_close_runs, assert_same_run, changed, files, lines, run, run_two
+from tests.reward_models_for_tests import DATA, GPT2, text_chain
+from tests.training_for_tests import (
+    Kill,
+    assert_close_runs,
+    assert_same_run,
+    changed,
+    checked_run,
+    files,
+    lines,
+    run,
+    run_two,
+    weights,
+)
 
 TASKS = ("language_model", "semantic_bottleneck", "text_regression")
 CAPTIONS = [caption for row in ScenesData(**DATA["kwargs"]).split("val") for caption in row["references"]]
@@ -26,8 +36,7 @@ CAPTIONS = [caption for row in ScenesData(**DATA["kwargs"]).split("val") for cap
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text_models")
     for task, config in text_chain(folder).items():
-        ended = run(config, folder / task, "reward_model")
-        assert ended.code == 0, ended.output
+        checked_run(config, folder / task, "reward_model")
     return folder
 
 
@@ -41,11 +50,10 @@ def test_the_loss_falls_and_the_best_model_is_exported(trained: Path, task: str)
     result = json.loads((trained / task / "result.json").read_text())
     assert (result["metric"], result["best_metric"]) == (metric, max(found))
     exported = {"config.json", "model.safetensors", "manifest.json"}
-    tokenizer = {"tokenizer.json", "tokenizer_config.json"}
-    wanted = exported if task == "semantic_bottleneck" else exported | tokenizer
-    assert wanted <= files(trained / task / "export/best")
     if task == "semantic_bottleneck":
-        assert wanted == files(trained / task / "export/best"), "the frozen models are not copied"
+        assert exported == files(trained / task / "export/best"), "the frozen models are not copied"
+    else:
+        assert exported | {"tokenizer.json", "tokenizer_config.json"} <= files(trained / task / "export/best")
 
 
 def test_the_language_model_is_a_perplexity_reward(trained: Path) -> None:
@@ -65,8 +73,7 @@ def test_the_regression_is_an_icc_reward(trained: Path, tmp_path: Path, is_decod
         run_folder = tmp_path / "run"
         config = changed(text_chain(trained)["text_regression"], {"run.dir": str(run_folder)})
         config["model"] = {"init": str(tiny_llama_regressor(tmp_path / "llama"))}
-        ended = run(config, run_folder, "reward_model")
-        assert ended.code == 0, ended.output
+        checked_run(config, run_folder, "reward_model")
         without = changed(config, {"run.dir": str(tmp_path / "not"), "model.init": str(tiny_gpt2(tmp_path / "gpt2"))})
         assert "no padding token" in run(without, tmp_path / "not", "reward_model").output
     targets = torch.tensor([row["target"] for row in rows])
@@ -78,18 +85,11 @@ def test_the_regression_is_an_icc_reward(trained: Path, tmp_path: Path, is_decod
 
 
 def test_only_the_linear_layer_of_a_bottleneck_is_trained(trained: Path) -> None:
-    (newest,) = sorted((trained / "semantic_bottleneck/checkpoints").iterdir())[-1:]
-    names = {name for file in newest.glob("model*.safetensors") for name in _names(file)}
-    assert names == {"bottleneck.linear.weight", "bottleneck.linear.bias"}
+    newest = max((trained / "semantic_bottleneck/checkpoints").iterdir())
+    assert weights(newest).keys() == {"bottleneck.linear.weight", "bottleneck.linear.bias"}
     bottleneck = Bottleneck.from_pretrained(trained / "semantic_bottleneck/export/best")
     assert bottleneck(torch.zeros(3, 16)).shape == (3, 2, 16)
     assert bottleneck.config.ending == "eos"
-
-
-def _names(file: Path) -> set[str]:
-    from safetensors.torch import load_file
-
-    return set(load_file(file))
 
 
 def test_likelihood_is_that_of_token_after_token(trained: Path) -> None:
@@ -129,14 +129,9 @@ def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
     assert found[0] == pytest.approx(max(edit_similarity(captions[0], beam) for beam in beams[0]))
     for beam in beams[0]:
         assert "\n" not in beam
-    greedy = SemanticBottleneck(folder, num_beams=1, max_new_tokens=12)
-    assert greedy.signature != reward.signature
-    assert len(greedy.rewrite(captions[:2])[0]) == 1
     other = tiny_gpt2(tmp_path / "other")
     with pytest.raises(ValueError, match="the language model has the fingerprint"):
         SemanticBottleneck(folder, language_model=str(other))
-    with pytest.raises(ValueError, match="num_beams is 0"):
-        SemanticBottleneck(folder, num_beams=0)
     with pytest.raises(ValueError, match="expected 'semantic_bottleneck'"):
         SemanticBottleneck(str(trained / "language_model/export/best"))
 
@@ -145,8 +140,7 @@ def test_a_bottleneck_that_goes_on_names_its_models_where_they_are_now(trained: 
     moved = shutil.copytree(trained / "language_model/export/best", tmp_path / "moved")
     model = {"init": str(trained / "semantic_bottleneck/export/best"), "language_model": str(moved)}
     changes = {"run.dir": str(tmp_path / "run"), "model": model, "train.max_steps": 1}
-    ended = run(changed(text_chain(trained)["semantic_bottleneck"], changes), tmp_path / "run", "reward_model")
-    assert ended.code == 0, ended.output
+    checked_run(changed(text_chain(trained)["semantic_bottleneck"], changes), tmp_path / "run", "reward_model")
     assert Bottleneck.from_pretrained(tmp_path / "run/export/best").config.language_model == str(moved)
 
 
@@ -161,14 +155,13 @@ def test_a_bottleneck_learns_to_repeat_a_few_captions(trained: Path, tmp_path: P
             "run.dir": str(tmp_path / "run"),
             "model.kwargs.soft_tokens": 8,
             "data": {"format": "captions", "path": str(file), "kwargs": {"val_fraction": 0.5}},
-            "train.max_steps": 150,
+            "train.max_steps": 60,
             "train.lr": 0.1,
             "train.weight_decay": 0.0,
-            "eval.every": 50,
+            "eval.every": 60,
         },
     )
-    ended = run(config, tmp_path / "run", "reward_model")
-    assert ended.code == 0, ended.output
+    checked_run(config, tmp_path / "run", "reward_model")
     losses = [line["loss/total"] for line in lines(tmp_path / "run") if "loss/total" in line]
     assert losses[-1] < 5.0 < losses[0]
 
@@ -177,9 +170,8 @@ def test_a_bottleneck_learns_to_repeat_a_few_captions(trained: Path, tmp_path: P
 def test_killed_and_started_again(trained: Path, tmp_path: Path, task: str) -> None:
     folder = tmp_path / task
     config = changed(text_chain(trained)[task], {"run.dir": str(folder)})
-    killed = run(config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4))
-    assert killed.code == -signal.SIGKILL
-    assert run(config, folder, "reward_model").code == 0
+    checked_run(config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4))
+    checked_run(config, folder, "reward_model")
     assert_same_run(folder, trained / task)
 
 
@@ -192,7 +184,7 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
         names = off.get(task, ("hidden_dropout_prob", "attention_probs_dropout_prob"))
         config = changed(config, {f"model.kwargs.{name}": 0.0 for name in names})
         one = changed(config, {"run.dir": str(tmp_path / "one")})
-        assert run(one, tmp_path / "one", "reward_model").code == 0
+        checked_run(one, tmp_path / "one", "reward_model")
     whole = trained / task if task == "semantic_bottleneck" else tmp_path / "one"
     for ended in run_two(config, tmp_path / task, "reward_model"):
         assert ended.code == 0, ended.output
@@ -203,32 +195,20 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
     ("task", "changes", "message"),
     [
         ("semantic_bottleneck", {"model.language_model": None}, "model.language_model is not set"),
-        ("semantic_bottleneck", {"teacher.name": None}, "teacher.name is not set: semantic_bottleneck reads"),
         ("semantic_bottleneck", {"model.kwargs": {"tokens": 2}}, "model.kwargs has ['tokens']"),
-        (
-            "semantic_bottleneck",
-            {"model.kwargs": {"soft_tokens": 0}},
-            "soft_tokens is 0: expected a whole",
-        ),
-        ("semantic_bottleneck", {"model.kwargs": {"ending": "stop"}}, "ending is 'stop': expected one of newline, eos"),
-        ("semantic_bottleneck", {"model.kwargs": {"soft_tokens": 39}}, "40 positions"),
         (
             "semantic_bottleneck",
             {"model.kwargs": {}, "model.init": "INIT", "teacher.precision": "bf16"},
             "model.init was trained with another encoder_fingerprint",
         ),
         ("language_model", {"model.kwargs.width": 3}, "model.kwargs has ['width']"),
-        ("language_model", {"model.kwargs.n_layer": "two"}, "model.kwargs: "),
         ("language_model", {"model.kwargs.vocab_size": 10}, "vocab_size is 10: expected 260"),
-        ("language_model", {"model.kwargs.tokenizer": "/nowhere"}, "'/nowhere' cannot be loaded"),
         (
             "language_model",
             {"run.resume": "language_model/checkpoints/step-00000006", "data.kwargs.num_train": 20},
             "has other tokens, or the same in another order",
         ),
-        ("language_model", {"teacher.name": "ViT-B-32"}, "language_model does not read it"),
         ("text_regression", {"data": DATA}, "text_regression learns from caption_targets"),
-        ("contrastive", {"data": {"format": "caption_targets", "path": "x"}}, "from which only the task text_reg"),
     ],
 )
 def test_wrong_configurations_are_refused(trained, tmp_path, task, changes, message):
@@ -236,26 +216,21 @@ def test_wrong_configurations_are_refused(trained, tmp_path, task, changes, mess
         changes = changes | {"model.init": str(trained / "semantic_bottleneck/export/best")}
     if changes.get("run.resume"):
         changes = changes | {"run.resume": str(trained / changes["run.resume"])}
-    known = text_chain(trained) | {"contrastive": reward_model_config(tmp_path, "contrastive")}
-    ended = run(changed(known[task], {"run.dir": str(tmp_path / "run")} | changes), tmp_path / "run", "reward_model")
+    config = changed(text_chain(trained)[task], {"run.dir": str(tmp_path / "run")} | changes)
+    ended = run(config, tmp_path / "run", "reward_model")
     assert ended.code in (1, 2), ended.output
     assert message in ended.output
     assert "Traceback" not in ended.output
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("[1]", "line 2: .*expected an object"),
+def test_wrong_lines_of_targets_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "targets.jsonl"
+    for line, message in (
         ('{"caption": "a dog"}', "line 2: 'target' is None: expected a finite number"),
         ('{"caption": "a dog", "target": true}', "'target' is True"),
         ('{"caption": "a dog", "target": NaN}', "line 2"),
         ('{"caption": " ", "target": 1}', "line 2: .*'caption'"),
-        ("{", "line 2"),
-    ],
-)
-def test_wrong_lines_of_targets_are_named(tmp_path: Path, line: str, message: str) -> None:
-    path = tmp_path / "targets.jsonl"
-    path.write_text('{"caption": "a cat", "target": 0.5}\n' + line + "\n")
-    with pytest.raises(ValueError, match=message):
-        CaptionTargets(path)
+    ):
+        path.write_text('{"caption": "a cat", "target": 0.5}\n' + line + "\n")
+        with pytest.raises(ValueError, match=message):
+            CaptionTargets(path)

@@ -98,6 +98,7 @@ def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
+        (["--reward.terms={cider: {wieght: 1}}"], "wieght"),
         (["--reward.terms.cider.kwargs.n"], "--reward.terms.cider.kwargs.n"),
         (["--reward.terms.cider.kwarg.n", "3"], "kwarg.n"),
         (["--config", "F", "--reward.terms.rouge_l.kwargs.beta.x", "3"], "beta is 1.2, which has no keys"),
@@ -105,26 +106,11 @@ def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
         (["--config", "F", "--config", "F"], "--config is given twice"),
         (["--config", "F", "--train.lrr", "1"], "--train.lrr"),
         (["--config", "F", "--train.batch", "8"], "unrecognized arguments: --train.batch"),
-        (["--train.lr", "1", "--conf", "F"], "unrecognized arguments: --conf"),
-        (["--config", "F", "--train.loss_reduction", "best"], "sequence"),
         (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml"),
     ],
 )
 def test_what_cannot_be_understood_is_named(file: str, arguments: list[str], part: str, capsys: Any) -> None:
     assert part in refused(ScstConfig, [word.replace("F", file) for word in arguments], capsys)
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("train: {learning_rate: 1}", "train.learning_rate"),
-        ("reward: {terms: {cider: {wieght: 1}}}", "wieght"),
-        ("train: [", "a.yaml"),
-    ],
-)
-def test_mistakes_in_the_file_are_named(file: str, text: str, part: str, capsys: Any) -> None:
-    Path(file).write_text(text)
-    assert part in refused(ScstConfig, ["--config", file], capsys)
 
 
 def test_programs_are_listed(capsys: Any) -> None:
@@ -139,8 +125,7 @@ def test_programs_are_listed(capsys: Any) -> None:
     assert "'train' is not one of xe, scst" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["a\0b", "a\udc80b", "9" * 400])
-@pytest.mark.parametrize("name", ["score", "caption", "scst", "doctor"])
+@pytest.mark.parametrize(("name", "word"), [("score", "a\0b"), ("doctor", "9" * 400), ("scst", "a\udc80b")])
 def test_words_that_no_option_can_mean_are_refused_by_every_program(name: str, word: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         main([name, "--config", word])

@@ -33,15 +33,6 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return {name: saved(tmp_path, f"{name}.json", content) for name, content in contents.items()}
 
 
-def coco(references: dict[str, list[str]]) -> dict[str, Any]:
-    return {
-        "images": [{"id": int(key), "file_name": f"COCO_{key}.jpg"} for key in references],
-        "annotations": [
-            {"id": 1, "image_id": int(key), "caption": text} for key, texts in references.items() for text in texts
-        ],
-    }
-
-
 def karpathy(references: dict[str, list[str]]) -> dict[str, Any]:
     splits = ["train", "restval", "val", "test"]
     return {
@@ -57,21 +48,6 @@ def karpathy(references: dict[str, list[str]]) -> dict[str, Any]:
             for (key, texts), split in zip(references.items(), splits, strict=True)
         ],
     }
-
-
-def listed(references: dict[str, list[str]]) -> list[dict[str, Any]]:
-    return [
-        {"image_id": int(key), "image_name": f"COCO_{key}.jpg", "captions": texts} for key, texts in references.items()
-    ]
-
-
-@pytest.mark.parametrize("form", [dict, coco, karpathy, listed])
-def test_every_format_of_references_reads_the_same(form: Any, tmp_path: Path) -> None:
-    path = saved(tmp_path, "references.json", form(REFERENCES))
-    assert read_references(path) == REFERENCES
-    if form is not dict:
-        names = {f"COCO_{key}.jpg": texts for key, texts in REFERENCES.items()}
-        assert read_references(path, by="image_name") == names
 
 
 def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
@@ -90,28 +66,18 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
         read_references(saved(tmp_path, "references.json", REFERENCES), "test")
 
 
-@pytest.mark.parametrize(
-    ("read", "content", "message"),
-    [
-        (read_references, [], "no references"),
-        (read_references, '"text"', "expected a list of objects"),
-        (read_references, '{"1": ["x"], "2": ["y"], "1": ["z"]}', "the key '1' is there twice"),
-        (read_references, {"1": ["x", "\udfff"]}, r"image '1' is '\\udfff'"),
+def test_bad_files_are_explained(tmp_path: Path) -> None:
+    """What random damage (tests/malformed) does not make; the forms of references are read there, too."""
+    for read, content, message in (
         (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images are with an empty reference .first: '1'"),
         (read_references, [{"image_id": i, "captions": ["a"]} for i in (1, "1")], "more than once .*'1'"),
         (read_references, {"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]}, "not among 'imag"),
         (read_references, {"images": [{"id": 1}, {"id": 1}], "annotations": []}, "more than once under 'images'"),
-        (read_references, {"images": [{"imgid": 1}]}, r"images\[0\]: 'sentences' is None"),
-        (read_captions, [], "has no captions"),
-        (read_captions, [{"image_id": 1, "caption": "\ud800"}], r"\[0\].caption is '\\ud800'"),
-        (read_captions, [{"image_id": True, "caption": "a dog"}], "image_id is True"),
         (read_captions, [*CAPTIONS, CAPTIONS[1], CAPTIONS[1]], "2 images are captioned more than once .first: '2'"),
         (read_captions, [{"image_id": 7, "caption": " "}], "1 images are without a word.*'7'"),
-    ],
-)
-def test_bad_files_are_explained(read: Any, content: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"file\.json.*{message}"):
-        read(saved(tmp_path, "file.json", content))
+    ):
+        with pytest.raises(DataError, match=rf"file\.json.*{message}"):
+            read(saved(tmp_path, "file.json", content))
 
 
 def test_images_are_found_by_name_stem_and_number(tmp_path: Path) -> None:
@@ -131,22 +97,18 @@ def test_images_are_found_by_name_stem_and_number(tmp_path: Path) -> None:
 # the program
 
 
-@pytest.mark.parametrize("form", [dict, coco, karpathy, listed])
-def test_files_are_scored_the_published_way(form: Any, tmp_path: Path) -> None:
+def test_files_are_scored_the_published_way(tmp_path: Path) -> None:
     captions = saved(tmp_path, "captions.json", CAPTIONS)
-    references = saved(tmp_path, "references.json", form(REFERENCES))
+    references = saved(tmp_path, "references.json", karpathy(REFERENCES))
     result = score_files("cider", captions, references, out=tmp_path / "scores.json")
     assert list(result) == ["reward", "signature", "mean", "scores"]
-    assert result["reward"] == "cider"
-    assert result["signature"] == "NO<EOS>_w/oInit+Cider-D[n4,s6.0]"
-    assert list(result["scores"]) == ["1", "2", "3", "4"]
-    assert list(result["scores"].values()) == pytest.approx(CASE["cider_d"], rel=1e-12)
+    assert (result["reward"], result["signature"]) == ("cider", "NO<EOS>_w/oInit+Cider-D[n4,s6.0]")
+    assert result["scores"] == pytest.approx(dict(zip("1234", CASE["cider_d"], strict=True)), rel=1e-12)
     assert result["mean"] == pytest.approx(2.9901221045895823, rel=1e-12)
     assert json.loads((tmp_path / "scores.json").read_text()) == result
-    if form is listed:
-        named = [{"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]} for row in CAPTIONS]
-        by_name = score_files("cider", saved(tmp_path, "named.json", named), references)
-        assert by_name["scores"] == {f"COCO_{key}.jpg": value for key, value in result["scores"].items()}
+    named = [{"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]} for row in CAPTIONS]
+    by_name = score_files("cider", saved(tmp_path, "named.json", named), references)
+    assert by_name["scores"] == {f"COCO_{key}.jpg": value for key, value in result["scores"].items()}
 
 
 @pytest.mark.parametrize(("reward", "tokenizer", "noted"), [("cider", None, True), ("rouge_l", "none", False)])
@@ -173,21 +135,17 @@ def test_eos_and_document_frequencies_by_request(files: dict[str, Path], tmp_pat
         score_files("cider", one, references, df=tmp_path / "df.npz", eos=True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_cannot_be_scored_is_explained(files: dict[str, Path]) -> None:
+    for arguments, message in (
         ({"reward": "cidr"}, "Did you mean 'cider'"),
         ({"reward": "rouge_l", "eos": True}, "'rouge_l' has no 'eos'"),
         ({"reward": "rouge_l", "df": "df.npz"}, "'rouge_l' has no 'df'"),
         ({"references": None}, "needs a file of references: give --references"),
-        ({"kwargs": {"sigmaa": 1}}, "does not take sigmaa"),
         ({"kwargs": {"sigma": -1}}, "sigma is -1"),
         ({"df": "absent.npz"}, "absent.npz"),
-    ],
-)
-def test_what_cannot_be_scored_is_explained(arguments: dict[str, Any], message: str, files: dict[str, Path]) -> None:
-    with pytest.raises(DataError, match=message):
-        score_files(**{"reward": "cider", **files, **arguments})
+    ):
+        with pytest.raises(DataError, match=message):
+            score_files(**{"reward": "cider", **files, **arguments})  # type: ignore[arg-type]
 
 
 def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> None:
@@ -204,20 +162,19 @@ def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> No
     assert found["signature"].endswith("+tokenizer:none")
     assert found["scores"] != score_files("cider", captions, references)["scores"]
     df.save(tmp_path / "df.npz")
-    assert score_files("cider", captions, references, df=tmp_path / "df.npz", tokenizer="none")["mean"] > 0
     with pytest.raises(DataError, match=r"'none'.*'ptb'"):
         score_files("cider", captions, references, df=tmp_path / "df.npz")
     with pytest.raises(DataError, match="'grammar' has no 'tokenizer'"):
         score_files("grammar", captions, tokenizer="none")
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_scores_that_can_only_be_0_are_warned_of(count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    captions, same = saved(tmp_path, "c.json", CAPTIONS[:count]), dict.fromkeys(REFERENCES, REFERENCES["1"])
-    result = score_files("cider", captions, saved(tmp_path, "r.json", same))
-    assert result["mean"] == 0
-    (warning,) = [record.message for record in caplog.records]
-    assert f"({count})" in warning
+def test_scores_that_can_only_be_0_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    same = saved(tmp_path, "r.json", dict.fromkeys(REFERENCES, REFERENCES["1"]))
+    for count in (1, 3):
+        caplog.clear()
+        assert score_files("cider", saved(tmp_path, "c.json", CAPTIONS[:count]), same)["mean"] == 0
+        (warning,) = [record.message for record in caplog.records]
+        assert f"({count})" in warning
     caplog.clear()
     score_files("cider", saved(tmp_path, "c.json", CAPTIONS), saved(tmp_path, "r.json", REFERENCES))
     assert not caplog.records
@@ -231,12 +188,9 @@ def test_a_result_that_cannot_be_written_is_known_before_anything_is_read(tmp_pa
 
 
 class Bright:
-    """Says what it was given."""
+    """Whether image and id belong together."""
 
-    __name__ = "bright"
-    columns = frozenset({"image", "image_id"})
-    bounds = (0.0, 1.0)
-    signature = "bright"
+    __name__, columns, bounds, signature = "bright", frozenset({"image", "image_id"}), (0.0, 1.0), "bright"
 
     def __call__(self, prompts: Any, completions: list[str], **columns: Any) -> list[float]:
         return [float(Path(path).stem == key) for path, key in zip(columns["image"], columns["image_id"], strict=True)]
@@ -259,6 +213,5 @@ def test_main_prints_the_scale_and_writes(files, tmp_path, capsys):
     assert "cider 2.990122 (mean of 4 captions" in printed
     assert "[0, 10]" in printed
     assert json.loads((tmp_path / "s.json").read_text())["mean"] == pytest.approx(2.9901221045895823)
-    for text in ("{", "[1]"):
-        with pytest.raises(DataError, match="--kwargs"):
-            main([*arguments, "--kwargs", text])
+    with pytest.raises(DataError, match="--kwargs"):
+        main([*arguments, "--kwargs", "[1]"])

@@ -14,15 +14,14 @@ from rl_caption.config.reward_models import (
     NegativesConfig,
     PartConfig,
     RewardModelConfig,
-    RewardModelEvalConfig,
     RewardModelTrainConfig,
     TeacherConfig,
 )
 from rl_caption.config.schema import DataConfig
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models import program
-from rl_caption.reward_models.checks import check_batch_norm, check_config
-from rl_caption.reward_models.encoders import ClipTowers, random_clip, save_clip
+from rl_caption.reward_models.checks import check_config
+from rl_caption.reward_models.encoders import random_clip, save_clip
 from tests.reward_models_for_tests import CLIP, RESNET, STUDENT
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "reward_models"
@@ -39,8 +38,8 @@ def distilled(task: Any, **kwargs: Any) -> RewardModelConfig:
     return RewardModelConfig(task, model=EncoderConfig(kwargs=kwargs), teacher=replace(TEACHER))
 
 
-def tuned(**train: Any) -> RewardModelConfig:
-    return RewardModelConfig("positive_augmented", model=EncoderConfig(init="x"), train=RewardModelTrainConfig(**train))
+def tuned(**changes: Any) -> RewardModelConfig:
+    return RewardModelConfig("positive_augmented", model=EncoderConfig(init="x"), **changes)
 
 
 def random_parts(image: str, text_blocks: int | None) -> RewardModelConfig:
@@ -54,7 +53,7 @@ def refused(config: RewardModelConfig) -> str:
     return str(error.value)
 
 
-def test_batch_norm_wants_one_micro_batch(tmp_path: Path) -> None:
+def test_batch_norm_wants_one_micro_batch_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_config(contrastive(RESNET))
     check_config(contrastive(RESNET, RewardModelTrainConfig(batch_size=8, micro_batch_size=8)))
     check_config(contrastive(CLIP, PARTS))
@@ -68,22 +67,11 @@ def test_batch_norm_wants_one_micro_batch(tmp_path: Path) -> None:
     check_config(replace(from_folder, task="positive_augmented"))  # its batch norm is frozen
     everything = replace(from_folder, task="positive_augmented", train=replace(PARTS, trainable="all"))
     assert "batch norm" in refused(everything)
-
-
-def test_batch_norm_wants_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     check_config(contrastive(CLIP))
     message = refused(contrastive(RESNET))
     assert "2 processes train together: start one" in message
     assert "micro_batch_size" not in message
-
-
-def test_the_network_itself_is_checked_too() -> None:
-    network = ClipTowers(random_clip(None, RESNET)[0])
-    check_batch_norm(network, WHOLE, 1)
-    for train, processes in ((PARTS, 1), (WHOLE, 2)):
-        with pytest.raises(ConfigError, match="batch norm"):
-            check_batch_norm(network, train, processes)
 
 
 LONG_CAPTIONS = RewardModelTrainConfig(batch_size=8, short_captions="references")
@@ -95,50 +83,23 @@ OF_DATA = NegativesConfig(count=1, source="data")
     ("config", "message"),
     [
         (RewardModelConfig("distill_text"), "teacher.name is not set: distill_text distils a teacher"),
-        (contrastive({"embed_dim": 16}), "expected open_clip's model JSON"),
         (contrastive(CLIP | {"widht": 3}), "open_clip cannot build this model"),
         (contrastive(CLIP | {"text_cfg": CLIP["text_cfg"] | {"vocab_size": 999}}), "text_cfg.vocab_size is 999"),
-        (distilled("distill_text", width=1), "'width'"),
         (distilled("distill_text", **STUDENT, vocab_size=9), "vocab_size is 9: CLIP's tokenizer, .*, has 49408"),
-        (distilled("distill_dual", text_heads=5), "no multiple of text_heads 5"),
         (RewardModelConfig(model=EncoderConfig(init="x", kwargs=CLIP)), "model.kwargs is set together with model.init"),
-        (
-            replace(distilled("distill_image"), model=EncoderConfig(init="x", kwargs=STUDENT)),
-            "model.kwargs is set together with model.init",
-        ),
         (
             replace(distilled("distill_image"), data=DataConfig(features_kwargs={"views": ["x"]})),
             "data.features_kwargs.views are views that the teacher would not see",
         ),
-        (  # a dual that warm_start will have made
-            RewardModelConfig("positive_augmented", model=EncoderConfig(init="x"), data=DataConfig(features_root="x")),
-            "loss.positive_images needs pixels",
-        ),
+        (tuned(data=DataConfig(features_root="x")), "loss.positive_images needs pixels"),  # of a dual to come
         (RewardModelConfig("grammar"), "set either model.init .* or model.text.encoder"),
         (RewardModelConfig("grammar", model=EncoderConfig(init="x", kwargs={"width": 3})), "a grammar head takes"),
-        (RewardModelConfig("grammar", model=EncoderConfig(init="x", kwargs={"kernel": 4})), "kernel is 4"),
         (contrastive(train=RewardModelTrainConfig(lr=-1)), "train.lr is -1"),
         (replace(contrastive(), task="positive_augmented"), "train.trainable is 'projections' with random weights"),
-        (tuned(lora_rank=0), "train.lora_rank is 0: expected at least 1"),
-        (tuned(lora_alpha=8.0), "train.lora_alpha is 8.0, but train.trainable is 'projections'"),
-        (RewardModelConfig(model=EncoderConfig(kwargs=CLIP, context_length=248)), "stretches model.init, .* not set"),
-        (RewardModelConfig("specificity", train=RewardModelTrainConfig(shuffle_rate=1.5)), "shuffle_rate is 1.5"),
+        (tuned(train=RewardModelTrainConfig(lora_alpha=8.0)), "train.lora_alpha is 8.0, but train.trainable"),
         (RewardModelConfig(loss=LossConfig(short=1.0, pca_rank=8), train=WHOLE), "pca_rank is 8 with .* expected less"),
         (RewardModelConfig(loss=LossConfig(short=1.0, pca_rank=4), train=LONG_CAPTIONS), "with data.long_captions"),
-        (
-            RewardModelConfig(eval=RewardModelEvalConfig(best_by="val/hard_negatives")),
-            "there are none: set negatives.count",
-        ),
-        (
-            RewardModelConfig(negatives=OF_DATA, train=SENTENCES),
-            "negatives.source is 'data'.* leave train.sentences out",
-        ),
-        (RewardModelConfig(negatives=replace(OF_DATA, positives=0.5)), "leave negatives.positives out"),
-        (replace(contrastive(), model=EncoderConfig(kwargs=CLIP, text=PartConfig(train_blocks=2))), "is trained whole"),
-        (
-            replace(random_parts("timm:x", None), task="positive_augmented", train=replace(PARTS, trainable="all")),
-            "train_blocks of model.image and model.text says what is trained",
-        ),
+        (RewardModelConfig(negatives=OF_DATA, train=SENTENCES), "negatives.source is 'data'.* leave train.sentences"),
         (random_parts("timm:x", 1), "model.text.train_blocks is 1 with random weights"),
         (random_parts("tests.encoders_for_tests:TinyImageEncoder", None), "random weights are for models of"),
     ],
@@ -158,10 +119,8 @@ def test_mistakes_are_found_before_the_data(config, message, monkeypatch):
         ("distill_text", "loss.max_scale", 50.0, "loss.max_scale is 50.0, but distill_text does not read it"),
         ("distill_text", "data.augment", ["crop"], "positive_augmented and specificity and distill_image"),
         ("distill_image", "model.text_init", "x", "model.text_init is 'x', but distill_image"),
-        ("specificity", "loss.short", 1.0, "loss.short is 1.0, but specificity does not read it"),
         ("distill_dual", "model.context_length", 248, "read by contrastive and positive_augmented and specificity"),
         ("distill_text", "data.features_root", "x", "data.features_root is 'x', but distill_text"),
-        ("distill_dual", "model.image", PartConfig("timm:x"), "read by contrastive and positive_augmented"),
     ],
 )
 def test_a_key_that_the_task_does_not_read_is_refused(task: Any, key: str, value: Any, message: str) -> None:
@@ -172,15 +131,14 @@ def test_a_key_that_the_task_does_not_read_is_refused(task: Any, key: str, value
     assert message in refused(config)
 
 
-@pytest.mark.parametrize("content", ['{"model_type": ', "[]"])
-def test_a_damaged_folder_to_start_from_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "config.json").write_text(content)
-    message = refused(RewardModelConfig(model=EncoderConfig(init=str(tmp_path))))
-    assert message.startswith(f"model.init: {tmp_path / 'config.json'} ")
+def test_a_damaged_folder_to_start_from_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    config = RewardModelConfig(model=EncoderConfig(init=str(tmp_path)))
+    assert refused(config).startswith(f"model.init: {tmp_path / 'config.json'} ")
     (tmp_path / "config.json").rename(tmp_path / "open_clip_config.json")
-    check_config(RewardModelConfig(model=EncoderConfig(init=str(tmp_path))))  # loading it tells
+    check_config(config)  # loading it tells
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
-def test_shipped_configurations_pass(path: Path) -> None:
-    check_config(parse(RewardModelConfig, ["--config", str(path)], "test"))
+def test_shipped_configurations_pass() -> None:
+    for path in CONFIGS.glob("*.yaml"):
+        check_config(parse(RewardModelConfig, ["--config", str(path)], "test"))

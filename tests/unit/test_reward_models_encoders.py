@@ -47,23 +47,27 @@ def rows(count: int, width: int, seed: int) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@pytest.mark.parametrize("quick_gelu", [False, True])
-def test_a_contrastive_model_comes_back_as_a_reward(tmp_path: Path, quick_gelu: bool) -> None:
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any], Path]:
+    """A model with random weights, its shape, and the folder where it is saved."""
     torch.manual_seed(0)
-    clip, shape = random_clip(None, CLIP | {"quick_gelu": quick_gelu})
-    save_clip(clip, shape, tmp_path / "clip")
-    backbone = load_backbone(str(tmp_path / "clip"))
-    clip.eval()
+    model, shape = random_clip(None, CLIP | {"quick_gelu": True})
+    folder = tmp_path_factory.mktemp("clip")
+    save_clip(model, shape, folder)
+    return model.eval(), shape, folder
+
+
+@torch.no_grad()
+def test_a_contrastive_model_comes_back_as_a_reward(clip: tuple[Any, dict[str, Any], Path]) -> None:
+    model, shape, folder = clip
+    backbone = load_backbone(str(folder))
     picture, ids = noise_image(2), torch.tensor([[49406, 320, 1929, 49407]])
-    inputs = {"image": backbone.preprocessing(picture)[None], "text": ids}
-    with torch.no_grad():
-        mine = ClipTowers(clip)(inputs)
+    mine = ClipTowers(model)({"image": backbone.preprocessing(picture)[None], "text": ids})
     assert torch.allclose(backbone.encode_images([picture], normalize=False), mine["image"], atol=1e-5)
     assert torch.allclose(backbone.encode_texts(["a dog"], normalize=False), mine["text"], atol=1e-5)
-    back, shape_again, preprocessing = pretrained_clip(None, str(tmp_path / "clip"))
-    assert shape_again == shape
-    assert preprocessing == backbone.preprocessing
-    assert all(torch.equal(value, clip.state_dict()[name]) for name, value in back.state_dict().items())
+    back, shape_again, preprocessing = pretrained_clip(None, str(folder))
+    assert (shape_again, preprocessing) == (shape, backbone.preprocessing)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in back.state_dict().items())
     assert all(value.requires_grad for value in back.parameters())
 
 
@@ -128,29 +132,26 @@ def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
         (lambda f: random_clip("ViT-B-16-SigLIP", {}), "vision_cfg.timm_model_name"),
         (lambda f: random_clip("coca_ViT-B-32", {}), "multimodal_cfg cannot be trained here"),
         (lambda f: pretrained_clip(None, str(f)), "expected a folder with open_clip_config.json"),
-        (lambda f: pretrained_clip("ViT-B-32", str(f / "no.pt")), "model.init: backbone"),
+        (lambda f: train_only(random_clip(None, RESNET)[0], "lora"), "the image tower is no ViT"),
     ],
 )
-def test_a_model_that_cannot_be_built_is_named(tmp_path: Path, make: Any, message: str) -> None:
+def test_a_model_that_cannot_be_built_or_tuned_is_named(tmp_path: Path, make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(tmp_path)
 
 
-def test_a_stretched_model_is_exported_and_loads_again(tmp_path: Path) -> None:
-    torch.manual_seed(2)
-    clip, shape = random_clip(None, CLIP)
-    save_clip(clip, shape, tmp_path / "short")
-    long, long_shape, _ = pretrained_clip(None, str(tmp_path / "short"), 104, 4)
+def test_a_stretched_model_is_exported_and_loads_again(clip: tuple[Any, dict[str, Any], Path], tmp_path: Path) -> None:
+    short, _, folder = clip
+    long, long_shape, _ = pretrained_clip(None, str(folder), 104, 4)
     assert long_shape["text_cfg"]["context_length"] == 104
     save_clip(long, long_shape, tmp_path / "long")
     backbone: Any = load_backbone(str(tmp_path / "long"))
     assert backbone.context_length == 104
-    assert torch.equal(backbone.model.positional_embedding, stretch_positions(clip.positional_embedding, 4, 5))
+    assert torch.equal(backbone.model.positional_embedding, stretch_positions(short.positional_embedding, 4, 5))
     again, again_shape, _ = pretrained_clip(None, str(tmp_path / "long"))
-    assert again_shape == long_shape
-    assert again.context_length == 104
+    assert (again.context_length, again_shape) == (104, long_shape)
     with pytest.raises(ConfigError, match=r"model\.context_length, .*: context_length = 100: .* which become 24, 44"):
-        pretrained_clip(None, str(tmp_path / "short"), 100, 4)
+        pretrained_clip(None, str(folder), 100, 4)
 
 
 def test_frozen_positions_stay_as_they_are() -> None:
@@ -183,10 +184,10 @@ def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> Non
     assert all(name.startswith("dual.image_encoder.stages.2.1.") for name in moved), "the block that is open"
 
 
-def test_low_rank_updates_start_at_nothing_and_are_exported_merged(tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    plain, shape = random_clip(None, CLIP)
-    plain.eval()
+def test_low_rank_updates_start_at_nothing_and_are_exported_merged(
+    clip: tuple[Any, dict[str, Any], Path], tmp_path: Path
+) -> None:
+    plain, shape, _ = clip
     tuned = copy.deepcopy(plain)
     train_only(tuned, "lora", rank=2, alpha=1.0)
     images, ids = rows(3, 3 * 32 * 32, 0).view(3, 3, 32, 32), SimpleTokenizer(context_length=24)(["a", "b c", "d"])
@@ -206,6 +207,9 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(tmp_path: Pat
     blocks = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
     towers = ("transformer.resblocks.0", "visual.transformer.resblocks.0")
     assert changed == {f"{tower}.{name}" for tower in towers for name in blocks} | {"visual.conv1.weight"}
+    # The kernel of the patches as the released files have it: A [rank k, 3 k] and B [k D, rank k] (docs/pac.md).
+    shapes = [trained[f"visual.conv1.parametrizations.weight.0.lora_{part}"].shape for part in "ab"]
+    assert shapes == [(2 * 16, 3 * 16), (16 * 32, 2 * 16)]
     save_clip(tuned, shape, tmp_path)
     again: Any = load_backbone(str(tmp_path)).model
     for graph in (True, False):  # without one, attention takes another way
@@ -213,23 +217,3 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(tmp_path: Pat
             assert torch.allclose(again.encode_image(images), tuned.encode_image(images), atol=1e-5)
             assert torch.allclose(again.encode_text(ids), tuned.encode_text(ids), atol=1e-5)
     assert not torch.allclose(again.encode_image(images), plain.encode_image(images), atol=1e-2)
-
-
-def test_the_kernel_of_the_patches_is_updated_as_the_released_files_have_it() -> None:
-    """A [4k, 3k] and B [k D, 4k], as in docs/pac.md."""
-    clip, _ = random_clip(None, CLIP)
-    train_only(clip, "lora", rank=4)
-    update = clip.visual.conv1.parametrizations.weight[0]
-    assert update.lora_a.shape == (4 * 16, 3 * 16)
-    assert update.lora_b.shape == (16 * 32, 4 * 16)
-    assert update.scale == 0.25
-
-
-def test_models_without_these_layers_are_refused() -> None:
-    resnet, _ = random_clip(None, RESNET)
-    with pytest.raises(ConfigError, match="the image tower is no ViT"):
-        train_only(resnet, "lora")
-    clip, _ = random_clip(None, CLIP)
-    clip.visual.proj = None
-    with pytest.raises(ConfigError, match="the image tower has none: take all or lora"):
-        train_only(clip, "projections")

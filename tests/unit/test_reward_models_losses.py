@@ -34,11 +34,18 @@ def cosine(a: Tensor, b: Tensor) -> float:
     return float((a * b).sum() / (a.norm() * b.norm()))
 
 
-def slow_nce(similarities: list[list[float]], smoothing: float = 0.0, symmetric: bool = True) -> float:
-    """Mean cross-entropy of picking the diagonal of scaled [image][text] similarities, by loops."""
+def slow_nce(
+    similarities: list[list[float]],
+    smoothing: float = 0.0,
+    symmetric: bool = True,
+    false: list[list[float]] | None = None,
+) -> float:
+    """Mean cross-entropy of picking the diagonal of scaled [image][text] similarities, by loops; rows of ``false`` are
+    an image's similarities to texts of no image."""
     count, total = len(similarities), 0.0
     for own in range(count):
-        directions = [[row[own] for row in similarities]] + [similarities[own]] * symmetric
+        further = [] if false is None else false[own]
+        directions = [[row[own] for row in similarities]] + [similarities[own] + further] * symmetric
         for logits in directions:
             logs = [logit - math.log(sum(map(math.exp, logits))) for logit in logits]
             total -= (1 - smoothing) * logs[own] + smoothing * sum(logs) / count
@@ -60,20 +67,14 @@ def test_info_nce_is_the_mean_cross_entropy(smoothing: float, symmetric: bool) -
 
 def test_false_captions_are_further_columns_of_the_images_alone() -> None:
     images, texts, false = rows(3, 7, 0), rows(3, 7, 1), rows(6, 7, 2)
-    counts = torch.tensor([1.0, 1, 0, 1, 1, 1])
-    expected = 0.0
-    for own in range(3):
-        to_texts = [9 * cosine(images[own], text) for text in [*texts, *false[counts > 0]]]
-        to_images = [9 * cosine(image, texts[own]) for image in images]
-        expected -= sum(logits[own] - math.log(sum(map(math.exp, logits))) for logits in (to_texts, to_images)) / 6
-    found = info_nce(images, texts, 9.0, false=false, false_excluded=counts == 0)
-    assert found.item() == pytest.approx(expected, rel=1e-5)
-    student = {"image": images, "text": texts, "scale": torch.tensor(9.0), "text_false0": false[:3]}
-    student["text_false1"] = false[3:]
-    target = {"false": torch.stack([counts[:3], counts[3:]], dim=1)}
-    loss, metrics = contrastive(student, target)
+    counts = torch.tensor([[1.0, 1], [1, 1], [0, 1]])
+    counted = [0, 1, 3, 4, 5]
+    expected = slow_nce(scaled(images, texts, 9.0), false=scaled(images, false[counted], 9.0))
+    student = {"image": images, "text": texts, "scale": torch.tensor(9.0)}
+    student |= {"text_false0": false[:3], "text_false1": false[3:]}
+    loss, metrics = contrastive(student, {"false": counts})
     assert loss.item() == pytest.approx(expected, rel=1e-5)
-    right = [cosine(images[n % 3], texts[n % 3]) > cosine(images[n % 3], false[n]) for n in range(6) if counts[n]]
+    right = [cosine(images[n % 3], texts[n % 3]) > cosine(images[n % 3], false[n]) for n in counted]
     assert metrics["contrastive/hard_negatives"].item() == pytest.approx(sum(right) / 5)
 
 
@@ -89,10 +90,9 @@ def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagon
     expected = sum(own) + sum(others) if reduction == "sum" else sum(own) / 4 + sum(others) / 12
     assert min(sum(own), sum(others)) > 0.1, "both parts take part"
     assert similarity_regulator(si, st, ti, tt, reduction).item() == pytest.approx(expected, rel=1e-5)
-    # S and S transposed give the same number, which is why one of them is enough.
-    assert similarity_regulator(st, si, tt, ti, reduction).item() == pytest.approx(expected, rel=1e-5)
     one, opposite = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0]])
     assert similarity_regulator(one, opposite, one, one, reduction).item() == pytest.approx(2.0), "no other pairs"
+    assert similarity_regulator(ti, tt, ti, tt, reduction).item() == 0.0
 
 
 def test_false_negatives_are_left_out_of_the_softmax() -> None:
@@ -100,12 +100,8 @@ def test_false_negatives_are_left_out_of_the_softmax() -> None:
     names = ("image", "text", "text_short", "text_false0")
     given = {name: rows(4, 5, seed) for seed, name in enumerate(names)} | {"scale": torch.tensor(10.0)}
     target = {"false": torch.tensor([[1.0], [1], [1], [0]])}
-    groups = {
-        "image": [7.0, 7, 2, 3],
-        "text": [0.0, 1, 2, 0],
-        "text_short": [5.0, 6, 5, 8],
-        "text_false0": [9.0, 0, 4, 0],
-    }
+    groups = {"image": [7.0, 7, 2, 3], "text": [0.0, 1, 2, 0]}
+    groups |= {"text_short": [5.0, 6, 5, 8], "text_false0": [9.0, 0, 4, 0]}
     target |= {f"{name}_group": torch.tensor(own) for name, own in groups.items()}
     excluded = false_negatives(target["image_group"], target["text_group"])
     assert excluded.nonzero().tolist() == [[0, 1], [0, 3], [1, 0], [3, 0]]
@@ -115,11 +111,8 @@ def test_false_negatives_are_left_out_of_the_softmax() -> None:
     for term, logits in (("long", 10 * cosine_matrix(given["image"], texts)), ("short", 10 * coarse @ short.T)):
         own = groups["text" if term == "long" else "text_short"]
         for row in range(4):
-            kept = [
-                n
-                for n in range(4)
-                if n == row or not (groups["image"][n] == groups["image"][row] or own[n] == own[row])
-            ]
+            image = groups["image"]
+            kept = [n for n in range(4) if n == row or (image[n] != image[row] and own[n] != own[row])]
             columns = logits[row, kept]
             if term == "long":
                 hard = [n for n in range(3) if groups["text_false0"][n] != groups["text"][row]]
@@ -129,25 +122,16 @@ def test_false_negatives_are_left_out_of_the_softmax() -> None:
     loss, metrics = contrastive(given, target, short=0.5, pca_rank=2)
     assert float(metrics["contrastive/short"]) == pytest.approx(expected["short"], rel=1e-5)
     assert float(loss) == pytest.approx(expected["long"] + 0.5 * expected["short"], rel=1e-5)
-    plain, unmasked = contrastive(given, {"false": target["false"]}, short=0.5, pca_rank=2)
-    assert float(loss) < float(plain)
-    assert metrics["contrastive/short"] < unmasked["contrastive/short"]
-
-
-def test_similarity_regulator_is_0_where_the_student_is_the_teacher_or_better() -> None:
-    images, texts = rows(4, 8, 8), rows(4, 8, 9)
-    assert similarity_regulator(images, texts, images, texts).item() == 0.0
-    perfect = torch.eye(8)[:4]
-    assert similarity_regulator(perfect, perfect, images.abs(), texts.abs()).item() == 0.0
 
 
 def test_the_contrastive_objective_logs_its_scale_and_accuracy() -> None:
     images = torch.eye(4)
     swapped = images[[1, 0, 2, 3]]
-    loss, metrics = contrastive({"image": images, "text": swapped, "scale": torch.tensor(5.0)}, {})
-    assert loss.item() == pytest.approx(info_nce(images, swapped, 5.0).item())
-    assert metrics["contrastive/scale"].item() == 5.0
-    assert metrics["contrastive/accuracy"].item() == pytest.approx(0.5)
+    _, metrics = contrastive({"image": images, "text": swapped, "scale": torch.tensor(5.0)}, {})
+    assert {name: value.item() for name, value in metrics.items()} == {
+        "contrastive/scale": 5.0,
+        "contrastive/accuracy": 0.5,
+    }
 
 
 # distillation
@@ -156,7 +140,6 @@ def test_the_contrastive_objective_logs_its_scale_and_accuracy() -> None:
 @pytest.mark.parametrize(
     ("task", "weights", "l1", "angle", "regulator"),
     [
-        ("distill_image", {}, 1 / 2, 1 / 2, 0.0),
         ("distill_text", {}, 1 / 2, 1 / 2, 0.0),
         ("distill_dual", {}, 1 / 6, 1 / 6, 1 / 30),
         ("distill_dual", {"l1": 0.0, "cosine": 2.0, "regulator": 0.0}, 0.0, 2.0, 0.0),
@@ -209,8 +192,7 @@ def test_the_reconstruction_is_that_of_the_covariance_s_leading_eigenvectors() -
     vectors = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :2]
     expected = centred @ vectors @ vectors.T + data.numpy().mean(axis=0)
     assert np.allclose(principal_reconstruction(data, 2).numpy(), expected, atol=1e-10)
-    assert torch.allclose(principal_reconstruction(data, 5), data, atol=1e-10)
-    assert torch.allclose(principal_reconstruction(data[:4], 3), data[:4], atol=1e-10)
+    assert torch.allclose(principal_reconstruction(data[:4], 3), data[:4], atol=1e-10), "of B - 1 components all"
 
 
 def test_short_captions_meet_reconstructions_that_are_not_normalised() -> None:
@@ -219,14 +201,11 @@ def test_short_captions_meet_reconstructions_that_are_not_normalised() -> None:
     assert (coarse.norm(dim=1) - 1).abs().max() > 0.1
     logits = [[scale * float(image @ text / text.norm()) for text in texts] for image in coarse]
     assert short_info_nce(images, texts, scale, 2).item() == pytest.approx(slow_nce(logits), rel=1e-5)
-
-
-def test_equal_images_have_a_finite_gradient() -> None:
-    images = rows(3, 5, 0)[[0, 0, 0, 1, 1, 2]].requires_grad_()
-    short_info_nce(images, rows(6, 5, 1), 9.0, 2).backward()
-    assert images.grad is not None
-    assert images.grad.isfinite().all()
-    assert images.grad.norm() > 1e-3
+    equal = rows(3, 5, 0)[[0, 0, 0, 1, 1, 2]].requires_grad_()
+    short_info_nce(equal, texts, scale, 2).backward()
+    assert equal.grad is not None
+    assert equal.grad.isfinite().all(), "also where singular values are equal"
+    assert equal.grad.norm() > 1e-3
 
 
 # PAC-S
@@ -256,15 +235,6 @@ def test_the_loss_of_pac_s_by_hand() -> None:
     assert loss.item() == pytest.approx(pairs + 0.05 * generated + 0.1 * against, rel=1e-5)
 
 
-def test_with_both_terms_off_it_is_twice_the_contrastive_loss_and_reads_nothing_else() -> None:
-    given = {"image": rows(6, 5, 0), "text": rows(6, 5, 1), "scale": torch.tensor(9.0)}
-    off = RewardModelConfig("positive_augmented", loss=LossConfig(positive_images=0.0, positive_captions=0.0))
-    loss, logged = objective(off)(given, {})
-    plain, _ = objective(RewardModelConfig())(given, {})
-    assert loss.item() == pytest.approx(2 * plain.item(), rel=1e-6)
-    assert logged.keys() == {"contrastive/scale", "contrastive/accuracy", "positive/pairs"}
-
-
 # SPECS
 
 
@@ -283,8 +253,9 @@ def triplet_embeddings() -> dict[str, Tensor]:
     return found | {"scale": torch.tensor(4.0)}
 
 
-@pytest.mark.parametrize(("units", "limit"), [("logit", None), ("cosine", None), ("logit", 0.1)])
-@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+    ("units", "limit", "symmetric"), [("logit", None, True), ("cosine", None, False), ("logit", 0.1, False)]
+)
 def test_specificity_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, symmetric: bool) -> None:
     given, counts = triplet_embeddings(), [1, 0, 1, 1, 1, 0]
     factor, largest = {"logit": (4.0, 1.5), "cosine": (1.0, 0.015)}[units]
@@ -309,13 +280,3 @@ def test_specificity_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, sy
         assert metrics[f"specificity/{name}_margin"].item() == pytest.approx(margin, rel=1e-4, abs=1e-6)
         assert metrics[f"specificity/{name}_rate"].item() == pytest.approx(sum(gap > 0 for gap in gaps) / 4)
     assert metrics["specificity/contrastive"].item() == pytest.approx(contrast, rel=1e-5)
-
-
-def test_rows_without_a_triplet_have_no_part_in_the_hinges() -> None:
-    given = triplet_embeddings()
-    for value in given.values():
-        value.requires_grad_()
-    loss, _ = specificity(given, {"triplet": torch.zeros(6)})
-    assert loss.item() == pytest.approx(info_nce(given["image"], given["text"], 4.0, symmetric=False).item())
-    loss.backward()
-    assert given["text_positive"].grad is None or not given["text_positive"].grad.any()

@@ -1,5 +1,6 @@
 """Validation of embedding models: what is embedded, what is kept, triplets in order, embeddings that are not finite."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,19 +29,19 @@ TOKENS = Texts(ClipText(SimpleTokenizer(), 8), 8, trims=False)
 
 
 class Network(nn.Module):
-    """Embeds an image by its colour and a caption by its ids; counts what it embeds."""
+    """Embeds an image by its colour and a caption by its ids, and counts what it embeds; with a ``scale`` if given."""
 
-    def __init__(self) -> None:
+    def __init__(self, scale: float | None = None) -> None:
         super().__init__()
-        self.factor = nn.Parameter(torch.tensor(1.0))
-        self.counts = {"image": 0, "text": 0}
+        self.factor, self.scale = nn.Parameter(torch.tensor(1.0)), scale
+        self.counts: Counter[str] = Counter()
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         found = {}
         for name, values in inputs.items():
             self.counts[name] += len(values)
             found[name] = values.float().flatten(1)[:, :3] * self.factor + torch.tensor([1.0, 0.0, 0.0])
-        return found
+        return found if self.scale is None else found | {"scale": torch.tensor(self.scale)}
 
 
 class Scripted(nn.Module):
@@ -91,7 +92,7 @@ def test_validation_images_are_kept_without_a_cache_where_they_are_few(memory, d
 def test_embeddings_that_are_not_finite_are_an_error_that_says_so() -> None:
     network = Network()
     network.factor.data.fill_(float("nan"))
-    with pytest.raises(NonFiniteError, match=r"validation at step 7: the model's image embeddings: 3 of 3 are NaN"):
+    with pytest.raises(NonFiniteError, match=r"step 7: the model's image embeddings: 3 of 3 are NaN"):
         validator(network, rows())(7)
 
 
@@ -110,11 +111,6 @@ def test_validation_counts_triplets_in_order() -> None:
 def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
     """Five rows in batches of two: the loss of rows 0 and 1, and of 2 and 3, however the forward pass is split."""
 
-    class Scaled(Network):
-        def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-            self.counts |= dict.fromkeys(inputs, 0)
-            return super().forward(inputs) | {"scale": torch.tensor(3.0)}
-
     pixels = PixelCache(Preprocessing(32, (0.5,) * 3, (0.5,) * 3))
     some: list[Any] = [
         {"image_id": str(i), "image": Drawn(50 * i), "references": [text], "positive_captions": [f"{text} runs"]}
@@ -122,7 +118,7 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
     ]
     objective = partial(losses.positive_augmented, positive_images=0.0, positive_captions=0.5)
     collate = PairCollate(pixels, TOKENS, augmentations=("rand_augment",), positives=["text"])
-    network = Scaled()
+    network = Network(scale=3.0)
 
     def loss(size: int, batch_size: int) -> float:
         return ValidationLoss(objective, collate, size)(Accelerator(), network, some, pixels, batch_size)
@@ -142,6 +138,7 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
         assert loss(8, 2) == pytest.approx(by_hand(some), rel=1e-6), "a split of fewer rows is one batch"
 
 
+@torch.no_grad()
 def test_the_loss_of_a_split_reads_no_views_of_training_images(tmp_path: Path) -> None:
     some: list[Any] = []
     for number, text in enumerate(["a dog", "one cat", "two cats"]):
@@ -150,18 +147,11 @@ def test_the_loss_of_a_split_reads_no_views_of_training_images(tmp_path: Path) -
         own = replace(own, views=(as_image_features(tmp_path / "absent.npy", str(number)),) * 9)
         some.append({"image_id": str(number), "features": own, "references": [text]})
 
-    class Means(nn.Module):
-        def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: values.float().flatten(1)[:, :3] + 1 for name, values in inputs.items()} | {
-                "scale": torch.tensor(3.0)
-            }
-
-    features = FeatureCache(averages=True)
-    loss = ValidationLoss(losses.contrastive, PairCollate(features, TOKENS), 3)(
-        Accelerator(), Means(), some, features, 2
-    )
+    features, network = FeatureCache(averages=True), Network(scale=3.0)
+    collate = PairCollate(features, TOKENS)
+    loss = ValidationLoss(losses.contrastive, collate, 3)(Accelerator(), network, some, features, 2)
     inputs = {
         "image": torch.tensor([[[0.0] * 3], [[1.0] * 3], [[2.0] * 3]]),
         "text": TOKENS([row["references"][0] for row in some]),
     }
-    assert loss == pytest.approx(float(losses.contrastive(Means()(inputs), {})[0]), rel=1e-6)
+    assert loss == pytest.approx(float(losses.contrastive(network(inputs), {})[0]), rel=1e-6)

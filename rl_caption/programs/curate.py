@@ -1,7 +1,7 @@
 """The curation program: measures and scores the captions of a data set, part by part, and keeps the best.
 
-The rows are worked on in parts. A part is a file of arrays with one entry per caption. A run that was stopped makes only
-the parts that are missing, and of the whole data set only these arrays are ever in memory: about 95 bytes per caption.
+The rows are worked on in parts. A part is a file of arrays with one entry per caption. A run that was stopped makes
+only the parts that are missing, and only arrays are held for the whole data set: about 95 bytes per caption.
 """
 
 import hashlib

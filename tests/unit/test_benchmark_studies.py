@@ -30,8 +30,6 @@ from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, claims, oracle
 from rl_caption.errors import ConfigError
-from rl_caption.meta_evaluation.program import score_set
-from rl_caption.meta_evaluation.scenes import rate_captions
 from rl_caption.meta_evaluation.sets import load
 from rl_caption.meta_evaluation.specificity import make_chains
 from tests.captioners_for_tests import SHAPE, tiny_captioner, tiny_rows
@@ -43,37 +41,17 @@ ROWS: list[Row] = list(ScenesData(**SCENES).split("test"))
 RECALLS = {f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)}
 
 
-class Fixed:
-    """A metric with known scores, by text."""
+class OfImages:
+    """A metric that looks at images."""
 
-    __name__, columns, bounds, signature = "fixed", frozenset({"image"}), (-1.0, 1.0), "fixed"
-
-    def __init__(self, scores: dict[tuple[str, str], float] | None = None) -> None:
-        self.scores = scores or {}
-
-    def __call__(self, prompts: object, completions: list[str], **columns: Any) -> list[float]:
-        return [self.scores[key] for key in zip(columns["image_id"], completions, strict=True)]
-
-
-def test_the_truth_agrees_with_itself_and_a_constant_with_nothing() -> None:
-    rated, pairs = rate_captions(ROWS, {"sample at 1": [["a red circle and a dog"]] * 12})
-    f1 = dict(zip(zip(rated.image_ids, rated.captions, strict=True), rated.ratings, strict=True))
-    truth, constant = (
-        {figure.name: figure.value for part in (rated, pairs) for figure in score_set(part, Fixed(scores))}
-        for scores in (f1, dict.fromkeys(f1, 0.5))
-    )
-    assert truth["tau_b"] == truth["tau_b within images"] == pytest.approx(1)
-    compared = zip(pairs.image_ids, pairs.first, pairs.second, strict=True)
-    right = [f1[image_id, true] > f1[image_id, false] for image_id, true, false in compared]
-    assert truth["all pairs"] == pytest.approx(sum(right) / len(right))
-    assert [constant[name] for name in ("tau_b", "tau_c", "tau_b within images", "all pairs")] == [None, None, 0, 0]
+    __name__, columns, bounds, signature = "of_images", frozenset({"image"}), (-1.0, 1.0), "of_images"
 
 
 def test_options_of_studies_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--models tiny=.*nowhere"):
         load_models([f"tiny={tmp_path / 'nowhere'}"], "cpu")
-    with pytest.raises(ConfigError, match="metric 'fixed' needs image"):
-        reference_metrics(["tests.unit.test_benchmark_studies:Fixed"])
+    with pytest.raises(ConfigError, match="metric 'of_images' needs image"):
+        reference_metrics([f"{__name__}:OfImages"])
     (tmp_path / "config.yaml").write_text("rollout: {num_samples: 2}")
     with pytest.raises(ConfigError, match="has no section 'data'"):
         data_section(tmp_path / "config.yaml")

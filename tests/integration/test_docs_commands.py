@@ -41,6 +41,7 @@ from tests.docs_for_tests import (
     needs,
     program_of,
     read_by,
+    runnable,
     shown_files,
 )
 
@@ -67,6 +68,7 @@ SMALL_WORDS = {
 SMALL_PROGRAMS = {
     "main_job": "--seeds 0",
     "specificity_study": "--max-images 6",
+    "-m benchmarks.studies.relations": "--scenes 20",
     "data.scenes --out data/scenes": "--num_val 8 --num_test 8 --num_unseen 8",
     "retrieval.py": '--data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
     "judge.py --set scenes": '--scenes.data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
@@ -236,16 +238,6 @@ def make(root: Path) -> Callable[[str, Path], None]:
     return made
 
 
-def unique() -> Iterator[Command]:
-    """The commands that need nothing, each once."""
-    seen = set()
-    for page in PAGES:
-        for command in commands(page):
-            if not needs(command) and tuple(command.words) not in seen:
-                seen.add(tuple(command.words))
-                yield command
-
-
 def small_words(command: Command) -> list[str]:
     """The words of a command with small sizes."""
     text = "\0".join(command.words)
@@ -258,7 +250,7 @@ def small_words(command: Command) -> list[str]:
     return [path for word in words for path in (sorted(glob(word)) if "/*" in word else [word])]
 
 
-@pytest.mark.parametrize("command", [pytest.param(command, id=command.id) for command in unique()])
+@pytest.mark.parametrize("command", [pytest.param(command, id=command.id) for command in runnable()])
 def test_command_runs(command, root, make, monkeypatch, capsys):
     monkeypatch.chdir(root)
     for name, text in shown_files(command.page).items():

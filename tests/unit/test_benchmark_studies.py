@@ -58,8 +58,8 @@ def test_options_of_studies_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_captions_of_growing_length_are_rated_a_single_time_by_the_oracle() -> None:
-    chains = make_chains([row["long_reference"] for row in ROWS])
-    found = rated_captions(ROWS, chains)
+    chains = make_chains([row["long_reference"] for row in ROWS])[:4]
+    found = rated_captions(ROWS[:4], chains)
     assert len({(caption.row, caption.text) for caption in found}) == len(found)
     own = {caption.text for caption in found if caption.row == 0}
     assert chains[0] is not None
@@ -257,7 +257,7 @@ def test_the_likelihood_of_a_caption_is_that_of_its_tokens_one_after_the_other(t
 def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_see_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pairs = replaced_relations(list(RelationScenes(0, 60).split("val")))
+    pairs = replaced_relations(list(RelationScenes(0, 30).split("val")))
     kinds = [kind for *_, kind in pairs]
     assert set(kinds) == {"left for right", "above for below", "another axis"}
     horizontal = {"left", "right"}
@@ -269,7 +269,7 @@ def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_
     captioner = tiny_captioner(max_positions=32)
     captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
     relations.main(
-        ["--captioners", str(tmp_path / "captioner"), "--dual", str(tiny_student(tmp_path / "dual")), "--scenes", "60"]
+        ["--captioners", str(tmp_path / "captioner"), "--dual", str(tiny_student(tmp_path / "dual")), "--scenes", "30"]
     )
     header, _, likelihood, cosine = capsys.readouterr().out.splitlines()[
         -4:

@@ -1,6 +1,6 @@
 """The pages: their links lead somewhere, and their commands are understood by the programs that they name.
 
-Commands that need nothing are run by ``tests/integration/test_docs_commands.py`` instead.
+Those that need nothing are run by ``tests/integration/test_docs_commands.py`` instead.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from tests.docs_for_tests import (
     ROOT,
     Command,
     commands,
-    needs,
     program_of,
+    runnable,
     shown_files,
     words_of,
 )
@@ -106,7 +106,7 @@ COMMANDS = [
     pytest.param(command, id=command.id)
     for page in PAGES
     for command in commands(page)
-    if command.words[0] in PYTHON and command.words[1:2] != ["-c"] and needs(command)
+    if command.words[0] in PYTHON and command.words[1:2] != ["-c"] and command not in runnable()
 ]
 
 

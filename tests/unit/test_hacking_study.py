@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.studies.hacking_study import Point, StudyError, main, read_monitor, verdict
+from rl_caption.cli.main import main as command
 from rl_caption.errors import ConfigError
-from tests.training_for_tests import run, scst_config, xe_config
+from tests.training_for_tests import scst_config, xe_config
 
 Rows = list[tuple[float, float, float, bool]]
 
@@ -90,8 +92,13 @@ def test_of_a_monitor_only_what_is_given_replaces(tmp_path: Path) -> None:
 
 def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(tmp_path, capsys):
     xe, scst = tmp_path / "xe", tmp_path / "scst"
-    assert run(xe_config(xe, **{"train.max_steps": 2}), xe).code == 0
-    assert run(scst_config(scst, xe / "export/best"), scst, "scst").code == 0
+    for folder, config in (
+        (xe, xe_config(xe, **{"train.max_steps": 2})),
+        (scst, scst_config(scst, xe / "export/best")),
+    ):
+        folder.with_suffix(".yaml").write_text(yaml.safe_dump(config))
+        command([folder.name, "--config", str(folder.with_suffix(".yaml"))])
+    capsys.readouterr()
     assert main(["--runs", str(scst), "--out", str(tmp_path / "own")]) == 0
     (own,) = json.loads((tmp_path / "own" / "study.json").read_text())["runs"]
     assert [point["step"] for point in own["points"]] == [0, 2, 4]

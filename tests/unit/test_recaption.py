@@ -204,7 +204,7 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
     data = DataConfig(format="jsonl", path=str(tmp_path / "captions/positives.jsonl"))
     again = partial(positives, out, None, painter, data=data, of="first")
     monkeypatch.setattr(Painter, "made", 0)
-    with interrupted(Painter, "__call__", after=3):
+    with interrupted(Painter, "__call__", after=4):  # in the second part
         make_positives(again())
     make_positives(again(worker="1/2"))
     make_positives(again())

@@ -28,6 +28,7 @@ from PIL import Image
 from rl_caption.ablation import runner
 from rl_caption.ablation.jobs import EndedJob
 from rl_caption.config import shipped
+from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.docs_for_tests import (
     PAGES,
     PYTHON,
@@ -74,8 +75,6 @@ SMALL_PROGRAMS = {
     "judge.py --set scenes": '--scenes.data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
 }
 """Options that a program gets where the command does not have them."""
-CAPTIONS = {"1": "a dog on a beach", "2": "two red circles", "3": "a cat sleeps", "4": "a large green heart"}
-REFERENCES = {name: [text, f"{text} in sand"] for name, text in CAPTIONS.items()}
 
 
 def shrunk(config: Any, key: str = "") -> Any:

@@ -46,6 +46,9 @@ class OfImages:
 
     __name__, columns, bounds, signature = "of_images", frozenset({"image"}), (-1.0, 1.0), "of_images"
 
+    def __call__(self, prompts: object, completions: list[str], **columns: Any) -> list[float]:
+        raise NotImplementedError
+
 
 def test_options_of_studies_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--models tiny=.*nowhere"):

@@ -1,7 +1,6 @@
 """The benchmarks run and compare what they say they compare. No time is asserted."""
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from rl_caption.captioners.base import Decoding
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import SHAPE
+from tests.captions_for_tests import needs_java
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
 from tests.hf_models_for_tests import SIDE, save_model
 
@@ -245,8 +245,7 @@ def test_multiply_adds_of_the_image_tower_are_those_counted_by_hand() -> None:
     assert found == 2 * expected
 
 
-@pytest.mark.java
-@pytest.mark.skipif(shutil.which("java") is None, reason="no java")
+@needs_java
 def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captions, references = evaluation.generated(3)
     (tmp_path / "predictions").mkdir()

@@ -145,12 +145,6 @@ def test_captions_end_and_both_baselines_have_the_same_gradient(models, monkeypa
 MEMORY = Shapes(**TINY, words=400, images=10, prefix_images=2, samples=3, tokens=4)
 
 
-@pytest.fixture
-def few_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in large steps, log-probabilities are taken in blocks that are small compared with the logits."""
-    monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 4 * MEMORY.words)
-
-
 def test_bytes_that_are_allocated_at_the_same_time() -> None:
     def known_step(bench: Bench, batch: CaptionBatch) -> None:
         """At most 4000 + 8000 bytes at a time; 16,000 in all."""
@@ -180,8 +174,9 @@ def test_bytes_of_an_image_and_a_caption_are_fitted_and_inverted() -> None:
     assert [true.largest(available, samples=5) for available in (1000 + 10 * (20 + 5 * 3), 10)] == [10, 0]
 
 
-@pytest.mark.usefixtures("few_logits_at_a_time")
-def test_small_steps_predict_a_larger_one() -> None:
+def test_small_steps_predict_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in large steps, log-probabilities are taken in blocks that are small compared with the logits.
+    monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 4 * MEMORY.words)
     rows = list(memory.measure(TIMING, MEMORY, ["no"], small=((4, 2), (7, 2), (4, 4))))
     assert [row.baseline for row in rows[:2]] == ["generate twice", "prefix with gradient"]
     assert all(row.ratio > 1 for row in rows[:2]), "the step of the package needs least"

@@ -71,10 +71,10 @@ def test_options_are_checked_before_anything_runs(capsys: pytest.CaptureFixture[
     def measure(timing: Timing, only: list[str]) -> list[Measurement]:
         raise AssertionError("runs")
 
-    for main in (every.main, partial(command, None, measure, only=("a", "b"))):
+    for main, name in ((every.main, "startup"), (partial(command, None, measure, only=("a", "b")), "a")):
         for options in (["--repeats", "0"], ["--json", "missing/rows.json"]):
             with pytest.raises(SystemExit):
-                main(options)
+                main([*options, "--only", name])
             assert f"error: {options[0]}" in capsys.readouterr().err
 
 

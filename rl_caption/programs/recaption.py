@@ -267,14 +267,17 @@ def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Perp
 
 def _statistics(captions: Sequence[str], language_model: Perplexity | None) -> Mapping[str, str]:
     """Heading -> figure; without captions the figures mean nothing."""
-    tokens = [tokenize(caption) for caption in captions]
-    lengths = np.array([len(words) for words in tokens] or [0])
-    low, middle, high = np.quantile(lengths, QUANTILES)
+    lengths, vocabulary = [], set()
+    for caption in captions:
+        words = tokenize(caption)
+        lengths.append(len(words))
+        vocabulary.update(words)
+    low, middle, high = np.quantile(lengths or [0], QUANTILES)
     scores = language_model(None, list(captions)) if language_model is not None and captions else []
     return {
         "number": f"{len(captions):,}",
-        "words, mean": f"{lengths.mean():.1f}" if captions else "",
+        "words, mean": f"{np.mean(lengths):.1f}" if captions else "",
         "words, 5 / 50 / 95 %": f"{low:.0f} / {middle:.0f} / {high:.0f}",
-        "different words": f"{len(set(chain.from_iterable(tokens))):,}",
+        "different words": f"{len(vocabulary):,}",
         "log-probability a token": f"{np.mean(scores):.3f}" if scores else "–",
     }

@@ -267,7 +267,8 @@ def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Perp
 
 def _statistics(captions: Sequence[str], language_model: Perplexity | None) -> Mapping[str, str]:
     """Heading -> figure; without captions the figures mean nothing."""
-    lengths, vocabulary = [], set()
+    lengths: list[int] = []
+    vocabulary: set[str] = set()
     for caption in captions:
         words = tokenize(caption)
         lengths.append(len(words))

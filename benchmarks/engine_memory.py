@@ -1,10 +1,11 @@
-"""Bytes that each engine holds for a parameter, counted on processes of this machine's CPU (gloo).
+"""Bytes per parameter that each engine holds, counted in processes on the CPU of this machine (gloo).
 
     python -m benchmarks.engine_memory [--processes 2] [--engines plain zero1 ...] [--json FILE]
 
-A captioner from scratch takes two steps. In the second one the storages of all tensors of the process, and DDP's
-gradient buckets, are added up at four moments and divided by the number of parameters. Inputs and activations are freed
-by then or negligible. Precision is float32; ``train.mixed_precision`` keeps weights, gradients and moments in float32.
+A captioner with random weights takes two steps. At four moments of the second step the storages of all tensors of a
+process and DDP's gradient buckets are added up and divided by the number of parameters. Inputs and activations are
+freed by then or negligible. Precision is float32; ``train.mixed_precision``, too, keeps weights, gradients and moments
+in float32.
 """
 
 import gc
@@ -29,7 +30,7 @@ MOMENTS = ("between steps", "while sampling", "between micro-batches", "before t
 
 
 def environment(engine: str) -> dict[str, str]:
-    """What ``accelerate launch`` says to its processes with the configuration file of the engine."""
+    """The environment variables that ``accelerate launch`` sets for the configuration file of an engine."""
     if engine == "plain":
         return {}
     return {
@@ -40,13 +41,13 @@ def environment(engine: str) -> dict[str, str]:
 
 
 def launched(rank: int, processes: int, port: int) -> dict[str, str]:
-    """What a launcher tells one of its processes on this machine."""
+    """The environment variables that a launcher sets for one of its processes on this machine."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **{key: str(n) for key, n in numbers.items()}}
 
 
 def record_buckets(model: Any) -> dict[int, int]:
-    """Address -> bytes of DDP's gradient buckets, filled in by every all-reduce; stays empty without DDP."""
+    """A mapping from address to bytes of DDP's gradient buckets, updated by every all-reduce; empty without DDP."""
     buckets: dict[int, int] = {}
 
     def all_reduce(group, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
@@ -62,9 +63,9 @@ def record_buckets(model: Any) -> dict[int, int]:
 
 
 def held(buckets: dict[int, int]) -> int:
-    """Bytes of the storages of all tensors of this process, gradients included, and of DDP's ``buckets``.
+    """Bytes of the storages of all tensors of this process, with gradients and DDP's ``buckets``.
 
-    The least of three counts: a thread of gloo keeps the tensor of a collective for a moment after its end.
+    The smallest of three counts, because a thread of gloo keeps the tensor of a collective for a moment after its end.
     """
     counts = [count_bytes(buckets)]
     for _ in range(2):
@@ -74,7 +75,7 @@ def held(buckets: dict[int, int]) -> int:
 
 
 def count_bytes(buckets: dict[int, int]) -> int:
-    """What ``held`` counts, now."""
+    """One of the counts of ``held``."""
     gc.collect()
     tensors: list[Tensor] = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
     # Python sees a gradient only when it is asked for.
@@ -85,7 +86,7 @@ def count_bytes(buckets: dict[int, int]) -> int:
 
 
 def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[str, float]]:
-    """One process: the number of parameters, and bytes per parameter at each moment."""
+    """Run one of the processes; return the number of parameters, and bytes per parameter at each moment."""
     if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
         os.environ.update(environment(engine) | launched(rank, processes, port))
     from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
@@ -139,7 +140,7 @@ def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[s
 
 
 def measure_engine(engine: str, processes: int, start: str = "spawn") -> dict[str, Any]:
-    """Bytes per parameter: the maximum over processes at each moment. ``start`` is how multiprocessing starts them."""
+    """Bytes per parameter at each moment, the maximum over processes. ``start`` is multiprocessing's start method."""
     port = get_free_port()
     with ProcessPoolExecutor(processes, multiprocessing.get_context(start)) as pool:
         ranks = [pool.submit(work, rank, processes, engine, port) for rank in range(processes)]

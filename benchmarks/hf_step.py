@@ -48,7 +48,7 @@ from rl_caption.types import CaptionBatch
 COPIED = ("images", "states")
 SHAPES = Shapes(images=2)
 FITS = ((4, 12), (6, 12), (4, 20))
-"""Images and captions of each, for ``--fits``: with fewer captions, gradients of weights would be most of the peak."""
+"""Steps (images, captions of each) for ``--fits``; in smaller ones most of the peak would be gradients of weights."""
 
 
 def blip() -> Any:
@@ -145,7 +145,7 @@ def word_tokenizer(model: Any) -> transformers.PreTrainedTokenizerFast:
 
 @torch.no_grad()
 def end_captions(captioner: HuggingFaceCaptioner, pixel_values: Tensor, shapes: Shapes) -> None:
-    """Make lengths those of ``shapes``: EOS's row of the output layer is fitted by ridge regression."""
+    """Give captions the lengths of ``shapes``, by fitting EOS's row of the output layer with ridge regression."""
     policy, eos = captioner.policy, captioner.eos_token_id
     text = policy.model.get_submodule(policy.family.text_model)
     layer = text.get_output_embeddings()

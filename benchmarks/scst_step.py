@@ -45,7 +45,7 @@ from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.types import CaptionBatch
 
 PHASES = {"encode": "encode", "decode": "rollout", "reward": "reward", "score and update": "update"}
-"""Part of a step -> its key ``time/*`` in the log, where ``rollout`` includes encoding."""
+"""Part of a step -> the key ``time/KEY`` of the log that has its seconds; ``rollout`` includes encoding."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ LENGTH_DEVIATION = 2.4
 
 @dataclass
 class Bench:
-    """One model, one reward, and batches of it."""
+    """What a step needs: captioner, optimizer, reward and a batch."""
 
     shapes: Shapes
     accelerator: Accelerator
@@ -89,7 +89,7 @@ class Bench:
 
     @property
     def decoding(self) -> Decoding:
-        """Samples, and the greedy caption where the advantage needs it."""
+        """Decode samples, and the greedy caption if the advantage needs it."""
         shapes = self.shapes
         return Decoding(shapes.samples, needs_greedy(self.advantage), shapes.temperature, shapes.tokens)
 
@@ -151,7 +151,7 @@ def random_rows(words: Sequence[str], images: int) -> list[Row]:
 
 
 def prepare(policy: nn.Module, device: str, precision: str) -> Accelerator:
-    """As training does, and for the baselines too: see ``rl_caption.engines.build_accelerator``."""
+    """Prepare a policy as ``rl_caption.engines.build_accelerator`` does in training; the baselines use it, too."""
     AcceleratorState._reset_state()  # a benchmark before may have had another precision
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
     torch.backends.cuda.enable_flash_sdp(device != "cpu" or precision != "bf16")
@@ -193,7 +193,7 @@ def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], sha
 
 
 def our_step(bench: Bench, batch: CaptionBatch, generate: Generate | None = None, step: int = 0) -> Averages:
-    """The package's step, whose log it returns; ``generate`` replaces the captioner's, ``step`` draws the samples."""
+    """Take the package's step and return its log. ``generate`` replaces the captioner's; ``step`` seeds the samples."""
     parts = bench.accelerator, bench.captioner, bench.model, bench.reward, bench.advantage, bench.decoding
     task = SelfCriticalTask(*parts)
     task.generate = generate
@@ -203,7 +203,7 @@ def our_step(bench: Bench, batch: CaptionBatch, generate: Generate | None = None
 
 
 def in_turn(bench: Bench, batch: CaptionBatch, generate: Generate | None = None) -> Callable[[], Averages]:
-    """``our_step``, with other samples at each call."""
+    """A function that takes ``our_step`` with other samples at each call."""
     steps = count()
     return lambda: our_step(bench, batch, generate, next(steps))
 

@@ -151,6 +151,17 @@ def _needs_on(page: Path) -> dict[Command, set[str]]:
     return found
 
 
+@cache
+def runnable() -> tuple[Command, ...]:
+    """The commands that need nothing, once for each program and its arguments, whatever launches it."""
+    found: dict[object, Command] = {}
+    for command in (command for page in PAGES for command in commands(page) if not needs(command)):
+        words = command.words
+        runs = program_of(words) if words[0] in PYTHON and words[1] != "-c" else (None, words)
+        found.setdefault((runs[0], *runs[1]), command)
+    return tuple(found.values())
+
+
 def needed_by(command: Command, written: dict[str, set[str]]) -> set[str]:
     """The same, where earlier commands have ``written`` these paths and needed what stands there for that."""
     words = command.words

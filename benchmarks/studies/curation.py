@@ -1,15 +1,17 @@
-"""A data set of which a third of the training captions is bad, and what a curated half of it has left of those.
+"""Make a data set in which a third of the training captions is bad, and count how many of them a selection has kept.
 
     python -m benchmarks.studies.curation make --data data/world/dataset.json --out runs/curation/pairs.jsonl
     python -m benchmarks.studies.curation count --pairs runs/curation/pairs.jsonl runs/curation/*/kept.jsonl
 
-Each training image keeps one caption, as on the web, or all of them with ``--all_captions``. Of three, one is bad: a
-title by rules (``abstract``) or the caption of another image (``wrong``), as many of one as of the other. Rows of other
-splits keep all their references. ``--scorer_images`` keeps the first training images back for the model that scores:
-``scorer.jsonl`` has them with their captions as they were.
-``make`` also writes beside it ``random.jsonl``, half of the training captions, drawn; and for ``concreteness``
-``captions.txt``, the training captions, and ``ratings.jsonl``, 244 of them (as many as the paper's): 144 abstract ones
-with 0, and 100 others with 1.
+Each training image keeps one caption, as on the web, or with ``--all_captions`` all of them. A sixth of the captions is
+replaced by titles that were made by rules (``abstract``), a sixth by captions of other images (``wrong``). Rows of
+other splits keep all their references. ``make`` writes beside ``--out``
+
+- ``random.jsonl``: a random half of the training captions;
+- ``captions.txt`` and ``ratings.jsonl`` for ``concreteness``: the training captions, and 244 of them (as many as in the
+  paper) with ratings: 144 abstract ones with 0 and 100 others with 1;
+- ``scorer.jsonl``: the first ``--scorer_images`` training images with their own captions, for the training of the model
+  that scores; the data set then lacks them.
 """
 
 import argparse
@@ -24,7 +26,7 @@ from rl_caption.data.karpathy import KarpathyData
 
 
 def make(data: KarpathyData, seed: int, all_captions: bool = False, scorer_images: int = 0) -> list[dict]:
-    """Rows of JSON lines; ``kinds`` of a training row says of each caption: clean, abstract or wrong."""
+    """The rows of the data set; ``kinds`` of a training row says whether each caption is clean, abstract or wrong."""
     rng = random.Random(seed)
     train = data.split("train")[scorer_images:]
     pairs = [
@@ -53,7 +55,7 @@ def others(data: KarpathyData) -> list[dict]:
 
 
 def kept(row: dict) -> dict:
-    """Keys of a row that a line has; the image as an absolute path."""
+    """The keys of a row that are written; the image as an absolute path."""
     return {"image_id": row["image_id"], "image": str(Path(row["image"]).resolve()), "references": row["references"]}
 
 

@@ -6,11 +6,11 @@ On generated scenes the truth is the oracle's. On photos it is what ``--truth`` 
 ``kwargs`` of a reward that neither the runs nor their judges saw: its mean over the validation images, as a fraction of
 the starting policy's, then stands in for F1, and no word is unparsed.
 
-The captions of a run really got worse where, at some validation at which the reward is above its start, oracle F1 is
-more than ``--f1-margin`` below its start or the share of words without meaning is more than ``--unparsed-margin`` above
-it. ``--since any`` compares with every earlier validation whose reward was lower: what was gained and lost again then
-counts too, and so does every swing. ``--monitor`` is a file with ``thresholds`` or ``judges`` as under ``monitor`` in a
-configuration: the rule is then applied to the captions that the runs left, without training.
+The captions of a run really got worse if at some validation, at which the reward is above its start, oracle F1 is more
+than ``--f1-margin`` below its start, or the share of words without meaning more than ``--unparsed-margin`` above its
+start. ``--since any`` compares with every earlier validation whose reward was lower, so that gains that are lost again
+count as losses, and so does every swing. ``--monitor`` is a file with ``thresholds`` or ``judges`` as under ``monitor``
+in a configuration; the rule is then applied anew to the captions that the runs have written.
 """
 
 import argparse
@@ -66,14 +66,14 @@ VERDICTS = ("caught", "late", "missed", "false alarm", "quiet")
 
 @dataclass(frozen=True)
 class Point:
-    """One validation. ``f1`` and ``unparsed`` are the oracle's, means over images, in [0, 1]; or see ``--truth``."""
+    """One validation; without ``--truth``, ``f1`` and ``unparsed`` are means of the oracle's over images, in [0, 1]."""
 
     step: int
     reward: float
     f1: float
     unparsed: float
     evidence: tuple[str, ...] = ()
-    """Of the alarm; empty without one."""
+    """What the alarm says; empty without an alarm."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Run:
 
 
 class StudyError(UserError):
-    """A folder cannot be judged; the message says why."""
+    """A run cannot be judged; the message says why."""
 
 
 def read_run(folder: Path, monitor: Mapping[str, Any] | None = None, truth: Reward | None = None) -> Run:

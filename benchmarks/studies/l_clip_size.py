@@ -39,13 +39,15 @@ def multiply_adds(call: Callable[[], object]) -> float:
 
 
 def with_pairs(values: Timings) -> Timings:
-    """Add image + text of each length."""
-    return values | {
-        key.replace(": texts", ": images and texts"): [sum(both) for both in zip(values[images], texts, strict=True)]
-        for key, texts in values.items()
-        if ": texts" in key
-        for images in (key.split(":")[0] + ": images",)
-    }
+    """Add to each model's ``images`` and ``texts ...`` their sums, ``images and texts ...``."""
+    sums = {}
+    for key, texts in values.items():
+        name, what = key.split(": ")
+        if what != "images":
+            sums[f"{name}: images and {what}"] = [
+                sum(both) for both in zip(values[f"{name}: images"], texts, strict=True)
+            ]
+    return values | sums
 
 
 @torch.no_grad()

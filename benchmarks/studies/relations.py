@@ -1,4 +1,4 @@
-"""Generated scenes of which a caption tells a relation, and a wider image encoder: what it takes to learn relations.
+"""What it takes to learn relations: scenes with captions that tell one, a wider image encoder, and two measures.
 
     python -m benchmarks.studies.relations --captioners FOLDER ... --dual FOLDER ...
     python -m benchmarks.studies.relations --evaluations FOLDER ...
@@ -37,14 +37,15 @@ _HORIZONTAL = {"left", "right"}
 
 
 class RelationScenes(Splits):
-    """The first scenes of ``ScenesData`` of which something tells a relation; their references are what does.
+    """The first scenes of ``ScenesData`` of which a text tells a relation, with these texts as their references.
 
-    That is those of their short captions and those sentences of their long description.
+    The texts are short captions of the scene and sentences of its long description.
 
     Args:
-        num_train: scenes with a relation, about one in two; likewise ``num_val``.
-        captions_per_image: short captions of a scene that are looked at, 1 to 20.
-        min_references: a scene with fewer different references is left out; ``judge`` needs 2.
+        num_train: number of training scenes; about every second scene has a relation.
+        num_val: number of validation scenes.
+        captions_per_image: how many short captions of a scene are searched, 1 to 20.
+        min_references: scenes with fewer different references are left out; ``judge`` needs 2.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ def _different(row: Row) -> int:
 
 
 class WideCaptionerImage(CaptionerImage):
-    """``CaptionerImage`` with an MLP on every patch, to ``width`` values, of which a dual encoder takes the mean.
+    """``CaptionerImage`` with an MLP on every patch that gives it ``width`` values.
 
-    A mean over patches knows where a thing is only if some of its values stand for that thing at that place.
+    A dual encoder takes the mean over patches. That mean tells where a thing is only if some of its values stand for
+    this thing at this place, so it needs many values.
     """
 
     def __init__(self, model: str, pretrained: bool = True, width: int = 512) -> None:

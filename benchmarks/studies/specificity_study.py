@@ -3,9 +3,9 @@
 python -m benchmarks.studies.specificity_study --data configs/scenes_long_xe.yaml --split test \
     --models contrastive=runs/scenes/long_contrastive SPECS=runs/scenes/long_specificity --out runs/results/specificity
 
-A model is an exported folder, or a run's folder (its best export).
-Prints the tables and writes them to OUT/specificity.md and, unrounded, OUT/specificity.json. docs/judging.md says what
-they mean. Data that is not of the generated world needs ``long_reference`` in its rows, and has no truth to agree with.
+A model is the folder of an exported model, or of a run (its best export). The tables are printed and written to
+OUT/specificity.md and, unrounded, OUT/specificity.json; docs/judging.md explains them. Rows need ``long_reference``;
+only scenes of the generated world have a truth to agree with.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_yaml
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.data.scenes.world import Draws
-from rl_caption.errors import ConfigError, user_errors
+from rl_caption.errors import ConfigError, config_errors, user_errors
 from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
@@ -53,23 +53,19 @@ from rl_caption.programs.retrieval import WAYS, texts_of
 logger = logging.getLogger(__name__)
 
 EDGES = (0, 10, 20, 30, 45)
-"""Bins of words: 0 to 9, 10 to 19, 20 to 29, 30 to 44, 45 and more."""
-
-
+"""Fewest words of each bin: 0 to 9, 10 to 19, 20 to 29, 30 to 44, 45 and more."""
 RECALLS = {f"{way}_r{k}": f"{name} R@{k}, %" for way, name in WAYS.items() for k in (1, 5, 10)}
 """Key of ``retrieval_recall`` -> heading."""
 
 
 def reference_metrics(names: Sequence[str]) -> dict[str, Reward]:
-    """Build n-gram metrics by name of the registry; CIDEr-D is without EOS.
+    """Build n-gram metrics by their names in the registry; CIDEr-D without EOS.
 
     Raises:
         ConfigError: an unknown name, or a metric that needs more than references.
     """
-    try:
+    with config_errors("--metrics"):
         built = [build(name, **({"eos": False} if name == "cider" else {})) for name in names]
-    except ValueError as error:
-        raise ConfigError(f"--metrics: {error}") from error
     for metric in built:
         if not metric.columns <= {"references"}:
             raise ConfigError(
@@ -85,31 +81,28 @@ def percent(value: float | None) -> str:
 
 
 def data_section(path: Path) -> DataConfig:
-    """Read the ``data`` section of a configuration of any program."""
-    try:
-        content = read_yaml(path, ConfigError)
-    except OSError as error:
-        raise ConfigError(f"--data {path} cannot be read: {error.strerror}") from error
+    """The ``data`` section of a configuration file of any program."""
+    content = read_yaml(path, ConfigError)
     if "data" not in content:
         raise ConfigError(f"--data {path} has no section 'data'")
     return parse(EvaluateConfig, [f"--data={json.dumps(content['data'])}"], "evaluate").data
 
 
 def load_models(labelled: Sequence[str], device: str) -> dict[str, Backbone]:
-    """Load ``LABEL=FOLDER`` models."""
-    models = {}
-    for label, _, folder in (argument.partition("=") for argument in labelled):
-        if not label or not Path(folder).is_dir() or label in models:
-            raise ConfigError(f"--models {label}={folder}: expected LABEL=FOLDER, different labels, folders of models")
-        try:
-            models[label] = load_backbone(folder, device=device)
-        except ValueError as error:
-            raise ConfigError(f"--models {label}: {error}") from error
+    """Load models given as ``LABEL=FOLDER``: a folder with an exported model, or with a run (its best export)."""
+    models: dict[str, Backbone] = {}
+    for label, _, name in (argument.partition("=") for argument in labelled):
+        best = Path(name) / "export" / "best"
+        folder = best if best.is_dir() else Path(name)
+        if not label or not folder.is_dir() or label in models:
+            raise ConfigError(f"--models {label}={name}: expected LABEL=FOLDER, different labels, folders of models")
+        with config_errors(f"--models {label}"):
+            models[label] = load_backbone(str(folder), device=device)
     return models
 
 
 class RatedCaption(NamedTuple):
-    """A caption of a scene (its row), and its oracle F1, in [0, 1]."""
+    """A caption, the number of its row, and its oracle F1, in [0, 1]."""
 
     row: int
     text: str
@@ -117,11 +110,11 @@ class RatedCaption(NamedTuple):
 
 
 def rated_captions(rows: Sequence[Row], chains: Sequence[Chain | None], seed: int = 0) -> list[RatedCaption]:
-    """Rate captions of growing length of R scenes by the oracle: true ones, and false ones of the same lengths.
+    """Rate true and false captions of growing length by the oracle.
 
-    The texts of each scene's chain (its long description cut short after each detail, and the same with a detail of
-    another scene), and one hard negative of each true one, of a kind drawn at random. Every text of a scene is rated a
-    single time.
+    The captions of a row are those of its chain (its long description cut short after each detail, and the same with a
+    detail of another scene) and one hard negative of each true one, of a kind drawn at random. A text that occurs twice
+    is rated once.
     """
     found: list[RatedCaption] = []
     pairs = list(zip(rows, chains, strict=True))
@@ -138,7 +131,7 @@ def rated_captions(rows: Sequence[Row], chains: Sequence[Chain | None], seed: in
 
 
 class LengthBin(NamedTuple):
-    """How a metric agrees with oracle F1 among captions of one length. What is not defined is None."""
+    """How well a metric agrees with oracle F1 among captions of similar length; None where that is undefined."""
 
     low: int
     """Fewest words."""
@@ -146,19 +139,19 @@ class LengthBin(NamedTuple):
     """Most words; None for the last bin, which has no upper end."""
     captions: int
     tau_b: float | None
-    """Over all captions of the bin, in [-1, 1]."""
+    """Kendall's tau_b over all captions of the bin, in [-1, 1]."""
     within_scene_tau_b: float | None
-    """Among the captions of one scene, averaged over ``scenes`` scenes, in [-1, 1]."""
+    """tau_b among the captions of one scene, averaged over ``scenes`` scenes, in [-1, 1]."""
     scenes: int
 
 
 def tau_by_length(
     scores: Sequence[float], captions: Sequence[RatedCaption], edges: Sequence[int] = EDGES
 ) -> list[LengthBin]:
-    """Compare [N] scores with oracle F1 in bins of words (``edges``: fewest words of each), then over all lengths.
+    """Compare [N] scores with oracle F1 in bins of words, and at last over all lengths.
 
-    Longer captions of a description tell more, so a metric that pays for length alone agrees well over all lengths. It
-    does less so within a bin; read its tau against that of the number of words.
+    ``edges`` are the fewest words of each bin. A longer part of a description tells more, so a metric that pays for
+    length alone agrees well over all lengths, and less within a bin. Compare its tau with that of the number of words.
     """
     numbers = [bisect_right(edges, len(caption.text.split())) - 1 for caption in captions]
 
@@ -183,14 +176,14 @@ def tau_by_length(
 
 
 class Hubness(NamedTuple):
-    """How unevenly candidates occur among the k nearest of all queries."""
+    """How unevenly M candidates occur among the k nearest of N queries."""
 
     skewness: float
     """Of the numbers of occurrences N_k (Radovanovic et al., JMLR 2010); 0 is even, above 1 is hubs."""
     never: float
     """Share of candidates that occur nowhere, in [0, 1]."""
     largest: float
-    """Share of queries that have the most frequent candidate among their k nearest, in [0, 1]."""
+    """Share of queries whose k nearest include the most frequent candidate, in [0, 1]."""
 
 
 @torch.no_grad()
@@ -209,14 +202,15 @@ def hubness(queries: Tensor, candidates: Tensor, k: int = 10, chunk_size: int = 
 class SpecificityStudy:
     """Scores metrics and models on the long descriptions of one split.
 
-    ``metrics`` has, for each, its signature, specificity rates (by the equations, and ``released`` by the released
-    estimator for cosines) and agreement by length; ``models`` has recall in [0, 1] with long descriptions (``long``)
-    and with references (``short``) as texts, hubness of both directions, and how many texts the encoder cuts.
+    ``metrics`` has the signature of each metric, its specificity rates (by the equations, and for cosines also by the
+    ``released`` estimator) and its agreement by length. ``models`` has the recall of each model, in [0, 1], with long
+    descriptions (``long``) and references (``short``) as texts, its hubness in both directions, and the number of texts
+    that it cuts.
 
     Args:
-        rows: with ``long_reference``; scenes too where agreement with the truth is wanted.
-        seed: which negatives.
-        processes: that cut descriptions into units.
+        rows: rows with ``long_reference``; agreement with the truth also needs ``scene``.
+        seed: of the negatives that are drawn.
+        processes: how many cut descriptions into units.
 
     Raises:
         DataError: a row has no long description, or no description has two units.
@@ -241,10 +235,10 @@ class SpecificityStudy:
         self.models: dict[str, dict[str, Any]] = {}
 
     def add_metric(self, name: str, metric: Reward, cosines: bool = False) -> None:
-        """Score by a metric; ``cosines`` says that its scores are (cosine + 1) / 2.
+        """Score all captions by a metric. ``cosines``: its scores are (cosine + 1) / 2.
 
         Raises:
-            RewardError: it cannot score a caption.
+            RewardError: the metric cannot score a caption.
         """
         logger.info("scoring %d descriptions by %s", len(self.chains), name)
         scores = score_chains(metric, self.chains, self._columns(self.kept))
@@ -360,17 +354,10 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, list) else value
 
 
-def exported(labelled: Sequence[str]) -> list[str]:
-    """``LABEL=RUN`` to ``LABEL=RUN/export/best``; other folders as they are."""
-    pairs = [argument.split("=", 1) for argument in labelled]
-    best = [Path(name) / "export" / "best" for _, name in pairs]
-    return [f"{label}={run if run.is_dir() else name}" for (label, name), run in zip(pairs, best, strict=True)]
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Compute, print and write all tables."""
     check_writable(arguments.out)
-    models = load_models(exported(arguments.models), arguments.device)
+    models = load_models(arguments.models, arguments.device)
     metrics, data = reference_metrics(arguments.metrics), build_data(data_section(arguments.data))
     rows = list(data.split(usable_split(data, arguments.split))[: arguments.max_images])
     study = SpecificityStudy(rows, arguments.seed, arguments.processes)
@@ -390,7 +377,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="YAML with a section 'data'")
     parser.add_argument("--split", default="test")
-    parser.add_argument("--models", nargs="*", default=[], metavar="LABEL=FOLDER", help="students or open_clip folders")
+    parser.add_argument("--models", nargs="+", required=True, metavar="LABEL=FOLDER", help="exported models or runs")
     parser.add_argument("--metrics", nargs="*", default=["cider", "rouge_l"], help="that need references only")
     parser.add_argument("--max-images", type=int, help="the first so many images of the split")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -398,8 +385,6 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of the tables")
     parser.add_argument("--processes", type=int, default=1, help="that cut descriptions into units")
     arguments = parser.parse_args()
-    if not arguments.models:
-        parser.error("--models: expected at least one LABEL=FOLDER")
     if arguments.max_images is not None and arguments.max_images < 3:
         parser.error(f"--max-images {arguments.max_images}: expected at least 3")
     if arguments.processes < 1:

@@ -1,10 +1,11 @@
 """Programs that work in parts: distribution of the parts over workers, and a check that settings stay the same."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rewards.files import remove_leftovers
 from rl_caption.data.files import write_json
 from rl_caption.errors import ConfigError
 
@@ -32,3 +33,17 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
             differences = "; ".join(f"{name} was {found.get(name)!r}, is {settings[name]!r}" for name in changed)
             raise ConfigError(f"{out} has parts of other settings: {differences}; name another out")
     write_json(file, settings)
+
+
+def missing_parts(
+    out: Path, files: Sequence[Path], worker: str | None, settings: Mapping[str, Any]
+) -> tuple[list[int], str]:
+    """Numbers of the parts that a worker has to make, of ``files`` for all parts; and a sentence that counts them.
+
+    ``settings`` are recorded in ``out``; ``ConfigError`` where the parts in it were made by others.
+    """
+    own = own_parts(worker, len(files))
+    check_settings(out, settings)
+    remove_leftovers(out / "parts")
+    missing = [number for number in own if not files[number].exists()]
+    return missing, f"{len(missing)} parts made, {len(own) - len(missing)} were there; {len(files)} in all"

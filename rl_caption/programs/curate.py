@@ -1,22 +1,22 @@
 """The curation program: measures and scores the captions of a data set, part by part, and keeps the best.
 
-A part is a file of arrays, one entry a caption, so that a run goes on where it was stopped and only arrays of all
-captions are in memory: some 95 bytes a caption at the peak.
+The rows are worked on in parts. A part is a file of arrays with one entry per caption. A run that was stopped makes
+only the parts that are missing, and only arrays are held for the whole data set: about 95 bytes per caption.
 """
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import Reward, checked_scores
-from rewards.files import atomic_write, remove_leftovers
+from rewards.files import atomic_write
 from rewards.registry import build
 from rewards.text.tokenize import tokenize
 from rl_caption.config.checks import check
@@ -34,37 +34,39 @@ from rl_caption.data.curation import (
 )
 from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import write_text
-from rl_caption.data.parts import check_settings, own_parts
+from rl_caption.data.parts import missing_parts
 from rl_caption.errors import ConfigError, config_errors
 from rl_caption.evaluation.results import markdown
 
 logger = logging.getLogger(__name__)
 
 OTHER_SPLIT = -2
-"""Reason of a caption that is not looked at, and stays."""
+"""In ``Parts.reason``: the caption is of another split, and is kept without being looked at."""
 UNREADABLE = -3
-"""Reason of a caption whose image cannot be read."""
+"""In ``Parts.reason``: the image of the caption cannot be read."""
 
 
 class Parts(NamedTuple):
-    """Of all N captions of a data set."""
+    """What is known of the N captions of a data set, in the order of its rows."""
 
     captions: NDArray[np.int32]
-    """[rows] number of captions of each row."""
+    """[rows]: the number of captions of each row."""
     reason: NDArray[np.int16]
-    """[N] number of the rule that a caption breaks, -1 for none, or one of the constants above."""
+    """[N]: index in ``config.rules`` of the first rule that the caption breaks, -1 for none, or a constant above."""
     key: NDArray[np.uint64]
-    """[N] equal for captions that count as equal."""
+    """[N]: a hash that is equal for duplicates."""
     scores: Mapping[str, NDArray[np.float32]]
-    """[N] by name; NaN where a caption was not scored."""
+    """Name of a score -> [N]; NaN where a caption was not scored."""
 
 
 def curate(config: CurateConfig) -> str:
-    """Write ``kept.jsonl`` and ``report.md``, and return the report's table; of a ``worker`` only what it did.
+    """Write ``kept.jsonl`` and ``report.md`` to ``config.out``, and return the table of the report.
+
+    With ``config.worker`` only the parts of that worker are made, and a sentence is returned that counts them.
 
     Raises:
-        ConfigError: a rule, a score or a step of the selection is not usable, or ``out`` has parts of other settings.
-        DataError: a file, a row or an image is wrong.
+        ConfigError: a rule, a score or a step of the selection cannot be used, or ``out`` has parts of other settings.
+        DataError: a file, a row or an image cannot be read.
         RewardError: a score failed.
     """
     check(config)
@@ -74,17 +76,13 @@ def curate(config: CurateConfig) -> str:
     )
     rewards = _rewards(config)
     out, rows = Path(config.out), source.count()
-    total = -(-rows // config.part_rows)
-    if not total:
+    if not rows:
         raise DataError(f"{config.data} has no rows")
-    own = own_parts(config.worker, total)
-    files = [out / "parts" / f"{number:06d}.npz" for number in range(total)]
-    _check_settings(out, config, source, rewards)
-    remove_leftovers(out / "parts")
-    missing = [number for number in own if not files[number].exists()]
+    files = [out / "parts" / f"{number:06d}.npz" for number in range(-(-rows // config.part_rows))]
+    missing, done = missing_parts(out, files, config.worker, _settings(config, source, rewards))
     _make_parts(config, source, rewards, files, missing)
     if config.worker is not None:
-        return f"{len(missing)} parts made, {len(own) - len(missing)} were there; {total} in all"
+        return done
     parts = _read_parts(files, list(rewards))
     steps = _select(config, parts)
     return _write(config, source, parts, steps, rewards)
@@ -128,19 +126,17 @@ def _rewards(config: CurateConfig) -> dict[str, Reward]:
     return found
 
 
-def _check_settings(out: Path, config: CurateConfig, source: Source, rewards: Mapping[str, Reward]) -> None:
-    """Write what the parts are made by; ``ConfigError`` where other settings made those that are there."""
+def _settings(config: CurateConfig, source: Source, rewards: Mapping[str, Reward]) -> dict[str, Any]:
+    """What the parts depend on."""
     names = ("image_root", "image_column", "caption_column", "split", "text_column", "duplicates", "part_rows")
-    settings = {name: getattr(config, name) for name in names}
-    settings["rules"] = [list(rule) for rule in config.rules.items()]  # parts have their numbers
-    settings["files"] = {str(file): _content(file) for file in source.files}
+    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
+    settings["rules"] = [list(rule) for rule in config.rules.items()]  # a list: parts have the rules' numbers
     settings["scores"] = {name: reward.signature for name, reward in rewards.items()}
-    check_settings(out, settings)
-
-
-def _content(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
+    settings["files"] = {}
+    for file in source.files:
+        with file.open("rb") as content:
+            settings["files"][str(file)] = hashlib.file_digest(content, "sha256").hexdigest()[:16]
+    return settings
 
 
 def _make_parts(
@@ -149,15 +145,14 @@ def _make_parts(
     wanted = set(missing)
     rows = source.rows(lambda index: index // config.part_rows in wanted)
     for number in progress(missing, "scoring", "part"):
-        count = config.part_rows
-        part = [row for _, row in islice(rows, count)]
+        part = [row for _, row in islice(rows, config.part_rows)]
         arrays = _part(config, part, rewards)
         with atomic_write(files[number]) as file:
             np.savez(file, allow_pickle=False, **arrays)
 
 
 def _part(config: CurateConfig, rows: Sequence[Item], rewards: Mapping[str, Reward]) -> dict[str, NDArray]:
-    """The arrays of ``Parts`` of some rows."""
+    """The arrays of ``Parts`` for the rows of one part; those of scores are named ``score_NAME``."""
     unreadable = _unreadable(config, rows) if any("image" in reward.columns for reward in rewards.values()) else set()
     captions = [(row, caption) for row in rows for caption in row["references"]]
     reasons = np.array([_reason(config, row, caption, unreadable) for row, caption in captions], dtype=np.int16)
@@ -179,7 +174,7 @@ def _part(config: CurateConfig, rows: Sequence[Item], rewards: Mapping[str, Rewa
 
 
 def _unreadable(config: CurateConfig, rows: Sequence[Item]) -> set[str]:
-    """Images of the curated split that cannot be read, where they are skipped."""
+    """The images that cannot be read. Raises ``DataError`` if there are any, unless ``on_bad`` skips them."""
     paths = (str(row["image"]) for row in rows if row.get("split", config.split) == config.split)
     verdicts = check_image_files(map(ImageFile, paths), config.num_workers)
     bad = {file.path: verdict.error for file, verdict in verdicts.items() if verdict.error is not None}
@@ -223,7 +218,7 @@ def _read_parts(files: Sequence[Path], scores: Sequence[str]) -> Parts:
 
 
 def _select(config: CurateConfig, parts: Parts) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Each reason to drop captions, and which [N] are still there after it."""
+    """The steps of the selection in their order: what each drops captions for, and which are left [N]."""
     looked_at = parts.reason != OTHER_SPLIT
     left = looked_at.copy()
     steps = [("captions", left.copy())]
@@ -267,10 +262,10 @@ def _write(
     shown = {name: _drawn(generator, mask, config.examples) for name, mask in [("kept", steps[-1][1]), *dropped]}
     wanted = {int(index) for indices in shown.values() for index in indices}
     texts: dict[int, str] = {}
+    ends, written = np.cumsum(parts.captions), 0
     with atomic_write(out / "kept.jsonl") as file:
-        written = 0
-        for first, row in _with_offsets(source, parts):
-            captions = row["references"]
+        for index, row in progress(source.rows(), "writing", "row", len(ends)):
+            first, captions = int(ends[index] - parts.captions[index]), row["references"]
             texts |= {first + n: caption for n, caption in enumerate(captions) if first + n in wanted}
             chosen = [n for n in range(len(captions)) if kept[first + n]]
             if chosen:
@@ -294,15 +289,8 @@ def _drawn(generator: np.random.Generator, mask: NDArray[np.bool_], count: int) 
     return np.sort(generator.choice(index, min(count, len(index)), replace=False))
 
 
-def _with_offsets(source: Source, parts: Parts) -> Iterator[tuple[int, Item]]:
-    """Yield the index of the first caption of a row, and the row."""
-    ends = np.cumsum(parts.captions)
-    for index, row in progress(source.rows(), "writing", "row", len(ends)):
-        yield int(ends[index] - parts.captions[index]), row
-
-
 def _table(steps: Sequence[tuple[str, NDArray[np.bool_]]], parts: Parts) -> str:
-    """Markdown: captions after each step, and mean scores of those."""
+    """A Markdown table: the number of captions after each step, and their mean scores."""
     heads = ["step", "dropped", "left", *(f"mean {name}" for name in parts.scores)]
     lines = []
     before = int(steps[0][1].sum())

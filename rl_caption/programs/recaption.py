@@ -1,7 +1,7 @@
-"""Programs that write a data set anew, part by part, with new columns beside the old ones.
+"""Programs that copy a data set, part by part, and add generated columns to its rows.
 
-``recaption``: a long caption of every image. ``make_positives``: what PAC-S learns from, further captions of each image
-and images of its captions.
+``recaption`` adds a long caption of every image. ``make_positives`` adds what PAC-S learns from: further captions of
+each image, and images generated for its captions.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from urllib.parse import quote
 import numpy as np
 
 from rewards.clip.encoder import chunks
-from rewards.files import atomic_write, remove_leftovers
+from rewards.files import atomic_write
 from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
 from rl_caption.config.checks import check
@@ -26,7 +26,7 @@ from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_json_lines, write_text
 from rl_caption.data.formats import build_data
-from rl_caption.data.parts import check_settings, own_parts
+from rl_caption.data.parts import missing_parts, own_parts
 from rl_caption.errors import ConfigError, config_errors
 from rl_caption.evaluation.results import markdown
 from rl_caption.options import build_target, load_target
@@ -35,17 +35,20 @@ from rl_caption.reward_models.visual_bottleneck import TextToImage, load_text_to
 
 QUANTILES = (0.05, 0.5, 0.95)
 TEXTS = ("prompt", "long_reference", "positive_captions", "negatives")
-"""Columns of a row that its new line has, too, besides ``positive_images``."""
+"""Columns that are copied where a row has them; so is ``positive_images``."""
 Rows = Sequence[tuple[str, Row]]
-"""(split, row) pairs."""
+"""Rows, each with the name of its split."""
+NewColumns = Callable[[Rows], Sequence[Mapping[str, Any]]]
+"""From some rows to the new columns of each."""
 
 
 def recaption(config: RecaptionConfig) -> str:
-    """Write ``captions.jsonl`` and ``report.md``, and return the report's table; of a ``worker`` only what it did.
+    """Write ``captions.jsonl`` and ``report.md`` to ``config.out``, and return the table of the report.
 
-    A line of ``captions.jsonl`` is a row of ``data.format: jsonl`` whose ``long_reference`` is the new caption; its
-    ``references`` are the old ones. Images that are drawn, not read, are written to
-    ``OUT/images/SPLIT``.
+    ``captions.jsonl`` is a data set of ``data.format: jsonl``. Each row keeps its ``references`` and gets the new
+    caption as ``long_reference``. Images that are not files, such as generated scenes, are written to
+    ``OUT/images/SPLIT``. With ``config.worker`` only the parts of that worker are made, and a sentence is returned that
+    counts them.
 
     Raises:
         ConfigError: the recaptioner or the language model cannot be made, or ``out`` has parts of other settings.
@@ -53,7 +56,8 @@ def recaption(config: RecaptionConfig) -> str:
     """
     check(config)
     data, rows = selected_rows(config)
-    language_model = _language_model(config)
+    with config_errors("language_model"):
+        language_model = None if config.language_model is None else Perplexity(config.language_model, floor=-100.0)
     recaptioner = load_recaptioner(config.recaptioner, "recaptioner")
 
     def columns(part: Rows) -> list[dict[str, Any]]:
@@ -68,34 +72,25 @@ def recaption(config: RecaptionConfig) -> str:
         return done
     file = Path(config.out) / "captions.jsonl"
     lines, count = gather_parts(config, data, rows, file)
-    table = statistics_table(
-        {
-            "before": [caption for line in lines for caption in line["references"]],
-            "after": [line["long_reference"] for line in lines],
-        },
-        language_model,
-    )
-    notes = [f"by {recaptioner.signature}", f"`captions.jsonl`: {count:,} rows"]
+    before = [caption for line in lines for caption in line["references"]]
+    captions = {"before": before, "after": [line["long_reference"] for line in lines]}
+    notes = [f"by {recaptioner.signature}"]
     if language_model is not None:
         notes.append(f"log-probability: {language_model.signature}, nats a token with EOS, mean over captions")
-    return write_report(file, count, ["# Recaptioned", "", table, "", *(f"- {note}" for note in notes)])
-
-
-def _language_model(config: RecaptionConfig) -> Perplexity | None:
-    with config_errors("language_model"):
-        return None if config.language_model is None else Perplexity(config.language_model, floor=-100.0)
+    return write_report(file, count, "Recaptioned", statistics_table(captions, language_model), notes)
 
 
 def make_positives(config: PositivesConfig) -> str:
-    """Write ``positives.jsonl`` and ``report.md``, and return the report's table; of a ``worker`` only what it did.
+    """Write ``positives.jsonl`` and ``report.md`` to ``config.out``, and return the table of the report.
 
-    A line of ``positives.jsonl`` is a row of ``data.format: jsonl`` with ``positive_captions`` of its image and
-    ``positive_images`` of its references, in their order, or one of the two; images are PNG files in
-    ``OUT/positive_images/SPLIT``. Files that are there are kept.
+    ``positives.jsonl`` is a data set of ``data.format: jsonl`` whose rows have ``positive_captions`` of the image,
+    ``positive_images`` (PNG files in ``OUT/positive_images/SPLIT``, one for each reference in order), or both. Files
+    that exist already are kept. With ``config.worker`` only the parts of that worker are made, and a sentence is
+    returned that counts them.
 
     Raises:
-        ConfigError: neither is asked for, what makes them cannot be made, or ``out`` has parts of other settings.
-        DataError: the data cannot be read, or a caption or an image is missing in what was made.
+        ConfigError: nothing is asked for, what makes it cannot be loaded, or ``out`` has parts of other settings.
+        DataError: the data cannot be read, or too few captions or images were made.
     """
     check(config)
     if config.captions.target is None and config.images.target is None:
@@ -111,7 +106,6 @@ def make_positives(config: PositivesConfig) -> str:
     }
 
     def columns(part: Rows) -> list[dict[str, Any]]:
-        """The new columns of each row."""
         found: list[dict[str, Any]] = [{} for _ in part]
         if captioner is not None:
             for line, texts in zip(found, captions_of(captioner, part), strict=True):
@@ -126,17 +120,15 @@ def make_positives(config: PositivesConfig) -> str:
         return done
     file = Path(config.out) / "positives.jsonl"
     lines, count = gather_parts(config, data, rows, file)
-    captions = {
-        name: [text for line in lines for text in line.get(name, [])] for name in ("references", "positive_captions")
-    }
-    images = sum(len(line.get("positive_images", [])) for line in lines)
-    notes = [f"- {name} by {signature}" for name, signature in made_by.items() if signature is not None]
-    notes += [f"- {images:,} images", f"- `positives.jsonl`: {count:,} rows"]
-    return write_report(file, count, ["# Positives", "", statistics_table(captions), "", *notes])
+    kinds = ("references", "positive_captions")
+    captions = {name: [text for line in lines for text in line.get(name, [])] for name in kinds}
+    notes = [f"{name} by {signature}" for name, signature in made_by.items() if signature is not None]
+    notes.append(f"{sum(len(line.get('positive_images', [])) for line in lines):,} images")
+    return write_report(file, count, "Positives", statistics_table(captions), notes)
 
 
 def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[list[str]]:
-    """The files of each row's images, made where they are not there."""
+    """The image files for the captions of each row; those that do not exist are made."""
     folder, number = Path(config.out) / "positive_images", 1 if config.images.captions == "first" else None
     files: list[list[str]] = []
     missing: list[tuple[Path, str]] = []
@@ -156,7 +148,7 @@ def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[l
 
 
 def load_recaptioner(config: RecaptionerConfig, key: str) -> Recaptioner:
-    """Make what writes captions; ``key`` is that of ``config``. Raises ``ConfigError``."""
+    """Build the recaptioner of a section ``key`` of a configuration. Raises ``ConfigError`` where that fails."""
     if config.target is None:
         raise ConfigError(f"{key}.target is not set: expected {', '.join(RECAPTIONERS)} or package.module:Class")
     target = load_target(config.target, f"{key}.target", RECAPTIONERS)
@@ -165,8 +157,8 @@ def load_recaptioner(config: RecaptionerConfig, key: str) -> Recaptioner:
 
 
 def captions_of(recaptioner: Recaptioner, rows: Rows) -> list[list[str]]:
-    """The captions of each row, at least one, less blank ones. Raises ``DataError`` where there is none."""
-    # Split by split: another split may have the same image ids.
+    """The new captions of each row without blank ones. Raises ``DataError`` for a row that has none then."""
+    # One call for each split, because another split may have the same image ids.
     answers = (recaptioner([row for _, row in own]) for _, own in groupby(rows, itemgetter(0)))
     found = [[own] if isinstance(own, str) else list(own) for own in chain.from_iterable(answers)]
     if len(found) != len(rows):
@@ -179,10 +171,10 @@ def captions_of(recaptioner: Recaptioner, rows: Rows) -> list[list[str]]:
 
 
 def selected_rows(config: PartsConfig) -> tuple[DataModule, list[tuple[str, Row]]]:
-    """The data, and the rows of its ``splits`` with the names of these.
+    """Read the data of a configuration: all of it, and the rows of the ``splits`` that are worked on.
 
     Raises:
-        ConfigError: a split or a worker that cannot be, or images that are videos.
+        ConfigError: a split is unknown, ``worker`` is not K/N, or the images are videos.
         DataError: the data cannot be read.
     """
     data = build_data(config.data)
@@ -200,36 +192,26 @@ def make_parts(
     config: PartsConfig,
     rows: Rows,
     made_by: Mapping[str, str | None],
-    columns: Callable[[Rows], Sequence[Mapping[str, Any]]],
+    columns: NewColumns,
     what: str,
 ) -> str:
-    """Write those of the worker's parts that are not there yet; return what was done.
+    """Write the worker's missing parts of ``rows``; return a sentence that counts them.
 
-    Args:
-        config: part size, worker and folder.
-        rows: of all parts.
-        made_by: what new columns depend on; a folder with parts that were made by others is refused.
-        columns: new columns of rows, a mapping for each.
-        what: a word for the progress bar.
-
-    Raises:
-        ConfigError: ``out`` has parts of other settings.
+    ``made_by`` has the signatures of what makes the new columns: ``ConfigError`` if ``out`` has parts by others, or by
+    other settings. ``what`` is the title of the progress bar.
     """
     files, out = _part_files(config, len(rows)), Path(config.out)
-    own = own_parts(config.worker, len(files))
     settings = {"rows": len(rows), "captions_before": _fingerprint(rows), "part_rows": config.part_rows}
-    check_settings(out, {**settings, **made_by})
-    remove_leftovers(out / "parts")
-    missing = [number for number in own if not files[number].exists()]
+    missing, done = missing_parts(out, files, config.worker, {**settings, **made_by})
     for number in progress(missing, what, "part"):
         part = rows[number * config.part_rows : (number + 1) * config.part_rows]
         lines = [_line(split, row, out) | dict(new) for (split, row), new in zip(part, columns(part), strict=True)]
         write_json_lines(files[number], lines)
-    return f"{len(missing)} parts made, {len(own) - len(missing)} were there; {len(files)} in all"
+    return done
 
 
 def _fingerprint(rows: Rows) -> str:
-    """Of the images' ids and texts, in their order."""
+    """A hash of the images' ids and texts in their order."""
     digest = hashlib.blake2b(digest_size=8)
     for split, row in rows:
         texts = [row.get(key) for key in ("references", *TEXTS)]
@@ -242,7 +224,7 @@ def _part_files(config: PartsConfig, rows: int) -> list[Path]:
 
 
 def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
-    """A row as ``data.format: jsonl`` reads it."""
+    """A row as ``data.format: jsonl`` reads it; its image is written to a file if it is none."""
     image: Any = row["image"]
     if not isinstance(image, str | Path):
         image = out / "images" / quote(split, safe="") / f"{quote(row['image_id'], safe='')}.png"
@@ -258,9 +240,9 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
 
 
 def gather_parts(config: PartsConfig, data: DataModule, rows: Rows, file: Path) -> tuple[list[dict[str, Any]], int]:
-    """Put all parts, and the rows of splits that were left alone, into one file; its new lines, and the number of all.
+    """Write one ``file`` from all parts and the rows of the splits that were not worked on.
 
-    ``rows`` are those of the parts.
+    ``rows`` are those of the parts. Returns the lines of the parts, and the number of all lines.
     """
     made = [json.loads(line) for part in _part_files(config, len(rows)) for line in part.read_bytes().splitlines()]
     others = [name for name in data.splits if config.splits and name not in config.splits]
@@ -269,31 +251,34 @@ def gather_parts(config: PartsConfig, data: DataModule, rows: Rows, file: Path) 
     return made, len(made) + len(kept)
 
 
-def write_report(file: Path, count: int, lines: Sequence[str]) -> str:
-    """Write the lines to ``report.md`` beside ``file``; return its table, and what was written, ``count`` rows."""
+def write_report(file: Path, count: int, title: str, table: str, notes: Sequence[str]) -> str:
+    """Write ``report.md`` beside ``file``, which has ``count`` rows; return the table and what was written."""
     report = file.with_name("report.md")
-    write_text(report, "\n".join(lines) + "\n")
-    table = [line for line in lines if line.startswith("|")]
-    return "\n".join([*table, "", f"wrote {file} ({count:,} rows) and {report}"])
+    listed = [f"- {note}" for note in (*notes, f"`{file.name}`: {count:,} rows")]
+    write_text(report, "\n".join([f"# {title}", "", table, "", *listed]) + "\n")
+    return f"{table}\n\nwrote {file} ({count:,} rows) and {report}"
 
 
 def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None) -> str:
-    """A Markdown table: number, length, vocabulary and likelihood of captions, a row for each name."""
+    """A Markdown table with a row for each name: number, length, vocabulary and likelihood of its captions."""
     rows = {name: _statistics(own, language_model) for name, own in captions.items()}
-    heads = list(_statistics([], None))
-    return markdown(["captions", *heads], [[name, *row.values()] for name, row in rows.items()])
+    return markdown(["captions", *_statistics([], None)], [[name, *row.values()] for name, row in rows.items()])
 
 
 def _statistics(captions: Sequence[str], language_model: Perplexity | None) -> Mapping[str, str]:
-    """Heading -> figure of some captions; headings alone of none."""
-    words = np.array([len(tokenize(caption)) for caption in captions])
-    low, middle, high = np.quantile(words, QUANTILES) if captions else (0, 0, 0)
-    vocabulary = {word for caption in captions for word in tokenize(caption)}
-    found = {
+    """Heading -> figure; without captions the figures mean nothing."""
+    lengths: list[int] = []
+    vocabulary: set[str] = set()
+    for caption in captions:
+        words = tokenize(caption)
+        lengths.append(len(words))
+        vocabulary.update(words)
+    low, middle, high = np.quantile(lengths or [0], QUANTILES)
+    scores = language_model(None, list(captions)) if language_model is not None and captions else []
+    return {
         "number": f"{len(captions):,}",
-        "words, mean": f"{words.mean():.1f}" if captions else "",
+        "words, mean": f"{np.mean(lengths):.1f}" if captions else "",
         "words, 5 / 50 / 95 %": f"{low:.0f} / {middle:.0f} / {high:.0f}",
         "different words": f"{len(vocabulary):,}",
+        "log-probability a token": f"{np.mean(scores):.3f}" if scores else "–",
     }
-    scores = language_model(None, list(captions)) if language_model is not None and captions else []
-    return found | {"log-probability a token": f"{np.mean(scores):.3f}" if scores else "–"}

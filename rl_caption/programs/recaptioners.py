@@ -1,4 +1,4 @@
-"""Who writes new captions of images: a captioner of ours, a vision-language model, the generated world itself."""
+"""Recaptioners, which write new captions of images: a captioner of ours, a vision-language model, a generated scene."""
 
 import string
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ FIELDS = ("caption", "prompt", "image_id")
 
 
 class Recaptioner(Protocol):
-    """Writes captions; ``signature`` says what by, for the report and for what was already written."""
+    """Writes new captions of images. ``signature`` names the model and its options, in reports and for resuming."""
 
     signature: str
 
     def __call__(self, rows: Sequence[Row]) -> Sequence[str | list[str]]:
-        """A new caption of each row's image, or several, from the image and what is known of it."""
+        """Return a new caption of each row's image, or a list of them; a row may have captions and a prompt."""
         ...
 
 
 def _named(model: str) -> str:
-    """A model's name; of a folder, with the start of the hash of its weights, which may be others at another time."""
+    """The name of a model. A folder may have other weights later, so its name gets the start of their hash."""
     from rl_caption.captioners.loading import weights_hash
 
     weights = weights_hash(model)
@@ -40,20 +40,20 @@ def _named(model: str) -> str:
 
 
 class CaptionerRecaptioner:
-    """A saved captioner, or one on the hub.
+    """Writes captions with a captioner.
 
     Args:
-        model: its folder or name.
-        num_beams: beam width; 1 is greedy.
-        max_new_tokens: length limit in tokens.
-        batch_size: images at a time.
-        seed: of samples.
-        **decode: further options of ``DecodeConfig``: ``num_return_sequences``, of beam search, and ``num_samples``,
-            in place of it, give several captions of an image.
+        model: folder of a saved captioner, or its name on the hub.
+        num_beams: width of beam search; 1 decodes greedily.
+        max_new_tokens: most tokens of a caption.
+        batch_size: images that are captioned at a time.
+        seed: of sampling.
+        **decode: further options of ``DecodeConfig``. ``num_return_sequences`` (of beam search) or ``num_samples``
+            give several captions of each image.
 
     Raises:
         CaptionerError: ``model`` is no captioner.
-        ConfigError: options that do not fit each other.
+        ConfigError: the options of decoding contradict each other.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CaptionerRecaptioner:
         self.signature = f"captioner[{_named(model)},beams{num_beams},tokens{max_new_tokens}{more}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
-        """Captions of greedy or beam search, or samples, which are a function of the seed and the image id."""
+        """Caption the images. Samples are a function of the seed and the image id, not of the batch."""
         from rl_caption.training.validation import decode_candidates
 
         decode = self.captioner, self.policy, rows, self.decoding, self.batch_size, self.accelerator
@@ -89,21 +89,21 @@ class CaptionerRecaptioner:
 
 
 class VisionLanguageRecaptioner:
-    """A vision-language model of Transformers that is asked for a description.
+    """Asks a vision-language model of Transformers for a description.
 
     Args:
-        name: folder or name on the hub.
-        prompt: the question; ``{caption}`` is the image's first caption (alt text, say), ``{prompt}`` the row's own
-            prompt (a page title, say), ``{image_id}`` its id.
-        max_new_tokens: length limit in tokens.
-        batch_size: images at a time.
-        dtype: of the weights, such as ``bfloat16``; ``auto`` is that of the file.
-        device: such as ``cuda:0``; None is a GPU where there is one.
-        num_beams: beam width; 1 is greedy.
-        num_return_sequences: the so many best captions of an image, at most ``num_beams``.
+        name: folder of the model, or its name on the hub.
+        prompt: the question. ``{caption}`` stands for the image's first caption (alt text, for example), ``{prompt}``
+            for the row's own prompt (a page title, for example), ``{image_id}`` for the image's id.
+        max_new_tokens: most tokens of an answer.
+        batch_size: images that are described at a time.
+        dtype: of the weights, such as ``bfloat16``; ``auto`` takes that of the file.
+        device: such as ``cuda:0``; None takes a GPU if there is one.
+        num_beams: width of beam search; 1 decodes greedily.
+        num_return_sequences: how many of the best beams are kept, at most ``num_beams``.
 
     Raises:
-        ConfigError: the model cannot be loaded, has no chat template, or ``prompt`` has another field.
+        ConfigError: the model cannot be loaded, has no chat template, or ``prompt`` has an unknown field.
     """
 
     def __init__(
@@ -137,11 +137,9 @@ class VisionLanguageRecaptioner:
         self.signature = f"vision_language[{_named(name)},tokens{max_new_tokens}{more}] {prompt!r}"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
-        """Answers of greedy or beam search."""
-        found: list[list[str]] = []
-        for start in range(0, len(rows), self.batch_size):
-            found += self._answers(rows[start : start + self.batch_size])
-        return found
+        """Describe the images, by greedy or beam search."""
+        starts = range(0, len(rows), self.batch_size)
+        return [own for start in starts for own in self._answers(rows[start : start + self.batch_size])]
 
     @torch.inference_mode()
     def _answers(self, rows: Sequence[Row]) -> list[list[str]]:
@@ -161,11 +159,11 @@ class VisionLanguageRecaptioner:
 
 
 class SceneRecaptioner:
-    """Exact long descriptions of generated scenes, perhaps thinned and made wrong: stronger and weaker recaptioners.
+    """Describes generated scenes from what is known of them, as well or badly as it is asked to.
 
     Args:
-        keep: probability that a sentence stays, in (0, 1]; at least one stays.
-        wrong: probability that a sentence is replaced by a hard negative of it, in [0, 1].
+        keep: probability that a sentence of the full description is kept, in (0, 1]; at least one is.
+        wrong: probability that a sentence is replaced by a false one (a hard negative), in [0, 1].
         seed: of these draws.
     """
 
@@ -176,7 +174,7 @@ class SceneRecaptioner:
         self.signature = f"scenes[keep{keep:g},wrong{wrong:g},seed{seed}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[str]:
-        """Descriptions; a pure function of the rows' scenes. Raises ``DataError`` for other images."""
+        """Describe the scenes; a pure function of them and the options. Raises ``DataError`` for other images."""
         return [self._description(row) for row in rows]
 
     def _description(self, row: Row) -> str:

@@ -1,7 +1,7 @@
-"""A page in the browser: photos in, captions of several captioners side by side out, with the scores of judges.
+"""A web page that captions photos with several captioners side by side and shows the scores of judges.
 
-A server of the standard library, for one person on one machine. The page sends one photo a request; captioners and
-judges, which are not thread-safe, take turns under one lock.
+The server is that of the standard library, for one person on one machine. Each request has one photo. Captioners and
+judges are not thread-safe, so one lock lets one request at a time use them.
 """
 
 import base64
@@ -39,11 +39,11 @@ from rl_caption.training.validation import decode_candidates
 
 logger = logging.getLogger(__name__)
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-"""Pillow reads others by starting programs, such as Ghostscript."""
+"""Formats of photos that are read; for some others Pillow would start a program such as Ghostscript."""
 MOST_TEXT = 2**16
-"""Bytes of a request besides its photo."""
+"""Most bytes of a request besides its photo."""
 SECONDS = 60
-"""Without a byte from the browser, after which a request ends."""
+"""A request ends after so many seconds without a byte from the browser."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -53,7 +53,7 @@ HEADERS = {
 
 
 class Photo(TypedDict):
-    """What the page sends: a file in base64, the captioners and judges to ask, and references or an empty list."""
+    """The JSON that the page sends: a file in base64, which captioners and judges to ask, and references, if any."""
 
     name: str
     image: str
@@ -63,7 +63,7 @@ class Photo(TypedDict):
 
 
 class RefusedRequest(ValueError):
-    """A request that is not answered as it was meant; the message is for the person at the page."""
+    """A request that is refused; the message is for the person at the page."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -71,7 +71,7 @@ class RefusedRequest(ValueError):
 
 
 class SideBySide(NamedTuple):
-    """Loaded captioners and judges by heading."""
+    """The loaded captioners and judges, by their headings on the page."""
 
     captioners: Mapping[str, Captioner]
     judges: Mapping[str, Reward]
@@ -82,7 +82,9 @@ class SideBySide(NamedTuple):
     def captions(
         self, image_id: str, image: Image.Image, models: Sequence[str], judges: Sequence[str], references: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """``{"model", "caption", "scores": {judge: score}}`` of each model; judges of references need some.
+        """Caption one image by each of ``models``: ``{"model", "caption", "scores": {judge: score}}`` for each.
+
+        A judge that compares with references is left out where there are none.
 
         Raises:
             RewardError: a judge failed; the message names it.
@@ -116,7 +118,7 @@ class SideBySide(NamedTuple):
 class PageServer(ThreadingHTTPServer):
     """Answers ``GET /`` with the page and ``POST /captions`` with the captions of one photo.
 
-    It is bound to its address when it is made, and listens once ``load`` has loaded everything.
+    Constructing it binds the address; it listens after ``load`` has loaded the models.
     """
 
     daemon_threads = True
@@ -133,18 +135,18 @@ class PageServer(ThreadingHTTPServer):
             raise ConfigError(f"{where} cannot be listened on ({error.strerror}): port 0 takes a free one") from error
 
     def load(self) -> None:
-        """Load captioners and judges, then listen. Raises as ``load_models``."""
+        """Load captioners and judges, then listen. Raises what ``load_models`` raises."""
         self.models = load_models(self.config)
         self.page = render_page(self.config, self.models).encode()
         self.server_activate()
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         return f"http://{self.config.host}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error that no user can mend with its traceback; a browser that went away is none."""
+        """Log an unexpected error with its traceback; that a browser has gone away is not one."""
         if not isinstance(sys.exception(), ConnectionError):
             logger.exception("a request failed")
 
@@ -154,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = SECONDS
 
     def do_GET(self) -> None:
-        """The page."""
+        """Send the page."""
         try:
             self._check_sender()
             if self.path != "/":
@@ -165,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, "text/html", self.server.page)
 
     def do_POST(self) -> None:
-        """Captions of a photo, as JSON; what is wrong with it, as ``{"error": message}``."""
+        """Send the captions of a photo as JSON, or ``{"error": message}``."""
         status = HTTPStatus.OK
         answer: dict[str, Any] = {}
         try:
@@ -200,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
             return models.captions(photo["name"], image, photo["models"], photo["judges"], references)
 
     def _check_sender(self) -> None:
-        """Refuse pages of other sites, which a browser lets send requests, and names that lead here by their DNS."""
+        """Refuse requests by pages of other sites, and by names that somebody else's DNS leads here."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if not is_own(host, self.server.config.host):
             raise RefusedRequest(HTTPStatus.FORBIDDEN, f"Host is {host!r:.80}: expected {self.server.url}")
@@ -216,15 +218,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
-        """No line for each request."""
+        """Log nothing for a request."""
 
 
 def serve(config: WebConfig) -> None:
     """Load everything, print the page's address, and answer until Ctrl-C.
 
     Raises:
-        ConfigError: the address cannot be listened on, or as ``load_models``.
-        CaptionerError: as ``load_models``.
+        ConfigError: the address cannot be listened on, or ``load_models`` raises it.
+        CaptionerError: ``load_models`` raises it.
     """
     with PageServer(config) as server:
         if config.host not in ("127.0.0.1", "localhost", "::1"):
@@ -241,10 +243,10 @@ def serve(config: WebConfig) -> None:
 
 
 def load_models(config: WebConfig) -> SideBySide:
-    """The captioners and judges of a configuration.
+    """Load the captioners and judges of a configuration.
 
     Raises:
-        ConfigError: no captioner or one twice, or a judge that cannot be built or that one photo is not enough for.
+        ConfigError: there is no captioner, or one twice; or a judge cannot be built, or needs more than one photo.
         CaptionerError: a captioner cannot be loaded, or reads region features.
     """
     if not config.models:
@@ -273,7 +275,7 @@ def load_models(config: WebConfig) -> SideBySide:
 
 
 def render_page(config: WebConfig, models: SideBySide) -> str:
-    """The page as HTML, with its style and script inside; what it shows later is text, never HTML."""
+    """Render the page as one HTML file with its style and script; it shows captions and names as text, never HTML."""
     captioners = dict(zip(models.captioners, config.models, strict=True))
     judges = {
         name: (f"{judge.bounds[0]:g} to {judge.bounds[1]:g}", "references" in judge.columns)
@@ -285,17 +287,17 @@ def render_page(config: WebConfig, models: SideBySide) -> str:
 
 
 def read_photo(name: str, content: str, max_megapixels: float) -> Image.Image:
-    """Decode a photo from base64: RGB, upright.
+    """Decode a photo from base64, as RGB and turned upright.
 
     Raises:
-        DataError: it is none, is damaged, or has more pixels than allowed; the message begins with its name.
+        DataError: it is no photo, is damaged, or has more pixels than allowed; the message begins with ``name``.
     """
     try:
         with Image.open(io.BytesIO(base64.b64decode(content, validate=True)), formats=FORMATS) as photo:
             width, height = photo.size
             if width * height > max_megapixels * 1e6:
-                size = f"{width} x {height} pixels: expected at most {max_megapixels:g} million (max_megapixels)"
-                raise DataError(f"it has {size}")
+                allowed = f"expected at most {max_megapixels:g} million (max_megapixels)"
+                raise DataError(f"it has {width} x {height} pixels: {allowed}")
             photo.load()
             return load_image(photo)
     except UnidentifiedImageError as error:
@@ -305,9 +307,9 @@ def read_photo(name: str, content: str, max_megapixels: float) -> Image.Image:
 
 
 def is_own(netloc: str, host: str) -> bool:
-    """Whether the ``Host`` of a request means this server: an address, ``localhost``, or the configured ``host``.
+    """Whether the ``Host`` of a request names this server: an IP address, ``localhost``, or the configured ``host``.
 
-    Any other name is one that somebody else's DNS may lead here, to read the answers (DNS rebinding).
+    Any other name may be one whose owner points it here by DNS, to read the answers (DNS rebinding).
     """
     try:
         name = urlsplit(f"//{netloc}").hostname or ""

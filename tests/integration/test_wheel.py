@@ -4,7 +4,6 @@
 folder of programs.
 """
 
-import json
 import os
 import re
 import shutil
@@ -117,16 +116,10 @@ def test_recipes(run: Run) -> None:
 
 def test_programs(run: Run, tmp_path: Path) -> None:
     assert "The main job can run here." in run("rl-caption", "doctor")
-    captions = [{"image_id": 1, "caption": "a dog on a beach"}, {"image_id": 2, "caption": "two cats"}]
-    (tmp_path / "captions.json").write_text(json.dumps(captions))
-    (tmp_path / "references.json").write_text(json.dumps({"1": ["a dog on a beach"], "2": ["a red bus"]}))
-    files = ("--captions", tmp_path / "captions.json", "--references", tmp_path / "references.json")
-    assert "rouge_l 0.500000 (mean of 2 captions)" in run("rl-caption", "score", "--reward", "rouge_l", *files)
     captioner, (row,) = tiny_captioner(), tiny_rows(1)
     captioner.save_pretrained(captioner.policy, tmp_path / "model")
     row["image"].save(tmp_path / "photo.png")
-    path, _, caption = run("rl-caption", "caption", "--model", tmp_path / "model", tmp_path / "photo.png").partition(
-        "\t"
-    )
+    printed = run("rl-caption", "caption", "--model", tmp_path / "model", tmp_path / "photo.png")
+    path, _, caption = printed.partition("\t")
     assert path == str(tmp_path / "photo.png")
     assert set(caption.split()) <= set(captioner.tokenizer.get_vocab())

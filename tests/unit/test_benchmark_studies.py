@@ -17,7 +17,6 @@ from benchmarks.studies.specificity_study import (
     RatedCaption,
     SpecificityStudy,
     data_section,
-    exported,
     hubness,
     load_models,
     rated_captions,
@@ -26,13 +25,11 @@ from benchmarks.studies.specificity_study import (
 )
 from benchmarks.studies.text_similarity import TextSimilarity
 from rewards.base import RewardError
-from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.backbone import Backbone
 from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, claims, oracle
 from rl_caption.errors import ConfigError
-from rl_caption.meta_evaluation.program import score_set
-from rl_caption.meta_evaluation.scenes import rate_captions
 from rl_caption.meta_evaluation.sets import load
 from rl_caption.meta_evaluation.specificity import make_chains
 from tests.captioners_for_tests import SHAPE, tiny_captioner, tiny_rows
@@ -44,72 +41,28 @@ ROWS: list[Row] = list(ScenesData(**SCENES).split("test"))
 RECALLS = {f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)}
 
 
-@pytest.fixture(scope="module")
-def student(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    return load_backbone(str(tiny_student(tmp_path_factory.mktemp("student") / "student")), device="cpu")
+class OfImages:
+    """A metric that looks at images."""
 
-
-@pytest.fixture
-def data(tmp_path: Path) -> str:
-    """A configuration of any program with a section ``data``."""
-    content = {"data": {"format": "scenes", "kwargs": SCENES}, "rollout": {"num_samples": 2}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
-    return str(tmp_path / "config.yaml")
-
-
-def run(program: Any, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["study", *map(str, words), "--device", "cpu"])
-    program.main()
-
-
-class Fixed:
-    """A metric with known scores, by text."""
-
-    __name__, columns, bounds, signature = "fixed", frozenset({"image"}), (-1.0, 1.0), "fixed"
-
-    def __init__(self, scores: dict[tuple[str, str], float] | None = None) -> None:
-        self.scores = scores or {}
+    __name__, columns, bounds, signature = "of_images", frozenset({"image"}), (-1.0, 1.0), "of_images"
 
     def __call__(self, prompts: object, completions: list[str], **columns: Any) -> list[float]:
-        return [self.scores[key] for key in zip(columns["image_id"], completions, strict=True)]
-
-
-def test_the_truth_agrees_with_itself_and_a_constant_with_nothing() -> None:
-    rated, pairs = rate_captions(ROWS, {"sample at 1": [["a red circle and a dog"]] * 12})
-    f1 = dict(zip(zip(rated.image_ids, rated.captions, strict=True), rated.ratings, strict=True))
-    given = {"truth": f1, "opposite": {key: -value for key, value in f1.items()}, "constant": dict.fromkeys(f1, 0.5)}
-    found = {
-        name: {figure.name: figure.value for part in (rated, pairs) for figure in score_set(part, Fixed(scores))}
-        for name, scores in given.items()
-    }
-    truth, opposite, constant = found.values()
-    assert truth["tau_b"] == truth["tau_b within images"] == pytest.approx(1)
-    compared = zip(pairs.image_ids, pairs.first, pairs.second, strict=True)
-    right = [f1[image_id, true] > f1[image_id, false] for image_id, true, false in compared]
-    assert truth["all pairs"] == pytest.approx(sum(right) / len(right))
-    assert opposite["tau_b"] == opposite["tau_b within images"] == pytest.approx(-1)
-    assert opposite["replace_object"] == 0
-    assert [constant[name] for name in ("tau_b", "tau_c", "tau_b within images", "all pairs")] == [None, None, 0, 0]
+        raise NotImplementedError
 
 
 def test_options_of_studies_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--models tiny=.*nowhere: expected LABEL=FOLDER"):
+    with pytest.raises(ConfigError, match=r"--models tiny=.*nowhere"):
         load_models([f"tiny={tmp_path / 'nowhere'}"], "cpu")
-    with pytest.raises(ConfigError, match=r"--models empty: backbone .* cannot be loaded"):
-        load_models([f"empty={tmp_path}"], "cpu")
-    with pytest.raises(ConfigError, match="metric 'fixed' needs image"):
-        reference_metrics(["tests.unit.test_benchmark_studies:Fixed"])
-    config = tmp_path / "config.yaml"
-    with pytest.raises(ConfigError, match=r"--data .*config.yaml cannot be read: No such file"):
-        data_section(config)
-    config.write_text("rollout: {num_samples: 2}")
+    with pytest.raises(ConfigError, match="metric 'of_images' needs image"):
+        reference_metrics([f"{__name__}:OfImages"])
+    (tmp_path / "config.yaml").write_text("rollout: {num_samples: 2}")
     with pytest.raises(ConfigError, match="has no section 'data'"):
-        data_section(config)
+        data_section(tmp_path / "config.yaml")
 
 
 def test_captions_of_growing_length_are_rated_a_single_time_by_the_oracle() -> None:
-    chains = make_chains([row["long_reference"] for row in ROWS])
-    found = rated_captions(ROWS, chains)
+    chains = make_chains([row["long_reference"] for row in ROWS])[:4]
+    found = rated_captions(ROWS[:4], chains)
     assert len({(caption.row, caption.text) for caption in found}) == len(found)
     own = {caption.text for caption in found if caption.row == 0}
     assert chains[0] is not None
@@ -142,40 +95,35 @@ def test_hubness_by_hand() -> None:
     assert hubness(queries, candidates, 2, chunk_size=1) == hubness(queries, candidates, 2)
 
 
-def test_a_metric_of_length_has_every_step_up_and_no_negative_below(student, monkeypatch):
+def test_a_metric_of_length_has_every_step_up_and_no_negative_below() -> None:
     study = SpecificityStudy(ROWS)
     study.add_metric("words", CaptionLength())
-    words = study.metrics["words"]
-    assert (words["rates"].positive, words["rates"].negative, words["released"]) == (1, 0, None)
-    monkeypatch.setattr(Backbone, "too_long", lambda self, texts: 7)
-    study.add_model("tiny", student)
-    assert study.models["tiny"]["truncated"] == 7, "by the model's own tokenizer"
-    tiny = study.metrics["specs of tiny"]["rates"]
-    assert tiny.steps == words["rates"].steps
-    assert 0 <= tiny.positive <= 1
-    assert set(study.models["tiny"]["long"]) == RECALLS
+    rates = study.metrics["words"]["rates"]
+    assert (rates.positive, rates.negative, study.metrics["words"]["released"]) == (1, 0, None)
     with pytest.raises(DataError, match="has no long_reference"):
         SpecificityStudy([{**ROWS[0], "long_reference": None}])  # type: ignore[typeddict-item]
 
 
-def test_the_study_of_specificity(data, tmp_path, monkeypatch, capsys):
-    models = [f"{label}={tiny_student(tmp_path / label)}" for label in ("before", "after")]
-    run(specificity_study, monkeypatch, "--data", data, "--out", tmp_path / "out", "--models", *models)
+def test_the_study_of_specificity(tmp_path, monkeypatch, capsys):
+    config, out = tmp_path / "config.yaml", tmp_path / "out"
+    config.write_text(yaml.safe_dump({"data": {"format": "scenes", "kwargs": SCENES}, "rollout": {"num_samples": 2}}))
+    tiny_student(tmp_path / "run/export/best")
+    models = [f"run={tmp_path / 'run'}", f"as is={tmp_path / 'run/export/best'}"]
+    monkeypatch.setattr(Backbone, "too_long", lambda self, texts: 7)
+    words = ["study", "--data", config, "--out", out, "--device", "cpu", "--models", *models]
+    monkeypatch.setattr(sys, "argv", list(map(str, words)))
+    specificity_study.main()
     printed = capsys.readouterr().out
-    assert (tmp_path / "out" / "specificity.md").read_text() in printed
-    content = json.loads((tmp_path / "out" / "specificity.json").read_text())
-    assert list(content["metrics"]) == ["words", "cider", "rouge_l", "specs of before", "specs of after"]
-    assert content["metrics"]["specs of before"]["rates"] == content["metrics"]["specs of after"]["rates"]
-    assert content["metrics"]["words"]["rates"]["positive"] == 1
-    assert list(content["models"]) == ["before", "after"]
+    assert (out / "specificity.md").read_text() in printed
+    content = json.loads((out / "specificity.json").read_text())
+    assert list(content["metrics"]) == ["words", "cider", "rouge_l", "specs of run", "specs of as is"]
+    rates = content["metrics"]["specs of run"]["rates"]
+    assert rates == content["metrics"]["specs of as is"]["rates"], "a run stands for its best export"
+    assert rates["steps"] == content["metrics"]["words"]["rates"]["steps"]
+    assert content["models"]["run"]["truncated"] == 7, "by the model's own tokenizer"
+    assert content["models"]["run"]["long"].keys() == RECALLS
     for name in ("SR_neg, %", "10 to 19", "image to text R@1, %", "never near, %"):
         assert name in printed
-
-
-def test_a_run_stands_for_its_best_export(tmp_path: Path) -> None:
-    (tmp_path / "run/export/best").mkdir(parents=True)
-    labelled = exported([f"best={tmp_path / 'run'}", f"as is={tmp_path / 'run/export/best'}"])
-    assert [item.split("=")[1] for item in labelled] == [str(tmp_path / "run/export/best")] * 2
 
 
 def test_growth_compares_every_size_with_the_smallest() -> None:
@@ -230,36 +178,30 @@ def test_texts_of_concreteness_are_captions_sentences_and_titles(tmp_path, capsy
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_third_of_the_pairs_of_curation_is_bad(tmp_path, several, capsys):
-    karpathy(tmp_path / "dataset.json", 1202)
-    pairs = tmp_path / "made" / "pairs.jsonl"
-    options = ["--all_captions", "--scorer_images", "600"] if several else []
+    karpathy(tmp_path / "dataset.json", 902)
+    pairs, images = tmp_path / "made" / "pairs.jsonl", 500 if several else 900
+    options = ["--all_captions", "--scorer_images", "400"] if several else []
     curation.main(["make", "--data", str(tmp_path / "dataset.json"), "--out", str(pairs), *options])
     train = [row for row in read_lines(pairs) if row["split"] == "train"]
-    captions = {
-        (row["image_id"], text): kind
-        for row in train
-        for text, kind in zip(row["references"], row["kinds"], strict=True)
-    }
-    assert len(train) == (600 if several else 1200)
-    assert sum(len(row["references"]) for row in train) == (1800 if several else 1200)
-    for (number, text), kind in captions.items():
-        own = text.startswith(f"Number {number} ")
-        assert own == (kind == "clean"), (number, text, kind)
-        assert text.startswith("Number ") == (kind != "abstract")
+    total = sum(len(row["references"]) for row in train)
+    assert (len(train), total) == (images, images * 3 if several else images)
+    for row in train:
+        for text, kind in zip(row["references"], row["kinds"], strict=True):
+            assert text.startswith(f"Number {row['image_id']} ") == (kind == "clean"), (row, text)
+            assert text.startswith("Number ") == (kind != "abstract")
     half = [row for row in read_lines(pairs.parent / "random.jsonl") if row["split"] == "train"]
-    assert sum(len(row["references"]) for row in half) == (900 if several else 600)
+    assert sum(len(row["references"]) for row in half) == total // 2
     labels = read_lines(pairs.parent / "ratings.jsonl")
     assert sum(line["rating"] for line in labels) == 100
     assert all(line["caption"].startswith("Number ") == bool(line["rating"]) for line in labels)
     if several:
-        scorer = read_lines(pairs.parent / "scorer.jsonl")
-        kept_back = {row["image_id"] for row in scorer if row["split"] == "train"}
-        assert len(kept_back) == 600
+        kept_back = {row["image_id"] for row in read_lines(pairs.parent / "scorer.jsonl") if row["split"] == "train"}
+        assert len(kept_back) == 400
         assert kept_back.isdisjoint(row["image_id"] for row in train)
     capsys.readouterr()
     curation.main(["count", "--pairs", str(pairs), str(pairs), str(pairs.parent / "random.jsonl")])
     first = next(line for line in capsys.readouterr().out.splitlines() if "pairs.jsonl" in line)
-    assert [float(cell) for cell in first.split("|")[3:6]] == pytest.approx([66.7, 16.7, 16.7], abs=0.05)
+    assert [float(cell) for cell in first.split("|")[3:6]] == pytest.approx([66.7, 16.7, 16.7], abs=0.07)
 
 
 def test_the_text_tower_is_judged_by_the_other_captions_of_the_image(tmp_path: Path) -> None:
@@ -318,7 +260,7 @@ def test_the_likelihood_of_a_caption_is_that_of_its_tokens_one_after_the_other(t
 def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_see_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pairs = replaced_relations(list(RelationScenes(0, 60).split("val")))
+    pairs = replaced_relations(list(RelationScenes(0, 30).split("val")))
     kinds = [kind for *_, kind in pairs]
     assert set(kinds) == {"left for right", "above for below", "another axis"}
     horizontal = {"left", "right"}
@@ -330,7 +272,7 @@ def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_
     captioner = tiny_captioner(max_positions=32)
     captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
     relations.main(
-        ["--captioners", str(tmp_path / "captioner"), "--dual", str(tiny_student(tmp_path / "dual")), "--scenes", "60"]
+        ["--captioners", str(tmp_path / "captioner"), "--dual", str(tiny_student(tmp_path / "dual")), "--scenes", "30"]
     )
     header, _, likelihood, cosine = capsys.readouterr().out.splitlines()[
         -4:

@@ -1,7 +1,6 @@
 """The benchmarks run and compare what they say they compare. No time is asserted."""
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from rl_caption.captioners.base import Decoding
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import SHAPE
+from tests.captions_for_tests import needs_java
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
 from tests.hf_models_for_tests import SIDE, save_model
 
@@ -67,22 +67,15 @@ def test_every_benchmark_has_a_command_and_imports_only_what_the_package_needs()
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--repeats", "0"], "--repeats is 0: expected at least 1"),
-        (["--json", "missing/rows.json"], "there is no folder 'missing'"),
-        (["--only", "c"], "invalid choice: 'c'"),
-    ],
-)
-def test_options_are_checked_before_anything_runs(options, said, capsys):
+def test_options_are_checked_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     def measure(timing: Timing, only: list[str]) -> list[Measurement]:
         raise AssertionError("runs")
 
-    for main in (every.main, partial(command, None, measure, only=("a", "b"))):
-        with pytest.raises(SystemExit):
-            main(options)
-        assert said in capsys.readouterr().err
+    for main, name in ((every.main, "startup"), (partial(command, None, measure, only=("a", "b")), "a")):
+        for options in (["--repeats", "0"], ["--json", "missing/rows.json"]):
+            with pytest.raises(SystemExit):
+                main([*options, "--only", name])
+            assert f"error: {options[0]}" in capsys.readouterr().err
 
 
 def test_self_critical_step_and_both_baselines_run() -> None:
@@ -93,22 +86,24 @@ def test_self_critical_step_and_both_baselines_run() -> None:
     assert sum(shares(rows)) == pytest.approx(1.0)
 
 
+PRETRAINED = {"images": 2, "samples": 3, "tokens": 8, "length": 4.0}
 CLASSES: dict[str, Any] = {
     "blip": transformers.BlipForConditionalGeneration,
     "vit_gpt2": transformers.VisionEncoderDecoderModel,
 }
-PRETRAINED = Shapes(images=2, samples=3, tokens=8, length=4.0)
 
 
-def maker(name: str, folder: Path) -> Any:
-    save_model(name, folder)
-    return lambda: CLASSES[name].from_pretrained(folder)
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any, int]]:
+    """In place of ``hf_step.MODELS``."""
+    folders = {name: save_model(name, tmp_path_factory.mktemp(name)) for name in CLASSES}
+    return {name: (f"Tiny {name}", partial(CLASSES[name].from_pretrained, folders[name]), SIDE) for name in CLASSES}
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_the_step_and_both_baselines_run(name: str, tmp_path: Path) -> None:
-    bench = hf_step.build_bench(maker(name, tmp_path), SIDE, PRETRAINED, "cpu", "no")
-    rows = hf_step.measure_model(bench, "Tiny", TIMING, "no", hf_step.COPIED)
+def test_the_step_and_both_baselines_run_and_what_fits_is_computed(models, monkeypatch):
+    monkeypatch.setattr(hf_step, "MODELS", models)
+    monkeypatch.setattr(hf_step, "FITS", ((2, 3), (3, 3), (2, 5)))
+    rows = list(hf_step.measure(TIMING, ["vit_gpt2"], **PRETRAINED))
     baselines = ["generate twice, images copied", "generate twice, states copied"]
     assert [row.baseline for row in rows if row.unit == "x as fast"] == baselines
     assert [row.name.split(",")[0] for row in rows[2:6]] == list(PHASES)
@@ -116,20 +111,16 @@ def test_the_step_and_both_baselines_run(name: str, tmp_path: Path) -> None:
     peaks = {row.baseline: row.ratio for row in rows if row.unit == "x less"}
     assert list(peaks) == baselines
     assert min(peaks.values()) > 0
+    _, *fits = hf_step.measure(TIMING, ["blip"], fits=True, **PRETRAINED)
+    assert [row.name.split(",")[0] for row in fits] == [f"images x 3 captions in {card} GB" for card in (24, 80, 141)]
 
 
-def test_what_fits_is_computed_from_small_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_step, "FITS", ((2, 3), (3, 3), (2, 5)))
-    rows = hf_step.what_fits("Tiny", maker("blip", tmp_path), SIDE, PRETRAINED, "cpu", "no")
-    names = [f"images x 3 captions in {card} GB" for card in (24, 80, 141)]
-    assert [row.name.split(",")[0] for row in rows[1:]] == names
-
-
-def test_captions_end_and_both_baselines_have_the_same_gradient(tmp_path, monkeypatch):
-    bench = hf_step.build_bench(maker("vit_gpt2", tmp_path), SIDE, PRETRAINED, "cpu", "no")
-    decoding = Decoding(num_samples=40, max_new_tokens=PRETRAINED.tokens)
-    lengths = sample_captions(bench.captioner, bench.policy, bench.batch, decoding, 0, 0).mask.sum(-1)
-    assert lengths.float().std() > 0.5
+def test_captions_end_and_both_baselines_have_the_same_gradient(models, monkeypatch):
+    for name in ("blip", "vit_gpt2"):
+        bench = hf_step.build_bench(*models[name][1:], Shapes(**PRETRAINED), "cpu", "no")
+        decoding = Decoding(num_samples=40, max_new_tokens=8)
+        lengths = sample_captions(bench.captioner, bench.policy, bench.batch, decoding, 0, 0).mask.sum(-1)
+        assert lengths.float().std() > 0.5, name
     drawn = torch.tensor([[328, 5, 6, 7, 329], [328, 8, 329, 329, 329], [328, 9, 10, 329, 329]]).repeat(2, 1)
     found: list[dict[str, torch.Tensor]] = []
 
@@ -153,13 +144,6 @@ def test_captions_end_and_both_baselines_have_the_same_gradient(tmp_path, monkey
 MEMORY = Shapes(**TINY, words=400, images=10, prefix_images=2, samples=3, tokens=4)
 
 
-@pytest.fixture
-def few_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in large steps, log-probabilities are taken in blocks that are small compared with the logits."""
-    monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 4 * MEMORY.words)
-
-
-@pytest.mark.usefixtures("few_logits_at_a_time")
 def test_bytes_that_are_allocated_at_the_same_time() -> None:
     def known_step(bench: Bench, batch: CaptionBatch) -> None:
         """At most 4000 + 8000 bytes at a time; 16,000 in all."""
@@ -183,16 +167,15 @@ def test_bytes_that_are_allocated_at_the_same_time() -> None:
 
 
 def test_bytes_of_an_image_and_a_caption_are_fitted_and_inverted() -> None:
-    true = memory.UnitBytes(1000, 20, 3)
-    sizes = ((2, 1), (4, 1), (2, 5))
+    true, sizes = memory.UnitBytes(1000, 20, 3), ((2, 1), (4, 1), (2, 5))
     found = memory.fit(sizes, [int(true.at(*size)) for size in sizes])
     assert (found.fixed, found.image, found.caption) == pytest.approx((1000, 20, 3))
-    assert true.largest(1000 + 10 * (20 + 5 * 3), samples=5) == 10
-    assert true.largest(10, samples=5) == 0
+    assert [true.largest(available, samples=5) for available in (1000 + 10 * (20 + 5 * 3), 10)] == [10, 0]
 
 
-@pytest.mark.usefixtures("few_logits_at_a_time")
-def test_small_steps_predict_a_larger_one() -> None:
+def test_small_steps_predict_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in large steps, log-probabilities are taken in blocks that are small compared with the logits.
+    monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 4 * MEMORY.words)
     rows = list(memory.measure(TIMING, MEMORY, ["no"], small=((4, 2), (7, 2), (4, 4))))
     assert [row.baseline for row in rows[:2]] == ["generate twice", "prefix with gradient"]
     assert all(row.ratio > 1 for row in rows[:2]), "the step of the package needs least"
@@ -256,8 +239,7 @@ def test_multiply_adds_of_the_image_tower_are_those_counted_by_hand() -> None:
     assert found == 2 * expected
 
 
-@pytest.mark.java
-@pytest.mark.skipif(shutil.which("java") is None, reason="no java")
+@needs_java
 def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captions, references = evaluation.generated(3)
     (tmp_path / "predictions").mkdir()

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.studies.hacking_study import Point, StudyError, main, read_monitor, verdict
-from rewards.base import RewardError
+from rl_caption.cli.main import main as command
 from rl_caption.errors import ConfigError
-from tests.training_for_tests import run, scst_config, xe_config
+from tests.training_for_tests import scst_config, xe_config
 
 Rows = list[tuple[float, float, float, bool]]
 
@@ -20,15 +21,6 @@ class Words:
 
     def __call__(self, prompts: object, completions: list[str], **columns: object) -> list[float]:
         return [1.0 + len(text.split()) for text in completions]
-
-
-class Broken:
-    """A judge that fails."""
-
-    __name__, columns, bounds, signature = "broken", frozenset(), (0.0, 1.0), "broken"
-
-    def __call__(self, prompts: object, completions: object, **columns: object) -> list[float]:
-        raise RewardError("no score today")
 
 
 def points(rows: Rows) -> list[Point]:
@@ -53,15 +45,15 @@ def with_alarm(rows: Rows, *steps: int) -> list[Point]:
     return points([(*row[:3], 10 * index in steps) for index, row in enumerate(rows)])
 
 
-@pytest.mark.parametrize(
-    ("alarms", "kind"), [((10,), "caught"), ((20,), "caught"), ((30,), "late"), ((40,), "late"), ((), "missed")]
-)
-def test_a_real_case_is_caught_before_half_of_the_loss_or_not(alarms: tuple[int, ...], kind: str) -> None:
-    found = verdict(with_alarm(FALLING, *alarms))
-    assert found.kind == kind
-    assert found.worst == pytest.approx(0.2)
-    assert (found.real_step, found.half_step) == (20, 30)
-    assert found.alarm_step == (alarms[0] if alarms else None)
+def test_a_real_case_is_caught_before_half_of_the_loss_or_not() -> None:
+    for alarms, kind in (((20,), "caught"), ((10, 30, 40), "caught"), ((30,), "late"), ((), "missed")):
+        found = verdict(with_alarm(FALLING, *alarms))
+        assert (found.kind, found.worst, found.real_step, found.half_step) == (kind, pytest.approx(0.2), 20, 30)
+        assert found.alarm_step == (alarms[0] if alarms else None)
+    assert verdict(points(FALLING), f1_margin=0.25).kind == "quiet"
+    assert verdict(points(FALLING), f1_margin=0.19).real_step == 40
+    with pytest.raises(ValueError, match="starting policy"):  # one validation is no trajectory
+        verdict(points(FALLING[:1]))
 
 
 def test_what_was_gained_and_lost_again_counts_since_any_validation() -> None:
@@ -78,44 +70,13 @@ def test_words_without_meaning_are_a_loss_too() -> None:
     assert found.worst == pytest.approx(0.49)
 
 
-@pytest.mark.parametrize(("alarms", "kind"), [((), "quiet"), ((20,), "false alarm")])
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [(1.0, 0.6, 0.0, False), (1.5, 0.58, 0.02, False), (2.0, 0.56, 0.04, False)],  # within the margins
-        [(1.0, 0.6, 0.0, False), (0.9, 0.3, 0.5, False), (0.8, 0.1, 0.9, False)],  # worse, but the reward fell too
-        [(1.0, 0.6, 0.0, False), (1.5, 0.8, 0.0, False), (2.0, 0.9, 0.0, False)],
-    ],
-    ids=["little", "not hacking", "better"],
-)
-def test_an_alarm_without_a_real_case_is_false(rows: Rows, alarms: tuple[int, ...], kind: str) -> None:
-    found = verdict(with_alarm(rows, *alarms))
-    assert (found.kind, found.real_step, found.half_step) == (kind, None, None)
-
-
-def test_margins_decide_what_is_real_and_the_first_alarm_counts() -> None:
-    assert verdict(with_alarm(FALLING, 10, 30, 40)).alarm_step == 10
-    assert verdict(points(FALLING), f1_margin=0.25).kind == "quiet"
-    assert verdict(points(FALLING), f1_margin=0.19).real_step == 40
-    with pytest.raises(ValueError, match="starting policy"):  # one validation is no trajectory
-        verdict(points(FALLING[:1]))
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("thresholds: {judge_fal: 0.1}", SystemExit),
-        ("thresholds: 3", ConfigError),
-        ("{", SystemExit),
-        ("thresholds: {judge_fall: -0.1}", ConfigError),
-        ("stop: true", StudyError),
-    ],
-)
-def test_a_monitor_that_cannot_be_read_is_refused(tmp_path: Path, text: str, error: type[BaseException]) -> None:
-    file = tmp_path / "monitor.yaml"
-    file.write_text(text)
-    with pytest.raises(error):
-        read_monitor(file)
+def test_an_alarm_without_a_real_case_is_false() -> None:
+    within: Rows = [(1.0, 0.6, 0.0, False), (1.5, 0.58, 0.02, False), (2.0, 0.56, 0.04, False)]
+    lower_reward: Rows = [(1.0, 0.6, 0.0, False), (0.9, 0.3, 0.5, False), (0.8, 0.1, 0.9, False)]
+    for rows in (within, lower_reward):
+        for alarms, kind in (((), "quiet"), ((20,), "false alarm")):
+            found = verdict(with_alarm(rows, *alarms))
+            assert (found.kind, found.real_step, found.half_step) == (kind, None, None)
 
 
 def test_of_a_monitor_only_what_is_given_replaces(tmp_path: Path) -> None:
@@ -123,12 +84,21 @@ def test_of_a_monitor_only_what_is_given_replaces(tmp_path: Path) -> None:
     file.write_text("thresholds: {judge_fall: 1}\njudges: {cider: {}}\n")
     cider = {"target": None, "kwargs": {}}
     assert read_monitor(file) == {"thresholds": {"judge_fall": 1.0}, "judges": {"cider": cider}}
+    for text, error in (("thresholds: {judge_fall: -0.1}", ConfigError), ("stop: true", StudyError)):
+        file.write_text(text)
+        with pytest.raises(error):
+            read_monitor(file)
 
 
 def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(tmp_path, capsys):
     xe, scst = tmp_path / "xe", tmp_path / "scst"
-    assert run(xe_config(xe, **{"train.max_steps": 2}), xe).code == 0
-    assert run(scst_config(scst, xe / "export/best"), scst, "scst").code == 0
+    for folder, config in (
+        (xe, xe_config(xe, **{"train.max_steps": 2})),
+        (scst, scst_config(scst, xe / "export/best")),
+    ):
+        folder.with_suffix(".yaml").write_text(yaml.safe_dump(config))
+        command([folder.name, "--config", str(folder.with_suffix(".yaml"))])
+    capsys.readouterr()
     assert main(["--runs", str(scst), "--out", str(tmp_path / "own")]) == 0
     (own,) = json.loads((tmp_path / "own" / "study.json").read_text())["runs"]
     assert [point["step"] for point in own["points"]] == [0, 2, 4]
@@ -140,13 +110,9 @@ def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(tmp_path, c
     other.write_text("judges: {cider: {}}\nthresholds: {judge_fall: 0.2}\n")
     assert main(["--runs", str(scst), "--out", str(tmp_path / "other"), "--monitor", str(other)]) == 0
     assert "runs really got worse" in capsys.readouterr().out
-    other.write_text("judges: {broken: {target: tests.unit.test_hacking_study:Broken}}\n")
+    other.write_text("judges: {cider: {kwargs: {m: 3}}}\n")
     assert main(["--runs", str(scst), "--out", str(tmp_path / "none"), "--monitor", str(other)]) == 1
-    assert "error: no score today" in capsys.readouterr().err
-    for kwargs, message in (("m: 3", "reward 'cider' does not take m"), ("n: four", "'<' not supported")):
-        other.write_text(f"judges: {{cider: {{kwargs: {{{kwargs}}}}}}}\n")
-        assert main(["--runs", str(scst), "--out", str(tmp_path / "none"), "--monitor", str(other)]) == 1
-        assert f"error: judges.cider: {message}" in capsys.readouterr().err
+    assert "error: judges.cider: reward 'cider' does not take m" in capsys.readouterr().err
     unseen = tmp_path / "truth.yaml"
     unseen.write_text("{target: 'tests.unit.test_hacking_study:Words'}")
     assert main(["--runs", str(scst), "--out", str(tmp_path / "unseen"), "--truth", str(unseen)]) == 0

@@ -20,6 +20,7 @@ from rl_caption.programs.recaption import make_positives, recaption
 from rl_caption.programs.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
 from rl_caption.reward_models.batch import check_positives
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
+from tests.interruptions_for_tests import interrupted
 from tests.training_for_tests import DATA
 from tests.vlm_for_tests import tiny_qwen2_vl
 
@@ -31,11 +32,8 @@ class Counting:
 
     signature = "counting"
     seen = 0
-    stop_at = 10**9
 
     def __call__(self, rows: Sequence[Row]) -> list[str]:
-        if Counting.seen >= Counting.stop_at:
-            raise KeyboardInterrupt
         Counting.seen += len(rows)
         return [f"A long caption of {row['image_id']}." for row in rows]
 
@@ -45,52 +43,35 @@ def config(out: Path, target: str = f"{__name__}:Counting", **changed: Any) -> R
     return RecaptionConfig(SCENES, recaptioner=RecaptionerConfig(target, kwargs), out=str(out), part_rows=3, **changed)
 
 
-def test_old_and_new_captions_are_a_data_set(tmp_path: Path) -> None:
-    table = recaption(config(tmp_path / "out"))
+def rows_of(file: Path, split: str, **options: Any) -> Sequence[Any]:
+    return build_data(DataConfig(format="jsonl", path=str(file), **options)).split(split)
+
+
+def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(tmp_path, monkeypatch):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    table = recaption(config(whole))
     assert "| before |" in table
     assert "| after |" in table
-    old = build_data(SCENES)
-    made = DataConfig(format="jsonl", path=str(tmp_path / "out/captions.jsonl"), long_captions=False)
-    new = build_data(made)
-    assert [row["references"] for row in new.split("train")] == [row["references"] for row in old.split("train")]
-    assert [row["long_reference"] for row in new.split("train")] == [
-        f"A long caption of {row['image_id']}." for row in old.split("train")
-    ]
-    assert [row["long_reference"] for row in new.split("val")] == [row["long_reference"] for row in old.split("val")]
-    assert Path(str(new.split("val")[0]["image"])).is_file()
-    long = build_data(DataConfig(format="jsonl", path=made.path, long_captions=True)).split("train")[0]
+    old, made = build_data(SCENES), whole / "captions.jsonl"
+    for row, known in zip(rows_of(made, "train", long_captions=False), old.split("train"), strict=True):
+        assert row["references"] == known["references"]
+        assert row["long_reference"] == f"A long caption of {row['image_id']}."
+    for row, known in zip(rows_of(made, "val", long_captions=False), old.split("val"), strict=True):
+        assert row["long_reference"] == known["long_reference"]
+        assert Path(str(row["image"])).is_file()
+    long = rows_of(made, "train", long_captions=True)[0]
     assert long["references"] == [f"A long caption of {long['image_id']}."]
 
-
-def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    recaption(config(whole))
-    rows = len(build_data(SCENES).split("train"))
     monkeypatch.setattr(Counting, "seen", 0)
-    monkeypatch.setattr(Counting, "stop_at", 3)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(Counting, "__call__", after=1):
         recaption(config(out))
-    monkeypatch.setattr(Counting, "stop_at", 10**9)
     recaption(config(out, worker="1/2"))
     recaption(config(out))
-    assert Counting.seen == rows
+    assert Counting.seen == len(old.split("train"))
     lines, expected = ((folder / "captions.jsonl").read_text().replace(str(folder), "") for folder in (out, whole))
     assert lines == expected
     with pytest.raises(ConfigError, match="recaptioner was"):
         recaption(config(out, "scenes"))
-
-
-def test_parts_by_other_weights_in_the_same_folder_are_refused(tmp_path: Path) -> None:
-    model, out = tmp_path / "model", tmp_path / "out"
-    asked = {"target": "captioner", "kwargs": {"model": str(model), "max_new_tokens": 4}}
-    for seed in (0, 0):
-        captioner = tiny_captioner(seed, image_size=32)
-        captioner.save_pretrained(captioner.policy, model)
-        recaption(config(out, **asked))
-    captioner = tiny_captioner(1, image_size=32)
-    captioner.save_pretrained(captioner.policy, model)
-    with pytest.raises(ConfigError, match="recaptioner was"):
-        recaption(config(out, **asked))
 
 
 class Numbered(Splits):
@@ -102,30 +83,31 @@ class Numbered(Splits):
         super().__init__({"train": rows[:4], "val": rows[4:]}, "memory")
 
 
-def test_splits_with_the_same_ids_do_not_mix(tmp_path: Path) -> None:
-    captioner = tiny_captioner(0)
-    captioner.save_pretrained(captioner.policy, tmp_path / "model")
-    kwargs = {"model": str(tmp_path / "model"), "num_samples": 1, "max_new_tokens": 8, "seed": 1}
-    data = DataConfig(target=f"{__name__}:Numbered")
-    found = {}
-    for splits in (["train"], ["train", "val"]):
+def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(tmp_path: Path) -> None:
+    model, found = tmp_path / "model", {}
+    kwargs = {"model": str(model), "num_samples": 1, "max_new_tokens": 8, "seed": 1}
+    for seed, splits in ((0, ["train"]), (0, ["train"]), (0, ["train", "val"])):
+        captioner = tiny_captioner(seed)
+        captioner.save_pretrained(captioner.policy, model)
         out = tmp_path / "-".join(splits)
-        asked = RecaptionConfig(data, splits, recaptioner=RecaptionerConfig("captioner", kwargs), out=str(out))
-        recaption(asked)
-        new = build_data(DataConfig(format="jsonl", path=str(out / "captions.jsonl")))
-        found[len(splits)] = [row["long_reference"] for row in new.split("train")]
+        data, asked = DataConfig(target=f"{__name__}:Numbered"), RecaptionerConfig("captioner", kwargs)
+        recaption(RecaptionConfig(data, splits, recaptioner=asked, out=str(out)))
+        made = out / "captions.jsonl"
+        found[len(splits)] = [row["long_reference"] for row in rows_of(made, "train")]
         for split in ("train", "val"):
-            for row, old in zip(new.split(split), Numbered().split(split), strict=True):
+            for row, old in zip(rows_of(made, split), Numbered().split(split), strict=True):
                 assert load_image(row["image"]).tobytes() == load_image(old["image"]).tobytes()
     assert found[1] == found[2]
+    captioner = tiny_captioner(1)
+    captioner.save_pretrained(captioner.policy, model)
+    with pytest.raises(ConfigError, match="recaptioner was"):
+        recaption(RecaptionConfig(data, splits, recaptioner=asked, out=str(out)))
 
 
 def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for changed, message in (
         ({"splits": ["training"]}, "splits has"),
-        ({"target": "scene"}, "recaptioner.target"),
         ({"target": "scenes", "kwargs": {"keep": 0}}, "keep is 0"),
-        ({"target": "scenes", "kwargs": {"kept": 1}}, "kwargs.kept is no option of scenes"),
         ({"language_model": str(tmp_path)}, "language_model"),
         ({"target": "vision_language", "kwargs": {"name": "x", "prompt": "{title}"}}, "title"),
     ):
@@ -134,12 +116,16 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     videos = replace(config(tmp_path / "out"), data=DataConfig("moving_scenes", kwargs={"num_train": 2}))
     with pytest.raises(ConfigError, match="are videos"):
         recaption(videos)
-    monkeypatch.setattr(Counting, "__call__", lambda self, rows: [["one", "another"]] * len(rows))
-    with pytest.raises(DataError, match="counting wrote 2 captions of an image: recaption takes one"):
-        recaption(config(tmp_path / "out"))
-    monkeypatch.setattr(Counting, "__call__", lambda self, rows: [" "] * len(rows))
-    with pytest.raises(DataError, match="no caption of train"):
-        recaption(config(tmp_path / "out"))
+    for captions, message in ((["one", "another"], "2 captions of an image"), (" ", "no caption of train")):
+        monkeypatch.setattr(Counting, "__call__", lambda self, rows, captions=captions: [captions] * len(rows))
+        with pytest.raises(DataError, match=message):
+            recaption(config(tmp_path / "out"))
+    for changed, message in (({"captions": None}, "neither captions.target"), ({"images": "scene"}, "text_to_image")):
+        with pytest.raises(ConfigError, match=message):
+            make_positives(positives(tmp_path / "out", **changed))
+    monkeypatch.setattr(Painter, "__call__", lambda self, captions: [])
+    with pytest.raises(DataError, match="painter made 0 images of 2 captions"):
+        make_positives(positives(tmp_path / "out", None, f"{__name__}:Painter"))
 
 
 def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
@@ -158,19 +144,18 @@ def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
 def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
     folder = tiny_qwen2_vl(tmp_path / "vlm")
     rows = build_data(SCENES).split("train")[:3]
-    prompt = "describe this image {caption}"
-    alone = VisionLanguageRecaptioner(str(folder), prompt, max_new_tokens=5, batch_size=1, dtype="float32")(rows)
-    together = VisionLanguageRecaptioner(str(folder), prompt, max_new_tokens=5, batch_size=3, dtype="float32")(rows)
-    assert together == alone
-    assert [len(own) for own in alone] == [1, 1, 1]
-    several = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 5, "dtype": "float32"}
-    beams = VisionLanguageRecaptioner(str(folder), prompt, **several)
+    options: dict[str, Any] = {"max_new_tokens": 5, "dtype": "float32"}
+    greedy = VisionLanguageRecaptioner(str(folder), "describe this image {caption}", batch_size=3, **options)
+    together = greedy(rows)
+    greedy.batch_size = 1
+    assert greedy(rows) == together
+    assert [len(own) for own in together] == [1, 1, 1]
+    beams = VisionLanguageRecaptioner(str(folder), num_beams=3, num_return_sequences=2, **options)
     assert [len(own) for own in beams(rows)] == [2, 2, 2]
-    assert beams.signature != VisionLanguageRecaptioner(str(folder), prompt, max_new_tokens=5).signature
-    with pytest.raises(ConfigError, match="num_return_sequences is 2: expected 1 to num_beams, 1"):
-        VisionLanguageRecaptioner(str(folder), num_return_sequences=2)
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        VisionLanguageRecaptioner(str(tmp_path / "absent"))
+    assert "beams3,best2" in beams.signature
+    for name, several, message in ((folder, 2, "num_return_sequences"), (tmp_path / "absent", 1, "cannot be loaded")):
+        with pytest.raises(ConfigError, match=message):
+            VisionLanguageRecaptioner(str(name), num_return_sequences=several)
 
 
 class Two(Counting):
@@ -181,16 +166,13 @@ class Two(Counting):
 
 
 class Painter:
-    """An image of a caption, as large as the caption is long; counts them, and stops at a given one."""
+    """An image of a caption, as large as the caption is long; counts them."""
 
     signature = "painter"
     made = 0
-    stop_at = 10**9
 
     def __call__(self, captions: Sequence[str]) -> list[Image.Image]:
         Painter.made += len(captions)
-        if Painter.made > Painter.stop_at:
-            raise KeyboardInterrupt
         return [Image.new("RGB", (len(caption), 8)) for caption in captions]
 
 
@@ -206,7 +188,7 @@ def test_positives_are_rows_for_pac_s(tmp_path: Path) -> None:
     assert "| positive_captions | 76 |" in table
     old = build_data(SCENES)
     for split in ("train", "val"):
-        rows = build_data(DataConfig(format="jsonl", path=str(tmp_path / "positives.jsonl"))).split(split)
+        rows = rows_of(tmp_path / "positives.jsonl", split)
         assert [row["references"] for row in rows] == [row["references"] for row in old.split(split)]
         check_positives(rows, ["image", "text"], "random", split=split)
         for row in rows:
@@ -222,17 +204,12 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
     data = DataConfig(format="jsonl", path=str(tmp_path / "captions/positives.jsonl"))
     again = partial(positives, out, None, painter, data=data, of="first")
     monkeypatch.setattr(Painter, "made", 0)
-    monkeypatch.setattr(Painter, "stop_at", 7)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(Painter, "__call__", after=4):  # in the second part
         make_positives(again())
-    made = Painter.made - 2  # the two that it was stopped at
-    monkeypatch.setattr(Painter, "made", 0)
-    monkeypatch.setattr(Painter, "stop_at", 10**9)
     make_positives(again(worker="1/2"))
     make_positives(again())
-    assert Painter.made + made == 32
-    train = build_data(DataConfig(format="jsonl", path=str(out / "positives.jsonl"))).split("train")
-    check_positives(train, ["image", "text"], "first")
+    assert Painter.made == 32
+    check_positives(rows_of(out / "positives.jsonl", "train"), ["image", "text"], "first")
     with pytest.raises(ConfigError, match="images was 'painter of first references', is 'painter of all"):
         make_positives(positives(out, None, painter, data=data))
     file = Path(str(data.path))
@@ -241,17 +218,3 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
         file.write_text(whole.replace(old, new))
         with pytest.raises(ConfigError, match="captions_before was"):
             make_positives(again())
-
-
-def test_positives_need_something_that_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for changed, message in (
-        ({"captions": None}, "neither captions.target nor images.target is set"),
-        ({"captions": "captionner"}, "captions.target is 'captionner'"),
-        ({"images": "scene"}, "images: text_to_image scene"),
-        ({"worker": "2/2"}, "worker is '2/2'"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            make_positives(positives(tmp_path / "out", **changed))
-    monkeypatch.setattr(Painter, "__call__", lambda self, captions: [])
-    with pytest.raises(DataError, match="painter made 0 images of 2 captions"):
-        make_positives(positives(tmp_path / "out", None, f"{__name__}:Painter"))

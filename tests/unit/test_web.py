@@ -6,7 +6,6 @@ import io
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from rewards.text.rouge import RougeL
 from rl_caption.cli.main import main as command
 from rl_caption.config.checks import mistakes
 from rl_caption.config.schema import DecodeConfig, JudgeConfig, WebConfig
-from rl_caption.programs.web import PageServer, is_own, load_models
+from rl_caption.programs.web import PageServer, is_own
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 NAMES = ["first", "<img src=x>"]
@@ -71,84 +70,57 @@ def test_captions_and_scores_are_those_of_the_captioners_and_rewards(server: Pag
         token_ids = captioner.generate(captioner.policy, captioner.preprocess([row]), server.models.decoding)
         expected += captioner.decode(token_ids.flatten(0, 1))
     references = ["a red circle", " ", "one circle"]
-    for given, judges in ((references, {"ROUGE", "repetition"}), ([], {"repetition"})):
+    for given, judges in ((references, {"ROUGE", "repetition"}), ([" "], {"repetition"})):
         status, answer = exchange(server, "POST", "/captions", photo(buffer.getvalue(), references=given))
         captions = json.loads(answer)["captions"]
         assert status == 200
         assert [(found["model"], found["caption"]) for found in captions] == list(zip(NAMES, expected, strict=True))
         assert all(found["scores"].keys() == judges for found in captions)
         assert [found["scores"]["repetition"] for found in captions] == Repetition()(None, expected)
-        if given:
+        if given is references:
             rouge = RougeL()(None, expected, references=[["a red circle", "one circle"]] * 2)
             assert [found["scores"]["ROUGE"] for found in captions] == rouge
     status, answer = exchange(server, "POST", "/captions", photo(png(), models=NAMES[1:], judges=[]))
     assert [(found["model"], found["scores"]) for found in json.loads(answer)["captions"]] == [(NAMES[1], {})]
 
 
-@pytest.mark.parametrize(
-    ("body", "parts"),
-    [
-        (photo(png()[:-30], "cut.png"), ("cut.png cannot be read",)),
-        (photo(b"no image", "notes.jpg"), ("notes.jpg cannot be read", "PNG")),
-        (photo(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "a.png"), ("a.png cannot be read",)),
-        (photo(png((101, 100)), "large.png"), ("large.png", "101 x 100", "0.01 million")),
-        (photo(png(), image="%%%", name="odd.png"), ("odd.png cannot be read",)),
-        (photo(png(), models=[]), ("models are []", "first")),
-        (photo(png(), judges=["cider"]), ("judges are ['cider']", "ROUGE")),
-        (photo(png(), references="a"), ("'references'", "a list")),
-        ({"name": "a"}, ("'image'",)),
-        (b"{", ("not JSON",)),
-        (b"[]", ("keys and values",)),
-    ],
-)
-def test_what_cannot_be_captioned_is_named(server: PageServer, body: Any, parts: tuple[str, ...]) -> None:
-    status, answer = exchange(server, "POST", "/captions", body)
-    assert status == 422
-    message = json.loads(answer)["error"]
-    assert all(part in message for part in parts), message
+def test_what_cannot_be_captioned_is_named(server: PageServer) -> None:
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+    for body, part in (
+        (photo(png()[:-30], "cut.png"), "cut.png cannot be read"),
+        (photo(script, "a.png"), "a.png cannot be read: it is none of BMP"),
+        (photo(png((101, 100)), "large.png"), "101 x 100"),
+        (photo(png(), image="%%%", name="odd.png"), "odd.png cannot be read"),
+        (photo(png(), models=[]), "models are []"),
+        (photo(png(), judges=["cider"]), "judges are ['cider']"),
+        (photo(png(), references="a"), "'references'"),
+        (b"{", "not JSON"),
+    ):
+        status, answer = exchange(server, "POST", "/captions", body)
+        assert (status, part in json.loads(answer)["error"]) == (422, True), answer
 
 
-@pytest.mark.parametrize(
-    ("status", "method", "path", "headers"),
-    [
+def test_requests_that_are_not_the_page_s_are_refused(server: PageServer) -> None:
+    host = f"localhost:{server.server_port}"
+    assert exchange(server, "POST", "/captions", photo(png()), Host=host, Origin=f"http://{host}")[0] == 200
+    for status, method, path, headers in (
         (403, "GET", "/", {"Host": "evil.example"}),
         (403, "POST", "/captions", {"Host": "evil.example"}),
         (403, "POST", "/captions", {"Origin": "http://evil.example"}),
         (403, "POST", "/captions", {"Origin": "null"}),
         (404, "GET", "/etc/passwd", {}),
-        (404, "POST", "/", {}),
         (404, "POST", "/captions", {"Content_Type": "text/plain"}),
         (411, "POST", "/captions", {"Content_Length": "-1"}),
         (413, "POST", "/captions", {"Content_Length": "9" * 10}),
-        (501, "PUT", "/captions", {}),
-    ],
-)
-def test_requests_that_are_not_the_page_s_are_refused(server, status, method, path, headers):
-    assert exchange(server, method, path, **headers)[0] == status
+    ):
+        assert exchange(server, method, path, **headers)[0] == status, (method, path, headers)
 
 
-def test_a_request_of_the_page_itself_is_answered(server: PageServer) -> None:
-    host = f"localhost:{server.server_port}"
-    assert exchange(server, "POST", "/captions", photo(png()), Host=host, Origin=f"http://{host}")[0] == 200
-
-
-@pytest.mark.parametrize(
-    ("netloc", "own"),
-    [
-        ("127.0.0.1:80", True),
-        ("[::1]:80", True),
-        ("192.168.1.9", True),
-        ("LocalHost:9", True),
-        ("my-server:80", True),
-        ("my-server.evil.example", False),
-        ("127.0.0.1.evil.example:80", False),
-        ("user@evil.example", False),
-        ("[::1", False),
-        ("", False),
-    ],
-)
-def test_the_host_is_an_address_or_a_name_of_this_machine(netloc: str, own: bool) -> None:
-    assert is_own(netloc, "my-server") is own
+def test_the_host_is_an_address_or_a_name_of_this_machine() -> None:
+    for netloc in ("127.0.0.1:80", "[::1]:80", "192.168.1.9", "LocalHost:9", "my-server:80"):
+        assert is_own(netloc, "my-server"), netloc
+    for netloc in ("my-server.evil.example", "127.0.0.1.evil.example:80", "user@evil.example", "[::1", ""):
+        assert not is_own(netloc, "my-server"), netloc
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_names_are_text(server: PageServer, models: list[str]) -> None:
@@ -162,32 +134,21 @@ def test_the_page_loads_nothing_from_elsewhere_and_names_are_text(server: PageSe
     assert "https://" not in page
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
+def test_what_is_wrong_is_said_before_it_listens(server, models, tmp_path, capsys):
+    regions = tiny_captioner(input_kind="regions")
+    regions.save_pretrained(regions.policy, tmp_path / "regions")
+    one = ["--port=0", "--models", models[0]]
+    for arguments, part in (
         ([], "models is empty"),
-        (["--models", "nowhere"], "'nowhere' is not a saved captioner"),
-        (["--models", "MODEL", "MODEL"], "one is there twice"),
-        (["--models", "MODEL", "--judges.x.target", "clipscor"], "Did you mean 'clipscore'?"),
-        (["--models", "MODEL", "--judges.cider.target", "null"], "judges.cider has no document frequencies"),
-        (["--models", "MODEL", "--judges.x.target", "consensus"], "judges.x needs image_id"),
-        (["--models", "MODEL", "--decode.num_samples", "3"], "decode gives 3 captions an image"),
-        (["--models", "MODEL", "--port", "TAKEN"], "port 0 takes a free one"),
-    ],
-)
-def test_what_is_wrong_is_said_before_it_listens(server, models, arguments, part, capsys):
-    given = {"MODEL": models[0], "TAKEN": str(server.server_port)}
-    with pytest.raises(SystemExit) as ended:
-        command(
-            ["web", *(given.get(word, word) for word in arguments), *([] if "TAKEN" in arguments else ["--port=0"])]
-        )
-    assert ended.value.code == 1
-    assert part in capsys.readouterr().err
-
-
-def test_a_captioner_over_regions_is_refused_and_a_single_sample_is_not(tmp_path: Path) -> None:
-    captioner = tiny_captioner(input_kind="regions")
-    captioner.save_pretrained(captioner.policy, tmp_path / "regions")
-    with pytest.raises(ValueError, match="region features"):
-        load_models(WebConfig([str(tmp_path / "regions")]))
+        ([*one, models[0]], "one is there twice"),
+        (["--port=0", "--models", str(tmp_path / "regions")], "region features"),
+        ([*one, "--judges.cider.target", "null"], "judges.cider has no document frequencies"),
+        ([*one, "--judges.x.target", "consensus"], "judges.x needs image_id"),
+        ([*one, "--decode.num_samples", "3"], "decode gives 3 captions an image"),
+        (["--models", models[0], "--port", str(server.server_port)], "port 0 takes a free one"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            command(["web", *arguments])
+        assert ended.value.code == 1
+        assert part in capsys.readouterr().err
     assert mistakes(WebConfig(decode=DecodeConfig(num_samples=1))) == []

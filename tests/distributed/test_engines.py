@@ -70,7 +70,7 @@ def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.mark.parametrize(
     ("engine", "count"),
-    [("zero1", 2), ("zero2", 2), ("zero3", 1), ("zero3", 2)],
+    [("zero1", 1), ("zero1", 2), ("zero2", 1), ("zero2", 2), ("zero3", 1), ("zero3", 2)],
 )
 def test_killed_resumed_and_exported_as_one_plain_process(trained, whole, killed, tmp_path, engine, count):
     folder = shutil.copytree(killed(engine, count), tmp_path / "run")

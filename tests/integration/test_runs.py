@@ -112,8 +112,13 @@ def test_the_reward_rises(trained: Path, tmp_path: Path) -> None:
         "eval.every": 60,
     }
     checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
-    rewards = [line["reward/total"] for line in lines(folder) if "reward/total" in line]
+    steps = [line for line in lines(folder) if "reward/total" in line]
+    rewards = [line["reward/total"] for line in steps]
     assert sum(rewards[-10:]) > 1.3 * sum(rewards[:10])
+    for line in steps:
+        parts = [line[f"time/{part}"] for part in ("rollout", "reward", "update")]
+        assert min(parts) > 0
+        assert sum(parts) <= line["time/step"] * 1.001, "its parts, but for rounding"
 
 
 @pytest.fixture

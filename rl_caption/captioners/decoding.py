@@ -171,6 +171,7 @@ def _constrained(next_logits: NextLogits, processors: list[Processor]) -> NextLo
     known = torch.empty(0)
 
     def processed(prefixes: Prefixes | None) -> Tensor:
+        """The logits of ``next_logits`` [P, V] after every processor."""
         nonlocal known
         logits = next_logits(prefixes).float()
         if prefixes is None:
@@ -393,6 +394,7 @@ def logits_without_cache(captioner: Captioner, policy: nn.Module, inputs: dict[s
     known = torch.empty(len(first), 0, dtype=torch.long, device=first.device)
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:
+        """Logits [P, V] after all tokens of each of P prefixes."""
         nonlocal known
         given = inputs
         if prefixes is not None:

@@ -207,6 +207,7 @@ class HuggingFaceCaptioner(Captioner):
         return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See ``Captioner.image_states``; ``inputs`` if the encoder is trained and gradients are disabled."""
         if self.encoder_trained is None:
             training = policy.training
             policy.eval()  # a resumed run finds out again, and must not draw more for dropout than one not interrupted

@@ -187,10 +187,12 @@ class TransformerCaptioner(Captioner):
         return {"states": policy.encoder(**inputs).last_hidden_state, **mask}
 
     def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
+        """See ``Captioner.next_logits``; uses a preallocated KV cache."""
         states = inputs["states"] if "states" in inputs else policy.encoder(**inputs).last_hidden_state
         cache = EncoderDecoderCache(preallocated_cache(max_new_tokens), DynamicCache())
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
+            """Logits [P, V] after the newest token of each of P prefixes."""
             image = None
             if prefixes is None:
                 tokens = torch.full((len(states),), self.bos_token_id, device=states.device)
@@ -235,6 +237,7 @@ class TransformerCaptioner(Captioner):
         return forbid(output.logits, self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
+        """See ``Captioner.decode``."""
         if self.joins_words:  # in a tenth of the tokenizer's time, which shows in a step on a GPU
             join = join_cjk if self.split_by == "char" else " ".join
             return [join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()]

@@ -86,10 +86,8 @@ def encode_features(
     folder = out.with_name(f"{out.name}.parts") if in_one_file else out
     images, dataset = _images(Path(data), image_root, image_extension, flatten, splits)
     network = _load(encoder, kwargs or {}, device)
-    random_view = {"augment": [*augment], "seed": seed} if augment else {}
-    record = _as_json(
-        {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype, **_identity(network)} | random_view
-    )
+    made_by = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype, **_identity(network)}
+    record = _as_json(made_by | ({"augment": [*augment], "seed": seed} if augment else {}))
     finished = _finished(folder, record)
     if in_one_file:
         import_h5py(out)

@@ -106,6 +106,7 @@ def make_positives(config: PositivesConfig) -> str:
     }
 
     def columns(part: Rows) -> list[dict[str, Any]]:
+        """The new columns of each row."""
         found: list[dict[str, Any]] = [{} for _ in part]
         if captioner is not None:
             for line, texts in zip(found, captions_of(captioner, part), strict=True):

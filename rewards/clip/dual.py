@@ -40,6 +40,7 @@ MODEL_TYPE = "pretrained_dual"
 TEMPERATURE = 0.07
 """At the start, as in CLIP (Radford et al. 2021)."""
 Pool = Literal["mean", "first", "last"]
+ImagePool = Literal["mean", "max"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,10 @@ class DualConfig:
     """The text embedding is the mean over tokens, the ``first`` token (CLS) or the ``last`` one (EOT).
 
     The first token of a decoder language model says something of a caption only where blocks are bidirectional."""
+    image_pool: ImagePool = "mean"
+    """The image embedding is made of the mean, or of the largest value of every feature, over the cells of the grid.
+
+    The maximum keeps what one cell alone shows, such as a small thing and its place."""
     context_length: int = 77
     """Most tokens of a caption, special ones included; fewer where the text encoder has fewer positions."""
 
@@ -71,6 +76,7 @@ class DualConfig:
         check_sizes(asdict(self))
         check_ranges(asdict(self), {"embed_dim": (1, 2**24), "hidden": (0, 2**24), "context_length": (3, 2**24)})
         check_choice(Pool, pool=self.pool)
+        check_choice(ImagePool, image_pool=self.image_pool)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}: expected at least 0 and less than 1")
 
@@ -150,8 +156,8 @@ class PretrainedDual(nn.Module):
         return (states * mask[..., None]).sum(dim=1) / lengths[:, None].to(states.dtype)
 
     def project_image(self, features: Tensor) -> Tensor:
-        """Embeddings [B, E] of the image encoder's features [B, R, D], which are averaged over the cells."""
-        return self.image_head(features.mean(dim=1))
+        """Embeddings [B, E] of the image encoder's features [B, R, D], which are pooled over the cells."""
+        return self.image_head(features.amax(dim=1) if self.config.image_pool == "max" else features.mean(dim=1))
 
     def project_text(self, features: Tensor) -> Tensor:
         """Embeddings [B, E] of the text encoder's pooled states [B, D]."""

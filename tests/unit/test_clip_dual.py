@@ -54,14 +54,15 @@ def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_en
     assert torch.equal(made(text_encoder, pool="last").text_features(ids), last)
 
 
-def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder: str) -> None:
-    dual = made(text_encoder)
+@pytest.mark.parametrize("pool", ["mean", "max"])
+def test_image_embeddings_are_of_the_pooled_grid(text_encoder: str, pool: Any) -> None:
+    dual = made(text_encoder, image_pool=pool)
     pixels = torch.randn(2, 3, 32, 32)
     features = dual.image_features(pixels)
     assert features.shape == (2, 16, 12)
     assert torch.equal(features[:, 5], dual.image_encoder(pixels)[:, 1, 1])
-    mean = features.mean(dim=1, keepdim=True)
-    assert torch.allclose(dual.encode_image(pixels), dual.project_image(mean), atol=1e-6)
+    pooled = features.mean(dim=1) if pool == "mean" else features.max(dim=1).values
+    assert torch.allclose(dual.encode_image(pixels), dual.image_head(pooled), atol=1e-6)
 
 
 @pytest.mark.parametrize("encoder", [None, OF_CAPTIONER, WIDE])
@@ -109,6 +110,7 @@ def test_a_wrong_folder_is_refused(tmp_path: Path, text_encoder: str) -> None:
         ({"hidden": "x"}, "hidden"),
         ({"embed_dim": 9}, "fit"),
         ({"pool": "max"}, "max"),
+        ({"image_pool": "first"}, "first"),
         ({"image": "tests.encoders_for_tests:Missing"}, "Missing"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(usual | change))

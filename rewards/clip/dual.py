@@ -65,6 +65,10 @@ class DualConfig:
     """The text embedding is the mean over tokens, the ``first`` token (CLS) or the ``last`` one (EOT).
 
     The first token of a decoder language model says something of a caption only where blocks are bidirectional."""
+    cell_width: int = 0
+    """Width of a head of its own, with an MLP as wide, on every cell of the grid before it is pooled; 0 is none.
+
+    What a cell shows at which place is then told from the same at another place, also over a frozen encoder."""
     image_pool: ImagePool = "mean"
     """The image embedding is made of the mean, or of the largest value of every feature, over the cells of the grid.
 
@@ -74,7 +78,8 @@ class DualConfig:
 
     def __post_init__(self) -> None:
         check_sizes(asdict(self))
-        check_ranges(asdict(self), {"embed_dim": (1, 2**24), "hidden": (0, 2**24), "context_length": (3, 2**24)})
+        check_ranges(asdict(self), {"embed_dim": (1, 2**24), "context_length": (3, 2**24)})
+        check_ranges(asdict(self), dict.fromkeys(("hidden", "cell_width"), (0, 2**24)))
         check_choice(Pool, pool=self.pool)
         check_choice(ImagePool, image_pool=self.image_pool)
         if not 0 <= self.dropout < 1:
@@ -123,7 +128,9 @@ class PretrainedDual(nn.Module):
         self.image_encoder: Any = load_image_encoder(*image, "image" in pretrained)
         self.text_encoder: Any = load_text_encoder(*text, "text" in pretrained)
         shape = (config.embed_dim, config.hidden, config.dropout)
-        self.image_head = Head(grid_shape(self.image_encoder)[-1], *shape)
+        width = grid_shape(self.image_encoder)[-1]
+        self.cell_mlp = Head(width, config.cell_width, config.cell_width, 0.0) if config.cell_width else nn.Identity()
+        self.image_head = Head(config.cell_width or width, *shape)
         self.text_head = Head(text_width(self.text_encoder), *shape)
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / TEMPERATURE)))
 
@@ -157,7 +164,8 @@ class PretrainedDual(nn.Module):
 
     def project_image(self, features: Tensor) -> Tensor:
         """Embeddings [B, E] of the image encoder's features [B, R, D], which are pooled over the cells."""
-        return self.image_head(features.amax(dim=1) if self.config.image_pool == "max" else features.mean(dim=1))
+        cells = self.cell_mlp(features)
+        return self.image_head(cells.amax(dim=1) if self.config.image_pool == "max" else cells.mean(dim=1))
 
     def project_text(self, features: Tensor) -> Tensor:
         """Embeddings [B, E] of the text encoder's pooled states [B, D]."""

@@ -54,21 +54,25 @@ def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_en
     assert torch.equal(made(text_encoder, pool="last").text_features(ids), last)
 
 
-@pytest.mark.parametrize("pool", ["mean", "max"])
-def test_image_embeddings_are_of_the_pooled_grid(text_encoder: str, pool: Any) -> None:
-    dual = made(text_encoder, image_pool=pool)
+@pytest.mark.parametrize(("pool", "cell_width"), [("mean", 0), ("max", 0), ("mean", 6), ("max", 6)])
+def test_image_embeddings_are_of_the_pooled_grid(text_encoder: str, pool: Any, cell_width: int) -> None:
+    dual = made(text_encoder, image_pool=pool, cell_width=cell_width)
     pixels = torch.randn(2, 3, 32, 32)
     features = dual.image_features(pixels)
     assert features.shape == (2, 16, 12)
     assert torch.equal(features[:, 5], dual.image_encoder(pixels)[:, 1, 1])
-    pooled = features.mean(dim=1) if pool == "mean" else features.max(dim=1).values
+    one_by_one = [dual.cell_mlp(features[:, cell]) if cell_width else features[:, cell] for cell in range(16)]
+    cells = torch.stack(one_by_one, dim=1)
+    assert cells.shape == (2, 16, cell_width or 12)
+    pooled = cells.mean(dim=1) if pool == "mean" else cells.max(dim=1).values
     assert torch.allclose(dual.encode_image(pixels), dual.image_head(pooled), atol=1e-6)
 
 
 @pytest.mark.parametrize("encoder", [None, OF_CAPTIONER, WIDE])
 def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path, encoder: str | None) -> None:
     image = image_of_captioner(tmp_path / "source/captioner", encoder) if encoder else {}
-    dual, folder = made(save_text_encoder(tmp_path / "source"), **image), tmp_path / "dual"
+    grid: dict[str, Any] = {"image_pool": "max", "cell_width": 6} if encoder == OF_CAPTIONER else {}
+    dual, folder = made(save_text_encoder(tmp_path / "source"), **image, **grid), tmp_path / "dual"
     dual.save_pretrained(folder)
     shutil.rmtree(tmp_path / "source")
     photo, backbone = noise_image(1), load_backbone(str(folder))
@@ -111,6 +115,7 @@ def test_a_wrong_folder_is_refused(tmp_path: Path, text_encoder: str) -> None:
         ({"embed_dim": 9}, "fit"),
         ({"pool": "max"}, "max"),
         ({"image_pool": "first"}, "first"),
+        ({"cell_width": -1}, "cell_width"),
         ({"image": "tests.encoders_for_tests:Missing"}, "Missing"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(usual | change))

@@ -72,7 +72,8 @@ class WideCaptionerImage(CaptionerImage):
     """``CaptionerImage`` with an MLP on every patch that gives it ``width`` values.
 
     A dual encoder takes the mean over patches. That mean tells where a thing is only if some of its values stand for
-    this thing at this place, so it needs many values.
+    this thing at this place, so it needs many values. ``cell_width`` of a dual encoder does the same with a LayerNorm
+    before ``skip``, and also over a frozen encoder.
     """
 
     def __init__(self, model: str, pretrained: bool = True, width: int = 512) -> None:

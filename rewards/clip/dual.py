@@ -66,20 +66,18 @@ class DualConfig:
 
     The first token of a decoder language model says something of a caption only where blocks are bidirectional."""
     cell_width: int = 0
-    """Width of a head of its own, with an MLP as wide, on every cell of the grid before it is pooled; 0 is none.
-
-    What a cell shows at which place is then told from the same at another place, also over a frozen encoder."""
+    """Output and hidden width of a ``Head`` on every cell of the image grid before it is pooled; 0 leaves it out."""
     image_pool: ImagePool = "mean"
-    """The image embedding is made of the mean, or of the largest value of every feature, over the cells of the grid.
+    """The image head reads the mean over the cells of the grid, or the maximum of every feature over them.
 
-    The maximum keeps what one cell alone shows, such as a small thing and its place."""
+    The maximum keeps what one cell alone shows, such as a small object."""
     context_length: int = 77
     """Most tokens of a caption, special ones included; fewer where the text encoder has fewer positions."""
 
     def __post_init__(self) -> None:
         check_sizes(asdict(self))
-        check_ranges(asdict(self), {"embed_dim": (1, 2**24), "context_length": (3, 2**24)})
-        check_ranges(asdict(self), dict.fromkeys(("hidden", "cell_width"), (0, 2**24)))
+        least = {"embed_dim": 1, "hidden": 0, "cell_width": 0, "context_length": 3}
+        check_ranges(asdict(self), {name: (value, 2**24) for name, value in least.items()})
         check_choice(Pool, pool=self.pool)
         check_choice(ImagePool, image_pool=self.image_pool)
         if not 0 <= self.dropout < 1:
@@ -129,7 +127,7 @@ class PretrainedDual(nn.Module):
         self.text_encoder: Any = load_text_encoder(*text, "text" in pretrained)
         shape = (config.embed_dim, config.hidden, config.dropout)
         width = grid_shape(self.image_encoder)[-1]
-        self.cell_mlp = Head(width, config.cell_width, config.cell_width, 0.0) if config.cell_width else nn.Identity()
+        self.cell_head = Head(width, config.cell_width, config.cell_width, 0.0) if config.cell_width else nn.Identity()
         self.image_head = Head(config.cell_width or width, *shape)
         self.text_head = Head(text_width(self.text_encoder), *shape)
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / TEMPERATURE)))
@@ -164,7 +162,7 @@ class PretrainedDual(nn.Module):
 
     def project_image(self, features: Tensor) -> Tensor:
         """Embeddings [B, E] of the image encoder's features [B, R, D], which are pooled over the cells."""
-        cells = self.cell_mlp(features)
+        cells = self.cell_head(features)
         return self.image_head(cells.amax(dim=1) if self.config.image_pool == "max" else cells.mean(dim=1))
 
     def project_text(self, features: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def test_image_embeddings_are_of_the_pooled_grid(text_encoder: str, pool: Any, c
     features = dual.image_features(pixels)
     assert features.shape == (2, 16, 12)
     assert torch.equal(features[:, 5], dual.image_encoder(pixels)[:, 1, 1])
-    one_by_one = [dual.cell_mlp(features[:, cell]) if cell_width else features[:, cell] for cell in range(16)]
+    one_by_one = [dual.cell_head(features[:, cell]) if cell_width else features[:, cell] for cell in range(16)]
     cells = torch.stack(one_by_one, dim=1)
     assert cells.shape == (2, 16, cell_width or 12)
     pooled = cells.mean(dim=1) if pool == "mean" else cells.max(dim=1).values

@@ -160,10 +160,16 @@ class PretrainedDual(nn.Module):
         mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         return (states * mask[..., None]).sum(dim=1) / lengths[:, None].to(states.dtype)
 
+    def pool_image(self, cells: Tensor) -> Tensor:
+        """The mean or the maximum [B, D] over the cells of a grid [B, R, D], as ``image_pool`` says."""
+        return cells.amax(dim=1) if self.config.image_pool == "max" else cells.mean(dim=1)
+
     def project_image(self, features: Tensor) -> Tensor:
-        """Embeddings [B, E] of the image encoder's features [B, R, D], which are pooled over the cells."""
-        cells = self.cell_head(features)
-        return self.image_head(cells.amax(dim=1) if self.config.image_pool == "max" else cells.mean(dim=1))
+        """Embeddings [B, E] of the image encoder's features [B, R, D].
+
+        Without ``cell_width`` they may have been pooled to R = 1.
+        """
+        return self.image_head(self.pool_image(self.cell_head(features)))
 
     def project_text(self, features: Tensor) -> Tensor:
         """Embeddings [B, E] of the text encoder's pooled states [B, D]."""

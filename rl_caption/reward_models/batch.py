@@ -96,21 +96,21 @@ class FeatureCache:
     """Features of images by a frozen encoder, read from ``data.features_root`` and kept in memory where they fit.
 
     Args:
-        averages: give the mean over the cells of the grid, one vector an image; else the grid, kept as float16.
+        pool: from a grid [1, R, D] to one vector [1, D] an image, which is kept; None keeps the grid, as float16.
         cache_bytes: memory for the features.
     """
 
-    def __init__(self, averages: bool, cache_bytes: int = 0) -> None:
-        self.averages, self.cache_bytes = averages, cache_bytes
+    def __init__(self, pool: Callable[[Tensor], Tensor] | None, cache_bytes: int = 0) -> None:
+        self.pool, self.cache_bytes = pool, cache_bytes
         self.cached: dict[str, Tensor] = {}
 
     def of(self, row: Row) -> Tensor:
-        """Features [R, D], float32, of a row's image; R is 1 for averages. ``DataError`` if they are unreadable."""
+        """Features [R, D], float32, of a row's image; R is 1 if pooled. ``DataError`` if they are unreadable."""
         key = row["features"].where
         known = self.cached.get(key)
         if known is None:
             known = torch.from_numpy(row["features"].load())
-            known = known.mean(dim=0, keepdim=True) if self.averages else known.half()
+            known = known.half() if self.pool is None else self.pool(known[None])
             if (len(self.cached) + 1) * known.nbytes <= self.cache_bytes:
                 self.cached[key] = known
         return known.float()

@@ -341,8 +341,14 @@ def _images(config: RewardModelConfig, model: EmbeddingModel) -> PixelCache | Fe
     data, network = config.data, model.network
     if data.features_root is None:
         return PixelCache(model.preprocessing, data.cache_mb * 2**20)
-    tower: Any = network.dual if isinstance(network, DualTowers) else network.get_submodule("towers.image")
-    encoder = tower.image_encoder if isinstance(network, DualTowers) else tower.encoder
+    pool = None
+    if isinstance(network, DualTowers):
+        encoder = network.dual.image_encoder
+        if not network.dual.config.cell_width:
+            pool = network.dual.pool_image  # nothing trained comes before it, so once is enough
+    else:
+        tower: Any = network.get_submodule("towers.image")
+        encoder = tower.encoder
     if encoder is None:
         raise ConfigError("data.features_root is of a frozen encoder, and the student has none: leave it out")
     if not made_by(data.features_root, encoder):
@@ -351,7 +357,7 @@ def _images(config: RewardModelConfig, model: EmbeddingModel) -> PixelCache | Fe
             f"data.features_root {data.features_root} has features of {source}: expected those of the model's image "
             "encoder, with its weights and preprocessing; make them by prepare_features"
         )
-    return FeatureCache(isinstance(network, DualTowers), data.cache_mb * 2**20)
+    return FeatureCache(pool, data.cache_mb * 2**20)
 
 
 def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel) -> Texts:

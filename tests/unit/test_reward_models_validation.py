@@ -147,7 +147,7 @@ def test_the_loss_of_a_split_reads_no_views_of_training_images(tmp_path: Path) -
         own = replace(own, views=(as_image_features(tmp_path / "absent.npy", str(number)),) * 9)
         some.append({"image_id": str(number), "features": own, "references": [text]})
 
-    features, network = FeatureCache(averages=True), Network(scale=3.0)
+    features, network = FeatureCache(lambda grid: grid.mean(dim=1)), Network(scale=3.0)
     collate = PairCollate(features, TOKENS)
     loss = ValidationLoss(losses.contrastive, collate, 3)(Accelerator(), network, some, features, 2)
     inputs = {

@@ -169,6 +169,6 @@ def vlm_captions(
     folder: Path, rows: list[Row], batch_size: int = 8, prompt: str = "describe this image"
 ) -> dict[str, str]:
     """Greedy captions of at most 6 tokens, by a saved model."""
-    vlm: Any = load_vlm(VlmConfig(name=str(folder), prompt=prompt), torch.float32)
+    vlm: Any = load_vlm(VlmConfig(name=str(folder), prompt=prompt), "float32")
     found = decode_candidates(vlm, vlm.policy, rows, Decoding(max_new_tokens=6), batch_size, Accelerator())
     return {image_id: candidates[0].caption for image_id, candidates in found.items()}

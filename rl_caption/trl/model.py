@@ -1,9 +1,7 @@
 """A decoder-only vision-language model: loaded, frozen in part, adapted, decoded, exported."""
 
-import copy
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -38,7 +36,7 @@ class Vlm:
     suppressed: list[int]
     """Special tokens other than EOS, which are never sampled: an image token without its image cannot be scored."""
     generation_config: GenerationConfig
-    """The model's own settings, which TRL changes and the export restores."""
+    """The model's own settings, which the export writes. Those of ``policy`` are empty but for EOS."""
 
     @property
     def eos_token_id(self) -> int:
@@ -57,7 +55,9 @@ class Vlm:
 
     def generate(self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: None = None) -> Tensor:
         """Decode by greedy or beam search; returns the new token ids [B, 1, L]."""
-        settings = GenerationConfig(
+        inputs = {key: value.to(policy.dtype) if value.is_floating_point() else value for key, value in inputs.items()}
+        written = policy.generate(
+            **inputs,
             do_sample=False,
             num_beams=decoding.num_beams,
             max_new_tokens=decoding.max_new_tokens,
@@ -65,9 +65,6 @@ class Vlm:
             pad_token_id=self.processor.tokenizer.pad_token_id,
             suppress_tokens=self.suppressed or None,
         )
-        inputs = {key: value.to(policy.dtype) if value.is_floating_point() else value for key, value in inputs.items()}
-        with decoding_from_nothing(policy, settings):
-            written = policy.generate(**inputs, generation_config=settings)
         return written[:, None, inputs["input_ids"].shape[1] :]
 
     def decode(self, token_ids: Tensor) -> list[str]:
@@ -101,8 +98,8 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
     return shape, processor
 
 
-def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
-    """Load ``model.name`` with its weights in ``dtype``.
+def load_vlm(config: VlmConfig, dtype: str) -> Vlm:
+    """Load ``model.name`` with its weights in ``dtype``, such as ``float32``.
 
     Raises:
         ConfigError: as for ``load_processor``, and where the weights cannot be loaded.
@@ -113,36 +110,35 @@ def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
     tokenizer = processor.tokenizer
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    own = policy.generation_config.eos_token_id
-    declared = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])]
-    ends = [end for end in dict.fromkeys(declared) if end is not None]
+    own = policy.generation_config
+    declared = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
+    ends = [end for end in dict.fromkeys([tokenizer.eos_token_id, *declared]) if end is not None]
     # The list of named special tokens lacks some that no text shows either, such as SmolVLM's <row_1_col_1>.
     unseen = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
     special = {*unseen, *tokenizer.all_special_ids, shape.image_token_id} - set(ends)
-    return Vlm(policy, processor, config.prompt, ends, sorted(special), copy.deepcopy(policy.generation_config))
+    # ``generate`` takes what it is not told from the model's own settings: a ban on repeated words, say.
+    policy.generation_config = GenerationConfig(eos_token_id=ends)
+    return Vlm(policy, processor, config.prompt, ends, sorted(special), own)
 
 
-def freeze_parameters(policy: Any, patterns: list[str] | None) -> None:
-    """Freeze the parameters whose names match one of ``patterns``; None freezes the vision tower.
+def adapt(policy: Any, lora: VlmLoraConfig | None, patterns: list[str] | None) -> Any:
+    """Decide what is trained: not what ``patterns`` match, and of the rest all weights or, with ``lora``, adapters.
+
+    None stands for the patterns of the vision tower. Without ``lora``, freezes parameters and returns None; with it,
+    returns the ``peft.LoraConfig`` from which TRL makes adapters of the linear layers named by ``lora.target_modules``.
 
     Raises:
         CaptionerError: a pattern matches no parameter.
-        ConfigError: nothing is left to train.
+        ConfigError: with ``lora`` a pattern matches no module, or nothing is left to train.
     """
-    freeze(policy, VISION if patterns is None else patterns, required=patterns is not None)
-    if not any(parameter.requires_grad for parameter in policy.parameters()):
-        raise ConfigError(f"model.freeze {patterns} leaves nothing to train")
-
-
-def lora_config(lora: VlmLoraConfig, policy: Any, patterns: list[str] | None) -> Any:
-    """``peft.LoraConfig`` for the linear layers that ``lora.target_modules`` names and ``patterns`` do not match.
-
-    Raises:
-        ConfigError: there is no such layer, or one of ``patterns`` matches nothing; None stands for the vision tower.
-    """
+    frozen = VISION if patterns is None else patterns
+    if lora is None:
+        freeze(policy, frozen, required=patterns is not None)
+        if not any(parameter.requires_grad for parameter in policy.parameters()):
+            raise ConfigError(f"model.freeze {patterns} leaves nothing to train")
+        return None
     from peft import LoraConfig
 
-    frozen = VISION if patterns is None else patterns
     modules = dict(policy.named_modules())
     for each in patterns or []:
         if not any(fnmatchcase(name, each) for name in modules):
@@ -161,17 +157,6 @@ def lora_config(lora: VlmLoraConfig, policy: Any, patterns: list[str] | None) ->
     return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=found, bias="none")
 
 
-@contextmanager
-def decoding_from_nothing(policy: Any, settings: GenerationConfig) -> Iterator[None]:
-    """Replace the model's own generation settings, from which ``generate`` fills in what is None, by ``settings``."""
-    before = policy.generation_config
-    policy.generation_config = settings
-    try:
-        yield
-    finally:
-        policy.generation_config = before
-
-
 def load_weights(policy: Any, checkpoint: str | Path) -> None:
     """Load all weights of a checkpoint.
 
@@ -186,8 +171,8 @@ def export(vlm: Vlm, policy: Any, folder: Path) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    with decoding_from_nothing(policy, vlm.generation_config):
-        policy.save_pretrained(partial)
+    policy.save_pretrained(partial)
+    vlm.generation_config.save_pretrained(partial)  # over that of the training
     vlm.processor.save_pretrained(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

@@ -17,7 +17,7 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
-from transformers import GenerationConfig, PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from rewards.base import Reward
 from rewards.mixed import MixedReward
@@ -65,7 +65,7 @@ from rl_caption.training.run_folder import (
 from rl_caption.training.setup import CHECKED_IMAGES
 from rl_caption.training.validation import decode_candidates
 from rl_caption.trl.config import GrpoVlmConfig
-from rl_caption.trl.model import Vlm, export, freeze_parameters, load_processor, load_vlm, load_weights, lora_config
+from rl_caption.trl.model import Vlm, adapt, export, load_processor, load_vlm, load_weights
 from rl_caption.trl.rows import FinishedAware, trl_dataset
 
 
@@ -325,12 +325,12 @@ class _Run:
         write_result(self.folder, {"step": step, "metrics": metrics, "reward": self.reward.signature})
         return format_table(found) if found else ""
 
-    def _dtype(self) -> torch.dtype:
+    def _dtype(self) -> str:
         if self.config.model.dtype != "auto":
-            return getattr(torch, self.config.model.dtype)  # type: ignore[no-any-return]
+            return self.config.model.dtype
         if self.config.lora is None:
-            return torch.float32
-        return torch.bfloat16 if self.arguments.bf16 else torch.float16 if self.arguments.fp16 else torch.float32
+            return "float32"
+        return "bfloat16" if self.arguments.bf16 else "float16" if self.arguments.fp16 else "float32"
 
     def _trainer(self, vlm: Vlm) -> Any:
         from trl import GRPOTrainer, RLOOTrainer
@@ -342,12 +342,8 @@ class _Run:
         )
         functions = [FinishedAware(reward, vlm.eos_token_ids, name) for name, reward in terms.items()]
         # Instead of TRL's own, which suppresses the image token only.
-        arguments.generation_kwargs = {"suppress_tokens": vlm.suppressed, "eos_token_id": vlm.eos_token_ids}
-        adapters = lora_config(config.lora, vlm.policy, config.model.freeze) if config.lora is not None else None
-        if adapters is None:
-            freeze_parameters(vlm.policy, config.model.freeze)
-        # ``generate`` takes what TRL does not set from the model's own settings: a ban on repeated words, say.
-        vlm.policy.generation_config = GenerationConfig(eos_token_id=vlm.eos_token_ids)
+        arguments.generation_kwargs = {"suppress_tokens": vlm.suppressed}
+        adapters = adapt(vlm.policy, config.lora, config.model.freeze)
         kind: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
         try:
             trainer = kind(

@@ -137,7 +137,7 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     after, changed = load_file(run / "export/last/model.safetensors"), moved(folder / "qwen2_vl", run)
     assert changed
     assert all("visual" not in name and re.search(r"(proj)\.weight$", name) for name in changed)
-    exported = load_vlm(VlmConfig(name=str(run / "export/last")), torch.float32)
+    exported = load_vlm(VlmConfig(name=str(run / "export/last")), "float32")
     assert exported.generation_config.eos_token_id == [2, 0], "TRL changes it, the export does not"
     rows: list[Row] = [{"image_id": str(i), "image": str(folder / f"{i}.png"), "references": []} for i in (4, 5)]
     captions = vlm_captions(run / "export/last", rows)
@@ -199,7 +199,7 @@ def test_rloo_with_all_weights_trains_and_is_judged(folder, tmp_path, monkeypatc
     assert [given["revision"] for given in loaded] == ["main"], "the reference model is the starting model"
     assert not any("scene" in call for call in Recorder.calls), "the truth is for the oracle alone"
     hidden = {"<image>", "<global-img>", "<row_1_col_1>", "<row_2_col_2>", "<pad>", "<|im_start|>"}
-    vlm = load_vlm(VlmConfig(name=str(folder / "idefics3")), torch.float32)
+    vlm = load_vlm(VlmConfig(name=str(folder / "idefics3")), "float32")
     hidden = set(vlm.processor.tokenizer.convert_tokens_to_ids(sorted(hidden)))
     assert hidden <= set(vlm.suppressed)
     assert not hidden & {token for call in Recorder.calls for ids in call["completion_ids"] for token in ids}
@@ -308,10 +308,10 @@ def test_models_that_trl_cannot_train_are_told(folder: Path, tmp_path: Path) -> 
     shutil.copytree(folder / "qwen2_vl", bare)
     (bare / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="no chat template"):
-        load_vlm(VlmConfig(name=str(bare)), torch.float32)
+        load_vlm(VlmConfig(name=str(bare)), "float32")
     (bare / "config.json").write_text(json.dumps({"model_type": "vision-encoder-decoder", "is_encoder_decoder": True}))
     with pytest.raises(ConfigError, match=r"model\.name"):
-        load_vlm(VlmConfig(name=str(bare)), torch.float32)
+        load_vlm(VlmConfig(name=str(bare)), "float32")
 
 
 @pytest.mark.parametrize("file", ["grpo_vlm.yaml", "grpo_vlm_clip.yaml", "rloo_vlm.yaml"])

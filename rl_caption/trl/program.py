@@ -1,6 +1,7 @@
 """The program ``grpo_vlm``: TRL's trainers on this package's rewards and data, then this package's evaluation."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -25,7 +26,6 @@ from rl_caption.captioners.base import Decoding
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config import checks as config_checks
 from rl_caption.config.build import (
-    ConfigError,
     build_data,
     build_reward,
     checked_splits,
@@ -33,21 +33,20 @@ from rl_caption.config.build import (
     references_of,
     usable_split,
 )
-from rl_caption.data.base import COLUMNS, DataError
+from rl_caption.data.base import COLUMNS
 from rl_caption.data.files import write_json
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.engines import accelerator_kwargs, print_main, usable_precision, use_cpu
-from rl_caption.errors import config_errors, not_installed
+from rl_caption.errors import ConfigError, config_errors, not_installed
 from rl_caption.evaluation import (
     DEFAULT_METRICS,
     Evaluation,
     check_writable,
     evaluate_rows,
-    find_java,
     format_table,
     write_evaluation,
 )
-from rl_caption.evaluation.metrics import add_judges, check_judges, metrics_tokenizer, words_tokenizer
+from rl_caption.evaluation.metrics import add_judges, check_asked, check_judges, metrics_tokenizer, words_tokenizer
 from rl_caption.evaluation.results import read_scores
 from rl_caption.launch import check_processes, run_lock
 from rl_caption.monitoring.judges import build_judges
@@ -74,10 +73,6 @@ def mistakes(config: GrpoVlmConfig) -> list[str]:
     wrong, terms = config_checks.mistakes(config), config.reward.terms
     if config.rollout.num_samples < 2:
         wrong.append(f"rollout.num_samples is {config.rollout.num_samples}: expected at least 2")
-    if config.data.features_root is not None:
-        wrong.append(f"data.features_root is {config.data.features_root!r}: a vision-language model sees pixels, null")
-    if config.data.augment:
-        wrong.append(f"data.augment is {config.data.augment}: this program has no augmentation, expected []")
     if config.reward.normalize != "none":
         wrong.append(
             f"reward.normalize is {config.reward.normalize!r}: TRL adds up the terms itself, expected none; GRPO's own "
@@ -88,16 +83,18 @@ def mistakes(config: GrpoVlmConfig) -> list[str]:
         for name in terms
         if "." in name or "/" in name
     ]
+    unused: dict[str, tuple[Any, str]] = {
+        "data.features_root": (config.data.features_root, "a vision-language model sees pixels"),
+        "data.augment": (config.data.augment, "this program has no augmentation"),
+    }
+    for key in ("temperature_schedule", "beam_search", "cuda_graph"):
+        unused[f"rollout.{key}"] = (getattr(config.rollout, key), "TRL samples captions itself, at one temperature")
+    for name, key in itertools.product(terms, ("schedule", "length_ratio")):
+        unused[f"reward.terms.{name}.{key}"] = (getattr(terms[name], key), "TRL adds up the terms itself")
     wrong += [
-        f"reward.terms.{name}.{key} is {value}: TRL adds up the terms itself, leave it out"
-        for name, term in terms.items()
-        for key in ("schedule", "length_ratio")
-        if (value := getattr(term, key))
-    ]
-    wrong += [
-        f"rollout.{key} is {value}: TRL samples captions itself, at one temperature, leave it out"
-        for key in ("temperature_schedule", "beam_search", "cuda_graph")
-        if (value := getattr(config.rollout, key))
+        f"{key} is {value!r}: {why}, leave it out"
+        for key, (value, why) in unused.items()
+        if value not in (None, False, [])
     ]
     if not any(term.weight for term in terms.values()):
         wrong.append(f"reward.terms {list(terms)} all have weight 0: expected one that rewards something")
@@ -120,15 +117,9 @@ def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
     from trl import GRPOConfig, RLOOConfig
 
     kind: Any = GRPOConfig if config.trainer == "grpo" else RLOOConfig
-    micro = micro_batch_size(config.train.batch_size, config.train.micro_batch_size, num_processes)
-    arguments, given = _arguments(config, micro, num_processes), config.train.kwargs
-    if unknown := sorted(set(given) - {field.name for field in dataclasses.fields(kind) if field.init}):
-        raise ConfigError(f"train.kwargs has {unknown}: {kind.__name__} of this version of TRL has no such argument")
-    taken = {*arguments, "reward_weights", "generation_kwargs", "model_init_kwargs"}
-    if double := sorted(taken.intersection(given)):
+    arguments, given = _arguments(config, num_processes), config.train.kwargs
+    if double := sorted({*arguments, "generation_kwargs"}.intersection(given)):
         raise ConfigError(f"train.kwargs has {double}: other keys of this configuration set them, see docs/trl.md")
-    if config.model.revision is not None and config.lora is None and config.train.kl_coef > 0:
-        arguments["model_init_kwargs"] = {"revision": config.model.revision}  # of the reference model
     with config_errors("TRL refuses this configuration (rollout, train, train.kwargs)"):
         made = kind(**arguments, **given)
     if made.n_gpu > 1:  # one process that sees several: Transformers would choose DataParallel, which TRL refuses
@@ -136,10 +127,12 @@ def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
     return made
 
 
-def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[str, Any]:
-    """The arguments that all keys except ``train.kwargs`` set; a forward pass has ``micro`` images."""
+def _arguments(config: GrpoVlmConfig, num_processes: int) -> dict[str, Any]:
+    """The arguments that all keys except ``train.kwargs`` set."""
     train, rollout, run = config.train, config.rollout, config.run
+    micro = micro_batch_size(train.batch_size, train.micro_batch_size, num_processes)
     precision = usable_precision(train.mixed_precision)
+    revision = config.model.revision if train.kl_coef > 0 and config.lora is None else None  # of the reference model
     checkpointing: dict[str, Any] = {"gradient_checkpointing": train.gradient_checkpointing}
     if "activation_checkpointing" in TrainingArguments.__dataclass_fields__:  # its name in later versions
         checkpointing = {"activation_checkpointing": train.gradient_checkpointing, "gradient_checkpointing": None}
@@ -158,7 +151,9 @@ def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[st
         "repetition_penalty": 1.0,
         "disable_dropout": not rollout.dropout,
         "mask_truncated_completions": train.mask_truncated,
+        "reward_weights": [term.weight for term in config.reward.terms.values()],
         "beta": train.kl_coef,
+        "model_init_kwargs": {"revision": revision} if revision is not None else None,
         "learning_rate": train.lr,
         "lr_scheduler_type": train.schedule if train.schedule != "constant" else "constant_with_warmup",
         "warmup_steps": train.warmup_steps,
@@ -190,25 +185,25 @@ def sharding(arguments: Any) -> str | None:
     return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else None
 
 
-def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
-    """The checkpoint to resume, or None to start. Checkpoints that a kill cut off are passed over.
+def find_trl_checkpoint(config: GrpoVlmConfig) -> tuple[int, Path | None]:
+    """The checkpoint to resume and its step; 0 and None to start. Those that a kill cut off are passed over.
 
     Raises:
         CheckpointError: as for ``rl_caption.training.run_folder.find_checkpoint``.
     """
     folder, resume = Path(config.run.dir), config.run.resume
     if isinstance(resume, str) and resume not in ("auto", "true", "false"):
-        if step_of(Path(resume)) is None:
+        if (step := step_of(Path(resume))) is None:
             raise CheckpointError(
                 f"run.resume {resume!r} is no complete checkpoint: it has no readable trainer_state.json"
             )
-        return Path(resume)
-    complete = [(step, path) for path in folder.glob("checkpoints/checkpoint-*") if (step := step_of(path)) is not None]
-    if not complete:
-        return None
-    _, newest = max(complete)
+        return step, Path(resume)
+    found = [(step, path) for path in folder.glob("checkpoints/checkpoint-*") if (step := step_of(path)) is not None]
+    if not found:
+        return 0, None
+    step, newest = max(found)
     refuse_other_run(folder, newest.name, cast(Any, config))
-    return newest
+    return step, newest
 
 
 def step_of(checkpoint: Path) -> int | None:
@@ -228,9 +223,8 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     """
     if wrong := mistakes(config):
         raise ConfigError("; ".join(wrong))
-    optional = {"peft": config.lora is not None, "tensorboard": "tensorboard" in config.run.trackers}
-    wanted = ["trl", "datasets", *(name for name, needed in optional.items() if needed)]
-    if missing := [name for name in wanted if find_spec(name) is None]:
+    needed = {"trl": True, "peft": config.lora is not None, "tensorboard": "tensorboard" in config.run.trackers}
+    if missing := [name for name in needed if needed[name] and find_spec(name) is None]:
         raise ConfigError(not_installed(*missing))
     quiet_libraries()
     # Before PartialState: these arguments choose the device and initialise the process group.
@@ -245,21 +239,21 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     if state.device.type == "cpu":
         use_cpu(state.num_processes, config.train.threads)
     with run_lock(config.run.dir) if state.is_main_process else nullcontext():
-        checkpoint = find_trl_checkpoint(config)
+        start, checkpoint = find_trl_checkpoint(config)
         if checkpoint is not None and config.run.resume == "auto" and is_complete(Path(config.run.dir)):
             print_main(state, f"{config.run.dir} is complete: remove it, or choose another run.dir")
             return ""
         load_processor(config.model)  # a wrong model is refused before the data are read
-        return _Run(config, state, arguments, checkpoint).train_and_evaluate()
+        return _Run(config, state, arguments, start, checkpoint).train_and_evaluate()
 
 
 class _Run:
     """A run. Making it reads and checks data, rewards and judges; the model is loaded later."""
 
-    def __init__(self, config: GrpoVlmConfig, state: Any, arguments: Any, checkpoint: Path | None) -> None:
-        self.config, self.state, self.arguments, self.checkpoint = config, state, arguments, checkpoint
+    def __init__(self, config: GrpoVlmConfig, state: Any, arguments: Any, start: int, checkpoint: Path | None) -> None:
+        self.config, self.state, self.arguments = config, state, arguments
+        self.start, self.checkpoint = start, checkpoint
         self.folder, self.split = Path(config.run.dir), config.eval.split
-        self.start = (step_of(checkpoint) or 0) if checkpoint is not None else 0
         data = build_data(config.data)
         wanted = dict.fromkeys(usable_split(data, split) for split in ("train", self.split or "train"))
         rows = checked_splits(config.data, data, list(wanted), state, self.folder / CHECKED_IMAGES)
@@ -270,24 +264,21 @@ class _Run:
                 f"train.batch_size is {config.train.batch_size}: the training split has {len(self.train_rows)} usable "
                 "images"
             )
+        references = references_of(self.train_rows)
         with state.main_process_first():
-            self.reward = build_reward(
-                config.reward, references_of(self.train_rows), self.folder, config.data.tokenizer
-            )
+            self.reward = build_reward(config.reward, references, self.folder, config.data.tokenizer)
         known = {*COLUMNS, "finished"}
         for name, term in self.reward.rewards.items():
             if not term.columns <= known:
                 raise ConfigError(
                     f"reward.terms.{name} needs the columns {sorted(term.columns - known)}: rewards get {sorted(known)}"
                 )
-        bare = [row["image_id"] for row in self.eval_rows if not row["references"]]
-        if bare:
-            raise DataError(f"{len(bare)} images of split {self.split!r} have no reference, such as {bare[:3]}")
         self.judges: dict[str, Reward] = {}
+        self.tables: dict[str, Evaluation] = {}
+        """Name of the folder in ``eval/`` -> what was found; of the main process."""
         if state.is_main_process and self.split is not None:
             check_writable(self.folder / "eval")
-            if config.eval.tokenizer == "java":
-                find_java()
+            check_asked(config.eval.metrics, config.eval.tokenizer)
             words = words_tokenizer(config.eval.tokenizer, config.data.tokenizer)
             self.judges = build_judges(config.eval.judges, None, references_of(self.eval_rows), "eval.judges", words)
             check_judges(self.judges, self.eval_rows, f"split {self.split!r}")
@@ -297,14 +288,13 @@ class _Run:
         config, state = self.config, self.state
         vlm = load_vlm(config.model, self._dtype())
         trainer = self._trainer(vlm)  # before the first captions, as it refuses what is wrong; new adapters change none
-        tables: dict[str, Evaluation | None] = {}
-        if config.eval.before and self.eval_rows:
+        if self.split is not None and config.eval.before:
             name = f"{self.split}-before"
             done = self.folder / "eval" / name
             if self.checkpoint is not None and (done / "scores.json").is_file():
-                tables[name] = read_scores(done, self.judges)
+                self.tables[name] = read_scores(done, self.judges)
             else:
-                tables[name] = self._evaluate(vlm, vlm.policy, name, trainer)
+                self._evaluate(vlm, vlm.policy, name, trainer)
         if state.is_main_process:
             remove_result(self.folder)
             write_run_files(cast(Any, config), {"reward": self.reward.signature, "num_processes": state.num_processes})
@@ -316,14 +306,13 @@ class _Run:
             policy = policy.merge_and_unload()
         if state.is_main_process:
             export(vlm, policy, self.folder / "export" / "last")
-        if self.split is not None and self.eval_rows:
-            tables[self.split] = self._evaluate(vlm, policy, self.split, trainer)
+        if self.split is not None:
+            self._evaluate(vlm, policy, self.split, trainer)
         if not state.is_main_process:
             return ""
-        found = {name: evaluation for name, evaluation in tables.items() if evaluation is not None}
-        metrics = {name: evaluation.metrics for name, evaluation in found.items()}
+        metrics = {name: evaluation.metrics for name, evaluation in self.tables.items()}
         write_result(self.folder, {"step": step, "metrics": metrics, "reward": self.reward.signature})
-        return format_table(found) if found else ""
+        return format_table(self.tables) if self.tables else ""
 
     def _dtype(self) -> str:
         if self.config.model.dtype != "auto":
@@ -336,19 +325,15 @@ class _Run:
         from trl import GRPOTrainer, RLOOTrainer
 
         config, arguments = self.config, self.arguments
-        terms, arguments.reward_weights = (
-            self.reward.rewards,
-            [self.reward.weights[name] for name in self.reward.rewards],
-        )
-        functions = [FinishedAware(reward, vlm.eos_token_ids, name) for name, reward in terms.items()]
         # Instead of TRL's own, which suppresses the image token only.
         arguments.generation_kwargs = {"suppress_tokens": vlm.suppressed}
-        adapters = adapt(vlm.policy, config.lora, config.model.freeze)
         kind: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
+        adapters = adapt(vlm.policy, config.lora, config.model.freeze)
+        terms = self.reward.rewards.items()
         try:
             trainer = kind(
                 model=vlm.policy,
-                reward_funcs=functions,
+                reward_funcs=[FinishedAware(reward, vlm.eos_token_ids, name) for name, reward in terms],
                 args=arguments,
                 train_dataset=trl_dataset(self.train_rows, config.model.prompt),
                 processing_class=vlm.processor,
@@ -377,20 +362,19 @@ class _Run:
             trainer.train(resume_from_checkpoint=checkpoint)
         return int(trainer.state.global_step)
 
-    def _evaluate(self, vlm: Vlm, policy: Any, name: str, trainer: Any) -> Evaluation | None:
-        """Caption the split, compute metrics, write both to ``eval/NAME``; None outside the main process."""
+    def _evaluate(self, vlm: Vlm, policy: Any, name: str, trainer: Any) -> None:
+        """Caption the split; in the main process, compute metrics and write both to ``eval/NAME``."""
         policy.to(self.state.device)
         options, rows = self.config.eval, self.eval_rows
         print_main(self.state, f"captioning {len(rows)} images of {options.split!r}")
         decoding = Decoding(num_beams=options.num_beams, max_new_tokens=self.config.rollout.max_new_tokens)
-        captioner: Any = vlm
         # In the precision of the training; judges score in their own.
         found = decode_candidates(
-            captioner, policy, rows, decoding, options.batch_size, trainer.accelerator, "captioning"
+            cast(Any, vlm), policy, rows, decoding, options.batch_size, trainer.accelerator, "captioning"
         )
         captions = {image_id: own[0].caption for image_id, own in found.items()}
         if not self.state.is_main_process:
-            return None
+            return
         evaluation = evaluate_rows(
             rows,
             list(captions.values()),
@@ -398,12 +382,11 @@ class _Run:
             tokenizer=metrics_tokenizer(options.tokenizer, self.config.data.tokenizer),
             training_captions={caption for own in references_of(self.train_rows) for caption in own},
         )
-        evaluation = add_judges(evaluation, rows, captions, self.judges)
-        write_evaluation(evaluation, captions, self.folder / "eval" / name)
-        model: str | Path = self.folder / "export" / "last" if name == self.split else self.config.model.name
+        self.tables[name] = add_judges(evaluation, rows, captions, self.judges)
+        write_evaluation(self.tables[name], captions, self.folder / "eval" / name)
+        model = self.folder / "export" / "last" if name == self.split else self.config.model.name
         settings = {"data": dataclasses.asdict(self.config.data), "split": self.split, "weights": weights_hash(model)}
         write_json(self.folder / "eval" / name / "settings.json", settings)
-        return evaluation
 
 
 def skip_epochs(trainer: Any, epochs: int) -> None:

@@ -160,7 +160,7 @@ def mistakes(config: AblateConfig) -> list[str]:
     terms = {f"cells.{label}.terms": cell.terms for label, cell in config.cells.items()}
     if (config.base is None) == (not config.bases):
         wrong.append("set either base (one configuration of scst) or bases (name to configuration)")
-    if not config.cells and config.alpha is None:
+    if not config.cells and not (config.alpha and config.alpha.values):
         wrong.append("there is no cell: set cells, alpha, or both")
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
         wrong.append(f"seeds is {config.seeds}: expected different whole numbers, and at least one")

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -157,28 +156,31 @@ def make_cells(config: AblateConfig) -> list[Cell]:
 
 def mistakes(config: AblateConfig) -> list[str]:
     """What is wrong with the grid itself, one sentence each: key, value, and what would be right."""
-    wrong, alpha = config_checks.mistakes(config), config.alpha
-    labels = [*config.cells, *(f"alpha={value:g}" for value in (alpha.values if alpha is not None else []))]
+    wrong, labels = config_checks.mistakes(config), list(config.cells)
     terms = {f"cells.{label}.terms": cell.terms for label, cell in config.cells.items()}
     if (config.base is None) == (not config.bases):
         wrong.append("set either base (one configuration of scst) or bases (name to configuration)")
-    if not labels:
+    if not config.cells and not (config.alpha and config.alpha.values):
         wrong.append("there is no cell: set cells, alpha, or both")
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
         wrong.append(f"seeds is {config.seeds}: expected different whole numbers, and at least one")
-    if alpha is not None:
+    if (alpha := config.alpha) is not None:
+        labels += [f"alpha={value:g}" for value in alpha.values]
         terms |= {"alpha.terms": alpha.terms, "alpha.against": alpha.against}
-        wrong += ["alpha.values is empty: expected at least one number from 0 to 1"] * (not alpha.values)
+        if not alpha.values:
+            wrong.append("alpha.values is empty: expected at least one number from 0 to 1")
         if both := sorted(set(alpha.terms) & set(alpha.against)):
             wrong.append(f"alpha: {both} are in terms and against: expected different names (target names the reward)")
-    wrong += [f"{key} is empty: name at least one reward, such as cider" for key, own in terms.items() if not own]
-    wrong += [
-        f"{key}.{name}.weight is {term.weight}: expected a number other than 0"
-        for key, own in terms.items()
-        for name, term in own.items()
-        if term.weight == 0
-    ]
-    wrong += [f"label {START!r} is that of the starting policy: choose another"] * (START in labels)
+    for key, own in terms.items():
+        if not own:
+            wrong.append(f"{key} is empty: name at least one reward, such as cider")
+        wrong += [
+            f"{key}.{name}.weight is {term.weight}: expected a number other than 0"
+            for name, term in own.items()
+            if term.weight == 0
+        ]
+    if START in labels:
+        wrong.append(f"label {START!r} is that of the starting policy: choose another")
     wrong += [f"label {label!r} stands for {count} cells" for label, count in Counter(labels).items() if count > 1]
     wrong += [
         f"{kind} {name!r}: expected letters, digits and . _ = + - only, as it becomes a folder"
@@ -186,14 +188,15 @@ def mistakes(config: AblateConfig) -> list[str]:
         for name in dict.fromkeys(names)
         if not LABEL.fullmatch(name)
     ]
-    for label, key in ((label, key) for label, cell in config.cells.items() for key in cell.overrides):
-        if f"{key}.".startswith(SET_BY_GRID):
-            wrong.append(f"cells.{label}.overrides: {key} is set by the grid (seeds, terms)")
-        elif not key.startswith(OVERRIDABLE):
-            wrong.append(
-                f"cells.{label}.overrides: {key} cannot be overridden: expected a key that starts with "
-                f"{', '.join(OVERRIDABLE)}; model and data are the same in all cells of a base"
-            )
+    for label, cell in config.cells.items():
+        for key in cell.overrides:
+            if f"{key}.".startswith(SET_BY_GRID):
+                wrong.append(f"cells.{label}.overrides: {key} is set by the grid (seeds, terms)")
+            elif not key.startswith(OVERRIDABLE):
+                wrong.append(
+                    f"cells.{label}.overrides: {key} cannot be overridden: expected a key that starts with "
+                    f"{', '.join(OVERRIDABLE)}; model and data are the same in all cells of a base"
+                )
     wrong += [
         f"judges has the name {name!r}: expected a heading for a table, without |"
         for name in config.judges
@@ -247,15 +250,15 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
         raise ConfigError(f"{file}: model.init is not set: it is the policy that all cells start from")
     if config.warm_start is not None:
         warm_start = earlier("xe", XeConfig, config.warm_start)
-    if warm_start is None or is_complete(warm_start.folder):
-        if not is_captioner(start):
+    if not is_captioner(start):
+        if warm_start is None or is_complete(warm_start.folder):
             raise ConfigError(
                 f"{file}: model.init {start!r} is not a saved captioner (it has no config.json), nor a name on the hub "
                 "(OWNER/MODEL), and no warm_start is left that would make it: train one with rl-caption xe"
             )
-    elif not is_captioner(start) and Path(start).resolve() != (warm_start.folder / "export" / "best").resolve():
-        made = str(warm_start.folder / "export" / "best")
-        raise ConfigError(f"{file}: model.init is {start!r}, but warm_start makes {made!r}: name that one")
+        made = warm_start.folder / "export" / "best"
+        if Path(start).resolve() != made.resolve():
+            raise ConfigError(f"{file}: model.init is {start!r}, but warm_start makes {str(made)!r}: name that one")
     if str(chain):
         logger.info("%s", chain)
     source = build_data(config.data)
@@ -319,16 +322,12 @@ def check_start(cell: Cell, base: Base, rewards: Mapping[str, str]) -> None:
 
 def untrained_models(files: Sequence[str], parse: Parse) -> list[Path]:
     """Run folders of the reward models (by their configurations) that are not trained yet, and of their warm starts."""
-    waiting, seen, found = list(files), set[str](), []
+    waiting, found = list(files), list[Path]()
     while waiting:
-        file = waiting.pop()
-        if file in seen:  # a circle is refused by the program that trains them
-            continue
-        seen.add(file)
-        config: RewardModelConfig = parse(RewardModelConfig, ["--config", file], "rl-caption reward_model")
-        folder = Path(config.run.dir)
-        if not is_complete(folder):
-            found.append(folder.resolve())
+        config = parse(RewardModelConfig, ["--config", waiting.pop()], "rl-caption reward_model")
+        folder = Path(config.run.dir).resolve()
+        if folder not in found and not is_complete(folder):  # a circle is refused by the program that trains them
+            found.append(folder)
             waiting += config.warm_start
     return found
 
@@ -374,8 +373,7 @@ def build_rewards(
 
 def _is_untrained(key: str, reward: str, arguments: Mapping[str, Any], untrained: Sequence[Path]) -> bool:
     """Whether an argument is a path below what an untrained model will export; if so, the names are checked."""
-    inside = [own for own in arguments.values() if isinstance(own, Mapping)]  # of length_router
-    values = chain.from_iterable(own.values() for own in (arguments, *inside))
+    values = flatten_dict(dict(arguments)).values()  # also those of the rewards inside length_router
     paths = [Path(value).resolve() for value in values if isinstance(value, str)]
     if not any(path.is_relative_to(run / "export" / "best") for path in paths for run in untrained):
         return False

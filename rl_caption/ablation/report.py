@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -162,11 +163,8 @@ def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]],
     parts = ["# Captions of the same images", "One seed a cell. The first line of an image is one of its references."]
     for index, row in enumerate(rows):
         parts.append(f"## {_escaped(row['image_id'])}")
-        try:
+        with suppress(DataError):
             image = thumbnail(row["image"], IMAGE_SIZE)
-        except DataError:
-            pass
-        else:
             with atomic_write(folder / f"{index}.png") as file:
                 image.save(file, "PNG")
             parts.append(f"![image {index}]({folder.name}/{index}.png)")
@@ -205,9 +203,8 @@ def draw_alpha(systems: Systems, bounds: Bounds, path: Path) -> Path:
             curve = alpha_curve(systems, base, key, column.factor)
             alphas, means, deviations = ([point[part] for point in curve] for part in range(3))
             axes.errorbar(alphas, means, deviations, color=colour, marker="o", capsize=3)
-            if base in starts and key in starts[base].evaluation.scores["metrics"]:
-                value = column.factor * starts[base].evaluation.scores["metrics"][key]
-                axes.axhline(value, color=colour, linestyle=":", linewidth=1)
+            if (start := starts[base].evaluation.scores["metrics"].get(key)) is not None:
+                axes.axhline(column.factor * start, color=colour, linestyle=":", linewidth=1)
             axes.set_ylabel(column.heading, color=colour)
             axes.tick_params(axis="y", labelcolor=colour)
     with atomic_write(path) as file:

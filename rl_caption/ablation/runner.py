@@ -33,7 +33,7 @@ from rl_caption.ablation.plan import (
 from rl_caption.ablation.report import write_report
 from rl_caption.captioners.loading import is_captioner
 from rl_caption.config.build import ConfigError, quiet_libraries
-from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
+from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_json
@@ -137,7 +137,7 @@ def _run_cells(
         failure = None if ended is None else _failure(ended, cell.run)
         if failure is None:
             try:
-                result = _evaluate_cell(cell, plan.bases[cell.base], config, judges[cell.base])
+                result = _evaluate_cell(cell, config, judges[cell.base])
                 results[cell.name] = result
                 how = f"trained in {clock(ended.seconds)}" if ended is not None else "kept"
                 _print(f"[{len(results)}/{len(cells)}] {cell.name}: {how}; {_headline(result.evaluation)}")
@@ -161,29 +161,26 @@ def _run_cells(
 
 def _evaluate_start(base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
     folder = Path(config.out) / "start" / base.name / config.split
-    length, prompt = base.config.rollout.max_new_tokens, base.config.model.prompt
-    found = evaluate_captioner(base.start, base.config.data, length, config, judges, folder, prompt)
+    found = evaluate_captioner(base.start, base.config, config, judges, folder, base.config.model.prompt)
     system = f"{base.name}/{START}" if base.name else START
     _print(f"{system}: {_headline(found)}")
     return Member(system, base.name, None, None, found, None)
 
 
-def _evaluate_cell(cell: Cell, base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
+def _evaluate_cell(cell: Cell, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
     model = cell.run / "export" / config.policy
     if not is_intact(model):
         raise CheckpointError(
             f"{model} is damaged or not there: rl-caption scst --config "
             f"{cell.folder / 'scst.yaml'} writes it from the newest checkpoint"
         )
-    folder, length = cell.folder / f"{config.split}_{config.policy}", cell.config.rollout.max_new_tokens
-    found = evaluate_captioner(model, base.config.data, length, config, judges, folder)
+    found = evaluate_captioner(model, cell.config, config, judges, cell.folder / f"{config.split}_{config.policy}")
     return Member(cell.system, cell.base, cell.alpha, cell.seed, found, read_run(cell.run))
 
 
 def evaluate_captioner(
     model: str | Path,
-    data: DataConfig,
-    max_new_tokens: int,
+    trained: ScstConfig,
     config: AblateConfig,
     judges: Mapping[str, Reward],
     folder: Path,
@@ -191,8 +188,9 @@ def evaluate_captioner(
 ) -> EvaluationFolder:
     """Evaluate a model on the grid's split, or read what ``folder`` holds of it.
 
-    Scores in ``folder`` are kept as long as the model's weights, the data, the decoding, the metrics and the judges are
-    the same. ``prompt`` is for a model that was not exported with one.
+    The data and the longest caption are those of ``trained``. Scores in ``folder`` are kept as long as the model's
+    weights, the data, the decoding, the metrics and the judges are the same. ``prompt`` is for a model that was not
+    exported with one.
 
     Raises:
         EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate.py`` and the judges.
@@ -201,9 +199,9 @@ def evaluate_captioner(
     evaluate = EvaluateConfig(
         model=str(model),
         prompt=prompt,
-        data=data,
+        data=trained.data,
         split=config.split,
-        decode=DecodeConfig(config.num_beams, max_new_tokens, config.length_penalty),
+        decode=DecodeConfig(config.num_beams, trained.rollout.max_new_tokens, config.length_penalty),
         metrics=config.metrics,
         tokenizer=config.tokenizer,
         out=str(folder),

@@ -24,7 +24,14 @@ from rewards.clip.l_clipscore import LClipScore
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.runner import evaluate_captioner
 from rl_caption.cli.main import parse
-from rl_caption.config.schema import DataConfig, EvaluateConfig, JudgeConfig, RetrievalConfig
+from rl_caption.config.schema import (
+    DataConfig,
+    EvaluateConfig,
+    JudgeConfig,
+    RetrievalConfig,
+    RolloutConfig,
+    ScstConfig,
+)
 from rl_caption.data.base import DataError
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError, evaluate_captions
@@ -373,7 +380,8 @@ def test_a_grid_keeps_scores_whose_signature_lacks_the_judges(folder: Path, monk
     """As they were written before rewards were metrics of the evaluation."""
     grid = AblateConfig(metrics=["cider"], tokenizer="python")
     judges = {"L-CLIPS": LClipScore(folder / "student")}
-    arguments = (folder / "model", with_judges(folder).data, 8, grid, judges, folder / "judged")
+    trained = ScstConfig(data=with_judges(folder).data, rollout=RolloutConfig(max_new_tokens=8))
+    arguments = (folder / "model", trained, grid, judges, folder / "judged")
     first = evaluate_captioner(*arguments)
     assert (folder / "judged/settings.json").is_file()
     scores = json.loads((folder / "judged/scores.json").read_text())

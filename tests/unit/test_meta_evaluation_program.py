@@ -13,6 +13,7 @@ from rewards.images import frames_of
 from rewards.text.cider import CiderD
 from rewards.videos import VideoFrame
 from rl_caption.cli.main import main
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import metrics as metrics_module
@@ -249,6 +250,10 @@ def test_the_generated_world(tmp_path: Path) -> None:
     for changes, message in (
         ({"data": "x"}, "data is of no use"),
         ({"scenes": ScenesConfig(split="none", max_images=1)}, "split 'none' is not in the data"),
+        (
+            {"scenes": ScenesConfig(DataConfig("scenes", kwargs={"num_unseen": 0}), "test_unseen")},
+            "which has no images",
+        ),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             compare_with_people(JudgeSetConfig("scenes", metrics="rouge", out=str(tmp_path / "out"), **changes))

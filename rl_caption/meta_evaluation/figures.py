@@ -118,7 +118,22 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
 
 def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> Measured:
     values = kendall_tau_b(scores, part.ratings), kendall_tau_c(scores, part.ratings)
-    return values, tau_intervals(scores, part.ratings, part.image_ids, resamples, seed), ""
+    levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
+    rated, rating_ranks = np.unique(np.asarray(part.ratings, np.float64), return_inverse=True)
+    cells = rating_ranks * len(levels) + score_ranks
+
+    def resampled(weights: NDArray[np.int64]) -> Sequence[float]:
+        try:
+            if len(rated) * len(levels) > MAX_CELLS:
+                items = np.repeat(np.arange(len(cells)), weights)
+                drawn = score_ranks[items].tolist(), rating_ranks[items].tolist()
+                return kendall_tau_b(*drawn), kendall_tau_c(*drawn)
+            table = np.bincount(cells, weights, len(rated) * len(levels))
+            return tau_of_table(table.reshape(len(rated), len(levels)))
+        except UndefinedCorrelation:
+            return np.nan, np.nan
+
+    return values, intervals(resampled, part.image_ids, resamples, seed), ""
 
 
 def _correlation(part: RatedCaptions, scores: Sequence[float], whole: Any, resamples: int, seed: int) -> Measured:
@@ -316,29 +331,6 @@ def intervals(
     found = np.array([statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64)
     bounds = [np.quantile(column, ENDS).tolist() if np.isfinite(column).all() else None for column in found.T]
     return [None if own is None else (own[0], own[1]) for own in bounds]
-
-
-def tau_intervals(
-    scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable], resamples: int = 1000, seed: int = 0
-) -> list[Interval | None]:
-    """Return the intervals (as ``intervals``) of tau_b and tau_c of [N] scores and ratings."""
-    levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
-    rated, rating_ranks = np.unique(np.asarray(ratings, np.float64), return_inverse=True)
-    cells = rating_ranks * len(levels) + score_ranks
-
-    def taus(weights: NDArray[np.int64]) -> Sequence[float]:
-        """Tau-b and tau-c of a resample."""
-        try:
-            if len(rated) * len(levels) > MAX_CELLS:
-                items = np.repeat(np.arange(len(cells)), weights)
-                drawn = score_ranks[items].tolist(), rating_ranks[items].tolist()
-                return kendall_tau_b(*drawn), kendall_tau_c(*drawn)
-            table = np.bincount(cells, weights, len(rated) * len(levels))
-            return tau_of_table(table.reshape(len(rated), len(levels)))
-        except UndefinedCorrelation:
-            return np.nan, np.nan
-
-    return intervals(taus, groups, resamples, seed)
 
 
 def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]) -> list[Path]:

@@ -6,13 +6,13 @@ Judgements of one image are not independent, so images are drawn with replacemen
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import permutations, zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation.confidence import ENDS, drawn_weights
@@ -81,7 +81,7 @@ class SetResult:
     """Headings of metrics and baselines that see neither image nor references."""
 
 
-Measured = tuple[Sequence[float], Sequence[Interval | None], str]
+Measured = tuple[Sequence[float | None], Sequence[Interval | None], str]
 """Values, their intervals (none where they were not asked for), and a note."""
 
 
@@ -95,46 +95,57 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
     published = {"pearson", "spearman", "tau_b"} if part.text_alone else {part.published}
     found: list[Figure] = []
 
-    def measure(names: Sequence[str], by: Callable[[], Measured]) -> None:
-        """Append the figures ``names`` that ``by`` computes; those that are undefined, with the reason."""
-        values: Sequence[float | None]
+    def measure(names: Sequence[str], compute: Callable[..., Measured], *arguments: Any) -> None:
+        """Append the figures ``names`` of the set; those that are undefined, with the reason."""
         try:
-            values, bounds, note = by()
+            values, bounds, note = compute(part, scores, *arguments)
         except UndefinedCorrelation as error:
             values, bounds, note = [None] * len(names), [], str(error)
         for name, value, own in zip_longest(names, values, bounds):
             found.append(_figure(name, value, len(part.captions), own, name in published, note))
 
-    measure(["tau_b", "tau_c"], partial(_taus, part, scores, resamples, seed))
+    measure(["tau_b", "tau_c"], _taus, resamples, seed)
     if part.published == "pearson":
-        measure(["pearson"], partial(_correlation, part, scores, resamples, seed, ranked=False))
+        measure(["pearson"], _correlation, pearson, resamples, seed)
     if part.text_alone:
-        measure(["spearman"], partial(_correlation, part, scores, resamples, seed, ranked=True))
+        measure(["spearman"], _correlation, spearman, resamples, seed)
     elif part.published == "spearman":
-        measure(["spearman"], partial(_sampled_spearman, part, scores, seed))
+        measure(["spearman"], _sampled_spearman, seed)
     if part.within_images:
-        measure(["tau_b within images"], partial(_within_images, part, scores))
+        measure(["tau_b within images"], _within_images)
     return sorted(found, key=lambda figure: not figure.published)
 
 
 def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> Measured:
     values = kendall_tau_b(scores, part.ratings), kendall_tau_c(scores, part.ratings)
-    return values, tau_intervals(scores, part.ratings, part.image_ids, resamples, seed), ""
+    levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
+    rated, rating_ranks = np.unique(np.asarray(part.ratings, np.float64), return_inverse=True)
+    cells = rating_ranks * len(levels) + score_ranks
+
+    def resampled(weights: NDArray[np.int64]) -> Sequence[float]:
+        try:
+            if len(rated) * len(levels) > MAX_CELLS:
+                items = np.repeat(np.arange(len(cells)), weights)
+                drawn = score_ranks[items].tolist(), rating_ranks[items].tolist()
+                return kendall_tau_b(*drawn), kendall_tau_c(*drawn)
+            table = np.bincount(cells, weights, len(rated) * len(levels))
+            return tau_of_table(table.reshape(len(rated), len(levels)))
+        except UndefinedCorrelation:
+            return np.nan, np.nan
+
+    return values, intervals(resampled, part.image_ids, resamples, seed), ""
 
 
-def _correlation(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int, ranked: bool) -> Measured:
-    """Pearson's correlation over all, or with ``ranked`` Spearman's."""
-    from scipy.stats import rankdata
-
+def _correlation(part: RatedCaptions, scores: Sequence[float], whole: Any, resamples: int, seed: int) -> Measured:
+    """The correlation ``whole``, ``pearson`` or ``spearman``, over all."""
     both = np.array([scores, part.ratings], np.float64)
 
     def resampled(weights: NDArray[np.int64]) -> Floats:
         drawn = np.repeat(both, weights, axis=1)
         with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
-            return np.asarray(np.corrcoef(rankdata(drawn, axis=1) if ranked else drawn))[:1, 1]
+            return np.asarray(np.corrcoef(rankdata(drawn, axis=1) if whole is spearman else drawn))[:1, 1]
 
-    value = (spearman if ranked else pearson)(scores, part.ratings)
-    return [value], intervals(resampled, part.image_ids, resamples, seed), ""
+    return [whole(scores, part.ratings)], intervals(resampled, part.image_ids, resamples, seed), ""
 
 
 def _sampled_spearman(part: RatedCaptions, scores: Sequence[float], seed: int) -> Measured:
@@ -320,29 +331,6 @@ def intervals(
     found = np.array([statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64)
     bounds = [np.quantile(column, ENDS).tolist() if np.isfinite(column).all() else None for column in found.T]
     return [None if own is None else (own[0], own[1]) for own in bounds]
-
-
-def tau_intervals(
-    scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable], resamples: int = 1000, seed: int = 0
-) -> list[Interval | None]:
-    """Return the intervals (as ``intervals``) of tau_b and tau_c of [N] scores and ratings."""
-    levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
-    rated, rating_ranks = np.unique(np.asarray(ratings, np.float64), return_inverse=True)
-    cells = rating_ranks * len(levels) + score_ranks
-
-    def taus(weights: NDArray[np.int64]) -> Sequence[float]:
-        """Tau-b and tau-c of a resample."""
-        try:
-            if len(rated) * len(levels) > MAX_CELLS:
-                items = np.repeat(np.arange(len(cells)), weights)
-                drawn = score_ranks[items].tolist(), rating_ranks[items].tolist()
-                return kendall_tau_b(*drawn), kendall_tau_c(*drawn)
-            table = np.bincount(cells, weights, len(rated) * len(levels))
-            return tau_of_table(table.reshape(len(rated), len(levels)))
-        except UndefinedCorrelation:
-            return np.nan, np.nan
-
-    return intervals(taus, groups, resamples, seed)
 
 
 def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]) -> list[Path]:

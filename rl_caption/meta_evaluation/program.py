@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rewards.base import Reward, RewardError, as_texts, checked_scores, reference_lists
 from rewards.clip.clipscore import ClipScore
@@ -19,6 +18,7 @@ from rewards.text.tokenize import TOKENIZER, tokenize, tokenizer_of, untested_te
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.config.checks import check
 from rl_caption.data.file_checks import missing_files
+from rl_caption.errors import config_errors
 from rl_caption.evaluation import JavaError, check_writable, find_java
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.meta_evaluation import sets
@@ -126,15 +126,14 @@ def build_metrics(
             _check_columns(heading, columns, parts)
     metrics: dict[str, Reward | str] = {}
     for heading, (reward, arguments, key) in asked.items():
+        own = {"eos": False} if kinds[heading] is CiderD else {}
         try:
             if kinds[heading] is ToolkitMetric:
                 find_java()
-            own = {"eos": False} if kinds[heading] is CiderD else {}
-            metric = metrics[heading] = build(reward, **(own | arguments))
+            with config_errors(key):
+                metric = metrics[heading] = build(reward, **(own | arguments))
         except JavaError as error:
             metrics[heading] = str(error)
-        except (ValueError, TypeError, OSError) as error:
-            raise ConfigError(f"{key}: {error}") from error
         else:
             _check_columns(heading, metric.columns, parts)
     return metrics
@@ -184,7 +183,8 @@ def _check_columns(heading: str, columns: frozenset[str], parts: Sequence[Judgem
     for part in parts:
         text_alone = isinstance(part, RatedCaptions) and part.text_alone
         remedy = "images alone, or see docs/judging.md for the file that has them"
-        remedy = "the caption alone, as icc, perplexity or length" if text_alone else remedy
+        if text_alone:
+            remedy = "the caption alone, as icc, perplexity or length"
         if "references" in columns and (isinstance(part, CaptionGroups) or not part.references):
             raise ConfigError(
                 f"{heading} compares with references, and {part.name} was found without any: choose a metric that "
@@ -210,11 +210,10 @@ def _check_columns(heading: str, columns: frozenset[str], parts: Sequence[Judgem
 
 def _without_figures(part: JudgementSet, metrics: Mapping[str, Reward | str]) -> SetResult:
     count = len(part.kinds if isinstance(part, CaptionGroups) else part.image_ids)
-    result = SetResult(part.name, _described(part), part.convention, count, dict(part.excluded))
-    if isinstance(part, RatedCaptions) and part.text_alone:
-        result.drawn = "captions"
-    result.left_out = {name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()}
-    return result
+    left_out = {name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()}
+    drawn = "captions" if isinstance(part, RatedCaptions) and part.text_alone else "images"
+    described = part.name, _described(part), part.convention, count, dict(part.excluded)
+    return SetResult(*described, left_out=left_out, drawn=drawn)
 
 
 def _computed(
@@ -281,21 +280,17 @@ def score_set(part: JudgementSet, metric: Reward, resamples: int = 0, seed: int 
         return rated_figures(part, scores, resamples, seed)
     if isinstance(part, CaptionGroups):
         (scores,) = _scores(part, metric, [(part.captions, None)])
-        return group_figures(part, scores, _text_cosines(part, metric), resamples, seed)
+        cosines = None
+        if part.texts_above and isinstance(metric, ClipScore):
+            embeddings = metric.embed_texts(part.captions).astype(np.float64)
+            rows = embeddings.reshape(len(part.kinds), -1, embeddings.shape[1])
+            cosines = rows @ rows.transpose(0, 2, 1)  # [G, K, K]
+        return group_figures(part, scores, cosines, resamples, seed)
     conditions: Mapping[str, Any] = part.references if "references" in metric.columns else {NO_REFERENCES: None}
     batches = [(texts, references) for references in conditions.values() for texts in (part.first, part.second)]
     scored = _scores(part, metric, batches)
     first, second = (dict(zip(conditions, own, strict=True)) for own in (scored[::2], scored[1::2]))
     return pair_figures(part, first, second, resamples, seed)
-
-
-def _text_cosines(part: CaptionGroups, metric: Reward) -> NDArray[np.float64] | None:
-    """Cosines [G, K, K] of the captions of each group by the metric's text encoder; None where not asked for."""
-    if not (part.texts_above and isinstance(metric, ClipScore)):
-        return None
-    embeddings = metric.embed_texts(part.captions).astype(np.float64)
-    rows = embeddings.reshape(len(part.kinds), -1, embeddings.shape[1])
-    return rows @ rows.transpose(0, 2, 1)
 
 
 Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
@@ -307,19 +302,18 @@ def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> lis
 
     CIDEr-D without document frequencies of its own takes them from its batch, and is called for each.
     """
-    if isinstance(metric, CiderD) and metric.df is None and len(batches) > 1:
-        return [own for batch in batches for own in _scores(part, metric, [batch])]
     scorer: Any = metric
     if isinstance(metric, CiderD) and metric.df is None:
+        if len(batches) > 1:
+            return [own for batch in batches for own in _scores(part, metric, [batch])]
         rows = [tuple(row) for row in batches[0][1] or ()]
         split = tokenizer_of(metric.tokenizer)
         tokens = {row: [split(text) for text in row] for row in set(rows)}
         how: dict[str, Any] = {"eos": metric.eos, "n": metric.n, "tokenizer": metric.tokenizer}
         df = DocumentFrequencies.from_references((tokens[row] for row in rows), **how)
         scorer = CiderD(df, sigma=metric.sigma, **how)
-    images: list[Any] = [None] * len(part.image_ids)
-    if "image" in metric.columns and part.images is not None:
-        images = list(part.images)
+    seen = part.images if "image" in metric.columns else None
+    images: list[Any] = [None] * len(part.image_ids) if seen is None else list(seen)
     # Two regions of one file are two images.
     identities = [image if isinstance(image, str | Path | Region) else id(image) for image in images]
     keys = [
@@ -330,7 +324,7 @@ def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> lis
     columns: dict[str, Any] = {"image_id": [key[0] for key in numbers]}
     if batches[0][1] is not None:
         columns["references"] = [list(key[3]) for key in numbers]
-    if "image" in metric.columns and part.images is not None:
+    if seen is not None:
         columns["image"] = [images[number] for number in numbers.values()]
     scores = checked_scores(metric, scorer(None, [key[2] for key in numbers], **columns), len(numbers))
     by_key = dict(zip(numbers, scores, strict=True))

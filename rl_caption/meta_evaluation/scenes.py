@@ -14,7 +14,8 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.engines import dropout_off
 from rl_caption.meta_evaluation.config import ScenesConfig
-from rl_caption.meta_evaluation.sets import CaptionPairs, JudgementSet, RatedCaptions
+from rl_caption.meta_evaluation.sets import JudgementSet
+from rl_caption.meta_evaluation.sets.base import Pair, Rating, caption_pairs, rated_captions
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.types import CaptionBatch
 
@@ -34,43 +35,33 @@ def rate_captions(
     Raises:
         DataError: a row has no scene, or fewer than two different references.
     """
-    rows = list(rows)
-    rated: dict[tuple[int, str], float] = {}
-    references: list[list[str]] = []
-    pairs: list[tuple[int, str, str, str]] = []
-    for number, row in enumerate(tqdm(rows, desc="judging captions", unit="scene", delay=2, disable=None)):
+    rated: list[tuple[Rating, Any]] = []
+    pairs: list[tuple[Pair, Any, list[str]]] = []
+    for number, row in enumerate(tqdm(list(rows), desc="judging captions", unit="scene", delay=2, disable=None)):
         if row.get("scene") is None:
             raise DataError(f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth")
         true, *rest = row["references"] or [""]
-        references.append([text for text in rest if _plain(text) != _plain(true)])
-        if not references[-1]:
+        others = [text for text in rest if _plain(text) != _plain(true)]
+        if not others:
             raise DataError(
                 f"image {row['image_id']!r} has {len(row['references'])} references and the first is judged: none is "
                 "left for the metrics; raise data.kwargs.captions_per_image"
             )
         negatives = hard_negatives(row["scene"], true, seed)
         written = [text for own in samples.values() for text in own[number]]
-        for text in map(_plain, (true, *written, *(text for _, text in negatives))):
-            if (number, text) not in rated:
-                rated[number, text] = oracle(text, row["scene"]).f1
-        pairs += [(number, _plain(true), _plain(false), kind) for kind, false in negatives]
-
-    def columns(numbers: Sequence[int]) -> tuple[list[str], list[Any], list[list[str]]]:
-        """Image ids, images and references of rows."""
-        own = [rows[number] for number in numbers]
-        return [row["image_id"] for row in own], [row["image"] for row in own], [references[n] for n in numbers]
-
-    texts, ratings = [text for _, text in rated], list(rated.values())
-    ids, images, shown = columns([number for number, _ in rated])
+        image_id, image = row["image_id"], row["image"]
+        for text in dict.fromkeys(map(_plain, (true, *written, *(text for _, text in negatives)))):
+            rated.append((Rating(image_id, text, oracle(text, row["scene"]).f1, others), image))
+        for kind, false in negatives:
+            pairs.append((Pair(image_id, _plain(true), _plain(false), kind), image, others))
+    judged, images = (list(column) for column in zip(*rated, strict=True))
     convention = "the rating is the F1 of the facts of a caption against the scene"
-    made = RatedCaptions("scenes, oracle F1", texts, ratings, ids, images, shown, None, convention, within_images=True)
+    made = rated_captions("scenes, oracle F1", judged, images, None, convention, within_images=True)
     found: list[JudgementSet] = [made]
     if pairs:
-        numbers, first, second, kinds = (list(column) for column in zip(*pairs, strict=True))
-        ids, images, shown = columns(numbers)
+        both, images, shown = (list(column) for column in zip(*pairs, strict=True))
         convention = "the reference scores higher than the hard negative made from it; equal scores are wrong"
-        own = first, second, [1.0] * len(pairs), kinds, ids, images, {"": shown}
-        found.append(CaptionPairs("scenes, hard negatives", *own, convention))
+        found.append(caption_pairs("scenes, hard negatives", both, images, {"": shown}, convention))
     return found
 
 
@@ -120,6 +111,8 @@ def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
         raise ConfigError(f"scenes.data.format is {config.data.format!r}: only generated scenes have a known truth")
     data = build_data(config.data)
     rows = list(data.split(usable_split(data, config.split))[: config.max_images])
+    if not rows:
+        raise DataError(f"scenes.split is {config.split!r}, which has no images: expected at least one")
     samples = {}
     if config.captioner is not None:
         try:

@@ -16,7 +16,6 @@ from rl_caption.meta_evaluation.figures import (
     intervals,
     pair_figures,
     rated_figures,
-    tau_intervals,
     wins,
 )
 from rl_caption.meta_evaluation.sets import CaptionGroups, CaptionPairs, RatedCaptions
@@ -37,12 +36,15 @@ def test_intervals_have_the_known_width() -> None:
 def test_ratings_that_nearly_all_differ_have_the_same_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     ratings = generator.normal(size=60).round(1)
-    scores, groups = ratings + generator.normal(size=60), np.arange(60) // 2
-    expected = tau_intervals(scores, ratings, groups.tolist(), 30)
+    scores = (ratings + generator.normal(size=60)).tolist()
+    part = rated_set(captions=["a"] * 60, ratings=ratings.tolist(), image_ids=(np.arange(60) // 2).tolist())
+    expected = rated_figures(part, scores, 30)
     monkeypatch.setattr(figures_module, "MAX_CELLS", 100)
-    for found, wanted in zip(tau_intervals(scores, ratings, groups.tolist(), 30), expected, strict=True):
-        assert found == pytest.approx(wanted, abs=1e-12)
-    assert tau_intervals([1, 2], [1, 2], ["a", "b"], 20) == [None, None], "some resamples have one image only"
+    for found, wanted in zip(rated_figures(part, scores, 30), expected, strict=True):
+        assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+    part = rated_set(captions=["a"] * 2, ratings=[1, 2], image_ids=["x", "y"])
+    for figure in rated_figures(part, [1, 2], 20):
+        assert (figure.value, figure.low) == (1, None), "some resamples have one image only"
 
 
 def rated_set(**changes: Any) -> RatedCaptions:

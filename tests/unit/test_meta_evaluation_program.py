@@ -13,6 +13,7 @@ from rewards.images import frames_of
 from rewards.text.cider import CiderD
 from rewards.videos import VideoFrame
 from rl_caption.cli.main import main
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import metrics as metrics_module
@@ -246,9 +247,11 @@ def test_the_generated_world(tmp_path: Path) -> None:
     shown = (tmp_path / "out" / "agreement.md").read_text()
     assert "– late: not computed" in shown
     assert "Bold" not in shown, "nobody prints a figure of this set"
+    empty = DataConfig("scenes", kwargs={"num_train": 0, "num_val": 0, "num_test": 0, "num_unseen": 0})
     for changes, message in (
         ({"data": "x"}, "data is of no use"),
         ({"scenes": ScenesConfig(split="none", max_images=1)}, "split 'none' is not in the data"),
+        ({"scenes": ScenesConfig(empty)}, "scenes.split is 'test', which has no images"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             compare_with_people(JudgeSetConfig("scenes", metrics="rouge", out=str(tmp_path / "out"), **changes))

@@ -374,6 +374,7 @@ LONG = "9" * 5_000
         ("foil", "foilv1.0_test_2017.json", '"image_id": 8', '"image_id": 9', r"\[3\]: 'image_id' is 9: expected"),
         ("foil", "foilv1.0_test_2017.json", '"foil": true', '"foil": 1', r"\[1\]: 'foil' is 1: expected true"),
         ("foil", "captions_val2014.json", None, '{"annotations": []}', "of which captions_val2014.json has no other"),
+        ("sugarcrepe", "captions_val2017.json", None, '{"annotations": []}', "val2017.json has no other caption"),
         ("valse", "plurals.json", '["Many dogs."]', "[]", r"json, plurals_0: 'caption' is \[\]: expected a list"),
         ("polaris", "polaris_test.csv", "['cats']", "[" * 5_000, "line 3: 'refs' is '.*expected a list of texts"),
         ("cxc", "sits_test.csv", "sentid:71", "sentid:999", "line 3: 'caption' is .*sentid:999"),

@@ -110,6 +110,53 @@ class CaptionGroups:
 JudgementSet = RatedCaptions | CaptionPairs | CaptionGroups
 
 
+class Rating(NamedTuple):
+    """One judgement of ``RatedCaptions``."""
+
+    image: str
+    """File name, or another id."""
+    caption: str
+    rating: float
+    references: Sequence[str] | None = None
+    group: str | None = None
+    """The id of the image, where it is not ``image``."""
+
+
+class Pair(NamedTuple):
+    """One pair of ``CaptionPairs``."""
+
+    image: str
+    """File name, or another id."""
+    first: str
+    second: str
+    kind: str = "all pairs"
+    preference: float = 1.0
+
+
+Images = Path | Sequence[ImageSource | Frames] | None
+"""The folder of the files that N rows name, or the N images."""
+
+
+def rated_captions(name: str, rows: Sequence[Rating], images: Images, *more: Any, **options: Any) -> RatedCaptions:
+    """``RatedCaptions`` of N >= 1 rows, all with references or none; ``more`` are the fields after ``references``."""
+    files, captions, ratings, references, groups = (list(column) for column in zip(*rows, strict=True))
+    image_ids = [file if group is None else group for file, group in zip(files, groups, strict=True)]
+    known = None if references[0] is None else references
+    return RatedCaptions(name, captions, ratings, image_ids, image_files(images, files), known, *more, **options)
+
+
+def caption_pairs(name: str, rows: Sequence[Pair], images: Images, *more: Any, **options: Any) -> CaptionPairs:
+    """``CaptionPairs`` of P >= 1 rows; ``more`` are the fields from ``references`` on."""
+    files, first, second, kinds, preference = (list(column) for column in zip(*rows, strict=True))
+    texts = first, second, preference, kinds, files
+    return CaptionPairs(name, *texts, image_files(images, files), *more, **options)
+
+
+def image_files(images: Images, names: Iterable[str]) -> Sequence[ImageSource | Frames] | None:
+    """The files of images in their folder; images are returned as they are, and None, if they were not found."""
+    return [images / name for name in names] if isinstance(images, Path) else images
+
+
 class Row(NamedTuple):
     """A row of a file; values that are not as expected are refused by its file, position, key and value."""
 
@@ -199,8 +246,8 @@ class Files:
         needed = f"{self.name} needs {' or '.join(names)} in {str(self.folder)!r}"
         raise DataError(f"{needed}, which is not there. Get it: {source}")
 
-    def counted(self, source: str, published: Mapping[str, int], what: str) -> Iterator[tuple[str, list[Row]]]:
-        """Yield name and rows of each JSON file ``NAME.json``; ``published`` is name -> published number of rows."""
+    def counted(self, source: str, published: Mapping[str, int | None], what: str) -> Iterator[tuple[str, list[Row]]]:
+        """Yield name and rows of each JSON file ``NAME.json``; ``published`` is name -> number of rows, if known."""
         for name, count in published.items():
             path = self.require(source, f"{name}.json")
             rows = json_rows(path)
@@ -221,11 +268,6 @@ class Files:
             )
         if not found:
             raise DataError(f"{self.name} has no {what}")
-
-
-def image_files(folder: Path | None, names: Iterable[str]) -> list[Path] | None:
-    """The files of images in their folder, if that was found."""
-    return None if folder is None else [folder / name for name in names]
 
 
 def json_object(path: Path, expected: str = "an object") -> Row:
@@ -299,16 +341,22 @@ def coco_references(path: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def other_captions(references: Mapping[str, Mapping[str, str]], image: str, caption: str, path: Path) -> list[str]:
-    """Return an image's captions less ``caption``; case, punctuation and spaces differ between the copies of COCO.
+def other_captions(file: Path, judged: Iterable[tuple[str, str]], path: Path) -> list[list[str]] | None:
+    """Return, of N images and a judged caption of each, the other captions in COCO's annotations ``file``, [N] lists.
 
-    ``path`` is the file of the judgements, for the error where there is no other caption.
+    Case, punctuation and spaces differ between the copies of COCO. None where ``file`` is not there; an image without
+    another caption is a ``DataError``, which names ``path``, the file of the judgements, too.
     """
+    if not file.is_file():
+        return None
 
     def words(text: str) -> str:
         return single_spaced(re.sub(r"[^\w ]", " ", text.lower()))
 
-    others = [text for text in references.get(coco_id(image), {}).values() if words(text) != words(caption)]
-    if not others:
-        raise DataError(f"{path} judges captions of {image!r:.80}, of which {COCO_CAPTIONS} has no other caption")
-    return others
+    references, found = coco_references(file), []
+    for image, caption in judged:
+        others = [text for text in references.get(coco_id(image), {}).values() if words(text) != words(caption)]
+        if not others:
+            raise DataError(f"{path} judges captions of {image!r:.80}, of which {file.name} has no other caption")
+        found.append(others)
+    return found

@@ -7,15 +7,15 @@ import re
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from rewards.images import ImageSource, open_image
+from rewards.images import open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.negatives import EDITS, tagged
 from rl_caption.data.plain_files import shown
@@ -24,8 +24,9 @@ from rl_caption.meta_evaluation.sets.base import (
     CaptionGroups,
     CaptionPairs,
     Files,
+    Pair,
     Row,
-    coco_references,
+    caption_pairs,
     image_files,
     json_lines,
     json_rows,
@@ -37,6 +38,7 @@ CONSENSUS = (
     "pascal_50s.json from https://github.com/Yebin46/FLEUR"
 )
 VOTES, REFERENCES, DRAWS = 48, 5, 5
+BY_CONSENSUS = {"averaged": True, "ties": "half", "summary": "kinds"}
 KINDS = {1: "HC", 2: "HI", 3: "HM", 4: "MM"}
 PASCAL_IMAGES = ["JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"]
 _NOT_AS_EXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
@@ -47,6 +49,7 @@ FOIL_SOURCE = (
     "foilv1.0_test_2017.json from https://foilunitn.github.io/, or foil-it.json from VALSE "
     "(https://github.com/Heidelberg-NLP/VALSE); captions_val2014.json and val2014 from https://cocodataset.org/"
 )
+AGAINST_FOILS = "the caption scores higher than its foil; equal scores are wrong"
 FOIL_PAIRS = {"foilv1.0_test_2017.json": 99_480, "foil-it.json": 1_000}
 VALSE_SOURCE = "the folder data of https://github.com/Heidelberg-NLP/VALSE; images from where their dataset says"
 _VALSE = (
@@ -93,32 +96,6 @@ ORDER_EDITS = (
 MAX_WORDS = 30
 
 
-class _Pair(NamedTuple):
-    """One pair, as a row."""
-
-    image: str
-    first: str
-    second: str
-    kind: str = "all pairs"
-    preference: float = 1.0
-
-
-def _caption_pairs(
-    name: str,
-    rows: Sequence[_Pair],
-    images: Path | Sequence[ImageSource] | None,
-    references: Mapping[str, Sequence[Sequence[str]]],
-    convention: str,
-    excluded: Mapping[str, int] | None = None,
-    **how: Any,
-) -> CaptionPairs:
-    """``CaptionPairs`` of P rows; ``images`` is the folder of the files that they name, or P images."""
-    files, first, second, kinds, preference = (list(column) for column in zip(*rows, strict=True))
-    found = image_files(images, files) if isinstance(images, Path) else images
-    texts = first, second, preference, kinds, files
-    return CaptionPairs(name, *texts, found, references, convention, excluded or {}, **how)
-
-
 def pascal50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
     """Read ``consensus_pascal.mat`` (votes) with ``pair_pascal.mat`` (images and kinds), or ``pascal_50s.json``.
 
@@ -159,15 +136,15 @@ def _pascal_json(given: Files, path: Path, photos: Path | None) -> CaptionPairs:
                 raise DataError(
                     f"{row.where} has {len(captions)} captions and the label {shown(label)}: expected two, and 0 or 1"
                 )
-            rows.append(_Pair(PurePosixPath(row.text("image")).name, captions[0], captions[1], kind, 1.0 - label))
+            rows.append(Pair(PurePosixPath(row.text("image")).name, captions[0], captions[1], kind, 1.0 - label))
             references.append(row.captions("references"))
     given.check_count("pairs", len(rows), 4000)
     convention = (
         "the caption that the label names scores higher; metrics with references see those of the file; equal scores "
         "count one half"
     )
-    how: dict[str, Any] = {"averaged": True, "ties": "half", "summary": "kinds"}
-    return _caption_pairs("pascal50s", rows, photos, {f"{REFERENCES} references": references}, convention, **how)
+    known = {f"{REFERENCES} references": references}
+    return caption_pairs("pascal50s", rows, photos, known, convention, **BY_CONSENSUS)
 
 
 def abstract50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
@@ -195,7 +172,7 @@ def abstract50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
 
 
 def _consensus(
-    name: str, rows: list[_Pair], references: list[list[str]], photos: Path | None, seed: int
+    name: str, rows: list[Pair], references: list[list[str]], photos: Path | None, seed: int
 ) -> CaptionPairs:
     """The set of P pairs; ``references`` are the 48 of each pair that people compared its captions with."""
     convention = (
@@ -209,8 +186,7 @@ def _consensus(
             generator = np.random.default_rng((seed, draw, number))
             own.append([texts[index] for index in generator.permutation(len(texts))[:REFERENCES]])
     several = len({row.kind for row in rows}) > 1
-    how: dict[str, Any] = {"averaged": True, "ties": "half", "summary": "kinds", "shown_kinds": several}
-    return _caption_pairs(name, rows, photos, drawn, convention, **how)
+    return caption_pairs(name, rows, photos, drawn, convention, shown_kinds=several, **BY_CONSENSUS)
 
 
 def _annotations(given: Files, *names: str) -> Path:
@@ -230,7 +206,7 @@ def _mat(path: Path) -> dict[str, Any]:
     return content
 
 
-def _voted_pairs(path: Path) -> tuple[list[_Pair], list[list[str]]]:
+def _voted_pairs(path: Path) -> tuple[list[Pair], list[list[str]]]:
     """Read triplets (reference A, captions B and C, vote), 48 of each pair: pairs without image, and references."""
     rows = _mat(path).get("triplets")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or len(rows) % VOTES:
@@ -249,7 +225,7 @@ def _voted_pairs(path: Path) -> tuple[list[_Pair], list[list[str]]]:
         own, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)
         if len(set(first)) > 1 or len(set(second)) > 1:
             raise DataError(f"{path}: the {VOTES} triplets from {start} are not of one pair of captions")
-        pairs.append(_Pair("", first[0], second[0], preference=float(1 + np.sign(sum(votes))) / 2))
+        pairs.append(Pair("", first[0], second[0], preference=float(1 + np.sign(sum(votes))) / 2))
         references.append(list(own))
     return pairs, references
 
@@ -265,27 +241,23 @@ def foil(given: Files, one_per_image: bool = False, seed: int = 0) -> list[Capti
     """
     path = given.require(FOIL_SOURCE, *FOIL_PAIRS)
     excluded: Counter[str] = Counter()
-    pairs = list(_valse(path, excluded) if path.name == "foil-it.json" else _released_foil(path))
+    pairs = list(_valid(json_rows(path), excluded) if path.name == "foil-it.json" else _released_foil(path))
     given.check_count(f"pairs in {path}", len(pairs) + excluded.total(), FOIL_PAIRS[path.name])
     if one_per_image:
-        own: dict[str, list[_Pair]] = {}
+        own: dict[str, list[Pair]] = {}
         for pair in pairs:
             own.setdefault(pair.image, []).append(pair)
         generator = np.random.default_rng(seed)
         excluded["another pair of the image was drawn"] = len(pairs) - len(own)
         pairs = [members[int(generator.integers(len(members)))] for members in own.values()]
     given.check_count(f"judged pairs in {path}", len(pairs))
-    references: dict[str, list[list[str]]] = {}
-    if (given.folder / COCO_CAPTIONS).is_file():
-        known = coco_references(given.folder / COCO_CAPTIONS)
-        others = [other_captions(known, pair.image, pair.first, path) for pair in pairs]
-        references = {"1 reference": [texts[:1] for texts in others], "4 references": others}
+    others = other_captions(given.folder / COCO_CAPTIONS, [(pair.image, pair.first) for pair in pairs], path)
+    references = {"1 reference": [texts[:1] for texts in others], "4 references": others} if others else {}
     photos = given.image_folder("val2014", "images")
-    convention = "the caption scores higher than its foil; equal scores are wrong"
-    return [_caption_pairs("foil", pairs, photos, references, convention, dict(excluded), shown_kinds=False)]
+    return [caption_pairs("foil", pairs, photos, references, AGAINST_FOILS, dict(excluded), shown_kinds=False)]
 
 
-def _released_foil(path: Path) -> Iterator[_Pair]:
+def _released_foil(path: Path) -> Iterator[Pair]:
     names = {row.identifier("id"): row.text("file_name") for row in json_rows(path, "images")}
     true: dict[str, str] = {}
     wrong: list[tuple[str, str, str]] = []
@@ -302,7 +274,7 @@ def _released_foil(path: Path) -> Iterator[_Pair]:
     for own, image, caption in wrong:
         if own not in true:
             raise DataError(f"{path}: the foil of annotation {own!r:.80} has no caption that it was made from")
-        yield _Pair(names[image], true[own], caption)
+        yield Pair(names[image], true[own], caption)
 
 
 def valse(given: Files) -> list[CaptionPairs]:
@@ -311,26 +283,22 @@ def valse(given: Files) -> list[CaptionPairs]:
     A pair is judged where at least two of three people found the caption, and not the foil, to be right. ``images``
     has the files of all pieces.
     """
-    rows: list[_Pair] = []
+    rows: list[Pair] = []
     excluded: Counter[str] = Counter()
-    for piece, published in VALSE.items():
-        path = given.require(VALSE_SOURCE, f"{piece}.json")
-        dropped = excluded.total()
-        pairs = list(_valse(path, excluded, piece))
-        given.check_count(f"pairs in {path}", len(pairs) + excluded.total() - dropped, published)
-        rows += pairs
+    for piece, items in given.counted(VALSE_SOURCE, VALSE, "pairs"):
+        rows += _valid(items, excluded, piece)
     given.check_count("judged pairs", len(rows))
-    convention = "the caption scores higher than its foil; equal scores are wrong"
     photos = given.image_folder("images")
-    return [_caption_pairs("valse", rows, photos, {}, convention, dict(excluded), summary="kinds")]
+    return [caption_pairs("valse", rows, photos, {}, AGAINST_FOILS, dict(excluded), summary="kinds")]
 
 
-def _valse(path: Path, excluded: Counter[str], kind: str = "all pairs") -> Iterator[_Pair]:
-    for row in json_rows(path):
+def _valid(rows: Sequence[Row], excluded: Counter[str], kind: str = "all pairs") -> Iterator[Pair]:
+    """The pairs of a file of VALSE that people found valid; the others are counted."""
+    for row in rows:
         votes = row.row("mturk").number("caption")
         # Published code reads the captions of plurals.json as lists of one.
         caption = row.texts("caption")[0] if isinstance(row.values.get("caption"), list) else row.text("caption")
-        pair = _Pair(row.text("image_file"), caption, row.text("foil"), kind)
+        pair = Pair(row.text("image_file"), caption, row.text("foil"), kind)
         if votes >= 2:
             yield pair
         else:
@@ -345,14 +313,12 @@ def sugarcrepe(given: Files) -> list[CaptionPairs]:
     """
     rows = []
     for kind, items in given.counted(SUGARCREPE_SOURCE, SUGARCREPE, "pairs"):
-        rows += [_Pair(row.text("filename"), row.text("caption"), row.text("negative_caption"), kind) for row in items]
-    references = {}
-    if (given.folder / COCO_VAL2017).is_file():
-        known = coco_references(given.folder / COCO_VAL2017)
-        references = {"other captions": [other_captions(known, row.image, row.first, given.folder) for row in rows]}
+        rows += [Pair(row.text("filename"), row.text("caption"), row.text("negative_caption"), kind) for row in items]
+    others = other_captions(given.folder / COCO_VAL2017, [(row.image, row.first) for row in rows], given.folder)
+    references = {"other captions": others} if others else {}
     photos = given.image_folder("val2017", "images")
     convention = "the caption scores higher than its hard negative; equal scores are wrong"
-    return [_caption_pairs("sugarcrepe", rows, photos, references, convention, summary="kinds")]
+    return [caption_pairs("sugarcrepe", rows, photos, references, convention, summary="kinds")]
 
 
 @dataclass(frozen=True)
@@ -388,7 +354,7 @@ def aro(given: Files) -> list[CaptionPairs]:
         rows, regions = [], []
         for kind, row in zip(kinds, items, strict=True):
             if kind not in left_out:
-                rows.append(_Pair(row.text("image_path"), row.text("true_caption"), row.text("false_caption"), kind))
+                rows.append(Pair(row.text("image_path"), row.text("true_caption"), row.text("false_caption"), kind))
                 left, top, width, height = (row.number(f"bbox_{axis}") for axis in "xywh")
                 box = left, top, left + width, top + height
                 regions.append(Region((photos or given.folder) / rows[-1].image, box))
@@ -396,7 +362,7 @@ def aro(given: Files) -> list[CaptionPairs]:
         convention = f"the true caption scores higher than the false one; equal scores are wrong; mean over {part}s"
         excluded = {reason: len(items) - len(rows)}
         own, how = regions if photos else None, {"shown_kinds": False, "summary": "kinds"}
-        found.append(_caption_pairs(f"aro {part}", rows, own, {}, convention, excluded, **how))
+        found.append(caption_pairs(f"aro {part}", rows, own, {}, convention, excluded, **how))
     return found
 
 

@@ -10,27 +10,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.images import UNREADABLE, ImageSource, open_image
+from rewards.images import UNREADABLE, open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.curation import open_parquet
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
     Files,
+    Images,
     RatedCaptions,
+    Rating,
     Row,
     coco_id,
     coco_references,
-    image_files,
     json_lines,
     json_object,
     json_rows,
     other_captions,
+    rated_captions,
     table_rows,
 )
 from rl_caption.options import Range
@@ -72,26 +74,6 @@ ICC_CAPTIONS = "https://github.com/moranyanuka/icc, the captions that people rat
 BRYSBAERT = "Concreteness_ratings_Brysbaert_et_al_BRM.txt of Brysbaert et al. 2014, http://crr.ugent.be/archives/1330"
 
 
-class Rating(NamedTuple):
-    """One judgement."""
-
-    image: str
-    """File name, or another id."""
-    caption: str
-    rating: float
-    references: Sequence[str] | None
-
-
-def _rated(
-    name: str, rows: Sequence[Rating], images: Path | Sequence[ImageSource] | None, *args: Any, **kwargs: Any
-) -> RatedCaptions:
-    """``RatedCaptions`` of N rows; ``images`` is the folder of the files that they name, or N images."""
-    files, captions, ratings, references = (list(column) for column in zip(*rows, strict=True))
-    found = image_files(images, files) if isinstance(images, Path) else images
-    known = None if references[0] is None else references
-    return RatedCaptions(name, captions, ratings, files, found, known, *args, **kwargs)
-
-
 def flickr8k_expert(given: Files) -> list[RatedCaptions]:
     """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, or ``flickr8k.json``.
 
@@ -105,7 +87,7 @@ def flickr8k_expert(given: Files) -> list[RatedCaptions]:
     given.check_count(f"judgements in {path}", len(kept), 16_992)
     convention = "each of the three experts' ratings of a caption is a judgement; 5 references"
     excluded = {OWN_REFERENCE: len(rows) - len(kept)}
-    return [_rated(given.name, kept, given.image_folder(*FLICKR8K_IMAGES), "tau_c", convention, excluded)]
+    return [rated_captions(given.name, kept, given.image_folder(*FLICKR8K_IMAGES), "tau_c", convention, excluded)]
 
 
 def flickr8k_crowdflower(given: Files) -> list[RatedCaptions]:
@@ -120,14 +102,14 @@ def flickr8k_crowdflower(given: Files) -> list[RatedCaptions]:
     # In the JSON file judged captions are out already, and such an image has fewer than five references.
     rows = _without_judged(rows, path, complete=5)
     convention = "the rating is the share of people who said yes; judged captions are not among the references"
-    return [_rated(given.name, rows, given.image_folder(*FLICKR8K_IMAGES), "tau_b", convention)]
+    return [rated_captions(given.name, rows, given.image_folder(*FLICKR8K_IMAGES), "tau_b", convention)]
 
 
 def _flickr8k(given: Files, files: list[str], rated: list[str], others: list[str]) -> tuple[list[Rating], Path]:
     """Judgements with all captions of their image, and their file; ``rated`` are the columns that are ratings."""
     path = given.require(FLICKR8K, *files)
     if path.suffix == ".json":
-        rows = [row._replace(image=Path(row.image).name) for row, _ in _flickr8k_json(path)]
+        rows = [row._replace(image=Path(row.image).name, group=None) for row in _flickr8k_json(path)]
     else:
         rows, tokens = [], given.require(FLICKR8K, FLICKR8K_TOKENS)
         captions, references = _read_tokens(tokens)
@@ -179,7 +161,7 @@ def composite(given: Files, aspect: Literal["correctness", "throughness"] = "cor
     of the files) is the other. Papers differ in how many captions they count: here all with a rating.
     """
     rows: list[Rating] = []
-    photos: list[Path | None] = []
+    photos: list[Path] = []
     skipped: Counter[str] = Counter()
     for part, (published, file, source) in COMPOSITE.items():
         if given.partial and not (given.folder / f"{part}_{aspect}.csv").is_file():
@@ -196,13 +178,13 @@ def composite(given: Files, aspect: Literal["correctness", "throughness"] = "cor
             rows.append(Rating(image, caption, rating, references))
             coco_folder = re.search(r"COCO_(\w+)_\d+\.\w+$", image)  # COCO_val2014_...
             names = COMPOSITE_IMAGES.get(part, coco_folder.groups() if coco_folder else ())
-            found = given.image_folder(*names)
-            photos.append(None if found is None else found / image)
+            if folder := given.image_folder(*names):
+                photos.append(folder / image)
     given.check_count("judgements", len(rows))
-    own_images = [photo for photo in photos if photo is not None]
+    found = photos if len(photos) == len(rows) else None
     convention = "each rated caption is a judgement; judged captions are not among the references"
-    others, complete = _without_judged(rows, given.folder), len(own_images) == len(rows)
-    return [_rated("composite", others, own_images if complete else None, "tau_c", convention, dict(skipped))]
+    rows = _without_judged(rows, given.folder)
+    return [rated_captions("composite", rows, found, "tau_c", convention, dict(skipped))]
 
 
 def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:
@@ -249,7 +231,7 @@ def nebula(given: Files, split: Literal["train", "valid", "test"] = "test") -> l
 def _polaris(given: Files, split: str) -> list[RatedCaptions]:
     name = given.name
     stem = f"{name}_{'val' if split in ('valid', 'validation') else split}"
-    found: Path | Sequence[ImageSource] | None = given.image_folder("images", name.capitalize())
+    found: Images = given.image_folder("images", name.capitalize())
     caption, rating, image = "mt", "score", "imgid"
     if (path := given.folder / f"{stem}.csv").is_file():
         read = [_listed(row) for row in table_rows(path, [caption, "refs", rating, image])]
@@ -275,7 +257,7 @@ def _polaris(given: Files, split: str) -> list[RatedCaptions]:
         for row in read
     ]
     given.check_count(f"judgements of split {split}", len(rows), HUB_COUNTS[name][split])
-    return [_rated(name, rows, found, "tau_c", f"each row of split {split} is a judgement")]
+    return [rated_captions(name, rows, found, "tau_c", f"each row of split {split} is a judgement")]
 
 
 def _listed(row: Row) -> Row:
@@ -337,19 +319,16 @@ def thumb(given: Files, aspect: Literal["total", "precision", "recall"] = "total
     found = json_lines(path)
     given.check_count(f"judgements in {path}", len(found), 2_500)
     is_human = [row.text("SYS") == "Human" for row in found]
-    rows = [Rating(row.text("image"), row.text("hyp"), row.number(aspects[aspect]), None) for row in found]
-    if (given.folder / COCO_CAPTIONS).is_file():
-        known = coco_references(given.folder / COCO_CAPTIONS)
-        by_people = {row.image: row.caption for row, human in zip(rows, is_human, strict=True) if human}
-        rows = [
-            row._replace(references=other_captions(known, row.image, by_people.get(row.image, ""), path))
-            for row in rows
-        ]
+    rows = [Rating(row.text("image"), row.text("hyp"), row.number(aspects[aspect])) for row in found]
+    by_people = {row.image: row.caption for row, human in zip(rows, is_human, strict=True) if human}
+    judged = [(row.image, by_people.get(row.image, "")) for row in rows]
+    if others := other_captions(given.folder / COCO_CAPTIONS, judged, path):
+        rows = [row._replace(references=own) for row, own in zip(rows, others, strict=True)]
     by_systems = [row for row, human in zip(rows, is_human, strict=True) if not human]
     given.check_count(f"captions by systems in {path}", len(by_systems))
     convention = "each caption is a judgement; references are the image's captions less the judged one by a person"
     return [
-        _rated(f"thumb {aspect}, {title}", own, photos, "pearson", convention)
+        rated_captions(f"thumb {aspect}, {title}", own, photos, "pearson", convention)
         for title, own in (("without captions by people", by_systems), ("with captions by people", rows))
     ]
 
@@ -379,7 +358,7 @@ def cxc(given: Files, split: Literal["val", "test"] = "test") -> list[RatedCapti
         "each pair of caption and image is a judgement; references are the image's captions less the judged one"
     )
     photos = given.image_folder("val2014", "images")
-    return [_rated(f"cxc {split}", rows, photos, "spearman", convention)]
+    return [rated_captions(f"cxc {split}", rows, photos, "spearman", convention)]
 
 
 def ratings(given: Files, within_images: bool = True) -> list[RatedCaptions]:
@@ -401,31 +380,27 @@ def ratings(given: Files, within_images: bool = True) -> list[RatedCaptions]:
         if len(files) != 1:
             raise DataError(f"{str(path)!r} has {len(files)} .jsonl files: expected one, or the file itself")
         path = files[0]
-    pairs = _flickr8k_json(path) if path.suffix == ".json" else _rating_lines(path)
-    if not pairs:
+    rows = _flickr8k_json(path) if path.suffix == ".json" else _rating_lines(path)
+    if not rows:
         raise DataError(f"{path} has no ratings: expected JSON lines with 'image', 'caption' and 'rating'")
-    photos = [(given.images or path.parent) / row.image for row, _ in pairs]
-    rows = [row._replace(image=group) for row, group in pairs]
-    own_images = photos if os.path.isfile(photos[0]) else None
-    return [_rated(path.stem, rows, own_images, None, "each line is a judgement", within_images=within_images)]
+    folder = given.images or path.parent
+    photos = folder if os.path.isfile(folder / rows[0].image) else None
+    return [rated_captions(path.stem, rows, photos, None, "each line is a judgement", within_images=within_images)]
 
 
-def _rating_lines(path: Path) -> list[tuple[Rating, str]]:
-    """Ratings, each with its group, of a file of JSON lines."""
+def _rating_lines(path: Path) -> list[Rating]:
     found, rows = [], json_lines(path)
     have = any("references" in row.values for row in rows)
     for row in rows:
         if have and "references" not in row.values:
             raise DataError(f"{row.where} has no 'references', other rows have: expected them in all or in none")
         references = row.texts("references") if have else None
-        image = row.text("image")
-        group = row.identifier("group") if "group" in row.values else image
-        found.append((Rating(image, row.text("caption"), row.number("rating"), references), group))
+        image, group = row.text("image"), row.identifier("group") if "group" in row.values else None
+        found.append(Rating(image, row.text("caption"), row.number("rating"), references, group))
     return found
 
 
-def _flickr8k_json(path: Path) -> list[tuple[Rating, str]]:
-    """Ratings, each with the id of its image, of a file in the form of ``flickr8k.json``."""
+def _flickr8k_json(path: Path) -> list[Rating]:
     found, content = [], json_object(path, "an object of image id -> object")
     for image_id in content.values:
         item = content.row(image_id)
@@ -433,7 +408,7 @@ def _flickr8k_json(path: Path) -> list[tuple[Rating, str]]:
         for row in item.rows("human_judgement"):
             value = row.values.get("rating")
             if not (isinstance(value, float) and math.isnan(value)):
-                found.append((Rating(image, row.caption("caption"), row.number("rating"), references), image_id))
+                found.append(Rating(image, row.caption("caption"), row.number("rating"), references, image_id))
     return found
 
 
@@ -475,4 +450,4 @@ def icc_words(given: Files, part_of_speech: str | None = "Noun") -> list[RatedCa
 
 def _texts_alone(name: str, rows: Sequence[Row], caption: str, rating: str, *args: Any, **kwargs: Any) -> RatedCaptions:
     judged = [Rating(str(number), row.caption(caption), row.number(rating), None) for number, row in enumerate(rows)]
-    return _rated(name, judged, None, "pearson", *args, text_alone=True, **kwargs)
+    return rated_captions(name, judged, None, "pearson", *args, text_alone=True, **kwargs)

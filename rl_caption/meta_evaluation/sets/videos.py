@@ -14,8 +14,10 @@ from rl_caption.data.base import DataError
 from rl_caption.meta_evaluation.sets.base import (
     CaptionPairs,
     Files,
+    Pair,
     RatedCaptions,
     Row,
+    caption_pairs,
     json_object,
 )
 
@@ -107,7 +109,7 @@ def activitynet_foil(given: Files, num_frames: int = 10) -> list[CaptionPairs]:
     """
     files = (RIGHT, FOILED, SEGMENTS, REFERENCES)
     right, foiled, first, second = (json_object(given.require(EMSCORE, file)) for file in files)
-    pairs: list[tuple[str, str, str]] = []
+    pairs: list[Pair] = []
     references: list[list[str]] = []
     spans: list[tuple[float, float]] = []
     excluded: Counter[str] = Counter()
@@ -122,16 +124,15 @@ def activitynet_foil(given: Files, num_frames: int = 10) -> list[CaptionPairs]:
             if one == two:
                 excluded["the sentence is the same in both paragraphs"] += 1
                 continue
-            pairs.append((video, one, two))
+            pairs.append(Pair(video, one, two))
             spans.append((min(times[place][0] / length, 1.0), min(times[place][1] / length, 1.0)))
             references.append(_overlapping(second.row(video), times[place]))
     given.check_count("pairs", len(pairs))
-    ids, right_ones, foils = (list(column) for column in zip(*pairs, strict=True))
-    videos = _videos(given.image_folder("videos", "images"), ids, num_frames, spans)
-    texts = right_ones, foils, [1.0] * len(pairs), ["all pairs"] * len(pairs), ids, videos
-    convention = "the sentence scores higher than its foil; equal scores are wrong"
+    folder = given.image_folder("videos", "images")
+    videos = _videos(folder, [pair.image for pair in pairs], num_frames, spans)
     known = {"overlapping references": references}
-    return [CaptionPairs(given.name, *texts, known, convention, dict(excluded), shown_kinds=False)]
+    convention = "the sentence scores higher than its foil; equal scores are wrong"
+    return [caption_pairs(given.name, pairs, videos, known, convention, dict(excluded), shown_kinds=False)]
 
 
 def _pickled(path: Path) -> Any:

@@ -83,7 +83,7 @@ def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int)
             shown[name] = run, steps.get("best", list(steps.values())[-1])
     systems = {name: run.predictions(step) for name, (run, step) in shown.items()}
     source = source or (rows_of_config(first.config.get("data"), split) if shown else Source({}))
-    words = words_tokenizer("auto", (first.config.get("data") or {}).get("tokenizer", TOKENIZER))
+    words = words_tokenizer("auto", first.config.get("data", {}).get("tokenizer", TOKENIZER))
     scores = {metric: dict(found) for metric, found in reference_scores(systems, source.rows, words).items()}
     for name, (run, step) in shown.items():
         for judge, found in run.judges(step).items():
@@ -233,7 +233,7 @@ def _evaluated_captions(evaluations: Evaluations, source: Source | None, images:
     source = source or rows_of_config(settings.get("data"), settings.get("split", "test"))
     if len(systems) > 1:
         note = f"{note} Words that {next(iter(systems))} did not say are marked.".strip()
-    data = settings.get("data") or {}
+    data = settings.get("data", {})
     words = words_tokenizer(settings.get("tokenizer", "auto"), data.get("tokenizer", TOKENIZER))
     return _gallery(systems, reference_scores(systems, source.rows, words), source, note, images)
 

@@ -332,12 +332,12 @@ def _read(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_keys(values: Mapping[str, Any], kinds: Mapping[str, Any], file: Path) -> None:
     for dotted, kind in kinds.items():
-        value: Any = values
+        value, where = values, str(file)
         for key in dotted.split("."):
-            check_type(value, dict, str(file), ReportError)
+            check_type(value, dict, where, ReportError)
             if key not in value:
                 break
-            value = value[key]
+            value, where = value[key], f"{file}, {key!r}"
         else:
             check_type(value, kind, f"{file}, {dotted!r}", ReportError)
 

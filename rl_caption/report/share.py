@@ -355,7 +355,7 @@ def _start(run: RunFolder) -> str | None:
 
 def _dataset(settings: Mapping[str, Any]) -> str | None:
     """The name of the file or folder of data, or its format where it is generated; None where it is not known."""
-    data = settings.get("data") or {}
+    data = settings.get("data", {})
     return Path(data["path"]).name if data.get("path") else data.get("format")
 
 

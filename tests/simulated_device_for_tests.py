@@ -6,13 +6,13 @@ backend for the rest of the process, so it belongs into a child.
 """
 
 import importlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from accelerate.state import PartialState
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import (
     _DummyBackendModule,
     _DummyPrivateUse1Hook,
@@ -83,6 +83,10 @@ class SimulatedTensor(Tensor):
 class FactoryMode(TorchDispatchMode):
     """Tensors that are made on the device, and those that move to it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to say so at each operation takes time
+
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return compute(operator, args, kwargs or {})
 
@@ -91,10 +95,28 @@ def simulated(device: Any) -> bool:
     return isinstance(device, torch.device) and device.type == NAME
 
 
+def leaves_of(tree: Any) -> Iterator[Any]:
+    """What stands in the arguments of an operation, whose only containers are lists, tuples and the keywords."""
+    if isinstance(tree, list | tuple):
+        for value in tree:
+            yield from leaves_of(value)
+    else:
+        yield tree
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same containers with each leaf replaced; torch's own ``tree_map`` takes most of the time of a tiny run."""
+    if type(tree) in (list, tuple):
+        return type(tree)([mapped(function, value) for value in tree])
+    if isinstance(tree, tuple):
+        return type(tree)(*[mapped(function, value) for value in tree])  # named
+    return function(tree)
+
+
 def compute(operator: Any, args: Any, kwargs: Any) -> Any:
     """The operation on the CPU tensors inside, wrapped. Raises RuntimeError where tensors are on both devices."""
     name = operator._schema.name
-    leaves = tree_leaves((args, kwargs))
+    leaves = [*leaves_of(args), *leaves_of(list(kwargs.values()))]
     inside = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)}
     if not inside and not any(map(simulated, leaves)):
         return operator(*args, **kwargs)
@@ -114,16 +136,16 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
             return leaf
         return inside[id(leaf)] if id(leaf) in inside else SimulatedTensor(leaf)  # in place: the same tensor
 
-    options = tree_map(unwrapped, kwargs)
+    options = {key: mapped(unwrapped, value) for key, value in kwargs.items()}
     target = kwargs.get("device")
     if name == "aten::_to_copy":
         options["device"] = torch.device("cpu")  # without it an unchanged tensor would be itself
-    result = operator(*tree_map(unwrapped, args), **options)
+    result = operator(*mapped(unwrapped, args), **options)
     if name == "aten::copy_":
         return args[0]
     if name == "aten::_to_copy" and target is not None and not simulated(target):
         return result
-    return tree_map(wrapped, result)
+    return mapped(wrapped, result)
 
 
 class _Backend(_DummyBackendModule):

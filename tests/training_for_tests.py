@@ -20,13 +20,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from benchmarks import engine_memory
+from rewards.clip.preprocessing import clip_tokenizer
 from rl_caption.cli.configuration import _parser
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import ScstConfig, XeConfig
+from rl_caption.report.charts import templates
 
 ENGINES = {name: engine_memory.environment(name) for name in engine_memory.ENGINES}
 """What ``accelerate launch --config_file configs/accelerate/deepspeed_NAME.yaml`` puts into the environment."""
@@ -50,8 +53,13 @@ PRELOAD = [
     "tests.hf_models_for_tests",
     "tests.training_for_tests",
 ]
+# Kept, so that no fork makes its own:
 for kind in (XeConfig, ScstConfig, RewardModelConfig):
-    _parser(kind)  # kept, so that no fork makes its own
+    _parser(kind)
+for template in ("page.html", "parts.html"):
+    templates().get_template(template)
+clip_tokenizer()
+Image.init()
 MODEL = {
     "min_count": 1,
     "kwargs": {

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,16 @@ def needs_java(test):
     return pytest.mark.java(pytest.mark.skipif(shutil.which("java") is None, reason="no Java runtime")(test))
 
 
+@cache
+def _karpathy_references(file: Path) -> dict[str, list[list[str]]]:
+    return {row["image_name"]: list(map(tokenize, row["captions"])) for row in json.loads(file.read_text())}
+
+
 def published_system(shared_data: Path, name: str) -> tuple[list[list[str]], list[list[list[str]]], dict[str, float]]:
     """Tokens of a published system's captions of Karpathy's test split, of the references, and its recorded scores."""
     folder = shared_data / "coco_karpathy_test"
-    texts = {row["image_name"]: row["captions"] for row in json.loads((folder / "refs.json").read_text())}
+    tokens = _karpathy_references(folder / "refs.json")
     results = json.loads((folder / "predictions" / f"{name}.json").read_text())
-    references = [[tokenize(text) for text in texts[row["image_name"]]] for row in results]
+    references = [tokens[row["image_name"]] for row in results]
     recorded = json.loads((folder / "scores_pycocoevalcap.json").read_text())["scores"][name]
     return [tokenize(row["caption"]) for row in results], references, recorded

@@ -123,6 +123,7 @@ def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: in
     cells = rating_ranks * len(levels) + score_ranks
 
     def resampled(weights: NDArray[np.int64]) -> Sequence[float]:
+        """tau_b and tau_c of a resample that has caption n ``weights[n]`` times; NaN where they are undefined."""
         try:
             if len(rated) * len(levels) > MAX_CELLS:
                 items = np.repeat(np.arange(len(cells)), weights)

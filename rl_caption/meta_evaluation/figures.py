@@ -106,9 +106,9 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
 
     measure(["tau_b", "tau_c"], _taus, resamples, seed)
     if part.published == "pearson":
-        measure(["pearson"], _correlation, pearson, resamples, seed)
+        measure(["pearson"], _correlation, False, resamples, seed)
     if part.text_alone:
-        measure(["spearman"], _correlation, spearman, resamples, seed)
+        measure(["spearman"], _correlation, True, resamples, seed)
     elif part.published == "spearman":
         measure(["spearman"], _sampled_spearman, seed)
     if part.within_images:
@@ -137,16 +137,17 @@ def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: in
     return values, intervals(resampled, part.image_ids, resamples, seed), ""
 
 
-def _correlation(part: RatedCaptions, scores: Sequence[float], whole: Any, resamples: int, seed: int) -> Measured:
-    """The correlation ``whole``, ``pearson`` or ``spearman``, over all."""
+def _correlation(part: RatedCaptions, scores: Sequence[float], ranked: bool, resamples: int, seed: int) -> Measured:
+    """Pearson's correlation over all, or with ``ranked`` Spearman's."""
     both = np.array([scores, part.ratings], np.float64)
 
     def resampled(weights: NDArray[np.int64]) -> Floats:
         drawn = np.repeat(both, weights, axis=1)
         with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
-            return np.asarray(np.corrcoef(rankdata(drawn, axis=1) if whole is spearman else drawn))[:1, 1]
+            return np.asarray(np.corrcoef(rankdata(drawn, axis=1) if ranked else drawn))[:1, 1]
 
-    return [whole(scores, part.ratings)], intervals(resampled, part.image_ids, resamples, seed), ""
+    value = (spearman if ranked else pearson)(scores, part.ratings)
+    return [value], intervals(resampled, part.image_ids, resamples, seed), ""
 
 
 def _sampled_spearman(part: RatedCaptions, scores: Sequence[float], seed: int) -> Measured:

@@ -255,6 +255,7 @@ def test_mistakes_are_named_before_training(folder: Path, tmp_path: Path) -> Non
         ({"model.name": "no/where", "data.path": "no/where"}, "model.name 'no/where' cannot be loaded"),
         ({"lora.target_modules": ["q"]}, "lora.target_modules .* names no linear layer"),
         ({"lora": None, "model.freeze": ["*"]}, "model.freeze .* leaves nothing to train"),
+        ({"train.lr": 0.0}, "train.lr is 0.0: expected more than 0"),
         ({"eval.metrics": ["cidre"]}, r"eval.metrics has \['cidre'\]: known are \['bleu'"),
         ({"train.micro_batch_size": 3}, "micro_batch_size"),
         ({"train.kwargs": {"steps_per_generation": 1, "generation_batch_size": 4}}, "TRL refuses this configuration"),
@@ -333,6 +334,7 @@ def test_shipped_configurations_are_understood_by_trl(file: str, monkeypatch: py
 def test_the_example_of_the_documentation_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (REPOSITORY / "docs/trl.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert 8 <= len(example.splitlines()) <= 20
     example = example.replace("Qwen/Qwen2-VL-2B-Instruct", str(folder / "qwen2_vl"))
     example = example.replace("photos/", f"{folder}/").replace("max_steps=500", "max_steps=1, use_cpu=True, bf16=False")
     monkeypatch.chdir(tmp_path)

@@ -199,6 +199,13 @@ def test_missing_pieces_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "Nothing has been logged yet." in render(make_page([tmp_path / "new"]))
 
 
+def test_an_error_names_the_section_that_is_wrong(run_folder: Path) -> None:
+    for content, part in (("eval: 3", "'eval' is 3"), ("data: null", "'data' is None")):
+        (run_folder / "config.yaml").write_text(content)
+        with pytest.raises(ReportError, match=f"config.yaml, {part}"):
+            make_page([run_folder])
+
+
 def test_a_folder_without_anything_and_mixed_folders_are_refused(run_folder: Path, tmp_path: Path) -> None:
     for folders, part in (
         ([tmp_path], "no run"),

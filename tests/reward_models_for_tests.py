@@ -98,7 +98,9 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
         "warm_start": [str(folder / "text.yaml")],
     }
     return {
-        "teacher": reward_model_config(folder / "teacher", "contrastive", negatives={"count": 2, "source": "scenes"}),
+        "teacher": reward_model_config(
+            folder / "teacher", "contrastive", negatives={"count": 2, "source": "scenes"}, loss={"hard": 0.5}
+        ),
         "image": reward_model_config(folder / "image", "distill_image", **teacher),
         "text": reward_model_config(folder / "text", "distill_text", **teacher),
         "dual": reward_model_config(folder / "dual", "distill_dual", **towers),

@@ -121,6 +121,9 @@ class LossConfig:
         short: ``contrastive``: weight of Long-CLIP's second term, between short captions and the principal components
             of the images; 0 leaves it out, 1 in Long-CLIP.
         pca_rank: how many components.
+        hard: ``contrastive``: weight of a second term, in which an image picks its caption among its own hard negatives
+            alone (FSC-CLIP); 0 leaves it out.
+        hard_scale: factor of the cosines in that term. What one edit changes is a few hundredths of a cosine.
         positive_images: ``positive_augmented``: weight of the term between captions and images generated for them.
         positive_captions: of the term between images and captions generated for them; 0 leaves either out.
         alpha: ``specificity``: weight of the contrastive term.
@@ -139,6 +142,8 @@ class LossConfig:
     max_scale: Annotated[float, Range(min=1, max=10**6)] = 100.0
     short: Weight = 0.0
     pca_rank: Rank = 32
+    hard: Weight = 0.0
+    hard_scale: Annotated[float, Range(min=1, max=10**6)] = 50.0
     positive_images: Weight = 0.05
     positive_captions: Weight = 0.1
     alpha: Weight = 1.0

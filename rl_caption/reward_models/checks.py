@@ -43,7 +43,7 @@ _KEYS: dict[tuple[Method, ...], str] = {
     ("contrastive", "distill_text", "distill_dual"): "negatives.count negatives.source negatives.kwargs "
     "negatives.share",
     ("contrastive",): "negatives.positives negatives.positive_source loss.short loss.pca_rank "
-    "loss.false_negatives train.label_smoothing train.short_captions",
+    "loss.hard loss.hard_scale loss.false_negatives train.label_smoothing train.short_captions",
     ("positive_augmented",): "loss.positive_images loss.positive_captions train.trainable train.lora_rank "
     "train.lora_alpha",
     ("specificity",): "loss.alpha loss.beta loss.gamma loss.margin_units loss.max_margin loss.symmetric "
@@ -228,6 +228,8 @@ def _unfit_long(config: RewardModelConfig) -> Iterator[str]:
         yield "loss.false_negatives mask leaves pairs out that train.label_smoothing gives a share: set one of them"
     if config.eval.best_by == "val/hard_negatives" and not config.negatives.count:
         yield "eval.best_by is 'val/hard_negatives', but there are none: set negatives.count"
+    if loss.hard and not config.negatives.count:
+        yield f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count"
     if config.eval.best_by == "val/loss" and config.task == "distill_dual":
         yield "eval.best_by val/loss is of contrastive and positive_augmented: leave it out, or val/hard_negatives"
     if config.negatives.count and config.negatives.source == "data":

@@ -161,14 +161,38 @@ def similarity_regulator(
     return missing.mean() + excess.sum() / max(excess.numel(), 1)
 
 
+def hard_negative_loss(images: Tensor, texts: Tensor, false: Sequence[Tensor], counts: Tensor, scale: float) -> Tensor:
+    """``CE(scale * [cos(Iᵢ, Tᵢ), cos(Iᵢ, Fᵢ₁), ...], 0)``: an image picks its caption among its own false ones alone.
+
+    Unlike the softmax over the batch, in which a true caption and its edits are alike and all compete with what other
+    images show, nothing but the edit can lower it. ``images``, ``texts`` and each of the n ``false`` are [B, D];
+    ``counts`` [B, n] is 1 where a false caption is one, else 0. The mean over the rows that have any, a scalar, nats;
+    0 where no row has.
+
+    Source: the global hard negative loss of Oh et al., EMNLP 2024 (FSC-CLIP); there ``scale`` is CLIP's own.
+    """
+    cosines = torch.stack([F.cosine_similarity(images, column, dim=-1) for column in (texts, *false)], dim=1)
+    missing = F.pad(counts == 0, (1, 0))
+    target = torch.zeros(len(images), dtype=torch.long, device=images.device)
+    losses = F.cross_entropy((scale * cosines).masked_fill(missing, float("-inf")), target, reduction="none")
+    return losses.sum() / (counts > 0).any(dim=1).sum().clamp(min=1)
+
+
 def contrastive(
-    student: Embeddings, target: Embeddings, label_smoothing: float = 0.0, short: float = 0.0, pca_rank: int = 32
+    student: Embeddings,
+    target: Embeddings,
+    label_smoothing: float = 0.0,
+    short: float = 0.0,
+    pca_rank: int = 32,
+    hard: float = 0.0,
+    hard_scale: float = 50.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of ``text_short``.
 
     Where ``target`` has ``false`` [B, n], the texts ``text_false0`` to ``text_false{n - 1}`` are hard negatives of all
-    images of the batch. Where it has the group numbers ``image_group``, ``text_group`` and so on, [B] each, pairs of
-    the same group are no negatives in either term, nor is a hard negative that is word for word an image's caption.
+    images of the batch, and ``hard`` times ``hard_negative_loss`` is added. Where it has the group numbers
+    ``image_group``, ``text_group`` and so on, [B] each, pairs of the same group are no negatives in either of the first
+    two terms, nor is a hard negative that is word for word an image's caption.
     """
     images, texts, scale = student["image"], student["text"], student["scale"]
     masks = "image_group" in target
@@ -177,6 +201,7 @@ def contrastive(
         return false_negatives(target["image_group"], target[f"{name}_group"]) if masks else None
 
     false = false_excluded = None
+    columns: list[Tensor] = []
     metrics = _contrastive_metrics(student)
     if "false" in target:
         names = [f"text_false{n}" for n in range(target["false"].shape[1])]
@@ -189,6 +214,9 @@ def contrastive(
     loss = info_nce(
         images, texts, scale, label_smoothing, excluded=excluded("text"), false=false, false_excluded=false_excluded
     )
+    if hard and "false" in target:
+        term = hard_negative_loss(images, texts, columns, target["false"], hard_scale)
+        loss, metrics = loss + hard * term, metrics | {"contrastive/hard": term}
     if short:
         term = short_info_nce(images, student["text_short"], scale, pca_rank, label_smoothing, excluded("text_short"))
         loss, metrics = loss + short * term, metrics | {"contrastive/short": term}

@@ -80,7 +80,7 @@ _METRICS = {
 }
 """Task -> metric that chooses its best model; ``val/retrieval_r1`` of tasks that are not here."""
 _LOSSES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "contrastive": (losses.contrastive, ("short", "pca_rank")),
+    "contrastive": (losses.contrastive, ("short", "pca_rank", "hard", "hard_scale")),
     "positive_augmented": (losses.positive_augmented, ("positive_images", "positive_captions")),
     "specificity": (losses.specificity, ("alpha", "beta", "gamma", "margin_units", "max_margin", "symmetric")),
 }

@@ -14,6 +14,7 @@ from rl_caption.reward_models.losses import (
     cosine_matrix,
     dynamic_margin,
     false_negatives,
+    hard_negative_loss,
     info_nce,
     positive_augmented,
     principal_reconstruction,
@@ -76,6 +77,24 @@ def test_false_captions_are_further_columns_of_the_images_alone() -> None:
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     right = [cosine(images[n % 3], texts[n % 3]) > cosine(images[n % 3], false[n]) for n in counted]
     assert metrics["contrastive/hard_negatives"].item() == pytest.approx(sum(right) / 5)
+
+
+def test_an_image_picks_its_caption_among_its_own_false_ones() -> None:
+    """The mean over rows 0 and 2, which have two false captions and one; row 1 has none."""
+    images, texts, false = rows(3, 7, 0), rows(3, 7, 1), [rows(3, 7, 2), rows(3, 7, 3)]
+    counts = torch.tensor([[1.0, 1], [0, 0], [0, 1]])
+    expected = 0.0
+    for row, counted in ((0, (0, 1)), (2, (1,))):
+        logits = [30 * cosine(images[row], text) for text in (texts[row], *(false[n][row] for n in counted))]
+        expected += (math.log(sum(map(math.exp, logits))) - logits[0]) / 2
+    assert hard_negative_loss(images, texts, false, counts, 30.0).item() == pytest.approx(expected, rel=1e-5)
+    assert hard_negative_loss(images, texts, false, torch.zeros(3, 2), 30.0).item() == 0
+    student = {"image": images, "text": texts, "scale": torch.tensor(9.0)}
+    student |= {f"text_false{n}": column for n, column in enumerate(false)}
+    without, _ = contrastive(student, {"false": counts})
+    loss, metrics = contrastive(student, {"false": counts}, hard=0.5, hard_scale=30.0)
+    assert metrics["contrastive/hard"].item() == pytest.approx(expected, rel=1e-5)
+    assert loss.item() == pytest.approx(without.item() + 0.5 * expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

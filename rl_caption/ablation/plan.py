@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import torch
 import yaml
@@ -39,7 +39,7 @@ START = "start"
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.", "monitor.")
 SET_BY_GRID = ("train.seed.", "reward.terms.")
-Start = TypedDict("Start", {"model.init": str, "sha256": str, "rewards": NotRequired[dict[str, str]]})
+Start = TypedDict("Start", {"model.init": str, "sha256": str, "rewards": dict[str, str]})
 """``start.json`` of a cell: hash of the starting policy's weights, signatures of the reward's terms."""
 
 
@@ -308,8 +308,8 @@ def check_start(cell: Cell, base: Base, rewards: Mapping[str, str]) -> None:
         write_json(note, {"model.init": base.start, "sha256": now, "rewards": dict(rewards)})
         return
     before = read_json(note, ConfigError, Start)
-    noted = before.get("rewards", {})  # grids of earlier versions have none
-    changed = [f"{term} was {was}, now {rewards[term]}" for term, was in noted.items() if rewards[term] != was]
+    told = before["rewards"].items()
+    changed = [f"{term} was {was}, now {rewards[term]}" for term, was in told if rewards[term] != was]
     remedy = f"Choose another out, or remove {cell.folder}"
     if changed:
         raise ConfigError(f"{cell.name} was started on another reward: {'; '.join(changed)}. {remedy}")

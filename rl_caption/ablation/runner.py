@@ -33,13 +33,13 @@ from rl_caption.ablation.plan import (
 from rl_caption.ablation.report import write_report
 from rl_caption.captioners.loading import is_captioner
 from rl_caption.config.build import ConfigError, quiet_libraries
-from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig
+from rl_caption.config.schema import DecodeConfig, EvaluateConfig, ScstConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_json
 from rl_caption.errors import EXPECTED
 from rl_caption.evaluation import check_writable, write_evaluation
-from rl_caption.evaluation.metrics import JUDGE, signed
+from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.launch import LaunchError, cpu_threads, processes_started, run_lock, stop_requests
 from rl_caption.programs.evaluate import score_captions, settings_of
 from rl_caption.report.read import EvaluationFolder, Member, read_evaluation, read_run
@@ -208,19 +208,13 @@ def evaluate_captioner(
     )
     note, signatures = folder / "settings.json", {name: reward.signature for name, reward in judges.items()}
     settings = settings_of(evaluate) | {"metrics": config.metrics, "judges": signatures}
-    noted = {"prompt": None} | (read_json(note, CheckpointError) if note.is_file() else {})
-    if "data" in noted:  # an option that an earlier version did not have has its default
-        noted["data"] = json.loads(json.dumps(asdict(DataConfig()))) | noted["data"]
-    if noted != settings:
+    if not note.is_file() or read_json(note, CheckpointError) != settings:
         note.unlink(missing_ok=True)
         judged = score_captions(evaluate, judges)
         assert judged is not None, "this program is one process"
         write_evaluation(*judged, folder)
         write_json(note, settings)  # last
-    found = read_evaluation(folder)
-    # Files of earlier versions lack the judges' signatures.
-    found.scores["signature"] = signed(found.scores["signature"], signatures)
-    return found
+    return read_evaluation(folder)
 
 
 def _headline(evaluation: EvaluationFolder) -> str:

@@ -534,12 +534,6 @@ def add_judges(
         means[JUDGE + name] = math.fsum(scores) / len(scores)
         for row, score in zip(rows, scores, strict=True):
             per_image[row["image_id"]][JUDGE + name] = score
-    signature = signed(evaluation.signature, {name: reward.signature for name, reward in judges.items()})
+    signature = evaluation.signature + "".join(f"+{JUDGE}{name}[{own.signature}]" for name, own in judges.items())
     bounds = evaluation.bounds | {JUDGE + name: reward.bounds for name, reward in judges.items()}
     return evaluation.extended(means, per_image, signature, bounds=bounds)
-
-
-def signed(signature: str, judges: Mapping[str, str]) -> str:
-    """Append ``+judge/NAME[SIGNATURE]`` for each of ``judges`` (name -> signature), unless it is there already."""
-    parts = [f"+{JUDGE}{name}[{own}]" for name, own in judges.items()]
-    return signature + "".join(part for part in parts if part not in signature)

@@ -14,7 +14,7 @@ from rewards.base import Reward
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation.confidence import Difference
-from rl_caption.evaluation.metrics import JUDGE, Evaluation, EvaluationError, signed
+from rl_caption.evaluation.metrics import JUDGE, Evaluation, EvaluationError
 from rl_caption.evaluation.retrieval import KS, REFERENCES, RETRIEVAL
 
 COMPARISON = "comparison.json"
@@ -301,13 +301,12 @@ class ScoresFile(TypedDict):
 def read_scores(folder: Path, judges: Mapping[str, Reward]) -> Evaluation:
     """Read the evaluation that ``write_evaluation`` wrote, without scores of single images and intervals.
 
-    ``judges`` (name -> reward) give the bounds, and their signatures where an earlier version left them out.
+    ``judges`` (name -> reward) give the bounds.
     """
     scores = read_json(folder / "scores.json", EvaluationError, ScoresFile)
-    signature = signed(scores["signature"], {name: reward.signature for name, reward in judges.items()})
     bounds = {JUDGE + name: reward.bounds for name, reward in judges.items()}
     left_out, how = scores.get("left_out", {}), scores.get("decoding", "")
-    return Evaluation(scores["metrics"], signature, scores["n"], left_out, bounds=bounds, decoding=how)
+    return Evaluation(scores["metrics"], scores["signature"], scores["n"], left_out, bounds=bounds, decoding=how)
 
 
 def write_comparison(

@@ -123,7 +123,7 @@ class LossConfig:
         pca_rank: how many components.
         hard: ``contrastive``: weight of a second term, in which an image picks its caption among its own hard negatives
             alone (FSC-CLIP); 0 leaves it out.
-        hard_scale: factor of the cosines in that term. What one edit changes is a few hundredths of a cosine.
+        hard_scale: factor of the cosines in that term; large, as one edit of a caption changes its cosine little.
         positive_images: ``positive_augmented``: weight of the term between captions and images generated for them.
         positive_captions: of the term between images and captions generated for them; 0 leaves either out.
         alpha: ``specificity``: weight of the contrastive term.

@@ -31,6 +31,7 @@ STUDENT: dict[str, Any] = {
     "text_heads": 2,
     "text_blocks": 1,
     "embedding_rank": 8,
+    "text_causal": True,
 }
 
 GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40, "vocab_size": 320, "initializer_range": 0.4}

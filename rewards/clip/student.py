@@ -88,6 +88,8 @@ class LCLIPConfig:
     text_blocks: int = 2
     text_repeats: int = 2
     text_qkv_bias: bool = False
+    text_causal: bool = False
+    """Tokens attend to those before them alone, as in CLIP. False, as in the released code, lets them attend to all."""
     embedding_rank: int | None = 256
     """Width of the word vectors before they are projected to ``text_width``; None: one table of full width."""
     pad_attention: PadAttention = "masked"
@@ -99,7 +101,7 @@ class LCLIPConfig:
         values = asdict(self)
         check_sizes(values)
         check_choice(PadAttention, pad_attention=self.pad_attention)
-        for name in ("image_qkv_bias", "text_qkv_bias"):
+        for name in ("image_qkv_bias", "text_qkv_bias", "text_causal"):
             if not isinstance(values[name], bool):
                 raise ValueError(f"{name} is {values[name]!r}: expected true or false")
         numbers = [option.name for option in fields(self) if type(option.default) is int]
@@ -119,8 +121,8 @@ def head_mixed_attention(
 
     S = mix_before · (q kᵀ / √D), P = mix_after · softmax(S), output P v. Rows of P do not sum to 1. Written out because
     ``F.scaled_dot_product_attention`` cannot mix heads. ``mix_before`` and ``mix_after`` are weights [H, H, 1, 1] of
-    1x1 convolutions over heads, [to, from]; keys that ``blocked`` [B, 1, 1, N] get no weight, and at least one of each
-    item has to remain.
+    1x1 convolutions over heads, [to, from]; keys that ``blocked`` (broadcast to [B, H, N, N]) get no weight, and each
+    query has to keep one.
     """
     scores = mix_heads((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1), mix_before)
     if blocked is not None:  # after mixing, which would add infinities of both signs
@@ -260,7 +262,7 @@ class ImageStudent(nn.Module):
 
 
 class TextStudent(nn.Module):
-    """Text tower: word embedding, positions, shared blocks without a causal mask, norm, head; pooled at EOT."""
+    """Text tower: word embedding, positions, shared blocks, norm, head; pooled at EOT."""
 
     def __init__(self, config: LCLIPConfig) -> None:
         super().__init__()
@@ -303,6 +305,9 @@ class TextStudent(nn.Module):
         end = ids.argmax(dim=-1)
         positions = torch.arange(ids.shape[1], device=ids.device)
         blocked = (positions > end[:, None])[:, None, None, :] if masked else None
+        if self.config.text_causal:
+            later = positions > positions[:, None]
+            blocked = later if blocked is None else blocked | later
         x = self.token_embed(ids) + self.pos_embed[: ids.shape[1]]
         for block in self.blocks:
             x = block(x, blocked)
@@ -346,7 +351,8 @@ class LCLIP(nn.Module):
 
 def load_student(kind: type[Student], folder: Path, model_type: str, others: Collection[str] = ()) -> Student:
     """Load an ``LCLIP`` or one of its towers from a folder. Arguments and errors as for ``read_config``."""
-    config = read_config(LCLIPConfig, folder, model_type, ("image_encoder", "image_encoder_kwargs"), others)
+    optional = ("image_encoder", "image_encoder_kwargs", "text_causal")
+    config = read_config(LCLIPConfig, folder, model_type, optional, others)
     if config.image_encoder is None or kind is TextStudent:
         with torch.device("meta"):  # no weight is initialised
             return load_weights(kind(config), folder)

@@ -121,9 +121,11 @@ class LossConfig:
         short: ``contrastive``: weight of Long-CLIP's second term, between short captions and the principal components
             of the images; 0 leaves it out, 1 in Long-CLIP.
         pca_rank: how many components.
-        hard: ``contrastive``: weight of a second term, in which an image picks its caption among its own hard negatives
-            alone (FSC-CLIP); 0 leaves it out.
-        hard_scale: factor of the cosines in that term; large, as one edit of a caption changes its cosine little.
+        hard: weight of a further term of hard negatives; 0 leaves it out. ``contrastive``: an image picks its caption
+            among its own alone (FSC-CLIP). Distillation: 1 - cosine of what each changes in the student's embedding of
+            the caption and in the teacher's.
+        hard_scale: ``contrastive``: factor of the cosines in that term; large, as one edit of a caption changes its
+            cosine little.
         positive_images: ``positive_augmented``: weight of the term between captions and images generated for them.
         positive_captions: of the term between images and captions generated for them; 0 leaves either out.
         alpha: ``specificity``: weight of the contrastive term.

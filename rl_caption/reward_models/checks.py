@@ -40,10 +40,10 @@ _KEYS: dict[tuple[Method, ...], str] = {
     "train.freeze_positions train.plain_captions",
     ("contrastive", "positive_augmented"): "train.sentences",
     ("contrastive", "positive_augmented", "distill_dual"): "eval.best_by",
-    ("contrastive", "distill_text", "distill_dual"): "negatives.count negatives.source negatives.kwargs "
+    ("contrastive", "distill_text", "distill_dual"): "loss.hard negatives.count negatives.source negatives.kwargs "
     "negatives.share",
     ("contrastive",): "negatives.positives negatives.positive_source loss.short loss.pca_rank "
-    "loss.hard loss.hard_scale loss.false_negatives train.label_smoothing train.short_captions",
+    "loss.hard_scale loss.false_negatives train.label_smoothing train.short_captions",
     ("positive_augmented",): "loss.positive_images loss.positive_captions train.trainable train.lora_rank "
     "train.lora_alpha",
     ("specificity",): "loss.alpha loss.beta loss.gamma loss.margin_units loss.max_margin loss.symmetric "

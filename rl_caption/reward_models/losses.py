@@ -308,6 +308,7 @@ def distillation(
     cosine: float,
     regulator: float = 0.0,
     reduction: Reduction = "mean",
+    hard: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """L-CLIPScore: ``l1`` |f - f_T| + ``cosine`` (1 - cos(f, f_T)) of each tower, + ``regulator`` Similarity Regulator.
 
@@ -315,13 +316,18 @@ def distillation(
     tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms are logged unweighted.
 
     Where ``teacher`` has ``false`` [B, n], those of the hard negatives ``text_false0`` to ``text_false{n - 1}`` that it
-    marks with 1 are further texts, in the terms of the text tower and as columns of the regulator.
+    marks with 1 are further texts, in the terms of the text tower and as columns of the regulator. ``hard`` is the
+    weight of ``directional_loss`` on them, which the paper does not have.
     """
+    edits = directional_loss(student, teacher, teacher["false"]) if hard else None
     if "false" in teacher:
         counts = teacher["false"].T.flatten() == 1
         student, teacher = (_with_false_texts(own, counts) for own in (student, teacher))
     loss = torch.zeros((), device=student[towers[0]].device)
     metrics: dict[str, Tensor] = {}
+    if edits is not None:
+        metrics["distill/hard"] = edits
+        loss = loss + hard * edits
     for tower in towers:
         metrics[f"distill/l1_{tower}"] = absolute = F.l1_loss(student[tower], teacher[tower])
         angle = (1 - F.cosine_similarity(student[tower], teacher[tower], dim=-1)).mean()
@@ -332,6 +338,19 @@ def distillation(
         loss = loss + regulator * term
         metrics["distill/regulator"] = term
     return loss, metrics
+
+
+def directional_loss(student: Embeddings, teacher: Embeddings, counts: Tensor) -> Tensor:
+    """Mean 1 - cos(d, d_T), in [0, 2], over the hard negatives that ``counts`` [B, n] marks with 1; 0 without any.
+
+    d and d_T are raw embeddings of ``text`` less those of ``text_false0`` to ``text_false{n - 1}``. What an edit
+    changes is a small part of an embedding, which the distance of whole embeddings hardly sees. The name is that of the
+    loss between pairs of images and of texts in StyleGAN-NADA (Gal et al. 2022).
+    """
+    names = [f"text_false{n}" for n in range(counts.shape[1])]
+    own, wanted = (torch.stack([side["text"] - side[name] for name in names], dim=1) for side in (student, teacher))
+    distances = 1 - F.cosine_similarity(own, wanted, dim=-1)
+    return (distances * counts).sum() / counts.sum().clamp(min=1)
 
 
 def _with_false_texts(embeddings: Embeddings, counts: Tensor) -> Embeddings:

@@ -313,6 +313,7 @@ def objective(config: RewardModelConfig) -> losses.Objective:
         cosine=distance if loss.cosine is None else loss.cosine,
         regulator=regulator if loss.regulator is None else loss.regulator,
         reduction=loss.regulator_reduction,
+        hard=loss.hard,
     )
 
 

@@ -12,6 +12,7 @@ from rl_caption.config.reward_models import LossConfig, RewardModelConfig
 from rl_caption.reward_models.losses import (
     contrastive,
     cosine_matrix,
+    distillation,
     dynamic_margin,
     false_negatives,
     hard_negative_loss,
@@ -95,6 +96,23 @@ def test_an_image_picks_its_caption_among_its_own_false_ones() -> None:
     loss, metrics = contrastive(student, {"false": counts}, hard=0.5, hard_scale=30.0)
     assert metrics["contrastive/hard"].item() == pytest.approx(expected, rel=1e-5)
     assert loss.item() == pytest.approx(without.item() + 0.5 * expected, rel=1e-6)
+
+
+def test_a_student_learns_what_an_edit_changes_in_its_teacher() -> None:
+    """Row 0 has two false captions, row 2 the second alone, row 1 none."""
+    names = ("text", "text_false0", "text_false1")
+    student, teacher = ({name: rows(3, 7, seed + n) for n, name in enumerate(names)} for seed in (0, 5))
+    teacher["false"] = torch.tensor([[1.0, 1], [0, 0], [0, 1]])
+    expected = 0.0
+    for row, name in ((0, "text_false0"), (0, "text_false1"), (2, "text_false1")):
+        own, wanted = (side["text"][row] - side[name][row] for side in (student, teacher))
+        expected += (1 - cosine(own, wanted)) / 3
+    without, _ = distillation(student, teacher, ("text",), 0.5, 0.25)
+    loss, metrics = distillation(student, teacher, ("text",), 0.5, 0.25, hard=0.7)
+    assert metrics["distill/hard"].item() == pytest.approx(expected, rel=1e-5)
+    assert loss.item() == pytest.approx(without.item() + 0.7 * expected, rel=1e-5)
+    none = {**teacher, "false": torch.zeros(3, 2)}
+    assert distillation(student, none, ("text",), 0.5, 0.25, hard=0.7)[1]["distill/hard"].item() == 0
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

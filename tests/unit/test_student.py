@@ -46,24 +46,31 @@ def slow_norm(x: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.nd
 
 
 def slow_attention(
-    x: np.ndarray, weights: dict[str, np.ndarray], name: str, repeat: int, heads: int, keys: int
+    x: np.ndarray, weights: dict[str, np.ndarray], name: str, repeat: int, heads: int, keys: int, causal: bool
 ) -> np.ndarray:
     q, k, v = slow_linear(x, weights, f"{name}.qkv").reshape(len(x), 3, heads, -1).transpose(1, 2, 0, 3)
     before, after = (weights[f"{name}.conv_{which}.instances.{repeat}.weight"][:, :, 0, 0] for which in "lw")
     scores = np.einsum("gh,hid,hjd->gij", before, q, k) / math.sqrt(q.shape[-1])
     powers = np.exp(scores[..., :keys])
+    if causal:
+        powers[:, np.arange(keys) > np.arange(len(x))[:, None]] = 0
     shares = np.einsum("gh,hij->gij", after, powers / powers.sum(-1, keepdims=True))
     out = np.einsum("hij,hjd->ihd", shares, v[:, :keys]).reshape(x.shape)
     return slow_linear(out, weights, f"{name}.proj")
 
 
 def slow_blocks(
-    x: np.ndarray, weights: dict[str, np.ndarray], order: list[tuple[int, int]], heads: int, keys: int
+    x: np.ndarray,
+    weights: dict[str, np.ndarray],
+    order: list[tuple[int, int]],
+    heads: int,
+    keys: int,
+    causal: bool = False,
 ) -> np.ndarray:
     for block, repeat in order:
         name = f"blocks.{block}.block"
         normed = slow_norm(x, weights, f"{name}.norm1.instances.{repeat}")
-        x = x + slow_attention(normed, weights, f"{name}.attn", repeat, heads, keys)
+        x = x + slow_attention(normed, weights, f"{name}.attn", repeat, heads, keys, causal)
         normed = slow_norm(x, weights, f"{name}.norm2.instances.{repeat}")
         hidden = slow_linear(normed, weights, f"{name}.mlp.fc1")
         hidden = np.array([[0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in row] for row in hidden])
@@ -80,14 +87,15 @@ def slow_image(weights: dict[str, np.ndarray], pixels: np.ndarray, order: list[t
     return slow_linear(slow_norm(x, weights, "norm"), weights, "head")[0]
 
 
-def slow_text(weights: dict[str, np.ndarray], ids: list[int], masked: bool) -> np.ndarray:
+def slow_text(weights: dict[str, np.ndarray], ids: list[int], masked: bool, causal: bool) -> np.ndarray:
     if "patch_embed.weight" in weights:
         words = weights["patch_embed.weight"][ids]
     else:
         words = slow_linear(weights["patch_embed.0.weight"][ids], weights, "patch_embed.1")
     end = ids.index(EOT)
     order = [(block, repeat) for block in range(TINY.text_blocks) for repeat in range(TINY.text_repeats)]
-    x = slow_blocks(words + weights["pos_embed"], weights, order, TINY.text_heads, end + 1 if masked else len(ids))
+    keys = end + 1 if masked else len(ids)
+    x = slow_blocks(words + weights["pos_embed"], weights, order, TINY.text_heads, keys, causal)
     return slow_linear(slow_norm(x, weights, "norm"), weights, "head")[end]
 
 
@@ -120,13 +128,14 @@ def test_image_tower_equals_the_slow_version_with_blocks_repeated_in_a_row() -> 
     assert not np.allclose(got[0], slow_image(weights, PIXELS[0].double().numpy(), in_rounds), rtol=1e-3)
 
 
-def test_text_tower_equals_the_slow_version() -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_text_tower_equals_the_slow_version(causal: bool) -> None:
     for pad_attention, rank in (("full", 3), ("masked", 3), ("masked", None)):
-        model = tiny(pad_attention=pad_attention, embedding_rank=rank)
+        model = tiny(pad_attention=pad_attention, embedding_rank=rank, text_causal=causal)
         weights = released_arrays(model, "text")
         got = model.encode_text(IDS).detach().numpy()
         for row, ids in enumerate(IDS.tolist()):
-            expected = slow_text(weights, ids, pad_attention == "masked")
+            expected = slow_text(weights, ids, pad_attention == "masked", causal)
             np.testing.assert_allclose(got[row], expected, rtol=1e-9, atol=1e-9)
 
 

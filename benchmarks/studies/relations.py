@@ -4,7 +4,7 @@
     python -m benchmarks.studies.relations --evaluations FOLDER ...
 
 prints how often captioners, by likelihood, and dual encoders, by cosine, score a caption above the same with another
-relation; or how many relations the captions of evaluations state and how many of them are true.
+relation, and by how much; or how many relations the captions of evaluations state and how many of them are true.
 docs/results_composition.md ("Binding and relations") has the configurations.
 """
 
@@ -183,15 +183,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     pairs = replaced_relations(list(RelationScenes(0, args.scenes).split("val")))
     images, kinds = [row["image"] for row, *_ in pairs], [what for *_, what in pairs]
-    models: dict[str, Reward] = {path: CaptionLikelihood(path) for path in args.captioners}
-    models |= {path: Specs(path, scale="shifted") for path in args.dual}
+    models: dict[str, tuple[Reward, float]] = {path: (CaptionLikelihood(path), 1.0) for path in args.captioners}
+    models |= {path: (Specs(path, scale="shifted"), 2.0) for path in args.dual}  # half a cosine, plus one half
     names = ["left for right", "above for below", "another axis"]
-    print("| % right | " + " | ".join(f"{name} ({kinds.count(name):,} pairs)" for name in names) + " |")
-    print("|---" * (len(names) + 1) + "|")
-    for path, model in models.items():
+    heads = [*(f"{name} ({kinds.count(name):,} pairs)" for name in names), "all", "mean difference, nats or cosine"]
+    print("| % right | " + " | ".join(heads) + " |")
+    print("|---" * (len(heads) + 1) + "|")
+    for path, (model, scale) in models.items():
         true, false = (np.asarray(model(None, [pair[n] for pair in pairs], image=images)) for n in (1, 2))
-        shares = [100 * np.mean((true > false)[[kind == name for kind in kinds]]) for name in names]
-        print(f"| {path} | " + " | ".join(f"{share:.1f}" for share in shares) + " |")
+        right = 100.0 * (true > false)
+        shares = [*(right[[kind == name for kind in kinds]].mean() for name in names), right.mean()]
+        difference = scale * np.abs(true - false).mean()
+        print(f"| {path} | " + " | ".join(f"{share:.1f}" for share in shares) + f" | {difference:.4f} |")
 
 
 if __name__ == "__main__":

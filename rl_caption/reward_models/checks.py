@@ -230,6 +230,8 @@ def _unfit_long(config: RewardModelConfig) -> Iterator[str]:
         yield "eval.best_by is 'val/hard_negatives', but there are none: set negatives.count"
     if loss.hard and not config.negatives.count:
         yield f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count"
+    if loss.hard and config.task == "distill_dual" and train.freeze_text and (model.init or model.text_init):
+        yield f"loss.hard is {loss.hard}, of the text tower, which train.freeze_text freezes: leave one of them out"
     if config.eval.best_by == "val/loss" and config.task == "distill_dual":
         yield "eval.best_by val/loss is of contrastive and positive_augmented: leave it out, or val/hard_negatives"
     if config.negatives.count and config.negatives.source == "data":

@@ -132,8 +132,8 @@ def test_a_finished_chain_is_not_trained_again_and_another_configuration_is_warn
 
 def test_a_student_learns_of_hard_negatives(trained: Path, tmp_path: Path) -> None:
     """In two micro-batches as in one; of captions without images, too."""
-    changes = {"negatives": {"count": 2, "source": "scenes"}, "loss": {"hard": 0.5}, "train.max_steps": 1}
-    config = changed(chain(trained)["dual"], changes)
+    changes = {"negatives": {"count": 2, "source": "scenes"}, "loss": {"hard": 0.5}, "train.freeze_text": False}
+    config = changed(chain(trained)["dual"], changes | {"train.max_steps": 1})
     trained_run(config, tmp_path / "with", **{"train.micro_batch_size": 8})
     trained_run(config, tmp_path / "split")
     folders = (tmp_path / "with", tmp_path / "split", trained / "dual")

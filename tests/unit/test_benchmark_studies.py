@@ -25,7 +25,7 @@ from benchmarks.studies.specificity_study import (
 )
 from benchmarks.studies.text_similarity import TextSimilarity
 from rewards.base import RewardError
-from rewards.clip.backbone import Backbone
+from rewards.clip.backbone import Backbone, load_backbone
 from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, claims, oracle
@@ -271,14 +271,17 @@ def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_
         assert sides == expected[kind] if kind in expected else sides[0] != sides[1]
     captioner = tiny_captioner(max_positions=32)
     captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
-    relations.main(
-        ["--captioners", str(tmp_path / "captioner"), "--dual", str(tiny_student(tmp_path / "dual")), "--scenes", "30"]
-    )
-    header, _, likelihood, cosine = capsys.readouterr().out.splitlines()[
-        -4:
-    ]  # DeepSpeed, imported first here, may print
-    assert f"left for right ({kinds.count('left for right')} pairs)" in header
-    assert [row.count("|") for row in (likelihood, cosine)] == [5, 5]
+    dual = str(tiny_student(tmp_path / "dual"))
+    relations.main(["--captioners", str(tmp_path / "captioner"), "--dual", dual, "--scenes", "30"])
+    printed = capsys.readouterr().out.splitlines()[-4:]  # DeepSpeed, imported first here, may print
+    header, _, likelihood, cosine = ([cell.strip() for cell in row.strip("|").split("|")] for row in printed)
+    assert header[1] == f"left for right ({kinds.count('left for right')} pairs)"
+    assert len(header) == len(likelihood) == len(cosine) == 6
+    backbone = load_backbone(dual)
+    images = backbone.encode_images([row["image"] for row, *_ in pairs])
+    first, second = ((images * backbone.encode_texts([pair[n] for pair in pairs])).sum(-1) for n in (1, 2))
+    assert float(cosine[4]) == pytest.approx(100 * (first > second).float().mean().item(), abs=0.05)
+    assert float(cosine[5]) == pytest.approx((first - second).abs().mean().item(), abs=6e-5)
 
 
 def test_relations_that_captions_of_an_evaluation_state_are_counted(

@@ -99,6 +99,10 @@ OF_DATA = NegativesConfig(count=1, source="data")
         (tuned(train=RewardModelTrainConfig(lora_alpha=8.0)), "train.lora_alpha is 8.0, but train.trainable"),
         (RewardModelConfig(loss=LossConfig(short=1.0, pca_rank=8), train=WHOLE), "pca_rank is 8 with .* expected less"),
         (RewardModelConfig(loss=LossConfig(hard=1.0), train=WHOLE), "loss.hard is 1.0, .* set negatives.count"),
+        (
+            RewardModelConfig("distill_dual", model=EncoderConfig(text_init="x"), loss=LossConfig(hard=1.0)),
+            "loss.hard is 1.0, .* train.freeze_text",
+        ),
         (RewardModelConfig(loss=LossConfig(short=1.0, pca_rank=4), train=LONG_CAPTIONS), "with data.long_captions"),
         (RewardModelConfig(negatives=OF_DATA, train=SENTENCES), "negatives.source is 'data'.* leave train.sentences"),
         (random_parts("timm:x", 1), "model.text.train_blocks is 1 with random weights"),

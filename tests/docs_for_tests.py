@@ -228,7 +228,7 @@ def read_by(command: Command, written: Collection[str] = ()) -> set[str]:
     ]
     found = set()
     for before, word in pairwise(words):
-        values = [word] if "://" not in word and before != "-m" else []
+        values = [word] if "://" not in word and before not in ("-m", "--eval.best_by") else []
         if re.match(r"[\[{].*:", word):
             values = list(leaves(yaml.safe_load(word)))
         elif re.match(r"[^/{]*=", word):  # LABEL=FOLDER@STEP, --option=value

@@ -17,6 +17,7 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER, tokenize, tokenizer_of, untested_texts
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.config.checks import check
+from rl_caption.data.base import DataError
 from rl_caption.data.file_checks import missing_files
 from rl_caption.errors import config_errors
 from rl_caption.evaluation import JavaError, check_writable, find_java
@@ -172,7 +173,11 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
         return scenes_sets(config.scenes, config.seed)
     if config.data is None:
         raise ConfigError(f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)")
-    return sets.load(config.set, config.data, config.images, config.partial, config.set_kwargs)
+    parts = sets.load(config.set, config.data, config.images, config.partial, config.set_kwargs)
+    for part in parts:
+        if isinstance(part, RatedCaptions) and len(part.ratings) < 2:
+            raise DataError(f"{part.name} has {len(part.ratings)} judgement in {config.data!r}: a correlation needs 2")
+    return parts
 
 
 def _check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgementSet]) -> None:

@@ -224,6 +224,12 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
             compare_with_people(config(tmp_path, "flickr8k_expert", **({"metrics": "cider"} | changes)))
 
 
+def test_one_judgement_is_too_few(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"image": "1.jpg", "caption": "a dog", "rating": 1.0, "references": ["dogs"]}')
+    with pytest.raises(DataError, match=r"has 1 judgement in .*needs 2"):
+        compare_with_people(JudgeSetConfig("ratings", str(tmp_path), metrics="cider", out=str(tmp_path / "out")))
+
+
 def test_without_java_meteor_is_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     shown = compare_with_people(config(tmp_path, "flickr8k_expert", metrics="rouge,meteor"))

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,14 @@ def test_nothing_in_a_pickled_file_is_executed(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(DataError, match=r"gts_list\.pkl cannot be read .*builtins\.print"):
         load("vatex_eval", tmp_path, partial=True)
     assert capsys.readouterr().out == ""
+
+
+def test_texts_with_an_impossible_code_point_are_named(tmp_path: Path) -> None:
+    BUILDERS["vatex_eval"](tmp_path)
+    captions = pickle.dumps(np.array(["a man", "a dog", "a cat"], dtype="<U5"), protocol=5)
+    (tmp_path / "candidates_list.pkl").write_bytes(captions.replace("a".encode("utf-32-le"), b"\xff" * 4, 1))
+    with pytest.raises(DataError, match=r"candidates_list\.pkl .*code point 0xffffffff"):
+        load("vatex_eval", tmp_path, partial=True)
 
 
 def test_activitynet_foil(tmp_path: Path) -> None:

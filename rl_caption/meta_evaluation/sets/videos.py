@@ -1,6 +1,7 @@
 """Sets of judgements of captions of videos; one function for each, named as in ``SETS``."""
 
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,9 +139,14 @@ def activitynet_foil(given: Files, num_frames: int = 10) -> list[CaptionPairs]:
 def _pickled(path: Path) -> Any:
     try:
         with path.open("rb") as file:
-            return _Arrays(file).load()
+            found = _Arrays(file).load()
     except _DAMAGED as error:
         raise DataError(f"{path} cannot be read as a pickled array: {error}") from error
+    if isinstance(found, np.ndarray) and found.dtype.kind == "U":
+        largest = np.frombuffer(found.tobytes(), found.dtype.byteorder + "u4").max(initial=0)
+        if largest > sys.maxunicode:  # NumPy does not check it, and Python's methods on such a text crash
+            raise DataError(f"{path} has a text with the code point {largest:#x}: expected at most {sys.maxunicode:#x}")
+    return found
 
 
 def _videos(

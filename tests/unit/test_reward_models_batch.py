@@ -124,6 +124,20 @@ def test_a_share_of_the_captions_is_reworded_and_a_share_has_negatives() -> None
     ]
 
 
+def test_paraphrases_are_drawn_anew_for_every_image_and_step() -> None:
+    def draws(row: Any, caption: str, generator: Any) -> list[str]:
+        return [str(generator.integers(2**62))]
+
+    rows: Any = [{"image_id": str(n), "references": ["dog"]} for n in range(3)]
+    items = [(row, step) for row in rows for step in (3, 4)]
+    drawn = [
+        PairCollate(None, token_cache(), seed=seed, paraphrases=draws, paraphrases_share=1.0)(items).captions
+        for seed in (2, 2, 5)
+    ]
+    assert drawn[0] == drawn[1], "a function of seed, image and step"
+    assert len({*drawn[0], *drawn[2]}) == 12
+
+
 # views
 
 

@@ -232,6 +232,16 @@ def test_the_reconstruction_is_that_of_the_covariance_s_leading_eigenvectors() -
     assert torch.allclose(principal_reconstruction(data[:4], 3), data[:4], atol=1e-10), "of B - 1 components all"
 
 
+def test_the_reconstruction_s_gradient_is_that_of_a_constant_basis() -> None:
+    data, weights = rows(9, 5, 3).double().requires_grad_(), rows(9, 5, 4).double()
+    (principal_reconstruction(data, 2) * weights).sum().backward()
+    centred = (data - data.mean(dim=0)).detach().numpy()
+    vectors = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :2]
+    mean = weights.numpy().mean(axis=0)
+    assert data.grad is not None
+    assert np.allclose(data.grad.numpy(), (weights.numpy() - mean) @ vectors @ vectors.T + mean, atol=1e-10)
+
+
 def test_short_captions_meet_reconstructions_that_are_not_normalised() -> None:
     images, texts, scale = rows(6, 5, 0), rows(6, 5, 1), 9.0
     coarse = principal_reconstruction(images / images.norm(dim=1, keepdim=True), 2)

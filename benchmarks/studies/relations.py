@@ -4,7 +4,8 @@
     python -m benchmarks.studies.relations --evaluations FOLDER ...
 
 prints how often captioners, by likelihood, and dual encoders, by cosine, score a caption above the same with another
-relation, and by how much; or how many relations the captions of evaluations state and how many of them are true.
+relation, and by how much; or how many relations the captions of evaluations state and how many of them are true,
+in all and by axis.
 docs/results_composition.md ("Binding and relations") has the configurations.
 """
 
@@ -153,16 +154,18 @@ def replaced_relations(rows: Sequence[Row]) -> list[tuple[Row, str, str, str]]:
     return found
 
 
-def stated_relations(predictions: Path, scenes: Mapping[str, Scene]) -> tuple[int, int, int]:
-    """Captions in a file of an evaluation, the relations that they state, and how many of these are true."""
+def stated_relations(predictions: Path, scenes: Mapping[str, Scene]) -> tuple[int, list[bool], list[bool]]:
+    """Captions in a file of an evaluation, and for each relation that they state whether it is true.
+
+    First those of "left" and "right", then those of "above" and "below".
+    """
     captions = {entry["image_id"]: entry["caption"] for entry in json.loads(predictions.read_text())}
-    verdicts = [
-        claim.true
-        for name, caption in captions.items()
-        for claim in claims(caption, scenes[name])
-        if claim.kind == "relation"
+    found = [claim for name, caption in captions.items() for claim in claims(caption, scenes[name])]
+    beside, over = [
+        [claim.true for claim in found if claim.kind == "relation" and any(word in claim.text for word in words)]
+        for words in ((" left of ", " right of "), (" above ", " below "))
     ]
-    return len(captions), len(verdicts), sum(verdicts)
+    return len(captions), beside, over
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -176,10 +179,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.evaluations:
         data = ScenesData(0, 4 * args.scenes + 20, args.scenes, 0)
         scenes = {row["image_id"]: row["scene"] for split in ("val", "test") for row in data.split(split)}
-        print("| | captions | relations stated | true, % |\n|---|---|---|---|")
+        print("| | captions | relations stated | true, % | left or right | true, % | above or below | true, % |")
+        print("|---" * 8 + "|")
         for folder in args.evaluations:
-            count, stated, true = stated_relations(Path(folder) / "predictions.json", scenes)
-            print(f"| {folder} | {count:,} | {stated:,} | {100 * true / stated if stated else float('nan'):.1f} |")
+            count, beside, over = stated_relations(Path(folder) / "predictions.json", scenes)
+            cells = [
+                f"{len(true):,} | {100 * np.mean(true) if true else float('nan'):.1f}"
+                for true in (beside + over, beside, over)
+            ]
+            print(f"| {folder} | {count:,} | " + " | ".join(cells) + " |")
         return
     pairs = replaced_relations(list(RelationScenes(0, args.scenes).split("val")))
     images, kinds = [row["image"] for row, *_ in pairs], [what for *_, what in pairs]

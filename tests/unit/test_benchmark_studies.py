@@ -287,9 +287,14 @@ def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_
 def test_relations_that_captions_of_an_evaluation_state_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row, true, false, _ = replaced_relations(list(RelationScenes(0, 20).split("val")))[0]
-    captions = [(row["image_id"], f"{true} {false}"), ("test-000000", "a photo of things")]
+    replaced = {
+        what: (row, true, false)
+        for row, true, false, what in replaced_relations(list(RelationScenes(0, 20).split("val")))
+    }
+    row, true, false = replaced["left for right"]
+    other, above, _ = replaced["above for below"]
+    captions = [(row["image_id"], f"{true} {false}"), (other["image_id"], above), ("test-000000", "a photo of things")]
     entries = [{"image_id": name, "caption": caption} for name, caption in captions]
     (tmp_path / "predictions.json").write_text(json.dumps(entries))
     relations.main(["--evaluations", str(tmp_path), "--scenes", "20"])
-    assert capsys.readouterr().out.splitlines()[-1] == f"| {tmp_path} | 2 | 2 | 50.0 |"
+    assert capsys.readouterr().out.splitlines()[-1] == f"| {tmp_path} | 3 | 3 | 66.7 | 2 | 50.0 | 1 | 100.0 |"

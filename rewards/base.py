@@ -1,10 +1,19 @@
 """The ``Reward`` protocol, its error, and checks of what goes into a reward and comes out of it."""
 
 import importlib
+import linecache
 import math
+import sysconfig
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, get_args, runtime_checkable
+
+PACKAGES = ("rewards", "rl_caption")
+_PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+"""Folders of the standard library."""
 
 
 class RewardError(RuntimeError):
@@ -71,6 +80,45 @@ def naming(
         if isinstance(found, kept):
             raise
         raise error(f"{where}: {str(found) or type(found).__name__}") from found
+
+
+@contextmanager
+def errors_of_user_code(
+    where: str, error: type[Exception] = RewardError, kept: tuple[type[Exception], ...] = (RewardError,)
+) -> Iterator[None]:
+    """Context around calls of code that a configuration may name (``package.module:Name``): what a user's code raises
+    becomes an ``error`` whose message is ``where``, the user's own line, and what was raised.
+
+    Exceptions of ``kept`` pass, and so does one that no line of a user's is behind: it is a defect of this package or
+    of a library. ``sys.exit`` in a user's code is an error, too; one that a handler of this package raises passes.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as raised:  # whatever people's code raises
+        line = None if isinstance(raised, kept) else line_of_user_code(raised)
+        if line is None:
+            raise
+        message = "".join(traceback.format_exception_only(raised)).strip()
+        raise error(f"{where}: {line}: {message}") from raised
+
+
+def line_of_user_code(raised: BaseException) -> str | None:
+    """The innermost line behind an exception, ``FILE, line N: CODE``, that is neither of this package nor of Python
+    nor of an installed package; None where there is none.
+    """
+    lines = [*traceback.walk_tb(raised.__traceback__)]
+    if isinstance(raised, SystemExit) and lines and _package(lines[-1][0]) in PACKAGES:  # asked for by a signal
+        return None
+    for frame, number in reversed(lines):
+        file = frame.f_code.co_filename
+        installed = {"site-packages", "dist-packages"} & {*Path(file).parts} or file.startswith((*_PYTHON, "<frozen"))
+        if _package(frame) not in PACKAGES and not installed:
+            return f"{file}, line {number}: {linecache.getline(file, number).strip()}"
+    return None
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def optional(module: str, what: str, install: str, error: type[Exception] = ValueError) -> Any:

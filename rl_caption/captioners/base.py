@@ -244,7 +244,7 @@ class Captioner(Protocol):
         Raises:
             DataError: the row has a prompt that the captioner cannot read; by default it can read none.
         """
-        if row.get("prompt") is not None:
+        if row.get("prompt"):
             raise DataError(
                 f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: a captioner from scratch takes none; "
                 "leave it out, or take a model of Transformers (model.name huggingface)"

@@ -185,7 +185,7 @@ class HuggingFaceCaptioner(Captioner):
         own = None if row is None else row.get("prompt")
         if row is None or own is None:
             return self.prompt, plain_tokens(self.tokenizer, self.prompt)
-        if self.family.q_former_tokenizer:
+        if self.family.q_former_tokenizer and " ".join(own.split()) != self.prompt:
             raise DataError(
                 f"image {row['image_id']!r} has the prompt {own!r:.80}: the Q-Former of {self.family.name} reads one "
                 "prompt for all images (model.prompt)"

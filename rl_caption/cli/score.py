@@ -9,10 +9,18 @@ from typing import Any
 
 from rewards.base import Reward, checked_scores
 from rewards.registry import available, build, describe, parameters
-from rewards.text.tokenize import TOKENIZERS, untested_texts
+from rewards.text.tokenize import TOKENIZER, TOKENIZERS, untested_texts
 from rl_caption.data.base import DataError
-from rl_caption.data.files import find_images, read_captions, read_references, references_for, write_json
+from rl_caption.data.files import (
+    find_images,
+    read_captions,
+    read_references,
+    references_for,
+    with_ids_of,
+    write_json,
+)
 from rl_caption.data.plain_files import json_object
+from rl_caption.evaluation.metrics import warn_of_forms
 from rl_caption.evaluation.results import check_writable_file
 
 SCALE_OF_CIDER = (
@@ -36,10 +44,10 @@ def score_files(
 
     Args:
         reward: name of a reward, or ``package.module:Class``; ``kwargs`` are further arguments of it.
-        captions: COCO result format, ``[{"image_id", "caption"}]``.
-        references: ``{image_id: [str, …]}``, COCO annotations, Karpathy JSON (``split``; None takes all), or a list of
-            ``{"image_id", "captions"}``. Must have every captioned image.
-        images: folder of the images, for rewards that look at them.
+        captions: COCO result format, ``[{"image_id", "caption"}]``, or the folder of an evaluation.
+        references: ``{image_id: [str, …]}``, COCO annotations, Karpathy JSON or JSON lines (``split``; None takes all),
+            or a list of ``{"image_id", "captions"}``. Must have every captioned image.
+        images: folder of the images, for rewards that look at them; None takes the images of JSON lines.
         df: document frequencies of CIDEr-D. None takes those of the references of the captioned images.
         out: where the result is written; None writes nothing.
         eos: EOS is a token of CIDEr-D. Published scores are without.
@@ -59,16 +67,23 @@ def score_files(
         check_writable_file(out)
     scorer = _build(reward, kwargs or {}, {"df": df, "eos": eos, "tokenizer": tokenizer})
     texts = read_captions(captions, allow_empty=True)
-    columns: dict[str, Any] = {"image_id": list(texts)}
+    written = list(texts)
+    columns: dict[str, Any] = {"image_id": written}
     if references is not None:
         known = read_references(references, split, by=texts.by)
+        texts = with_ids_of(texts, known, known.images, captions)
+        columns["image_id"] = list(texts)
         columns["references"] = references_for(texts, known, references)
+        if known.images:
+            columns["image"] = [known.images[image_id] for image_id in texts]
     if images is not None:
-        columns["image"] = find_images(images, texts)
+        columns["image"] = find_images(images, written)
     wanted = {"references": "a file of references: give --references", "image": "a folder of images: give --images"}
     for column in sorted(scorer.columns - columns.keys()):
         unknown = f"the column {column!r}, which files of captions do not have"
         raise DataError(f"reward {reward!r} needs {wanted.get(column, unknown)}")
+    known_references = dict(zip(texts, columns.get("references", ()), strict=False))
+    warn_of_forms(texts, known_references, getattr(scorer, "tokenizer", TOKENIZER))
     values = checked_scores(scorer, scorer(None, list(texts.values()), **columns), len(texts))
     every_text = [*texts.values(), *chain(*columns.get("references", ()))]
     result = {
@@ -108,9 +123,11 @@ def main(argv: list[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--reward", required=True, metavar="NAME", help="a name of the list, or package.module:Class")
-    parser.add_argument("--captions", required=True, metavar="F", help="JSON: [{image_id, caption}, ...]")
-    parser.add_argument("--references", metavar="F", help="{image_id: [str, ...]}, COCO annotations or Karpathy JSON")
-    parser.add_argument("--split", metavar="NAME", help="split of a Karpathy JSON (default: all)")
+    parser.add_argument(
+        "--captions", required=True, metavar="F", help="JSON: [{image_id, caption}, ...], or a folder of evaluate"
+    )
+    parser.add_argument("--references", metavar="F", help="{image_id: [str, ...]}, COCO, Karpathy JSON or JSON lines")
+    parser.add_argument("--split", metavar="NAME", help="split of Karpathy JSON or JSON lines (default: all)")
     parser.add_argument("--images", metavar="DIR", help="folder of the images, for rewards that look at them")
     parser.add_argument("--df", metavar="F", help="document frequencies (default: those of the references)")
     parser.add_argument("--eos", action="store_true", help="count EOS as a token (default: as published, without)")

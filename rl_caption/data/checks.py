@@ -16,6 +16,7 @@ from rewards.text.tokenize import tokenize
 from rl_caption.data.base import SHOWN, DataError, DataModule, Row, RowView, Splits, load_image, with_references
 from rl_caption.data.features import ImageFeatures, as_image_features
 from rl_caption.data.file_checks import ImageFile, check_features, check_image_files, file_of, progress
+from rl_caption.data.plain_files import TextForms
 
 _ONE_SPLIT = "keep each image in one split; data.on_bad: skip takes them out of train"
 ADVICE = {
@@ -72,6 +73,8 @@ class CheckReport:
     """Split -> index of each row to keep, ascending -> its non-empty references, or None where all are good."""
     skips: bool
     """Whether bad rows are left out (``data.on_bad: skip``)."""
+    warnings: tuple[str, ...] = ()
+    """Of references that are likely not meant as they are (``TextForms``)."""
 
     @property
     def ok(self) -> bool:
@@ -80,15 +83,16 @@ class CheckReport:
 
     def __str__(self) -> str:
         splits = ", ".join(f"{split} {count}" for split, count in self.rows.items())
+        warned = [f"WARNING: {sentence}" for sentence in self.warnings]
         if self.ok:
-            return f"data: no problems in {sum(self.rows.values())} rows ({splits})"
+            return "\n".join([f"data: no problems in {sum(self.rows.values())} rows ({splits})", *warned])
         lines = [f"data: {len(self.problems)} kinds of problem in {sum(self.rows.values())} rows ({splits}):"]
         lines += [f"  - {problem}" for problem in self.problems]
         if self.skips:
             left_out = [f"{name} {n - len(self.kept[name])} of {n} rows" for name, n in self.rows.items()]
             captions = sum(problem.count for problem in self.problems if problem.kind == EMPTY_CAPTIONS)
             lines.append(f"left out: {', '.join(left_out)}; empty captions: {captions}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *warned])
 
     def filtered(self, data: DataModule) -> DataModule:
         """The checked dataset with its good rows only. Splits that were not checked stay as they are."""
@@ -160,8 +164,8 @@ def check_data(
     """
     if on_bad not in ("fail", "skip"):
         raise DataError(f"data.on_bad is {on_bad!r}: expected fail or skip")
-    findings, names = Findings(), list(dict.fromkeys(splits))
-    entries = [entry for name in names for entry in _read_split(data, name, check_images, needs, findings)]
+    findings, forms, names = Findings(), TextForms(), list(dict.fromkeys(splits))
+    entries = [entry for name in names for entry in _read_split(data, name, check_images, needs, findings, forms)]
     missing = _check_files(entries, num_workers, check_pixels, cache, findings) if check_images else []
     _check_features(entries, num_workers, cache, check_values, findings)
     _check_duplicates(entries, findings)
@@ -174,7 +178,7 @@ def check_data(
     rows = {name: sum(entry.split == name for entry in entries) for name in names}
     good = [entry for entry in entries if not entry.bad]
     kept = {name: {each.index: each.references for each in good if each.split == name} for name in names}
-    report = CheckReport(rows, problems, kept, skips=on_bad == "skip")
+    report = CheckReport(rows, problems, kept, skips=on_bad == "skip", warnings=tuple(forms.warnings()))
     if on_bad == "fail" and not report.ok:
         raise DataError(str(report))
     empty = [name for name in names if not kept[name]]
@@ -202,7 +206,7 @@ def check_row_images(
 
 
 def _read_split(
-    data: DataModule, split: str, check_images: bool, needs: Collection[str], findings: Findings
+    data: DataModule, split: str, check_images: bool, needs: Collection[str], findings: Findings, forms: TextForms
 ) -> Iterator[_Entry]:
     """Check ids, captions and in-memory images of a split; yield what the other checks need of each row."""
     for index, row in enumerate(progress(data.split(split), f"checking {split}", "row")):
@@ -222,6 +226,8 @@ def _read_split(
                 entry.bad = True
         if row.get("features") is not None:
             entry.features = as_image_features(row["features"], entry.image_id)
+        for caption in row["references"]:
+            forms.add(f"reference of {name}", caption)
         empty = [number for number, caption in enumerate(row["references"], start=1) if not _has_tokens(caption)]
         if empty:
             findings.add(EMPTY_CAPTIONS, f"{name}, caption {empty[0]}", len(empty))

@@ -1,21 +1,26 @@
 """Reading and writing caption and reference files in the formats of the field. Image ids are always strings."""
 
 import gzip
+import hashlib
 import json
 import logging
 import os
 import shutil
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rewards.files import atomic_write
+from rewards.images import IMAGE_SUFFIXES
 from rl_caption.data.base import SHOWN, DataError, ImageSize
-from rl_caption.data.plain_files import check_text, is_unicode, parse_json, shown
+from rl_caption.data.plain_files import check_text, is_unicode, parse_json, parse_json_lines, shown
 
 logger = logging.getLogger(__name__)
+PREDICTIONS = "predictions.json"
+"""File of the captions in the folder of an evaluation."""
 
 IdKey = Literal["image_id", "image_name"]
 
@@ -25,6 +30,8 @@ class Captions(dict[str, str]):
 
     by: IdKey = "image_id"
     """The key that identifies images in the file; references are looked up by the same key."""
+    sha256: str = ""
+    """Of the file that they were read from."""
 
 
 class References(dict[str, list[str]]):
@@ -32,6 +39,8 @@ class References(dict[str, list[str]]):
 
     elsewhere: frozenset[str] = frozenset()
     """Ids of images that the file has in other splits than the requested one."""
+    images: Mapping[str, str] = {}
+    """Image id -> path of the image, of all splits, where the file has paths (JSON lines)."""
 
 
 class Record(NamedTuple):
@@ -48,10 +57,11 @@ class Record(NamedTuple):
 def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     """Read one caption per image from COCO result format, ``[{"image_id": …, "caption": …}, …]``.
 
-    ``image_name`` may stand in place of ``image_id``.
+    ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each, in place of the list.
 
     Args:
-        path: the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``.
+        path: the file, plain or gzip, a pipe such as ``/dev/stdin``, or the folder of an evaluation, with
+            ``predictions.json``.
         allow_empty: accept captions without a word, which a model may produce.
 
     Raises:
@@ -59,7 +69,11 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
             offenders.
     """
     captions, twice = Captions(), []
-    for index, row in enumerate(_objects(_content(path), path)):
+    path = captions_file(path)
+    data = _read_bytes(path)
+    captions.sha256 = hashlib.sha256(data).hexdigest()
+    content = _parsed(data, path)
+    for index, row in enumerate(_objects([content] if _is_line(content, "caption") else content, path)):
         if index == 0 and "image_id" not in row and "image_name" in row:
             captions.by = "image_name"
         image_id = _id(row.get(captions.by), f"{path}, [{index}].{captions.by}")
@@ -75,30 +89,44 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     return captions
 
 
+def captions_file(path: str | Path) -> str | Path:
+    """``path``, or ``predictions.json`` in the folder of an evaluation. Raises ``DataError`` for other folders."""
+    if not Path(path).is_dir():
+        return path
+    if (file := Path(path) / PREDICTIONS).is_file():
+        return file
+    hint = "name the folder of an evaluation (rl-caption evaluate --model MODEL --out FOLDER), or a file of captions"
+    raise DataError(f"{path} is a folder without {PREDICTIONS}: {hint}")
+
+
 def read_references(
     path: str | Path, split: str | None = None, *, by: IdKey = "image_id", has_splits: bool = True
 ) -> References:
     """Read the reference captions of each image.
 
     The format is recognised by its content: ``{image_id: [str, …]}``; COCO annotations (``images`` and
-    ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); or a list of
-    ``{"image_id": …, "captions": [str, …]}``.
+    ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); a list of
+    ``{"image_id": …, "captions": [str, …]}``; or JSON lines, as of ``data.format: jsonl``.
 
     Args:
-        path: the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``.
-        split: Karpathy JSON only: ``train`` (with ``restval``), ``val`` or ``test``; None takes all.
+        path: the file, plain or gzip, or a pipe such as ``/dev/stdin``.
+        split: of Karpathy JSON and JSON lines: ``train`` (with ``restval``), ``val`` or ``test``; None takes all.
         by: what identifies images in the result. ``image_name`` is ``file_name`` in COCO annotations, ``filename`` in
-            Karpathy JSON, ``image_name`` in a list, and the key itself in ``{name: [str, …]}``.
+            Karpathy JSON, the last part of ``image`` in JSON lines, ``image_name`` in a list, and the key itself in
+            ``{name: [str, …]}``.
         has_splits: whether a ``split`` of a file without splits is an error; with False, such a file is read whole.
 
     Raises:
         DataError: another format, a repeated key or image, an empty reference, or an unknown split.
     """
-    content = _content(path)
+    content = _parsed(_read_bytes(path), path)
+    lines = [content] if _is_line(content, "references") else content
+    if isinstance(lines, list) and lines and _is_line(lines[0], "references"):
+        return _line_references(lines, path, split, by, has_splits)
     if isinstance(content, dict) and isinstance(content.get("images"), list) and "annotations" not in content:
         return _karpathy_references(content, path, split, by, has_splits)
     if split is not None and has_splits:
-        raise DataError(f"{path} has no splits: only Karpathy JSON has them; leave split {split!r} out")
+        raise DataError(f"{path} has no splits: only Karpathy JSON and JSON lines have them; leave split {split!r} out")
     if not isinstance(content, dict):
         return _collected(((row.get(by), row.get("captions")) for row in _objects(content, path)), path)
     return _collected(_coco(content, path, by) if "annotations" in content else content.items(), path)
@@ -110,23 +138,43 @@ def _karpathy_references(
     with_split = has_splits or any(row.get("split") for row in _objects(content["images"], f"{path}, images"))
     needs = ["image_id" if by == "image_id" else "filename", "sentences"]
     if split is None or not with_split:
-        chosen = records = list(karpathy_records(content, path, needs))
-    else:
-        wanted = ("train", "restval") if split == "train" else (split,)
-        records = list(karpathy_records(content, path, [*needs, "split"]))
-        chosen = [record for record in records if record.split in wanted]
-        if not chosen:
-            names = dict.fromkeys(record.split for record in records)
-            raise DataError(f"no split {split!r} in {path}: it has {', '.join(names)}")
+        split = None
+    records = list(karpathy_records(content, path, [*needs, *["split"] * (split is not None)]))
     key = Record._fields.index(needs[0])
-    references = _collected(((record[key], record.references) for record in chosen), path)
-    references.elsewhere = frozenset(str(record[key]) for record in records) - references.keys()
+    return _of_split([(record.split, record[key], record.references) for record in records], path, split)
+
+
+def _line_references(
+    lines: Sequence[Any], path: str | Path, split: str | None, by: IdKey, has_splits: bool
+) -> References:
+    """Of rows as ``data.format: jsonl`` has them, which are in ``train`` where they name no split."""
+    from rl_caption.data.jsonl import read_row
+
+    if not has_splits and not any(isinstance(line, dict) and "split" in line for line in lines):
+        split = None
+    rows = [read_row(line, f"{path}, row {index}", Path(path).parent) for index, line in enumerate(lines, start=1)]
+    ids = [row["image_id"] if by == "image_id" else Path(str(row["image"])).name for _, row in rows]
+    listed = [(name, image_id, row["references"]) for (name, row), image_id in zip(rows, ids, strict=True)]
+    references = _of_split(listed, path, split)
+    references.images = {image_id: str(row["image"]) for (_, row), image_id in zip(rows, ids, strict=True)}
+    return references
+
+
+def _of_split(records: Sequence[tuple[str, str, list[str]]], path: str | Path, split: str | None) -> References:
+    """References of those of ``records`` (split, image id, references) that are in a split; None takes all."""
+    wanted = ("train", "restval") if split == "train" else (split,)
+    chosen = [record for record in records if split is None or record[0] in wanted]
+    if not chosen:
+        names = dict.fromkeys(name for name, _, _ in records)
+        raise DataError(f"no split {split!r} in {path}: it has {', '.join(names)}")
+    references = _collected(((image_id, texts) for _, image_id, texts in chosen), path)
+    references.elsewhere = frozenset(image_id for _, image_id, _ in records) - references.keys()
     return references
 
 
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a Karpathy JSON file. Raises ``DataError`` for a wrong record or file."""
-    return karpathy_records(_content(path), path, ("split", "filename", "image_id"))
+    return karpathy_records(_parsed(_read_bytes(path), path), path, ("split", "filename", "image_id"))
 
 
 def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> Iterator[Record]:
@@ -216,12 +264,42 @@ def references_for(
     return [list(references[image_id]) for image_id in ids]
 
 
+def with_ids_of(captions: Captions, known: Collection[str], images: Mapping[str, Any], source: str | Path) -> Captions:
+    """Captions whose ids are paths of images, as ``caption --out`` writes them, by the ids of these images.
+
+    An id that is not among ``known`` and ends as an image file does becomes the id of the image of this path in
+    ``images`` (id -> path) or else, as in ``find_images``, the known id that is the name, the stem, or the number at
+    the end of the stem. All other ids stay. Raises ``DataError``, which names ``source``, where two captions are of one
+    image.
+    """
+    ids = {os.path.abspath(path): image_id for image_id, path in images.items() if isinstance(path, str | Path)}
+
+    def known_id(image_id: str) -> str:
+        path = Path(image_id)
+        if image_id in known or path.suffix.lower() not in IMAGE_SUFFIXES:
+            return image_id
+        return ids.get(os.path.abspath(path)) or next(filter(known.__contains__, _names_of(path)), image_id)
+
+    named = [known_id(image_id) for image_id in captions]
+    twice = [image_id for image_id, count in Counter(named).items() if count > 1]
+    _refuse(twice, "captioned more than once", source, "expected one caption per image")
+    renamed = Captions(zip(named, captions.values(), strict=True))
+    renamed.by, renamed.sha256 = captions.by, captions.sha256
+    return renamed
+
+
+def _names_of(path: Path) -> list[str]:
+    """The ids that a file answers to: its name, its stem, and the number that ends the stem, if one does."""
+    digits = path.stem[len(path.stem.rstrip("0123456789")) :]
+    return [path.name, path.stem, *([str(int(digits))] if digits else [])]
+
+
 def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     """Find the file of each image in a folder, searched recursively.
 
-    An id is a file's name, its stem, or, for a whole number, the digits at the end of its stem (``391895`` is
-    ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where the folder is missing, or an id has no file or
-    several.
+    An id is a file's path (from the working directory or from the folder), its name, its stem, or, for a whole number,
+    the digits at the end of its stem (``391895`` is ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where the
+    folder is missing, or an id has no file or several.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -229,10 +307,11 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     found: dict[str, set[Path]] = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and not path.name.startswith("."):
-            digits = path.stem[len(path.stem.rstrip("0123456789")) :]
-            for key in {path.name, path.stem, *([str(int(digits))] if digits else [])}:
+            for key in {*_names_of(path), path.relative_to(root).as_posix(), os.path.abspath(path)}:
                 found.setdefault(key, set()).add(path)
-    ids = list(image_ids)
+    given = list(image_ids)
+    paths = [os.path.abspath(image_id) for image_id in given]
+    ids = [path if path in found else image_id for path, image_id in zip(paths, given, strict=True)]
     missing = [image_id for image_id in ids if image_id not in found]
     _refuse(missing, "without a file here", root, "expected a file named like the id", len(ids))
     several = [image_id for image_id in ids if len(found[image_id]) > 1]
@@ -265,8 +344,8 @@ def write_text(path: str | Path, text: str) -> None:
         file.write(text.encode())
 
 
-def _content(path: str | Path) -> Any:
-    """Parse the JSON of a file or pipe (read once); gzip is recognised by its content, not by the file's name."""
+def _read_bytes(path: str | Path) -> bytes:
+    """The content of a file or pipe (read once); gzip is recognised by its content, not by the file's name."""
     try:
         if stat.S_ISFIFO(os.stat(path).st_mode) and not str(path).startswith(("/dev/", "/proc/")):
             raise DataError(f"{path} is a named pipe, which may have no writer: name a file, or pipe into /dev/stdin")
@@ -277,7 +356,20 @@ def _content(path: str | Path) -> Any:
         raise
     except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: a NUL in the path
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return data
+
+
+def _parsed(data: bytes, path: str | Path) -> Any:
+    """The value of JSON, or the list of the values of JSON lines: several lines, of which the first is an object."""
+    first, _, rest = data.strip().partition(b"\n")
+    if rest and first.rstrip().endswith(b"}") and first.startswith(b"{"):
+        return [value for *_, value in parse_json_lines(data.split(b"\n"), path)]
     return parse_json(data, path, drop_tokens=True)
+
+
+def _is_line(value: Any, key: str) -> bool:
+    """Whether a value is a single line of JSON lines with ``key``, and not an object by image ids."""
+    return isinstance(value, dict) and key in value and isinstance(value.get("image", value.get("image_id")), str | int)
 
 
 def _objects(content: Any, where: str | Path) -> Iterator[dict[str, Any]]:

@@ -60,7 +60,7 @@ class JsonLinesData(Splits):
         if not self.path.is_file():
             raise DataError(f"data.path {str(path)!r} is not a file: expected JSON lines, one object per image")
         self.image_root = self.path.parent / (image_root or "")
-        read = (_read_row(item, where, self.image_root) for _, where, item in json_lines(self.path))
+        read = (read_row(item, where, self.image_root) for _, where, item in json_lines(self.path))
         rows = grouped_by_split(read, self.path, max_images)
         add_features(rows, features_root, features_kwargs)
         super().__init__(rows, self.path)
@@ -72,7 +72,8 @@ class JsonLinesData(Splits):
         return f"relative paths start from {self.image_root}: set data.image_root if that is not the folder"
 
 
-def _read_row(item: Any, where: str, image_root: Path) -> tuple[str, Row]:
+def read_row(item: Any, where: str, image_root: Path) -> tuple[str, Row]:
+    """The split and the row of a line; ``where`` it is stands in messages. Raises ``DataError`` for a wrong line."""
     check_type(item, dict, where, DataError)
     absent = [key for key in _Line.__annotations__ if key not in item]
     for key in [key for key in item if key not in _Line.__annotations__]:
@@ -84,7 +85,7 @@ def _read_row(item: Any, where: str, image_root: Path) -> tuple[str, Row]:
     for key in [key for key in _Line.__annotations__ if key in item]:
         texts = item[key] if isinstance(item[key], list) else [str(item[key])]
         for text in chain(*texts) if key == "negatives" else texts:
-            if not text.strip() and key != "references":
+            if not text.strip() and key not in ("references", "prompt"):
                 raise DataError(f"{where}: {key!r} is {shown(item[key])}, expected text that is not empty")
             check_text(text, f"{where}: {key!r}")
     row: Any = {key: item[key] for key in _Line.__annotations__ if key in item and key != "split"}

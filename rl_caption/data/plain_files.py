@@ -2,16 +2,25 @@
 
 import hashlib
 import json
+import re
 import typing
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rl_caption.data.base import DataError
+from rl_caption.data.base import SHOWN, DataError
 from rl_caption.options import check_type as check_type
 from rl_caption.options import shown as shown
+
+SPECIAL_TOKENS = re.compile(
+    r"</?(?:s|w|eos|bos|sos|pad|unk|mask|start|end|endoftext|image)>|<\|[^|<>\s]{1,40}\|>|<extra_id_\d+>"
+    r"|<(?:start|end)_of_\w+>|\[(?:sep|cls|pad|unk|mask|eos|bos|dec|enc|/?inst)\]|(?<!\S)##\w|[ĠĊ▁]",
+    re.IGNORECASE,
+)
+"""Special tokens of the usual tokenizers, and marks by which they write spaces and parts of words."""
 
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -50,10 +59,15 @@ def parse_json(
 def json_lines(path: Path) -> Iterator[tuple[int, str, Any]]:
     """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON. Only a line feed ends a line."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                where = f"{path}, line {number}"
-                yield number, where, parse_json(line, where)
+        yield from parse_json_lines(file, path)
+
+
+def parse_json_lines(lines: Iterable[bytes], path: str | Path) -> Iterator[tuple[int, str, Any]]:
+    """Yield of the ``lines`` of a file what ``json_lines`` does."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield number, where, parse_json(line, where)
 
 
 def json_object(content: bytes | str, where: str) -> dict[str, Any]:
@@ -128,3 +142,52 @@ def check_text(text: str, where: str) -> str:
     if "\0" in text or not is_unicode(text):
         raise DataError(f"{where} is {shown(text)}: expected text without zero bytes and lone surrogates")
     return text
+
+
+class TextForms:
+    """Counts captions that cost scores by their form.
+
+    They have left-over special tokens, which every metric takes for words; or another Unicode form than others (NFD,
+    letters and accents apart, against NFC), so that equal words do not match; or no word, if they are ``scored``.
+    """
+
+    def __init__(self) -> None:
+        self.total, self.scored = 0, 0
+        self.has_composed = False
+        self.offenders: dict[str, list[str]] = {"special": [], "decomposed": [], "empty": []}
+        self.counts = dict.fromkeys(self.offenders, 0)
+
+    def add(self, where: str, text: str, scored: bool = False) -> None:
+        """Look at a text; ``where`` it is, such as ``caption of image '1'``, stands in warnings."""
+        self.total, self.scored = self.total + 1, self.scored + scored
+        if SPECIAL_TOKENS.search(text):
+            self._count("special", where, text)
+        if scored and not any(map(str.isalnum, text)):
+            self._count("empty", where, text)
+        if not text.isascii():
+            self.has_composed |= not unicodedata.is_normalized("NFD", text)
+            if not unicodedata.is_normalized("NFC", text):
+                self._count("decomposed", where, text)
+
+    def _count(self, name: str, where: str, text: str) -> None:
+        self.counts[name] += 1
+        if len(self.offenders[name]) < SHOWN:
+            self.offenders[name].append(f"{where}: {shown(text)}")
+
+    def warnings(self, normalised: bool = False) -> list[str]:
+        """A sentence for each problem, with its count and the first texts; of Unicode forms none if ``normalised``."""
+        first = {name: f"(first: {'; '.join(texts)})" for name, texts in self.offenders.items()}
+        found = []
+        if count := self.counts["special"]:
+            found.append(
+                f"{count} of {self.total} texts have left-over special tokens, which count as words in every score "
+                f"{first['special']}: decode with skip_special_tokens=True, or remove them"
+            )
+        if (count := self.counts["decomposed"]) and self.has_composed and not normalised:
+            found.append(
+                f"{count} of {self.total} texts write accents apart from their letters (Unicode NFD) and others do not "
+                f"(NFC), so that equal words do not match {first['decomposed']}: normalise all of them to NFC"
+            )
+        if count := self.counts["empty"]:
+            found.append(f"{count} of {self.scored} captions have no word and score as empty ones {first['empty']}")
+        return found

@@ -83,6 +83,7 @@ def with_intervals(evaluation: Evaluation, resamples: int = RESAMPLES, *, seed: 
     """
     if resamples == 0 or evaluation.n < 2:
         return evaluation
+    evaluation, original = _in_order(evaluation, sorted(evaluation.per_image)), evaluation
     statistics = statistics_of(evaluation)
     intervals = {}
     for statistic, values in zip(statistics, _bootstrap(statistics, evaluation.n, resamples, seed), strict=True):
@@ -90,7 +91,7 @@ def with_intervals(evaluation: Evaluation, resamples: int = RESAMPLES, *, seed: 
             low, high = np.quantile(column, ENDS).tolist()
             intervals[key] = low, high
     how = f"95 % percentile bootstrap over images, {resamples} resamples, seed {seed}"
-    return replace(evaluation, intervals=intervals, interval=how)
+    return replace(original, intervals=intervals, interval=how)
 
 
 def compare(
@@ -103,7 +104,9 @@ def compare(
     captions of each image are exchanged by the toss of a coin, (c + 1) / (resamples + 1). It is not corrected for the
     number of metrics. ``EvaluationError`` where the systems have other images.
     """
-    second, count = _in_order_of(first, second), first.n
+    _check_images(first, second)
+    order, count = sorted(first.per_image), first.n
+    first, second = _in_order(first, order), _in_order(second, order)
     pairs = list(_paired(statistics_of(first), statistics_of(second)))
     drawn = _bootstrap([statistic for pair in pairs for statistic in pair], count, resamples, seed)
     as_large = _exchanged(pairs, count, resamples, seed)
@@ -129,20 +132,23 @@ def _bootstrap(statistics: Sequence[Statistic], count: int, resamples: int, seed
     return [np.concatenate(parts) for parts in found]
 
 
-def _in_order_of(first: Evaluation, second: Evaluation) -> Evaluation:
-    """``second`` with its images in the order of ``first``."""
+def _check_images(first: Evaluation, second: Evaluation) -> None:
     if first.per_image.keys() != second.per_image.keys():
         only = [len(a.per_image.keys() - b.per_image.keys()) for a, b in ((first, second), (second, first))]
         raise EvaluationError(
             f"two systems are compared on the same images: {only[0]} of {first.n} images of the first are not among "
             f"those of the second, and {only[1]} of {second.n} the other way round"
         )
-    positions = {image_id: position for position, image_id in enumerate(second.per_image)}
-    order = [positions[image_id] for image_id in first.per_image]
+
+
+def _in_order(evaluation: Evaluation, order: Sequence[str]) -> Evaluation:
+    """``evaluation`` with its images in the ``order`` of ids, so that what is drawn does not depend on files' rows."""
+    positions = {image_id: position for position, image_id in enumerate(evaluation.per_image)}
+    rows = [positions[image_id] for image_id in order]
     return replace(
-        second,
-        per_image={image_id: second.per_image[image_id] for image_id in first.per_image},
-        counts={name: counts[order] for name, counts in second.counts.items()},
+        evaluation,
+        per_image={image_id: evaluation.per_image[image_id] for image_id in order},
+        counts={name: counts[rows] for name, counts in evaluation.counts.items()},
     )
 
 

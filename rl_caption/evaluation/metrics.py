@@ -31,6 +31,7 @@ from rewards.text.tokenize import TOKENIZER, is_tested, tokenize_lines, tokenize
 from rl_caption import __version__
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.file_checks import missing_files
+from rl_caption.data.plain_files import TextForms
 from rl_caption.errors import UserError
 from rl_caption.evaluation.toolkit import JavaError, Scores, UndefinedMetric, find_java, meteor, ptb_tokenize, spice
 
@@ -142,6 +143,7 @@ def evaluate_captions(
     _check_ids(captions, references, scenes)
     candidates, tokens, tokens_name = tokenise(captions, references, tokenizer)
     words = words_tokenizer(tokenizer, TOKENIZER)
+    warn_of_forms(captions, references, words)
     not_english = "" if words == TOKENIZER else f"English alone, and the tokenizer is {tokenizer!r}"
     scored, left_out = _score_all(metrics, candidates, tokens, not_english, spice_jars)
     values = {key: total for scores in scored.values() for key, (total, _) in scores.values.items()}
@@ -164,6 +166,17 @@ def evaluate_captions(
     written = {"captions": captions.values(), "references": [text for key in captions for text in references[key]]}
     growth = {name: vocabulary_growth(list(map(tokenizer_of(words), own)), sizes) for name, own in written.items()}
     return Evaluation(values, signature, len(captions), left_out, per_image, vocabulary_growth=growth, counts=counts)
+
+
+def warn_of_forms(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str) -> None:
+    """Warn of captions, and references of their images, that cost scores by their form (``TextForms``)."""
+    forms = TextForms()
+    for image_id, caption in captions.items():
+        forms.add(f"caption of image {image_id!r}", caption, scored=True)
+        for text in references.get(image_id, ()):
+            forms.add(f"reference of image {image_id!r}", text)
+    for sentence in forms.warnings(normalised=tokenizer in OTHER_LANGUAGES):
+        logger.warning("WARNING: %s", sentence)
 
 
 def _score_all(

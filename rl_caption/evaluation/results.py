@@ -1,6 +1,7 @@
 """Evaluations as tables and as files: ``predictions.json``, ``scores.json``, ``comparison.json``."""
 
 import csv
+import hashlib
 import io
 import math
 import re
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from rewards.base import Reward
-from rl_caption.data.files import write_json
+from rl_caption.data.files import PREDICTIONS, write_json
 from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation.confidence import Difference
 from rl_caption.evaluation.metrics import JUDGE, Evaluation, EvaluationError
 from rl_caption.evaluation.retrieval import KS, REFERENCES, RETRIEVAL
 
 COMPARISON = "comparison.json"
+SETTINGS = "settings.json"
+"""What was evaluated, and whose captions they are: ``weights``, ``predictions`` (docs/evaluation.md)."""
 LEFT_OUT = "–"
 
 
@@ -95,6 +98,9 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
     ]
     blocks = ["\n".join(_block(rows, group)) for group in groups if group]
     notes = _reasons(rows, [key for group in groups for key in group])
+    for name, row in rows.items():
+        if empty := round(row.metrics.get("captions/empty", 0) * row.n):
+            notes.append(f"{name}: {empty} of {row.n} captions have no word and score as empty ones")
     notes += [f"intervals: {how}" for how in dict.fromkeys(row.interval for row in rows.values() if row.intervals)]
     notes += [f"decoding: {how}" for how in dict.fromkeys(row.decoding for row in rows.values() if row.decoding)]
     signatures = {name: row.signature for name, row in rows.items()}
@@ -269,13 +275,20 @@ def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_di
     return path, _written(path.with_name("scores.json"), content)
 
 
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file, as ``sha256sum`` prints it."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
 def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
-    """Write ``predictions.json`` as ``write_evaluation`` does, and remove a ``scores.json`` of earlier captions."""
+    """Write ``predictions.json`` as ``write_evaluation`` does; scores and settings of earlier captions are removed."""
     folder, ids = check_writable(out_dir), result_ids(captions)
-    (folder / "scores.json").unlink(missing_ok=True)
+    for stale in ("scores.json", SETTINGS):
+        (folder / stale).unlink(missing_ok=True)
     key = getattr(captions, "by", "image_id")
     rows = [{key: ids[image_id], "caption": caption} for image_id, caption in captions.items()]
-    return _written(folder / "predictions.json", rows)
+    return _written(folder / PREDICTIONS, rows)
 
 
 def result_ids(image_ids: Iterable[str]) -> dict[str, int | str]:

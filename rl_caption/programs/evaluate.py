@@ -16,12 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rewards.base import Reward, RewardError
-from rewards.clip.encoder import EncoderOptions, load_encoder
+from rewards.clip.encoder import EncoderOptions, is_main_process, load_encoder
 from rewards.registry import build_tokenized
 from rl_caption.config.checks import check, decoding_of
 from rl_caption.config.schema import EvaluateConfig, RetrievalConfig
 from rl_caption.data.base import reward_inputs
-from rl_caption.data.files import Captions, References, read_captions, read_references, references_for, write_json
+from rl_caption.data.files import (
+    Captions,
+    References,
+    captions_file,
+    read_captions,
+    read_references,
+    references_for,
+    with_ids_of,
+    write_json,
+)
+from rl_caption.data.plain_files import read_json
 from rl_caption.errors import ConfigError, config_errors
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
 from rl_caption.evaluation.confidence import compare, with_intervals
@@ -38,10 +48,13 @@ from rl_caption.evaluation.metrics import (
     words_tokenizer,
 )
 from rl_caption.evaluation.results import (
+    COMPARISON,
+    SETTINGS,
     check_same_images,
     folder_of,
     format_differences,
     result_ids,
+    sha256_of,
     unique_names,
     write_comparison,
     write_predictions,
@@ -80,17 +93,18 @@ def evaluate_split(config: EvaluateConfig) -> str:
     The table is empty in every process but the main one. Where a judge or the writing fails, what was computed before
     is printed. Raises as ``score_captions``.
     """
+    weights = _weights_of(config) if is_main_process() else {}  # before they are loaded: a training may replace them
     judged = _score_captions(config)
     if judged is None:
         return ""
     evaluation, captions, images = judged
     name = _name(config)
     found = {name: with_intervals(evaluation, config.bootstrap, seed=config.seed)}
-    settings = Path(config.out) / "settings.json"
     with _printed_on_failure(found):
-        settings.unlink(missing_ok=True)
+        (Path(config.out) / COMPARISON).unlink(missing_ok=True)
         paths = write_evaluation(found[name], captions, config.out)
-        write_json(settings, settings_of(config))
+        source = weights | {"predictions": sha256_of(paths[0])} if weights else _source_of(config.predictions, captions)
+        write_json(Path(config.out) / SETTINGS, _settings_of(config) | source)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
     _report(config, images)
     return format_table(found)
@@ -115,16 +129,20 @@ def compare_systems(config: EvaluateConfig) -> str:
     systems = [read_captions(path, allow_empty=True) for path in config.compare]
     check_same_images(systems[0], systems[1], config.compare)
     files = [Path(path) for path in config.compare]
-    stems = [file.with_suffix("") for file in files]
+    stems = [file if file.is_dir() else file.with_suffix("") for file in files]
     names = unique_names(files if stems[0] == stems[1] else stems)  # test.xe and test.rl are two systems
     images = _images(config, systems[0].by)
     captions = [_of_images(system, images, path) for system, path in zip(systems, config.compare, strict=True)]
     scorer = _Scorer(config, images, captions[0])
     found: dict[str, Evaluation] = {}
     with _printed_on_failure(found):
+        for stale in ("scores.json", SETTINGS):
+            (out / stale).unlink(missing_ok=True)
         for name, own in zip(names, captions, strict=True):
             found[name] = with_intervals(scorer.score(own, name), config.bootstrap, seed=config.seed)
             write_evaluation(found[name], own, out / folder_of(name))
+            source = _source_of(config.compare[len(found) - 1], own)
+            write_json(out / folder_of(name) / SETTINGS, _settings_of(config) | source)
         differences = compare(found[names[0]], found[names[1]], config.bootstrap, seed=config.seed)
         file = write_comparison(differences, names, config.bootstrap, config.seed, out)
     print(f"wrote {file} and a folder for each system", file=sys.stderr)
@@ -196,16 +214,40 @@ def _check_settings(config: EvaluateConfig) -> None:
 
 
 def settings_of(config: EvaluateConfig) -> dict[str, Any]:
-    """What was evaluated, as ``settings.json`` has it: data, split, tokenizer, decoding, and a hash of the weights."""
+    """What was evaluated, as ``settings.json`` has it: data, split, tokenizer, decoding, and hashes of the weights."""
+    return _settings_of(config) | _weights_of(config)
+
+
+def _settings_of(config: EvaluateConfig) -> dict[str, Any]:
     plain = json.loads(json.dumps(asdict(config)))
     settings = {"tokenizer": plain["tokenizer"]}
     if config.references is None:
         settings |= {"data": plain["data"], "split": config.split or SPLIT}
-    if config.model is None:
+    if config.model is None and not config.models:
         return settings
+    return settings | {key: plain[key] for key in ("prompt", "decode")}
+
+
+def _weights_of(config: EvaluateConfig) -> dict[str, Any]:
+    """``weights``: the hash of those of the model, or the hashes of an ensemble's; empty for captions of a file."""
+    if config.model is None and not config.models:
+        return {}
     from rl_caption.captioners.loading import weights_hash
 
-    return settings | {key: plain[key] for key in ("prompt", "decode")} | {"weights": weights_hash(config.model)}
+    hashes = [weights_hash(name) for name in config.models or [str(config.model)]]
+    return {"weights": hashes[0] if len(hashes) == 1 else hashes}
+
+
+def _source_of(path: str | None, captions: Mapping[str, str]) -> dict[str, Any]:
+    """``predictions``: the hash of the file of captions; and ``weights``, where an evaluation that wrote it says so."""
+    assert path is not None
+    assert isinstance(captions, Captions)
+    note = Path(captions_file(path)).with_name(SETTINGS)
+    known = read_json(note, EvaluationError) if note.is_file() else {}
+    source: dict[str, Any] = {"predictions": captions.sha256}
+    if known.get("predictions") == captions.sha256 and "weights" in known:
+        source |= {key: known[key] for key in ("weights", "prompt", "decode") if key in known}
+    return source
 
 
 def _name(config: EvaluateConfig) -> str:
@@ -218,7 +260,9 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
     """The images of the split, from the data or a file of references; all images of a file without splits."""
     if config.references is not None:
         known = read_references(config.references, config.split or SPLIT, by=by, has_splits=config.split is not None)
-        rows = [{"image_id": image_id, "references": texts} for image_id, texts in known.items()]
+        rows: list[dict[str, Any]] = [{"image_id": image_id, "references": texts} for image_id, texts in known.items()]
+        for row in rows if known.images else ():
+            row["image"] = known.images[row["image_id"]]
         return _Images(known, rows, f"a file of references ({config.references})")
     from rl_caption.config.build import build_data, usable_split
 
@@ -236,14 +280,18 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
     Raises:
         EvaluationError, DataError: an image in no split or without references, or no caption of these images.
     """
-    known = images.references
+    known, files = images.references, images.references.images
     outside = [image_id for image_id in captions if image_id not in known]
     others: Collection[str] = known.elsewhere if outside else ()
     if outside and images.data is not None:
         splits = [images.data.split(split) for split in images.data.splits]
-        others = {row["image_id"] for rows in splits for row in rows} - known.keys()
+        files = {row["image_id"]: row.get("image") for rows in splits for row in rows}
+        others = files.keys() - known.keys()
+    if outside:
+        captions = with_ids_of(captions, {*known, *others}, files, path)
+        outside = [image_id for image_id in captions if image_id not in known]
     chosen = Captions((image_id, text) for image_id, text in captions.items() if image_id not in others)
-    chosen.by = captions.by
+    chosen.by, chosen.sha256 = captions.by, captions.sha256
     if outside and not chosen:
         raise EvaluationError(
             f"{path} has no caption of {images.source}: all {len(captions)} are of other splits; set --split"

@@ -15,7 +15,7 @@ from rl_caption.data.files import read_captions
 from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
 from rl_caption.errors import UserError
 from rl_caption.evaluation.confidence import Difference
-from rl_caption.evaluation.results import COMPARISON, ScoresFile, folder_of
+from rl_caption.evaluation.results import COMPARISON, SETTINGS, ScoresFile, folder_of
 from rl_caption.training.checkpoint import STATE, CheckpointError, newest_checkpoint, read_state
 
 
@@ -50,6 +50,9 @@ STATE_KEYS = {
     "signature": str,
     "notes.hacking.first_alarm": _Alarm | None,
 }
+
+
+SETTINGS_KEYS = {"data": dict[str, Any], "split": str, "weights": str | list[str], "predictions": str}
 
 
 class Comparison(TypedDict):
@@ -233,9 +236,7 @@ def read_evaluation(path: Path) -> EvaluationFolder:
     if not file.is_file():
         raise ReportError(f"{path} holds no evaluation: it has no scores.json")
     scores = read_json(file, ReportError, ScoresFile)
-    return EvaluationFolder(
-        scores, _captions(path), _read(path / "settings.json", {"data": dict[str, Any], "split": str, "weights": str})
-    )
+    return EvaluationFolder(scores, _captions(path), _read(path / SETTINGS, SETTINGS_KEYS))
 
 
 def read_comparison(path: Path) -> tuple[Comparison, dict[str, EvaluationFolder]]:

@@ -260,12 +260,25 @@ def model_card(
 def _check_evaluation(export: Export, evaluation: EvaluationFolder) -> None:
     if not export.is_captioner:
         raise ReportError(f"an evaluation is of captions, and {export.path} is no captioner: leave it out")
-    judged, own = evaluation.settings.get("weights"), weights_hash(export.path)
-    if judged not in (None, own):
-        raise ReportError(
-            f"the evaluation is of a model with weights {str(judged)[:8]}, and those of {export.path} are {own[:8]}: "
-            "evaluate this model"
-        )
+    if not has_record(evaluation):
+        return  # of an older version: the card says so
+    judged, weights = evaluation.settings.get("weights"), weights_hash(export.path)
+    if judged == weights:
+        return
+    source = f"a model with weights {str(judged)[:8]}"
+    if judged is None:
+        source = f"captions in a file (SHA-256 {evaluation.settings['predictions'][:8]}), whose model it does not know"
+    elif isinstance(judged, list):
+        source = f"an ensemble of {len(judged)} models"
+    raise ReportError(
+        f"the evaluation is of {source}, and the weights of {export.path} are {weights[:8]}: evaluate this model "
+        f"(rl-caption evaluate --model {export.path})"
+    )
+
+
+def has_record(evaluation: EvaluationFolder) -> bool:
+    """Whether an evaluation says whose captions it is of: the weights of the model, or the file."""
+    return not evaluation.settings.keys().isdisjoint(("weights", "predictions"))
 
 
 def _front_matter(
@@ -275,7 +288,7 @@ def _front_matter(
     if run is not None and run.terms:
         tags += ["reinforcement-learning", *["self-critical-sequence-training"] * ("trainer" not in run.config)]
     start = None if run is None else _start(run)
-    metrics = {} if evaluation is None else evaluation.scores["metrics"]
+    metrics = {} if evaluation is None or not has_record(evaluation) else evaluation.scores["metrics"]
     scores = {key: value for key, value in metrics.items() if key in CAPTION_COLUMNS or key.startswith(JUDGE)}
     dataset = None if evaluation is None else _dataset(evaluation.settings)
     results = [
@@ -369,8 +382,11 @@ def _scores(export: Export, run: RunFolder | None, evaluation: EvaluationFolder 
         for key, value in scores["metrics"].items():
             column, ends = column_of(key), scores.get("intervals", {}).get(key, ())
             rows.append((column.heading, shown(value, column), " to ".join(shown(end, column) for end in ends)))
+        unknown = "**Whose captions these are is not known here: the evaluation does not record the model.**"
+        how = f" Decoding: {scores['decoding']}." if scores.get("decoding") else ""
         parts = [
-            f"{scores['n']:,} captions of {where}. Signature: `{scores['signature']}`",
+            *[unknown] * (not has_record(evaluation)),
+            f"{scores['n']:,} captions of {where}.{how} Signature: `{scores['signature']}`",
             _table(["metric", "value", "95 % interval"], rows),
             f"Intervals: {scores['interval']}" if scores.get("interval") else "No intervals were computed.",
             *(f"{key} was not computed: {why}" for key, why in scores.get("left_out", {}).items()),

@@ -157,6 +157,8 @@ def test_a_prompt_that_cannot_be_read_is_refused_with_its_row(tmp_path):
         tiny_hf_captioner("blip", tmp_path / "blip").preprocess([row | {"prompt": "dog " * 40}])
     with pytest.raises(DataError, match=r"image-0.*'a dog'.*from scratch"):
         tiny_captioner().preprocess([row | {"prompt": "a dog"}])
+    for reads_none in (captioner, tiny_captioner()):
+        reads_none.preprocess([row | {"prompt": ""}])
 
 
 def gradients(policy):

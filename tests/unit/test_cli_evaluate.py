@@ -1,6 +1,7 @@
 """The evaluation program: which images it takes, rewards as metrics, what it imports, refuses and says."""
 
 import gzip
+import hashlib
 import json
 import logging
 import math
@@ -10,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +25,9 @@ from rewards.clip.encoder import EncoderOptions, load_encoder
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.runner import evaluate_captioner
+from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.main import parse
+from rl_caption.cli.score import score_files
 from rl_caption.config.schema import (
     DataConfig,
     EvaluateConfig,
@@ -37,6 +41,7 @@ from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError, evaluate_captions
 from rl_caption.programs import evaluate as program
 from rl_caption.programs.evaluate import compare_systems, evaluate_split, metric_names, score_captions
+from rl_caption.report.read import kind_of
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student
@@ -205,6 +210,7 @@ def test_what_was_scored_is_printed_before_a_failure(error, said, files, capsys,
 
 # rewards as metrics
 
+REFERENCE_IDS = [row["image_id"] for row in tiny_rows()]
 OWN = {"image-0": "a red circle", "image-2": "a dog runs on the tracks", "image-1": "squares"}
 
 
@@ -374,6 +380,119 @@ def test_decoded_captions_outlive_a_failure(folder: Path) -> None:
         evaluate_split(with_judges(folder, predictions=None, model=str(folder / "model"), judges=judges))
     assert len(json.loads((out / "predictions.json").read_text())) == 4
     assert not (out / "scores.json").exists(), "of other captions"
+
+
+@pytest.mark.parametrize(
+    ("change", "count"),
+    [
+        (lambda text: f"{text} </s>", "4 of 18 texts"),
+        (lambda text: f"{text} [SEP]", "4 of 18 texts"),
+        (lambda text: f"{text} <eos> <pad> <pad>", "4 of 18 texts"),
+        (lambda text: f"{text}<|endoftext|>", "4 of 18 texts"),
+        (lambda text: f"<start_of_turn>{text}", "4 of 18 texts"),
+        (lambda text: text.replace(" ", " ##", 1), "4 of 18 texts"),
+        (lambda text: text.replace(" ", " \u0120"), "4 of 18 texts"),
+        (lambda text: unicodedata.normalize("NFD", f"{text} café"), "4 of 18 texts"),
+        (lambda text: " ", "4 of 4 captions"),
+        (lambda text: ".", "4 of 4 captions"),
+        (lambda text: f"{text} <3 [blue] #1 # 2 a < b > c | d", None),
+        (lambda text: unicodedata.normalize("NFC", f"{text} café"), None),
+    ],
+)
+def test_captions_that_cost_scores_by_their_form_are_counted_and_named(change, count, files, caplog) -> None:
+    references = {key: [*texts, "un café"] for key, texts in REFERENCES.items()}
+    Path(files["references"]).write_text(json.dumps(references))
+    Path(files["a"]).write_text(json.dumps(predictions({key: change(text) for key, text in CAPTIONS.items()})))
+    table = evaluate_split(configured(files))
+    if count is None:
+        assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+        return
+    assert count in warning(caplog)
+    assert "caption of image '1'" in warning(caplog)
+    caplog.clear()
+    assert score_files("cider", files["a"], files["references"])
+    assert count in warning(caplog)
+    if count == "4 of 4 captions":
+        assert count in table
+
+
+def settings_in(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "settings.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_evaluations_record_whose_captions_they_are_of(folder: Path) -> None:
+    second = tiny_captioner(seed=1)
+    second.save_pretrained(second.policy, folder / "second")
+    hashes = [weights_hash(folder / name) for name in ("model", "second")]
+    config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=0)
+    evaluate_split(replace(config, predictions=None, model=str(folder / "model")))
+    decoded = settings_in(folder / "out")
+    digest = hashlib.sha256((folder / "out/predictions.json").read_bytes()).hexdigest()
+    assert (decoded["weights"], decoded["predictions"]) == (hashes[0], digest)
+    models = [str(folder / name) for name in ("model", "second")]
+    evaluate_split(replace(config, predictions=None, models=models, out=str(folder / "both")))
+    assert settings_in(folder / "both")["weights"] == hashes
+    evaluate_split(replace(config, out=str(folder / "file")))
+    found = settings_in(folder / "file")
+    assert found["predictions"] == hashlib.sha256((folder / "captions.json").read_bytes()).hexdigest()
+    assert "weights" not in found
+    # Captions that another evaluation decoded keep their model, until the file is changed.
+    evaluate_split(replace(config, predictions=str(folder / "out"), out=str(folder / "again")))
+    assert settings_in(folder / "again")["weights"] == hashes[0]
+    (folder / "out/predictions.json").write_text((folder / "captions.json").read_text())
+    evaluate_split(replace(config, predictions=str(folder / "out"), out=str(folder / "again")))
+    assert "weights" not in settings_in(folder / "again")
+
+
+def test_a_comparison_leaves_no_settings_of_other_captions(folder: Path) -> None:
+    config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
+    (folder / "dogs.json").write_text(json.dumps(predictions(dict.fromkeys(OWN, "a dog"))))
+    evaluate_split(replace(config, predictions=None, model=str(folder / "model"), out=str(folder / "out/dogs")))
+    assert "weights" in settings_in(folder / "out/dogs")
+    evaluate_split(config)
+    files = [str(folder / "captions.json"), str(folder / "dogs.json")]
+    compare_systems(replace(config, predictions=None, compare=files))
+    found = settings_in(folder / "out/dogs")
+    assert found["predictions"] == hashlib.sha256((folder / "dogs.json").read_bytes()).hexdigest()
+    assert "weights" not in found
+    assert settings_in(folder / "out/captions")["split"] == "test"
+    assert kind_of(folder / "out") == "comparison", "not the evaluation that was there before"
+    evaluate_split(config)
+    assert kind_of(folder / "out") == "evaluation"
+    assert not (folder / "out/comparison.json").exists()
+
+
+def test_two_evaluations_are_compared_by_their_folders(folder: Path) -> None:
+    config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
+    evaluate_split(replace(config, predictions=None, model=str(folder / "model"), out=str(folder / "eval.xe")))
+    (folder / "dogs.json").write_text(json.dumps(predictions(dict.fromkeys(REFERENCE_IDS, "a dog"))))
+    evaluate_split(replace(config, predictions=str(folder / "dogs.json"), out=str(folder / "eval.rl")))
+    pair = [str(folder / "eval.xe"), str(folder / "eval.rl")]
+    compare_systems(replace(config, predictions=None, compare=pair))
+    assert json.loads((folder / "out/comparison.json").read_text())["systems"] == ["eval.xe", "eval.rl"]
+    assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(folder / "model")
+    with pytest.raises(DataError, match=re.escape(str(folder / "student"))):
+        compare_systems(replace(config, predictions=None, compare=[pair[0], str(folder / "student")]))
+
+
+def test_references_are_read_from_json_lines_and_ids_are_paths(folder, monkeypatch, caplog) -> None:
+    config = with_judges(folder, judges={}, metrics=["rouge", "cider"], bootstrap=0)
+    table = scored(config)
+    lines = replace(config, references=str(folder / "data.jsonl"))
+    assert scored(lines) == table
+    monkeypatch.chdir(folder.parent)
+    by_path = {f"{folder.name}/{image_id}.png": text for image_id, text in OWN.items()}
+    (folder / "paths.json").write_text(json.dumps(predictions(by_path)))
+    for source in (config, lines, replace(config, references=str(folder / "references.json"))):
+        assert scored(replace(source, predictions=str(folder / "paths.json"))) == table
+    judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(folder / "student")})}
+    assert scored(replace(lines, judges=judges))[1] == scored(with_judges(folder, metrics=["rouge", "cider"]))[1]
+    with pytest.raises(DataError, match="no split 'val'"):
+        scored(replace(lines, split="val"))
+    twice = [*predictions(OWN), *predictions(by_path)]
+    (folder / "paths.json").write_text(json.dumps(twice))
+    with pytest.raises(DataError, match=r"paths\.json"):
+        scored(replace(lines, predictions=str(folder / "paths.json")))
 
 
 def test_a_grid_reuses_scores_until_a_judge_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

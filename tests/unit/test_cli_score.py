@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from rewards.text.cider import cider_d
 from rewards.text.document_frequency import DocumentFrequencies
@@ -14,6 +15,7 @@ from rl_caption.cli.score import main, score_files
 from rl_caption.data.base import DataError
 from rl_caption.data.files import find_images, read_captions, read_references
 from rl_caption.evaluation import EvaluationError
+from tests.clip_for_tests import tiny_student
 
 CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
 REFERENCES = {str(number): texts for number, texts in enumerate(CASE["references"], 1)}
@@ -92,6 +94,51 @@ def test_images_are_found_by_name_stem_and_number(tmp_path: Path) -> None:
         find_images(tmp_path, ["a", "c"])
     with pytest.raises(DataError, match="does not exist"):
         find_images(tmp_path / "absent", ["a"])
+
+
+def test_references_are_json_lines_as_of_data(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"image": "photos/1.jpg", "references": ["a dog"]},
+        {"image": "photos/2.jpg", "references": ["a cat"], "split": "test", "image_id": 7},
+    ]
+    path = saved(tmp_path, "data.jsonl", "".join(json.dumps(row) + "\n\n" for row in rows))
+    assert read_references(path) == {"photos/1.jpg": ["a dog"], "7": ["a cat"]}
+    assert read_references(path, "test") == {"7": ["a cat"]}
+    assert read_references(path, "test").elsewhere == {"photos/1.jpg"}
+    assert read_references(path, "train", by="image_name") == {"1.jpg": ["a dog"]}
+    assert read_references(saved(tmp_path, "one.jsonl", json.dumps(rows[0]))) == {"photos/1.jpg": ["a dog"]}
+    assert read_references(saved(tmp_path, "one.jsonl", json.dumps(rows[0])), "test", has_splits=False)
+    rows[0]["refernces"] = rows[0].pop("references")
+    with pytest.raises(DataError, match=r"data\.jsonl, row 2.*references"):
+        read_references(saved(tmp_path, "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows[::-1])))
+    captions = "".join(json.dumps(row) + "\n" for row in CAPTIONS)
+    assert read_captions(saved(tmp_path, "captions.jsonl", captions)) == {
+        str(row["image_id"]): row["caption"] for row in CAPTIONS
+    }
+    assert read_captions(saved(tmp_path, "captions.jsonl", json.dumps(CAPTIONS[0])))
+
+
+def test_captions_by_path_are_scored_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my" / "photos").mkdir(parents=True)
+    lines = []
+    for key, texts in REFERENCES.items():
+        Image.new("RGB", (32, 32)).save(tmp_path / "my" / "photos" / f"{key}.png")
+        lines.append(json.dumps({"image": f"photos/{key}.png", "references": texts}) + "\n")
+    references = saved(tmp_path / "my", "data.jsonl", "".join(lines))
+    student = tiny_student(tmp_path / "student") and {"backbone": str(tmp_path / "student")}
+    monkeypatch.chdir(tmp_path)
+    written = [{"image_id": f"my/photos/{row['image_id']}.png", "caption": row["caption"]} for row in CAPTIONS]
+    captions = saved(tmp_path, "captions.json", written)
+    expected = score_files("cider", saved(tmp_path, "plain.json", CAPTIONS), saved(tmp_path, "r.json", REFERENCES))
+    for source in (references, tmp_path / "r.json"):
+        assert list(score_files("cider", captions, source)["scores"].values()) == list(expected["scores"].values())
+    scores = [
+        score_files("l_clipscore", captions, images=folder, kwargs=student)["scores"] for folder in (".", "my/photos")
+    ]
+    assert list(scores[0]) == [row["image_id"] for row in written]
+    assert scores[0] == scores[1]
+    by_lines = score_files("l_clipscore", captions, references, kwargs=student)["scores"]
+    assert list(by_lines.values()) == list(scores[0].values())
 
 
 # the program

@@ -196,3 +196,16 @@ def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path: Path, monkeyp
     cache.write_text("{damaged", encoding="utf-8")
     assert check_image_files(files[2:], cache=cache)[files[2]] == first[files[2]]
     assert decoded == [*files[1:], files[2]]
+
+
+def test_references_with_special_tokens_or_another_unicode_form_are_warned_of(tmp_path: Path) -> None:
+    rows = good_rows(tmp_path, 0, 3)
+    assert not check_data(dataset(train=rows), ["train"]).warnings
+    rows[0]["references"] = ["a dog <eos>", "un cafe\u0301"]
+    rows[1]["references"] = ["un café"]
+    report = check_data(dataset(train=rows), ["train"])
+    special, form = report.warnings
+    assert "reference of train image '0': 'a dog <eos>'" in special
+    assert "reference of train image '0': 'un cafe\u0301'" in form
+    assert special in str(report)
+    assert report.ok, "they are used as they are"

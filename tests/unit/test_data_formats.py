@@ -176,9 +176,11 @@ def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
         "",
         {"image": "b.jpg", "references": [], "split": "test", "image_id": 7, "prompt": "a photo of", "source": "mine"},
         {"image": "/else/c.jpg", **third, "positive_images": ["made/c.png"]},
+        {"image": "d.jpg", "references": ["a bird"], "split": "val", "prompt": ""},
     )
     data = JsonLinesData(path)
-    assert data.splits == ("train", "test")
+    assert data.splits == ("train", "val", "test")
+    assert data.split("val")[0]["prompt"] == "", "none, in place of the model's"
     assert list(data.split("train")) == [
         {"image_id": "in/a.jpg", "image": str(tmp_path / "in/a.jpg"), "references": ["a dog", "a brown dog"]},
         {"image_id": "/else/c.jpg", "image": "/else/c.jpg", **third, "positive_images": [str(tmp_path / "made/c.png")]},
@@ -187,8 +189,8 @@ def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
     assert (second["image_id"], second["prompt"], second["references"]) == ("7", "a photo of", [])
     assert image_paths(JsonLinesData(path, image_root="photos"), "test") == [tmp_path / "photos" / "b.jpg"]
     assert len(JsonLinesData(path, max_images={"train": 1}).split("train")) == 1
-    with pytest.raises(DataError, match="no split 'val'"):
-        data.split("val")
+    with pytest.raises(DataError, match="no split 'dev'"):
+        data.split("dev")
 
 
 def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path: Path) -> None:

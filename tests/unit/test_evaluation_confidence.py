@@ -1,6 +1,7 @@
 """Intervals and paired tests, against scipy and against the metrics of resampled captions."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,23 @@ def test_equal_systems_do_not_differ_in_any_order_of_images() -> None:
     one, other = add_chair(one, rows, CAPTIONS, chair), add_chair(other, rows, dict(reversed(CAPTIONS.items())), chair)
     for found in (*compare(one, one, 50).values(), *compare(one, other, 50).values()):
         assert (found["difference"], found["interval"], found["p"]) == (0.0, (0.0, 0.0), 1.0)
+
+
+def test_intervals_and_tests_do_not_depend_on_the_order_of_rows() -> None:
+    generator = np.random.default_rng(5)
+    first, second = of_means(generator.gamma(2.0, size=11)), of_means(generator.gamma(2.5, size=11))
+    order = generator.permutation(11).astype(str).tolist()
+    shuffled = [
+        replace(one, per_image={image_id: one.per_image[image_id] for image_id in order}) for one in (first, second)
+    ]
+    assert with_intervals(shuffled[0], 200).intervals == with_intervals(first, 200).intervals
+    assert list(with_intervals(shuffled[0], 200).per_image) == order, "the evaluation itself stays"
+    assert compare(*shuffled, 200) == compare(first, second, 200) == compare(first, shuffled[1], 200)
+    one, other = (
+        evaluate_captions(captions, REFERENCES, metrics=("bleu", "cider"), tokenizer="none")
+        for captions in (CAPTIONS, dict(reversed(CAPTIONS.items())))
+    )
+    assert with_intervals(one, 200).intervals == with_intervals(other, 200).intervals
 
 
 def test_bleu_is_resampled_by_its_counts() -> None:

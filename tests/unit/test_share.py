@@ -41,6 +41,13 @@ def shared(path: Path, out: Path, *words: str) -> tuple[ModelCard, str]:
     return ModelCard.load(out / "README.md"), (out / "README.md").read_text()
 
 
+def record(evaluation: Path, **source: Any) -> Path:
+    """Note in the settings of an evaluation whose captions it is of."""
+    settings = json.loads((evaluation / "settings.json").read_text())
+    (evaluation / "settings.json").write_text(json.dumps(settings | source))
+    return evaluation
+
+
 def refusal(arguments: list[str], capsys: Any) -> str:
     with pytest.raises(SystemExit) as ended:
         run("share", arguments)
@@ -49,7 +56,8 @@ def refusal(arguments: list[str], capsys: Any) -> str:
 
 
 def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -> None:
-    judged = write_evaluation(tmp_path / "evaluation", 1.25, **INTERVALS)
+    judged = write_evaluation(tmp_path / "evaluation", 1.25, **INTERVALS, decoding="greedy, at most 24 tokens")
+    record(judged, weights=weights_hash(trained / "export" / "best"))
     card, text = shared(trained, tmp_path / "out", "--evaluation", str(judged), "--license", "apache-2.0")
     results = {result.metric_type: (result.metric_name, result.metric_value) for result in card.data.eval_results}
     assert results == {
@@ -73,6 +81,7 @@ def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -
         "| reward signature | `SIG+x` |",
         "0.5 cider + 0.5 ref_clipscore; the weight of ref_clipscore is multiplied by 0 at step 0, 1 at step 20",
         "| CIDEr-D | 1.25 | 1.75 |",
+        "Decoding: greedy, at most 24 tokens.",
         f"at 1 of 3 validations: steps 20. The reward had risen and the captions had got worse.\n- step 20: {EVIDENCE}",
         "- cider: Vedantam et al.",
         "- ref_clipscore: Hessel et al.",
@@ -83,6 +92,16 @@ def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -
     copied = {path.name for path in (tmp_path / "out").iterdir()}
     assert copied == {path.name for path in (trained / "export" / "best").iterdir()} | {"README.md"}
     assert "lclip" not in text
+    assert "not known here" not in text
+
+
+def test_an_evaluation_that_does_not_say_whose_captions_it_is_of_gives_no_results_of_the_model(trained, tmp_path):
+    old = write_evaluation(tmp_path / "old", 1.25)
+    card, text = shared(trained, tmp_path / "out", "--evaluation", str(old))
+    assert card.data.eval_results is None
+    assert card.data.metrics is None
+    assert "Whose captions these are is not known here" in text
+    assert "| CIDEr (x100) | 125.00 |" in text
 
 
 def test_what_is_missing_is_said(trained: Path, tmp_path: Path) -> None:
@@ -177,9 +196,10 @@ def test_a_reward_model_says_how_it_scores(tmp_path: Path) -> None:
 
 def test_nothing_is_copied_where_something_is_missing(trained: Path, tmp_path: Path, capsys: Any) -> None:
     export, out = trained / "export" / "best", tmp_path / "out"
-    other = write_evaluation(tmp_path / "evaluation", 1.0)
-    settings = json.loads((other / "settings.json").read_text())
-    (other / "settings.json").write_text(json.dumps(settings | {"weights": "0123456789"}))
+    other = record(write_evaluation(tmp_path / "evaluation", 1.0), weights="0123456789")
+    members = [weights_hash(export), "0123456789"]
+    ensemble = record(write_evaluation(tmp_path / "ensemble", 1.0), weights=members)
+    file = record(write_evaluation(tmp_path / "file", 1.0), predictions="abcdef")
     (tmp_path / "empty").mkdir()
     tiny_student(tmp_path / "student")
     for arguments, part in (
@@ -188,8 +208,10 @@ def test_nothing_is_copied_where_something_is_missing(trained: Path, tmp_path: P
         ([str(trained), "--out", str(tmp_path / "evaluation")], "exists and is not an empty folder"),
         (
             [str(trained), "--out", str(out), "--evaluation", str(other)],
-            f"those of {export} are {weights_hash(export)[:8]}",
+            f"the weights of {export} are {weights_hash(export)[:8]}",
         ),
+        ([str(trained), "--out", str(out), "--evaluation", str(ensemble)], "an ensemble of 2 models"),
+        ([str(trained), "--out", str(out), "--evaluation", str(file)], "captions in a file (SHA-256 abcdef)"),
         ([str(tmp_path / "student"), "--out", str(out), "--evaluation", str(other)], "student is no captioner"),
         ([str(trained), "--out", str(out), "--repo_id", "captioner"], "expected USER/NAME"),
     ):

@@ -39,7 +39,7 @@ class References(dict[str, list[str]]):
 
     elsewhere: frozenset[str] = frozenset()
     """Ids of images that the file has in other splits than the requested one."""
-    images: Mapping[str, str] = {}
+    images: Mapping[str, Any] = {}
     """Image id -> path of the image, of all splits, where the file has paths (JSON lines)."""
 
 
@@ -137,11 +137,11 @@ def _karpathy_references(
 ) -> References:
     with_split = has_splits or any(row.get("split") for row in _objects(content["images"], f"{path}, images"))
     needs = ["image_id" if by == "image_id" else "filename", "sentences"]
-    if split is None or not with_split:
-        split = None
+    split = split if with_split else None
     records = list(karpathy_records(content, path, [*needs, *["split"] * (split is not None)]))
-    key = Record._fields.index(needs[0])
-    return _of_split([(record.split, record[key], record.references) for record in records], path, split)
+    names = [record.image_id if by == "image_id" else record.filename for record in records]
+    listed = [(record.split, name, record.references) for record, name in zip(records, names, strict=True)]
+    return _of_split(listed, path, split)
 
 
 def _line_references(

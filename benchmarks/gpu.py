@@ -1,101 +1,199 @@
-"""All that has to be seen on a GPU, in order of worth: tests, then the benchmarks that a GPU changes.
+"""All that has to be seen on a GPU: two commands of at most 330 s each, the most important first.
 
-    python -m benchmarks.gpu --out FOLDER [--only tests step ...] [--seconds 540]
-    python -m benchmarks.gpu --out FOLDER --device cpu --tiny      # a rehearsal without a GPU: every part, small
+    python -m benchmarks.gpu first --out FOLDER      # tests, steps, reward, towers, a profile
+    python -m benchmarks.gpu second --out FOLDER     # pretrained captioners, replayed decode, ZeRO, memory
+    python -m benchmarks.gpu first --out FOLDER --device cpu --tiny       # a rehearsal without a GPU: every part, small
+    python -m benchmarks.gpu --what-is-missing LIST [--download FOLDER]
 
-Each part is a process of its own. Its log, its rows and a page of all parts (``gpu.md``) are written when it ends.
-Called again with the same folder, it goes on with the part that was cut off; ``--seconds`` limits all parts together.
-The baselines need pycocoevalcap (its ``cider`` folder is enough), ``reward`` and ``towers`` open_clip.
+Each part is a process of its own with a limit of its own. Rows and logs of all parts are written to ``COMMAND.json``, a
+page of them to ``COMMAND.md``, whenever a part ends. Called again with the same folder, a command goes on with the
+parts that did not pass; ``--only`` names some.
+
+A machine without a package index gets what it lacks as wheels: LIST is a file that names its packages (``pip list``, or
+any text), ``--download`` fetches the missing ones for ``--python`` and shrinks pycocoevalcap to its CIDEr. There:
+
+    python3 -m pip install --no-index --no-deps --target /tmp/site FOLDER/*.whl && export PYTHONPATH=/tmp/site
 """
 
 import argparse
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from benchmarks.harness import HEAD, Measurement
-from rl_caption.data.parts import check_settings
-from rl_caption.errors import ConfigError
 
-PARTS: dict[str, tuple[list[str], list[str]]] = {
-    "tests": (
-        ["pytest", "-q", "-rs", "-m", "gpu", "tests/integration/test_gpu.py", "tests/invariants/test_replay.py"],
-        [],
-    ),
-    "step": (["benchmarks.scst_step"], ["--images", "4", "--prefix-images", "2"]),
-    "step_bf16": (["benchmarks.scst_step", "--precision", "bf16"], ["--images", "4", "--prefix-images", "2"]),
-    "step_bf16_20_tokens": (
-        ["benchmarks.scst_step", "--precision", "bf16", "--length", "20"],
-        ["--images", "4", "--prefix-images", "2"],
-    ),
-    "pretrained": (["benchmarks.hf_step"], ["--models", "vit_gpt2", "--images", "1"]),
-    "reward": (["benchmarks.l_clip"], ["--only", "step", "--images", "2", "--samples", "2"]),
-    "towers": (["benchmarks.studies.l_clip_size"], ["--pairs", "2"]),
-    "memory": (["benchmarks.memory"], ["--precision", "no", "--images", "12", "--prefix-images", "2"]),
+
+@dataclass(frozen=True)
+class Part:
+    """A process: a module with its options, the seconds it may take, and what makes it small."""
+
+    module: str
+    seconds: int
+    tiny: str = ""
+
+
+TESTS = "pytest -q -rs -p no:cacheprovider -m gpu tests/integration/test_gpu.py -k"
+FEW = "--images 4 --prefix-images 2"
+COMMANDS: dict[str, dict[str, Part]] = {
+    "first": {
+        "tests": Part(f"{TESTS} not(ZeRO)", 90),
+        "step_bf16": Part("benchmarks.scst_step --precision bf16", 60, FEW),
+        "step_float32": Part("benchmarks.scst_step", 60, FEW),
+        "reward": Part("benchmarks.l_clip --only step", 45, "--images 2 --samples 2"),
+        "towers": Part("benchmarks.studies.l_clip_size", 30, "--pairs 2"),
+        "profile": Part("benchmarks.profile_step", 30, "--images 2"),
+    },
+    "second": {
+        "pretrained": Part("benchmarks.hf_step", 120, "--models vit_gpt2 --images 1"),
+        "profile_replayed": Part("benchmarks.profile_step --replayed", 30, "--images 2"),
+        "zero": Part(f"{TESTS} ZeRO", 60),
+        "memory": Part("benchmarks.memory", 90, "--precision no --images 12 --prefix-images 2"),
+    },
 }
-"""Part -> module and its options, and what makes it tiny. All but the tests take --device, --repeats and --json."""
+"""Command -> its parts. Each part but the tests takes --device, --repeats and --json."""
+CARRIED = ("jsonargparse", "open_clip_torch", "pycocoevalcap", "deepspeed")
+"""What a machine with torch, Transformers and Accelerate may lack, with what these need."""
 
 
-def run_part(part: str, device: str, tiny: bool, out: Path, limit: float) -> dict[str, Any]:
-    """Run a part for at most ``limit`` seconds; its exit status (None: cut off), seconds, and the end of its log."""
-    (module, small), log, started = PARTS[part], out / f"{part}.log", time.monotonic()
-    line = [sys.executable, "-m", *module]
-    if part != "tests":
-        line += ["--device", device, "--json", str(out / f"{part}.json")]
-        line += [*small, "--repeats", "1"] if tiny else []
-    with log.open("w") as file:
-        try:
-            code = subprocess.run(line, stdout=file, stderr=subprocess.STDOUT, timeout=limit, check=False).returncode
-        except subprocess.TimeoutExpired:
-            code = None
-    return {"code": code, "seconds": round(time.monotonic() - started), "tail": log.read_text()[-2000:]}
+def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
+    """Its exit status (None: cut off), seconds, rows, and the end of its log."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        log, rows = Path(folder) / "log", Path(folder) / "rows.json"
+        line = [sys.executable, "-m", *part.module.split(" ")]
+        if part.module.startswith(TESTS):
+            line = [sys.executable, "-m", *TESTS.split(" "), part.module.removeprefix(TESTS).strip()]
+        else:
+            line += ["--device", device, "--json", str(rows)]
+            line += [*part.tiny.split(), *([] if "profile" in part.module else ["--repeats", "1"])] if tiny else []
+        rehearsal = {"RL_CAPTION_REHEARSE_GPU": "1"} if device == "cpu" else {}
+        with log.open("w") as file:
+            try:
+                limit = None if tiny else part.seconds
+                process = subprocess.run(line, stdout=file, stderr=file, timeout=limit, env=os.environ | rehearsal)
+                code: int | None = process.returncode
+            except subprocess.TimeoutExpired:
+                code = None
+        measured = json.loads(rows.read_text()) if rows.exists() else []
+        seconds = round(time.monotonic() - started)
+        return {"code": code, "seconds": seconds, "rows": measured, "log": log.read_text(errors="replace")[-20_000:]}
 
 
-def page(results: dict[str, dict[str, Any]], out: Path, device: str) -> str:
-    """Markdown: each part's status and table, as far as there is one."""
-    blocks = [f"# {device}"]
-    for part, result in results.items():
+def format_page(results: dict[str, dict[str, Any]], device: str) -> str:
+    """Markdown: the status and table of each part, and the log of those that did not pass."""
+    blocks = [f"# {device}, torch {version('torch')}, transformers {version('transformers')}"]
+    for name, result in results.items():
         status = {0: "passed", None: "cut off"}.get(result["code"], f"failed with status {result['code']}")
-        blocks.append(f"## {part}: {status}, {result['seconds']} s")
-        if (out / f"{part}.json").exists():
-            rows = json.loads((out / f"{part}.json").read_text())
-            blocks.append("\n".join([HEAD, *(str(Measurement(**row)) for row in rows)]))
-        if part == "tests" or result["code"] != 0:
-            blocks.append(f"```\n{result['tail']}\n```")
+        blocks.append(f"## {name}: {status}, {result['seconds']} s")
+        if result["rows"]:
+            blocks.append("\n".join([HEAD, *(str(Measurement(**row)) for row in result["rows"])]))
+        if not result["rows"] or result["code"] != 0:
+            blocks.append(f"```\n{result['log'][-3000:]}\n```")
     return "\n\n".join(blocks) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is not done yet; 1 if a part failed or was cut off."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of logs, rows and gpu.md")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--tiny", action="store_true", help="small sizes, one round")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="all by default")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="for all parts together")
-    chosen = parser.parse_args(arguments)
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    try:  # a rehearsal is no result of a GPU
-        check_settings(chosen.out, {"device": chosen.device, "tiny": chosen.tiny})
-    except ConfigError as error:
-        parser.error(str(error))
-    state, started = chosen.out / "results.json", time.monotonic()
-    results: dict[str, dict[str, Any]] = json.loads(state.read_text()) if state.exists() else {}
-    for part in chosen.only:
-        left = chosen.seconds - (time.monotonic() - started)
-        if results.get(part, {}).get("code", None) == 0 or left <= 0:
+def run_command(command: str, out: Path, device: str, tiny: bool, only: Sequence[str]) -> int:
+    """Run the parts that have not passed; 1 if a part failed or was cut off."""
+    out.mkdir(parents=True, exist_ok=True)
+    file, settings = out / f"{command}.json", {"device": device, "tiny": tiny}
+    state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"settings": settings, "parts": {}}
+    if state["settings"] != settings:  # a rehearsal is no result of a GPU
+        raise SystemExit(f"error: {file} has results of {state['settings']}, this is {settings}: name another --out")
+    results: dict[str, dict[str, Any]] = state["parts"]
+    for name in only:
+        if results.get(name, {}).get("code", None) == 0:
             continue
-        print(f"{part} ...", flush=True)
-        results[part] = run_part(part, chosen.device, chosen.tiny, chosen.out, left)
-        state.write_text(json.dumps(results, indent=2))
-        (chosen.out / "gpu.md").write_text(page(results, chosen.out, chosen.device))
-        print(f"{part}: status {results[part]['code']} after {results[part]['seconds']} s", flush=True)
-    print(f"see {chosen.out / 'gpu.md'}")
-    return int(any(results.get(part, {"code": None})["code"] != 0 for part in chosen.only))
+        part = COMMANDS[command][name]
+        print(f"{name}, at most {part.seconds} s ...", flush=True)
+        results[name] = run_part(part, device, tiny)
+        file.write_text(json.dumps(state, indent=1))
+        (out / f"{command}.md").write_text(format_page(results, device))
+        print(f"{name}: status {results[name]['code']} after {results[name]['seconds']} s", flush=True)
+    print(format_page(results, device))
+    return int(any(results[name]["code"] != 0 for name in only))
+
+
+def missing_packages(text: str, roots: Sequence[str] = CARRIED) -> list[str]:
+    """``NAME==VERSION``, as installed here, of ``roots`` and their requirements that the list ``text`` lacks."""
+    there = {canonicalize_name(name) for name in re.findall(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", text)}
+    missing: dict[str, str] = {}
+    waiting = list(roots)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in there or name in missing:
+            continue
+        missing[name] = f"{name}=={version(name)}"
+        needed = [Requirement(text) for text in distribution(name).requires or []]
+        extra = {"extra": "signatures" if name == "jsonargparse" else ""}
+        waiting += [need.name for need in needed if need.marker is None or need.marker.evaluate(extra)]
+    return sorted(missing.values())
+
+
+def download(packages: Sequence[str], folder: Path, python: str) -> float:
+    """Put a wheel of each package for Linux on x86-64 into ``folder``; returns their MiB."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip"]
+    platforms = [f"--platform=manylinux{name}_x86_64" for name in ("_2_28", "_2_17", "2014")]
+    for package in packages:
+        line = [*pip, "download", "-q", "--no-deps", "--only-binary=:all:", f"--python-version={python}", *platforms]
+        if subprocess.run([*line, "-d", str(folder), package], capture_output=True).returncode:  # no wheel: build it
+            subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(folder), package], check=True)
+    for file in folder.glob("pycocoevalcap-*.whl"):
+        keep_cider(file)
+    return sum(file.stat().st_size for file in folder.glob("*.whl")) / 2**20
+
+
+def keep_cider(wheel: Path) -> None:
+    """Leave METEOR, SPICE and the Java tokenizer out of pycocoevalcap's wheel: 100 MB without a use here."""
+    slim = wheel.with_suffix(".slim")
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            if name.startswith(("pycocoevalcap/cider/", "pycocoevalcap/__init__", "pycocoevalcap-")):
+                target.writestr(name, source.read(name))
+    shutil.move(slim, wheel)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command's parts, or say what a machine lacks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", nargs="?", choices=COMMANDS)
+    parser.add_argument("--out", type=Path, help="folder of COMMAND.json and COMMAND.md")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, one round, no limits")
+    parser.add_argument("--only", nargs="+", help="parts of the command; all by default")
+    parser.add_argument(
+        "--what-is-missing", type=Path, metavar="LIST", help="file that names the packages of a machine"
+    )
+    parser.add_argument("--download", type=Path, metavar="FOLDER", help="where the missing wheels go")
+    parser.add_argument("--python", default="3.12", help="version of Python there")
+    chosen = parser.parse_args(arguments)
+    if chosen.what_is_missing:
+        packages = missing_packages(chosen.what_is_missing.read_text())
+        print("\n".join(packages))
+        if chosen.download:
+            print(f"{download(packages, chosen.download, chosen.python):.1f} MiB in {chosen.download}")
+        return 0
+    if not (chosen.command and chosen.out):
+        parser.error("COMMAND and --out, or --what-is-missing LIST, are needed")
+    if unknown := set(chosen.only or []) - set(COMMANDS[chosen.command]):
+        parser.error(f"--only: {chosen.command} has no part {sorted(unknown)}: {list(COMMANDS[chosen.command])}")
+    return run_command(
+        chosen.command, chosen.out, chosen.device, chosen.tiny, chosen.only or list(COMMANDS[chosen.command])
+    )
 
 
 if __name__ == "__main__":

@@ -297,7 +297,19 @@ def measure(timing: Timing, shapes: Shapes | None = None, precision: str = "no",
     times = timed(variants, timing, "self-critical steps")
     note = f"; {shapes.samples} samples and the greedy caption, {lengths_of(bench, bench.batch)}, {precision}"
     yield from (compared(times, name, baseline, note=note) for name, baseline in pairs.items())
+    if timing.device.startswith("cuda"):
+        peaks = {name: peak_bytes(variant) / 2**20 for name, variant in variants.items()}
+        for name, baseline in pairs.items():
+            detail = f"{peaks[name]:.0f} MiB against {peaks[baseline]:.0f} MiB, weights and moments included"
+            yield Measurement(f"{name}: peak memory", baseline, peaks[baseline] / peaks[name], "x less", detail)
     yield from phase_rows(bench, ours, timing.repeats)
+
+
+def peak_bytes(step: Callable[[], object]) -> int:
+    """Most bytes that tensors hold on the GPU at one moment of a step."""
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated()
 
 
 def phase_rows(bench: Bench, name: str, repeats: int) -> list[Measurement]:

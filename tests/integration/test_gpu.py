@@ -1,39 +1,80 @@
-"""On a GPU, in float32: the captions, rewards and losses of a CPU, also with a replayed decode and under DDP."""
+"""On a GPU, in float32: the captions, rewards and losses of a CPU, also with a replayed decode, under DDP and ZeRO-2.
 
+``RL_CAPTION_REHEARSE_GPU=1`` runs everything on the CPU, to see before a GPU is there that the commands are right.
+"""
+
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from torch.distributed.elastic.utils.distributed import get_free_port
 
-from tests.training_for_tests import assert_close_runs, checked_run, lines, run, run_together, scst_config, xe_config
+from benchmarks.engine_memory import environment, launched
+from tests.conftest import REPOSITORY
+from tests.training_for_tests import assert_close_runs, lines, scst_config, xe_config
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+REHEARSAL = os.environ.get("RL_CAPTION_REHEARSE_GPU") == "1"
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not (REHEARSAL or torch.cuda.is_available()), reason="needs a GPU")]
 
 STEPS = 20
 OPTIONS = {"train.max_steps": STEPS, "eval.every": STEPS, "run.log_samples": 8, "train.lr": 1e-3, "train.kl_coef": 0.0}
-ON_CPU = {"ACCELERATE_USE_CPU": "true"}
+ON_CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+WAYS = ("plain", "replayed", "DDP", "ZeRO-2")
+SECONDS = 120
+"""A run that takes longer hangs."""
+
+
+def start_run(program: str, config: dict, folder: Path, variables: dict[str, str]) -> subprocess.Popen:
+    """Start ``python -m rl_caption PROGRAM`` as a process of its own: a fork could not use the GPU."""
+    file = folder.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(config))
+    if REHEARSAL and "WORLD_SIZE" not in variables:
+        variables = ON_CPU
+    with folder.with_suffix(".log").open("w") as log:
+        line = [sys.executable, "-m", "rl_caption", program, "--config", str(file)]
+        return subprocess.Popen(line, cwd=REPOSITORY, env=os.environ | variables, stdout=log, stderr=log)
+
+
+def wait_for(process: subprocess.Popen, folder: Path) -> None:
+    """Wait for the end of a run, which has to be a good one."""
+    try:
+        code: int | str = process.wait(SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = f"none within {SECONDS} s"
+    assert code == 0, f"exit code {code}\n{folder.with_suffix('.log').read_text()}"
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A captioner that was trained on the CPU, without dropout."""
-    folder = tmp_path_factory.mktemp("start") / "xe"
-    checked_run(xe_config(folder, **{"model.kwargs.dropout": 0.0, "train.max_steps": 30}), folder, environment=ON_CPU)
-    return folder / "export/best"
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
+    """The same self-critical run on the CPU and in every way that is tested, all at the same time."""
+    root = tmp_path_factory.mktemp("gpu")
+    xe = xe_config(root / "xe", **{"model.kwargs.dropout": 0.0, "train.max_steps": 30})
+    wait_for(start_run("xe", xe, root / "xe", ON_CPU), root / "xe")
+    tested = {item.callspec.params["way"] for item in request.session.items if item.module is request.module}  # type: ignore[attr-defined]
+    variables = {
+        "CPU": ON_CPU,
+        "DDP": launched(0, 1, get_free_port()),
+        "ZeRO-2": launched(0, 1, get_free_port()) | environment("zero2"),
+    }
+    started = {}
+    for way in sorted(tested | {"CPU"}):
+        folder = root / way
+        config = scst_config(
+            folder, root / "xe/export/best", **OPTIONS, **{"rollout.cuda_graph": way == "replayed" and not REHEARSAL}
+        )
+        started[way] = start_run("scst", config, folder, variables.get(way, {})), folder
+    return started
 
 
-@pytest.fixture(scope="module")
-def on_cpu(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cpu") / "scst"
-    checked_run(scst_config(folder, start, **OPTIONS), folder, "scst", environment=ON_CPU)
-    return folder
-
-
-@pytest.mark.parametrize("way", ["plain", "replayed", "one process under DDP"])
-def test_twenty_steps_are_those_of_a_cpu_to_the_token(way: str, start: Path, on_cpu: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "scst"
-    config = scst_config(folder, start, **OPTIONS, **{"rollout.cuda_graph": way == "replayed"})
-    ended = run_together(1, config, folder, "scst")[0] if "DDP" in way else run(config, folder, "scst")
-    assert ended.code == 0, ended.output
+@pytest.mark.parametrize("way", WAYS)
+def test_twenty_steps_are_those_of_a_cpu_to_the_token(way: str, runs: dict[str, tuple]) -> None:
+    for process, folder in (runs["CPU"], runs[way]):
+        wait_for(process, folder)
+    folder, on_cpu = runs[way][1], runs["CPU"][1]
     assert len(lines(folder, "samples.jsonl")) == STEPS * 8
     assert_close_runs(folder, on_cpu, rel=1e-3)

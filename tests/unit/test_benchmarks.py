@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
@@ -254,19 +255,57 @@ def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert evaluation.compare(captions, references) == "differ: BLEU-1"
 
 
-def test_parts_for_a_gpu_go_on_where_they_ended_and_never_mix_with_a_rehearsal(tmp_path, monkeypatch, capsys):
-    codes, seen = iter([0, 3, 0]), []
+def test_parts_for_a_gpu_go_on_where_they_ended_and_never_mix_with_a_rehearsal(tmp_path, monkeypatch):
+    codes, started = iter([0, 3, 0]), []
 
-    def run_part(part: str, *_: Any) -> dict[str, Any]:
-        seen.append(part)
-        return {"code": next(codes), "seconds": 1, "tail": "its log"}
+    def run_part(part: gpu.Part, *_: Any) -> dict[str, Any]:
+        started.append(part.module.split()[0])
+        return {"code": next(codes), "seconds": 1, "rows": [], "log": "its log"}
 
     monkeypatch.setattr(gpu, "run_part", run_part)
-    words = ["--out", str(tmp_path), "--only", "tests", "step"]
+    words = ["first", "--out", str(tmp_path), "--only", "tests", "towers"]
     rehearsal = [*words, "--device", "cpu", "--tiny"]
     assert [gpu.main(rehearsal), gpu.main(rehearsal), gpu.main(rehearsal)] == [1, 0, 0]
-    assert seen == ["tests", "step", "step"]
-    assert "## step: passed" in (tmp_path / "gpu.md").read_text()
-    with pytest.raises(SystemExit):
+    assert started == ["pytest", "benchmarks.studies.l_clip_size", "benchmarks.studies.l_clip_size"]
+    assert "## towers: passed" in (tmp_path / "first.md").read_text()
+    with pytest.raises(SystemExit, match=r"first\.json"):
         gpu.main(words)
-    assert "has parts of other settings: device was 'cpu', is 'cuda:0'" in capsys.readouterr().err
+
+
+def test_commands_for_a_gpu_fit_their_time() -> None:
+    for parts in gpu.COMMANDS.values():
+        assert sum(part.seconds for part in parts.values()) <= 320
+
+
+def test_a_part_that_takes_too_long_is_cut_off_and_its_rows_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    (tmp_path / "slow_part.py").write_text(
+        "import sys, time, pathlib\n"
+        "pathlib.Path(sys.argv[sys.argv.index('--json') + 1]).write_text('[1]')\n"
+        "print('begun', flush=True)\ntime.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = gpu.run_part(gpu.Part("slow_part", 2), "cpu", tiny=False)
+    assert (result["code"], result["rows"], result["log"]) == (None, [1], "begun\n")
+
+
+def test_packages_that_a_machine_lacks_are_found_with_what_they_need() -> None:
+    missing = [
+        package.partition("==")[0] for package in gpu.missing_packages("torch 2.11, numpy, pyyaml, timm, tqdm,\nregex")
+    ]
+    assert {"jsonargparse", "typeshed-client", "open-clip-torch", "ftfy", "wcwidth", "pycocoevalcap"} <= set(missing)
+    assert not {"torch", "numpy", "timm"} & set(missing)
+
+
+def test_a_wheel_of_pycocoevalcap_keeps_its_cider_alone(tmp_path) -> None:
+    wheel = tmp_path / "pycocoevalcap-1.2-py3-none-any.whl"
+    names = ["__init__.py", "cider/cider.py", "meteor/meteor-1.5.jar", "spice/lib/x.jar"]
+    with zipfile.ZipFile(wheel, "w") as file:
+        for name in [*(f"pycocoevalcap/{name}" for name in names), "pycocoevalcap-1.2.dist-info/METADATA"]:
+            file.writestr(name, "text")
+    gpu.keep_cider(wheel)
+    with zipfile.ZipFile(wheel) as file:
+        assert sorted(file.namelist()) == [
+            "pycocoevalcap-1.2.dist-info/METADATA",
+            "pycocoevalcap/__init__.py",
+            "pycocoevalcap/cider/cider.py",
+        ]

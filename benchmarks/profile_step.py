@@ -33,8 +33,10 @@ def measure(
 ) -> Iterator[Measurement]:
     """Elapsed and busy time of a step, then the largest operations of the CPU and of the device."""
     bench = build_bench(Shapes(images=images, prefix_images=prefix_images, **sizes), timing.device, precision)
-    step = in_turn(bench, bench.batch, ReplayedGenerate(bench.captioner) if replayed else None)
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * timing.device.startswith("cuda")
+    on_gpu = timing.device.startswith("cuda")
+    capture = None if on_gpu else lambda function, example: function  # a rehearsal: nothing is captured
+    step = in_turn(bench, bench.batch, ReplayedGenerate(bench.captioner, capture) if replayed else None)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     for _ in range(2):
         step()
     synchronise(timing.device)

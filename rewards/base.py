@@ -14,6 +14,8 @@ from typing import Any, Protocol, get_args, runtime_checkable
 PACKAGES = ("rewards", "rl_caption")
 _PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 """Folders of the standard library."""
+BOUNDS_ROUNDING = 1e-5
+"""How far a score may be outside of its bounds, as a fraction of the bound (at least of 1): rounding of float32."""
 
 
 class RewardError(RuntimeError):
@@ -174,19 +176,56 @@ def _as_text(completion: Any, row: int) -> str:
 
 
 def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
-    """Return ``scores`` as a list of ``count`` finite floats.
+    """Return ``scores``, a list, tuple, array or tensor of ``count`` numbers, as a list of finite floats.
+
+    Scores must be within ``reward.bounds``, where it has any, but for rounding (``BOUNDS_ROUNDING``).
 
     Raises:
-        RewardError: another number of scores, or one that is None, NaN or infinite; the message names the first row.
+        RewardError: another type or number of scores, or one that is no number, NaN, infinite or outside the bounds;
+            the message names the first row.
     """
     name = getattr(reward, "__name__", type(reward).__name__)
-    values = list(scores) if scores is not None else []
+    values = scores.tolist() if hasattr(scores, "tolist") else scores  # NumPy, torch
+    if not isinstance(values, list | tuple):
+        raise RewardError(f"reward {name!r} returned {scores!r:.80}: expected a list of {count} numbers")
     if len(values) != count:
         raise RewardError(f"reward {name!r} returned {len(values)} scores for {count} captions")
-    for row, value in enumerate(values):
-        if value is None or not math.isfinite(value):
-            raise RewardError(f"reward {name!r} returned {value!r} for caption {row}: every score must be finite")
-    return [float(value) for value in values]
+    low, high = getattr(reward, "bounds", (-math.inf, math.inf))
+    least = low - BOUNDS_ROUNDING * max(1.0, abs(low)) if math.isfinite(low) else low
+    most = high + BOUNDS_ROUNDING * max(1.0, abs(high)) if math.isfinite(high) else high
+    numbers = [value if type(value) is float else _as_number(value) for value in values]
+    for row, number in enumerate(numbers):
+        if not math.isfinite(number):
+            raise RewardError(
+                f"reward {name!r} returned {values[row]!r:.80} for caption {row}: every score must be a finite number"
+            )
+        if not least <= number <= most:
+            raise RewardError(
+                f"reward {name!r} returned {number!r} for caption {row}: its bounds are {low:g} to {high:g}"
+            )
+    return numbers
+
+
+def _as_number(value: Any) -> float:
+    """``value`` as a float; NaN where it is no number."""
+    try:
+        return math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several elements
+        return math.nan
+
+
+def score_captions(
+    reward: Any, where: str, prompts: Sequence[Any] | None, completions: Sequence[Any], columns: Mapping[str, Any]
+) -> list[float]:
+    """Call ``reward`` on N captions and return its N scores, checked by ``checked_scores``.
+
+    Raises:
+        RewardError: the reward failed, or its scores are wrong. The message begins with ``where``, such as
+            ``reward term 'cider'``. What else a user's reward raises becomes this error (``errors_of_user_code``).
+    """
+    prefixed = naming(where, (RewardError,), RewardError)
+    with naming(where, (OSError,), RewardError), errors_of_user_code(where), prefixed:
+        return checked_scores(reward, reward(prompts, completions, **columns), len(completions))
 
 
 def required_column(columns: dict[str, Any], name: str, reward: str, count: int) -> Sequence[Any]:
@@ -208,6 +247,8 @@ def required_column(columns: dict[str, Any], name: str, reward: str, count: int)
     if name != "image":
         return column
     for row, item in enumerate(column):
+        if item is None:
+            raise RewardError(f"reward {reward!r}: row {row} has no image: expected a path, an image, or frames")
         if isinstance(item, list | tuple) and not 1 <= len(item) <= most:
             raise RewardError(f"reward {reward!r}: row {row} has {len(item)} images: expected one for a caption")
     return [item[0] if isinstance(item, list | tuple) and len(item) == 1 else item for item in column]

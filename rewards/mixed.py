@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from rewards.base import Reward, RewardError, as_texts, check_choice, checked_scores, naming, required_column
+from rewards.base import Reward, RewardError, as_texts, check_choice, checked_scores, required_column, score_captions
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Normalize = Literal["none", "per_term", "per_group"]
 ROUNDING = 1e-6
 """A standard deviation below this fraction of the largest absolute score is rounding (embeddings are float32)."""
+
+LOG_KEYS = frozenset({"total", "std", "greedy"})
+"""Names that no term may have: ``reward/NAME`` is a log key of the whole reward (docs/metrics.md)."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class MixedReward:
 
     Raises:
         ValueError: there is no term, a weight is not a finite number, ``normalize`` is unknown, a length ratio belongs
-            to no term, or it belongs to a term whose best score is 0.
+            to no term, or it belongs to a term whose best score is 0, or a term has a name of ``LOG_KEYS``.
     """
 
     __name__ = "total"
@@ -98,6 +101,8 @@ class MixedReward:
         check_choice(Normalize, normalize=normalize)
         if not terms:
             raise ValueError("a mixed reward needs at least one term")
+        if taken := sorted(LOG_KEYS & terms.keys()):
+            raise ValueError(f"a reward term is named {taken[0]!r}: reward/{taken[0]} is another log key, rename it")
         for name, (_, weight) in terms.items():
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
                 raise ValueError(f"reward term {name!r} has the weight {weight!r}: expected a finite number")
@@ -154,12 +159,11 @@ class MixedReward:
         """Score N captions by every term: log key -> N raw scores, masked by length where the term has a ratio.
 
         Raises:
-            RewardError: a term failed, or returned another number of scores or one that is not finite.
+            RewardError: as ``score_captions``.
         """
         scores = {}
         for name, reward in self.rewards.items():
-            with naming(f"reward term {name!r}", (RewardError,), RewardError):
-                scores[name] = checked_scores(reward, reward(prompts, completions, **columns), len(completions))
+            scores[name] = score_captions(reward, f"reward term {name!r}", prompts, completions, columns)
         if self.length_ratios:
             texts = as_texts(completions)
             references = required_column(columns, "references", "length_ratios", len(texts))

@@ -39,6 +39,8 @@ REWARDS: dict[str, str] = {
     "specs": "rewards.clip.specs:Specs",
 }
 """Name -> ``module:Class``."""
+COLUMNS = ("references", "image_id", "image", "finished")
+"""Columns that every reward gets from this package's trainer, and has to take."""
 
 
 def available() -> list[str]:
@@ -50,8 +52,8 @@ def build(name: str, **kwargs: Any) -> Reward:
     """Construct the reward ``name`` (one of ``available()``, or ``package.module:Class``) with ``kwargs``.
 
     Raises:
-        ValueError: the name is unknown, the target cannot be imported or is no reward, or an argument is unknown or
-            missing. What the constructor raises is passed on.
+        ValueError: the name is unknown, the target cannot be imported or is no reward, an argument is unknown or
+            missing, or bounds or arguments of the call are wrong. What the constructor raises is passed on.
     """
     target = load(name)
     parameters = inspect.signature(target).parameters
@@ -74,6 +76,14 @@ def build(name: str, **kwargs: Any) -> Reward:
             f"{name!r} made a {type(reward).__name__}, which is not a reward: it needs __name__, columns, bounds, "
             "signature and __call__(prompts, completions, **columns)"
         )
+    bounds: Any = reward.bounds
+    is_pair = isinstance(bounds, tuple | list) and [isinstance(end, int | float) for end in bounds] == [True, True]
+    if not is_pair or not bounds[0] <= bounds[1]:
+        raise ValueError(f"{name!r} has the bounds {bounds!r}: expected its smallest and largest score")
+    try:
+        inspect.signature(reward).bind(None, [], **dict.fromkeys((*COLUMNS, *reward.columns)))
+    except TypeError as error:
+        raise ValueError(f"{name!r} cannot be called as (prompts, completions, **columns): {error}") from error
     return reward
 
 

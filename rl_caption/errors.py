@@ -62,7 +62,7 @@ def installed_version(package: str) -> str | None:
 def user_errors() -> Iterator[None]:
     """End the program with code 1 and the message of an expected error, or the extra that brings a missing package.
 
-    Anything else is a defect and is raised.
+    So it ends where code of the user calls ``sys.exit``, whatever the code. Anything else is a defect and is raised.
     """
     try:
         yield
@@ -74,4 +74,10 @@ def user_errors() -> Iterator[None]:
         sys.exit(1)
     except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except SystemExit as error:
+        line = rewards.base.line_of_user_code(error)
+        if line is None:
+            raise
+        print(f"error: {line}: SystemExit: {error.code}", file=sys.stderr)
         sys.exit(1)

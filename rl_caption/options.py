@@ -227,6 +227,13 @@ def load_target(name: str, key: str, known: Mapping[str, str] | None = None) -> 
     return found
 
 
+def target_name(target: Any) -> str:
+    """``package.module:Name`` of a class, of a function or one with its options bound, or of the class of an object."""
+    function = getattr(target, "func", target)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
 def options_of(target: Any, skip: int) -> dict[str, inspect.Parameter]:
     """The arguments of a class, or those of a function after the first ``skip``."""
     parameters = list(inspect.signature(target).parameters.values())
@@ -279,10 +286,16 @@ def check_options(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], 
 def build_target(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], key: str) -> Any:
     """An instance of a class that can be called, or a function with its options bound; see ``check_options``."""
     check_options(target, skip, name, kwargs, key)
-    if not isinstance(target, type):
-        return update_wrapper(partial(target, **kwargs), target) if kwargs else target
-    with config_errors(f"{key}: {name} cannot be made"):
-        made = target(**kwargs)
-    if not callable(made):
-        raise ConfigError(f"{key.removesuffix('_kwargs')} is {name!r}: its instances cannot be called")
+    if isinstance(target, type):
+        with config_errors(f"{key}: {name} cannot be made"):
+            made = target(**kwargs)
+        if not callable(made):
+            raise ConfigError(f"{key.removesuffix('_kwargs')} is {name!r}: its instances cannot be called")
+    else:
+        made = update_wrapper(partial(target, **kwargs), target) if kwargs else target
+    try:
+        inspect.signature(made).bind(*range(skip))
+    except TypeError as error:
+        takes = f"it is called with {skip} argument(s), and takes {inspect.signature(made)}"
+        raise ConfigError(f"{key.removesuffix('_kwargs')} is {name!r}: {takes}: {error}") from error
     return made

@@ -16,9 +16,9 @@ from rewards.base import (
     as_texts,
     check_choice,
     check_least,
-    checked_scores,
     naming,
     required_column,
+    score_captions,
 )
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import EncoderOptions, EncoderSource, is_main_process, passes_on
@@ -155,11 +155,9 @@ class LengthRouter:
                 continue
             own = {name: _rows_of(column, rows, len(texts)) for name, column in columns.items()}
             own_prompts = None if prompts is None else [prompts[row] for row in rows]
-            try:
-                found = checked_scores(reward, reward(own_prompts, [texts[row] for row in rows], **own), len(rows))
-            except RewardError as error:
-                first = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-                raise RewardError(f"{self.__name__}, {length} captions (rows {first}): {error}") from error
+            first = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+            where = f"{self.__name__}, {length} captions (rows {first})"
+            found = score_captions(reward, where, own_prompts, [texts[row] for row in rows], own)
             for row, score in zip(rows, found, strict=True):
                 scores[row] = score
         return scores

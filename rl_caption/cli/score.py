@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rewards.base import Reward, checked_scores
+from rewards.base import Reward, score_captions
 from rewards.registry import available, build, describe, parameters
 from rewards.text.tokenize import TOKENIZER, TOKENIZERS, untested_texts
 from rl_caption.data.base import DataError
@@ -84,7 +84,7 @@ def score_files(
         raise DataError(f"reward {reward!r} needs {wanted.get(column, unknown)}")
     known_references = dict(zip(texts, columns.get("references", ()), strict=False))
     warn_of_forms(texts, known_references, getattr(scorer, "tokenizer", TOKENIZER))
-    values = checked_scores(scorer, scorer(None, list(texts.values()), **columns), len(texts))
+    values = score_captions(scorer, reward, None, list(texts.values()), columns)
     every_text = [*texts.values(), *chain(*columns.get("references", ()))]
     result = {
         "reward": scorer.__name__,

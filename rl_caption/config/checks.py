@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from rewards.mixed import LOG_KEYS
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.config.schema import (
     DataConfig,
@@ -59,6 +60,8 @@ def mistakes(config: Any) -> list[str]:
         # Which of the usual judges a run has depends on what its terms are.
         judges = ("cider", "rouge_l", "bleu4") if config.monitor.judges is None else config.monitor.judges
         wrong += wrong_best_by(config.monitor.best_by, config.reward.terms, judges)
+    if isinstance(getattr(config, "reward", None), RewardConfig):
+        wrong += _wrong_reward(config.reward)
     if isinstance(config, EvaluateConfig):
         wrong += _wrong_evaluation(config)
     if isinstance(config, WebConfig):
@@ -107,6 +110,16 @@ def _wrong_rollout(rollout: RolloutConfig, train: ScstTrainConfig) -> Iterator[s
             yield f"rollout.num_samples is {rollout.num_samples}: beam search has a width of at least 2"
     if rollout.cuda_graph and rollout.dropout:
         yield "rollout.cuda_graph and rollout.dropout are both on: every replay would drop the same units"
+
+
+def _wrong_reward(reward: RewardConfig) -> Iterator[str]:
+    terms = reward.terms
+    if terms and not any(term.weight for term in terms.values()):
+        yield f"reward.terms {', '.join(terms)} all have weight 0: expected one that rewards something"
+    yield from (
+        f"reward.terms.{name}: reward/{name} is the log key of another value, rename the term"
+        for name in sorted(LOG_KEYS & terms.keys())
+    )
 
 
 def _wrong_schedules(reward: RewardConfig, rollout: RolloutConfig) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rewards.videos import video_frames
 from rl_caption.data.base import BY_REFERENCE, DataError, DataModule, Row, RowView, Splits
 from rl_caption.data.features import FeatureOptions, features_of
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, errors_of_user_code
 from rl_caption.options import load_target, wrong_arguments
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def build_data(config: DataConfig) -> DataModule:
         raise ConfigError("; ".join(wrong))
     target, name = _target(config, "data")
     try:
-        made = target(**_given(config) | config.kwargs)
+        with errors_of_user_code(name):
+            made = target(**_given(config) | config.kwargs)
     except DataError:
         raise
     except (TypeError, ValueError) as error:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from rewards.base import Reward, RewardError, checked_scores
+from rewards.base import Reward, score_captions
 from rewards.text.bleu import bleu_counts, bleu_of_counts
 from rewards.text.cider import cider_d
 from rewards.text.degeneration import degeneration_statistics
@@ -540,10 +540,7 @@ def add_judges(
     per_image: dict[str, dict[str, float]] = {row["image_id"]: {} for row in rows}
     for name, reward in tqdm(judges.items(), desc="judges", unit="judge", disable=None if judges else True):
         logger.info("scoring %d captions by %s", len(texts), name)
-        try:
-            scores = checked_scores(reward, reward(prompts, texts, **columns), len(texts))
-        except RewardError as error:
-            raise RewardError(f"judges.{name}: {error}") from error
+        scores = score_captions(reward, f"judges.{name}", prompts, texts, columns)
         means[JUDGE + name] = math.fsum(scores) / len(scores)
         for row, score in zip(rows, scores, strict=True):
             per_image[row["image_id"]][JUDGE + name] = score

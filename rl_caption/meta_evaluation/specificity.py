@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 
-from rewards.base import Reward, checked_scores
+from rewards.base import Reward, score_captions
 from rewards.text.detail_units import detail_units_of
 from rl_caption.data.scenes.world import Draws
 from rl_caption.reward_models.triplets import Donor, continued, negative_unit, shuffled_words
@@ -135,7 +135,7 @@ def score_chains(reward: Reward, chains: Sequence[Chain], columns: Mapping[str, 
     for start in tqdm(range(0, len(texts), BATCH_SIZE), desc="specificity", unit="batch", delay=2, disable=None):
         batch = texts[start : start + BATCH_SIZE]
         own = {name: [column[number] for number, _ in batch] for name, column in columns.items()}
-        found += checked_scores(reward, reward(None, [text for _, text in batch], **own), len(batch))
+        found += score_captions(reward, f"reward {reward.__name__!r}", None, [text for _, text in batch], own)
     scores = iter(found)
     return [ChainScores([next(scores) for _ in own.captions], [next(scores) for _ in own.negatives]) for own in chains]
 

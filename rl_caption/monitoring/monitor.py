@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from rewards.base import Reward, RewardError, checked_scores, naming
+from rewards.base import Reward, score_captions
 from rewards.mixed import MixedReward, moments
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.monitoring.rule import (
@@ -80,8 +80,7 @@ class HackingMonitor:
         terms = self.reward.terms(prompts, captions, **columns)
         judges = {}
         for name, judge in self.judges.items():
-            with naming(f"judge {name!r}", (RewardError,), RewardError):
-                scores = checked_scores(judge, judge(prompts, list(captions), **columns), len(captions))
+            scores = score_captions(judge, f"judge {name!r}", prompts, list(captions), columns)
             judges[name] = [round(score, DIGITS) for score in scores]
         memory = self.notes.setdefault("hacking", {})
         is_start = memory.get("start", {}).get("signatures") != self._signatures

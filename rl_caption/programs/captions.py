@@ -7,7 +7,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from rewards.base import Reward, RewardError, checked_scores
+from rewards.base import Reward, score_captions
 from rewards.registry import build_tokenized, registered
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
@@ -116,10 +116,7 @@ def reranked(captions: Captions, rows: Sequence[Row], reward: Reward) -> Caption
     pairs = [(row, candidate) for row in rows for candidate in candidates[row["image_id"]]]
     prompts, columns = reward_inputs([row for row, _ in pairs], [candidate.finished for _, candidate in pairs])
     columns.pop("references", None)  # for no reward to look at
-    try:
-        found = reward(prompts, [candidate.caption for _, candidate in pairs], **columns)
-        scores = iter(checked_scores(reward, found, len(pairs)))
-    except RewardError as error:
-        raise RewardError(f"rerank: {error}") from error
+    texts = [candidate.caption for _, candidate in pairs]
+    scores = iter(score_captions(reward, "rerank", prompts, texts, columns))
     rewards = {row["image_id"]: [next(scores) for _ in candidates[row["image_id"]]] for row in rows}
     return Captions(candidates, rewards)

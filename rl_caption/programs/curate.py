@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import Reward, checked_scores
+from rewards.base import Reward, score_captions
 from rewards.files import atomic_write
 from rewards.registry import build
 from rewards.text.tokenize import tokenize
@@ -167,8 +167,7 @@ def _part(config: CurateConfig, rows: Sequence[Item], rewards: Mapping[str, Rewa
         if len(good):
             chosen = [captions[index] for index in good]
             columns = {key: [row[key] for row, _ in chosen] for key in ("image", "image_id")}
-            found = reward(None, [caption for _, caption in chosen], **columns)
-            scores[good] = checked_scores(reward, found, len(good))
+            scores[good] = score_captions(reward, f"scores.{name}", None, [caption for _, caption in chosen], columns)
         arrays[f"score_{name}"] = scores
     return arrays
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from accelerate import Accelerator
 from PIL import Image, UnidentifiedImageError
 
-from rewards.base import Reward, RewardError, checked_scores
+from rewards.base import Reward, score_captions
 from rewards.images import UNREADABLE
 from rewards.registry import registered
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
@@ -105,10 +105,7 @@ class SideBySide(NamedTuple):
         for name in judges:
             reward = self.judges[name]
             if reward.columns <= columns.keys():
-                try:
-                    scores[name] = checked_scores(reward, reward(prompts, texts, **columns), len(texts))
-                except RewardError as error:
-                    raise RewardError(f"{name}: {error}") from error
+                scores[name] = score_captions(reward, name, prompts, texts, columns)
         return [
             {"model": model, "caption": text, "scores": {name: values[index] for name, values in scores.items()}}
             for index, (model, text) in enumerate(zip(models, texts, strict=True))

@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, logit
 
 import rewards.base
-from rewards.base import Reward, checked_scores
+from rewards.base import Reward, score_captions
 from rewards.registry import build
 from rl_caption.config.build import quiet_libraries
 from rl_caption.config.checks import check
@@ -176,7 +176,7 @@ def _scorers(config: ConcretenessConfig) -> Mapping[str, Reward]:
 
 def _scored(scorer: Reward, captions: Sequence[str], config: ConcretenessConfig) -> Floats:
     """Scores of captions, standardised by length as the configuration says."""
-    scores = checked_scores(scorer, scorer(None, captions), len(captions))
+    scores = score_captions(scorer, f"scorer {scorer.__name__!r}", None, captions, {})
     if config.standardize == "none":
         return np.array(scores)
     lengths = [len(caption.split() if config.length == "words" else caption) for caption in captions]

@@ -14,7 +14,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from rl_caption.options import build_target, load_target
+from rl_caption.errors import ConfigError, errors_of_user_code
+from rl_caption.options import build_target, load_target, shown, target_name
 from rl_caption.scst import ADVANTAGES
 from rl_caption.types import Scores
 
@@ -88,7 +89,8 @@ def step_advantages(advantage: AdvantageFn, scores: Sequence[Scores], accelerato
     step and keeps its own. So they do not depend on how the step is split.
 
     Raises:
-        ValueError: ``advantage`` returned another shape.
+        ConfigError: ``advantage`` is from outside this package and failed, or returned something else than numbers of
+            this shape.
     """
     rewards = torch.cat([score.samples for score in scores])
     baselines = [score.greedy for score in scores if score.greedy is not None]
@@ -98,7 +100,9 @@ def step_advantages(advantage: AdvantageFn, scores: Sequence[Scores], accelerato
         rewards = accelerator.gather(rewards.to(accelerator.device)).cpu()
         if greedy_rewards is not None:
             greedy_rewards = accelerator.gather(greedy_rewards.to(accelerator.device)).cpu()
-    advantages = advantage(rewards, greedy_rewards)
-    if advantages.shape != rewards.shape:
-        raise ValueError(f"the advantages of rewards {list(rewards.shape)} have the shape {list(advantages.shape)}")
+    with errors_of_user_code(f"train.advantage {target_name(advantage)}"):
+        advantages = advantage(rewards, greedy_rewards)
+    if not isinstance(advantages, Tensor) or advantages.shape != rewards.shape:
+        answer = f"the shape {list(advantages.shape)}" if isinstance(advantages, Tensor) else shown(advantages)
+        raise ConfigError(f"train.advantage made {answer} of rewards of the shape {list(rewards.shape)}: expected that")
     return list(advantages[first : first + images].split([len(score.samples) for score in scores]))

@@ -13,8 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rl_caption.errors import ConfigError
-from rl_caption.options import Positive, Range, Temperature, Weight, build_target, load_target, options_of
+from rl_caption.errors import ConfigError, errors_of_user_code
+from rl_caption.options import (
+    Positive,
+    Range,
+    Temperature,
+    Weight,
+    build_target,
+    load_target,
+    options_of,
+    shown,
+    target_name,
+)
 from rl_caption.scst import OBJECTIVES
 from rl_caption.types import Scores
 
@@ -264,6 +274,28 @@ def build_objective(
             raise ConfigError(f"train.{key} is {value!r}: train.objective {name} has no such option")
     made: Objective = build_target(target, SEAM, name, options, "train.objective_kwargs")
     return made
+
+
+def sum_and_count(
+    objective: Objective,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    ref_logprobs: Tensor | None,
+    mask: Tensor,
+    scores: Scores,
+    advantages: Tensor,
+) -> tuple[Tensor, Tensor, Metrics]:
+    """What ``objective`` returns for a micro-batch (see ``Objective``).
+
+    Raises:
+        ConfigError: it is from outside this package and failed, or returned something else.
+    """
+    with errors_of_user_code(f"train.objective {target_name(objective)}"):
+        answer = objective(logprobs, old_logprobs, ref_logprobs, mask, scores, advantages)
+    kinds = tuple(map(type, answer)) if isinstance(answer, tuple) else ()
+    if len(kinds) != 3 or not issubclass(kinds[0], Tensor) or not issubclass(kinds[1], Tensor):
+        raise ConfigError(f"train.objective returned {shown(answer)}: expected a sum, a count (tensors), and metrics")
+    return answer
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

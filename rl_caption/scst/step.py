@@ -23,7 +23,7 @@ from rl_caption.engines import (
 )
 from rl_caption.scst.advantages import AdvantageFn, step_advantages
 from rl_caption.scst.cross_entropy import target_count, xe_loss
-from rl_caption.scst.objectives import Objective, Reinforce, kl_to_reference, token_logprobs_and_entropy
+from rl_caption.scst.objectives import Objective, Reinforce, kl_to_reference, sum_and_count, token_logprobs_and_entropy
 from rl_caption.scst.rollout import log_rollout, sample_captions, score_rollouts
 from rl_caption.scst.schedules import AdaptiveKl, Points, factor_at, scheduled_weights
 from rl_caption.types import CaptionBatch, Rollout, Scores
@@ -177,7 +177,7 @@ class SelfCriticalTask:
         mask = part.rollout.mask
         zeros = torch.zeros(mask.shape, device=mask.device)
         reference = None if self.ref_policy is None else zeros
-        return self.objective(zeros, zeros, reference, mask, part.scores, part.advantages)[1]
+        return sum_and_count(self.objective, zeros, zeros, reference, mask, part.scores, part.advantages)[1]
 
     def _policy_loss(self, part: MicroBatch, count: Tensor, log: Averages) -> Tensor:
         """This micro-batch's part of the objective's mean over the global batch; a scalar."""
@@ -190,7 +190,9 @@ class SelfCriticalTask:
         reference = part.ref_logprobs
         if reference is not None:
             log.add("policy/kl", kl_to_reference(logprobs.detach()[mask], reference[mask]))
-        total, _, metrics = self.objective(logprobs, part.old_logprobs, reference, mask, part.scores, part.advantages)
+        total, _, metrics = sum_and_count(
+            self.objective, logprobs, part.old_logprobs, reference, mask, part.scores, part.advantages
+        )
         for name, (value, number) in metrics.items():
             log.add_sum(name, float(value), float(number))
         return (total / count).sum()

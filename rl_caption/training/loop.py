@@ -210,9 +210,10 @@ class Trainer:
         self.accelerator.wait_for_everyone()  # every process then finds the result
         if self.state.stopped is not None:
             log.message(f"stopped at step {self.state.global_step} of {self.max_steps}: {self.state.stopped}")
+        untouched = ", the model that the training started from, unchanged" if self.state.best_step == 0 else ""
         log.message(
             f"done: best {self.state.metric} {self.state.best_metric:.4f} ({self.metric_range}) at step "
-            f"{self.state.best_step}, model in {self.folder / 'export' / 'best'}"
+            f"{self.state.best_step}, model in {self.folder / 'export' / 'best'}{untouched}"
         )
 
     def _step(self, batches: list[Batch]) -> dict[str, float]:

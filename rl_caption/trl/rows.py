@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rewards.base import Reward, RewardError, checked_scores
+from rewards.base import Reward, score_captions
 from rl_caption.data.base import COLUMNS, Row, load_image
 
 if TYPE_CHECKING:
@@ -58,12 +58,9 @@ class FinishedAware:
         """Return N scores for N completions.
 
         Raises:
-            RewardError: as the reward does, and for a score that is None or not finite, which TRL would leave out.
+            RewardError: as ``score_captions``; TRL itself would leave out a score that is None.
         """
         ids = columns.get("completion_ids")
         if ids is not None and "finished" not in columns:
             columns["finished"] = [bool(row) and row[-1] in self.eos_token_ids for row in ids]
-        try:
-            return checked_scores(self, self.reward(prompts, completions, **columns), len(completions))
-        except RewardError as error:
-            raise RewardError(f"reward term {self.__name__!r}: {error}") from error
+        return score_captions(self.reward, f"reward term {self.__name__!r}", prompts, completions, columns)

@@ -80,12 +80,26 @@ def test_greedy_captions_are_decoded_where_it_asks_for_them() -> None:
     assert advantage(torch.ones(2, 3), torch.full((2,), 4.0)).tolist() == [[-1.0] * 3] * 2
 
 
+def rewards_alone(rewards: Tensor) -> Tensor:
+    """Takes one argument too few."""
+    return rewards
+
+
+class RewardsAlone:
+    """So does its call."""
+
+    def __call__(self, rewards: Tensor) -> Tensor:
+        return rewards
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs", "part"),
     [
         ("gredy", {}, "train.advantage is 'gredy' (did you mean greedy?)"),
         (NAME, {"rewards": 1}, "train.advantage_kwargs.rewards is no option"),
         ("tests.extensions.test_advantage:Halfway", {}, "train.advantage_kwargs.share is not set"),
+        ("tests.extensions.test_advantage:rewards_alone", {}, "train.advantage is"),
+        ("tests.extensions.test_advantage:RewardsAlone", {}, "train.advantage is"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(name: str, kwargs: dict[str, Any], part: str) -> None:
@@ -98,5 +112,22 @@ def test_another_shape_is_an_error() -> None:
     captioner = tiny_captioner()
     task = scst_task(captioner)
     task.advantage = lambda rewards, greedy: rewards.mean(1, keepdim=True)
-    with pytest.raises(ValueError, match=r"\[4, 4\] have the shape \[4, 1\]"):
+    with pytest.raises(ConfigError, match=r"train.advantage.*\[4, 1\].*\[4, 4\]"):
+        next(task.training_step(batches_of(captioner, 4, 4), 0))
+
+
+@pytest.mark.parametrize("answer", [None, [[0.0] * 4] * 4], ids=["nothing", "lists"])
+def test_an_answer_that_is_no_tensor_is_an_error(answer: Any) -> None:
+    captioner = tiny_captioner()
+    task = scst_task(captioner)
+    task.advantage = lambda rewards, greedy: answer
+    with pytest.raises(ConfigError, match=r"train\.advantage"):
+        next(task.training_step(batches_of(captioner, 4, 4), 0))
+
+
+def test_what_it_raises_is_told_with_its_own_line() -> None:
+    captioner = tiny_captioner()
+    task = scst_task(captioner)
+    task.advantage = lambda rewards, greedy: rewards / greedy["missing"]
+    with pytest.raises(ConfigError, match=r"^train.advantage .*: .*test_advantage.py, line \d+: .*greedy\["):
         next(task.training_step(batches_of(captioner, 4, 4), 0))

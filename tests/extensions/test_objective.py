@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -76,6 +76,27 @@ def test_the_count_may_be_any_total_of_weights() -> None:
     assert_equal_gradients(found[0], {name: total * value for name, value in found[1].items()}, atol=1e-5)
 
 
+def five_arguments(logprobs: Tensor, old_logprobs: Tensor, ref: Tensor, mask: Tensor, scores: Any) -> None:
+    """Takes one argument too few."""
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        lambda logprobs, *others: -logprobs.sum(),
+        lambda logprobs, *others: (1.0, 2.0, {}),
+        lambda logprobs, *others: logprobs.nothing(),
+    ],
+    ids=["a loss alone", "numbers", "an error"],
+)
+def test_a_wrong_answer_is_an_error_of_the_objective(objective: Any) -> None:
+    captioner = tiny_captioner()
+    task = scst_task(captioner)
+    task.objective = objective
+    with pytest.raises(ConfigError, match=r"^train\.objective"):
+        next(task.training_step(batches_of(captioner, 4, 4), 0))
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs", "shared", "part"),
     [
@@ -87,6 +108,7 @@ def test_the_count_may_be_any_total_of_weights() -> None:
         ("dico", {"temperature": 0}, {}, "train.objective_kwargs.temperature is 0: expected at least 1e-06"),
         ("dico", {}, {"kl_coef": 0.1}, "train.kl_coef is 0.1: train.objective dico has no such option"),
         ("risk", {}, {"loss_reduction": "sequence"}, "train.loss_reduction is 'sequence': train.objective risk"),
+        ("tests.extensions.test_objective:five_arguments", {}, {}, "train.objective is"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(name, kwargs, shared, part):

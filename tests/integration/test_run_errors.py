@@ -12,6 +12,7 @@ from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import ScstConfig
 from rl_caption.errors import ConfigError
 from tests.training_for_tests import (
+    DATA,
     Ended,
     checked_run,
     files,
@@ -71,6 +72,46 @@ def test_a_reward_that_returns_nan_names_itself_and_the_row(start, tmp_path):
     ended = run(config, folder, "scst", python_path=str(tmp_path))
     # 8 images x 2 samples, then 8 greedy captions: row 22 of 24 is the last but one.
     assert_one_message(ended, "reward term 'mine'", "'broken' returned nan for caption 22")
+
+
+EXITING = """
+import sys
+
+class Exiting:
+    __name__ = "exiting"
+    columns = frozenset()
+    bounds = (0.0, 1.0)
+    signature = "exiting"
+
+    def __call__(self, prompts, completions, **columns):
+        sys.exit(0)
+
+def objective(logprobs, old_logprobs, ref_logprobs, mask, scores, advantages):
+    sys.exit(0)
+
+def advantage(rewards, greedy_rewards):
+    sys.exit(0)
+
+def data(path=""):
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("reward.terms.mine.target", "exiting:Exiting"),
+        ("train.objective", "exiting:objective"),
+        ("train.advantage", "exiting:advantage"),
+        ("data.target", "exiting:data"),
+    ],
+)
+def test_user_code_that_exits_ends_with_an_error_and_its_line(start, key, value, tmp_path):
+    (tmp_path / "exiting.py").write_text(EXITING)
+    folder = tmp_path / "run"
+    changes = {key: value, "train.kl_coef": 0, "data": DATA if key != "data.target" else {"target": value}}
+    ended = run(scst_config(folder, start, **changes), folder, "scst", python_path=str(tmp_path))
+    assert_one_message(ended, "exiting.py, line ", "sys.exit(0)", "SystemExit: 0")
 
 
 def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import logging
 import math
 import pickle
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -253,3 +254,88 @@ def test_terms_that_share_an_encoder_say_once_what_the_embeddings_of_the_data_ta
         build_reward(config, references, tmp_path)
     told = [record.getMessage() for record in caplog.records if record.name.startswith("rewards")]
     assert [("2 images" in line, "3 references" in line) for line in told] == [(True, False), (False, True)]
+
+
+class Returning(Table):
+    """Returns the same whatever the captions are, or calls it."""
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> Any:
+        return self.answer(completions) if callable(self.answer) else self.answer
+
+
+WRONG_SCORES = {
+    "a dict": {0.1: 1, 0.2: 2},
+    "a text": "ab",
+    "texts": ["0.1", "0.2"],
+    "a set": {0.1, 0.2},
+    "a number": 0.5,
+    "nothing": None,
+    "one score too many": [0.1, 0.2, 0.3],
+    "a column of a tensor": torch.zeros(2, 1),
+    "a scalar tensor": torch.tensor(0.5),
+    "an array of texts": np.array(["0.1", "0.2"]),
+    "a missing score": [0.1, None],
+    "NaN": [0.1, math.nan],
+    "a huge number": [0.1, 10**400],
+    "above": [0.1, 1.1],
+    "below": [0.1, -1e-4],
+}
+
+
+@pytest.mark.parametrize("answer", WRONG_SCORES.values(), ids=list(WRONG_SCORES))
+def test_what_is_no_score_within_the_bounds_is_refused_with_the_term(answer: Any) -> None:
+    mixed = MixedReward({"mine": (Returning(answer), 1.0)})
+    with pytest.raises(RewardError, match="'mine'"):
+        mixed.terms(None, ["a", "b"])
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor, lambda own: [torch.tensor(x) for x in own]])
+def test_scores_are_a_list_a_tuple_an_array_or_a_tensor(make: Any) -> None:
+    mixed = MixedReward({"mine": (Returning(make([0.5, 1.0])), 1.0)})
+    assert mixed(None, ["a", "b"]) == [0.5, 1.0]
+
+
+def test_rounding_may_pass_the_bounds_and_row_value_and_bounds_are_named() -> None:
+    assert MixedReward({"mine": (Returning([-1e-6, 1 + 1e-6]), 1.0)})(None, ["a", "b"]) == [-1e-6, 1 + 1e-6]
+    with pytest.raises(RewardError, match=r"'mine'.* 1\.5 for caption 1.* 0 to 1"):
+        MixedReward({"mine": (Returning([0.5, 1.5]), 1.0)}).terms(None, ["a", "b"])
+
+
+@pytest.mark.parametrize("name", ["total", "greedy", "std"])
+def test_a_term_with_the_name_of_another_log_key_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        MixedReward({name: (Table(FIRST), 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (lambda completions: open("/nowhere/file"), "open("),  # noqa: SIM115
+        (lambda completions: completions[7], "completions[7]"),
+        (lambda completions: sys.exit(0), "sys.exit"),
+        (lambda completions: torch.zeros(2) + torch.zeros(3), "torch.zeros"),
+    ],
+    ids=["OSError", "IndexError", "SystemExit", "RuntimeError"],
+)
+def test_what_a_reward_from_outside_raises_names_the_term_and_its_own_line(failure: Any, line: str) -> None:
+    mixed = MixedReward({"mine": (Returning(failure), 1.0)})
+    with pytest.raises(RewardError) as raised:
+        mixed.terms(None, ["a", "b"])
+    message = str(raised.value)
+    assert message.startswith("reward term 'mine': ")
+    assert __file__ in message
+    assert line in message
+
+
+@pytest.mark.parametrize("images", [{}, {"image": ["a.png", None]}], ids=["no column", "None in a row"])
+def test_a_missing_image_names_term_and_row(images: dict[str, Any], tmp_path: Path) -> None:
+    noise_image(1).save(tmp_path / "a.png")
+    columns = {key: [value and tmp_path / value for value in own] for key, own in images.items()}
+    mixed = MixedReward({"mine": (build("l_clipscore", backbone=str(tiny_student(tmp_path / "student"))), 1.0)})
+    with pytest.raises(RewardError, match="'mine'.*row 1" if images else "'mine'.*'image'"):
+        mixed.terms(None, ["a", "b"], **columns)

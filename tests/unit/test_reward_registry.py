@@ -72,3 +72,28 @@ print(sorted({"torch", "open_clip", "transformers", "rl_caption", "textblob"} & 
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+
+
+class WithoutColumns:
+    """Its call does not take the columns that it does not read."""
+
+    __name__, columns, bounds, signature = "without_columns", frozenset(), (0.0, 1.0), ""
+
+    def __call__(self, prompts: Any, completions: Any) -> list[float]:
+        return [0.0 for _ in completions]
+
+
+class OddBounds(Brevity):
+    """The larger bound comes first."""
+
+    bounds = (1.0, 0.0)
+
+
+class NoBounds(Brevity):
+    bounds = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", ["WithoutColumns", "OddBounds", "NoBounds"])
+def test_a_reward_that_cannot_be_called_or_has_no_bounds_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        build(f"tests.unit.test_reward_registry:{name}")

@@ -83,13 +83,13 @@ class WithoutColumns:
         return [0.0 for _ in completions]
 
 
-class OddBounds(Brevity):
+class OddBounds(WordCount):
     """The larger bound comes first."""
 
     bounds = (1.0, 0.0)
 
 
-class NoBounds(Brevity):
+class NoBounds(WordCount):
     bounds = None  # type: ignore[assignment]
 
 

@@ -24,7 +24,7 @@ from rl_caption.captioners.base import Captioner, forbid, reading
 from rl_caption.captioners.decoding import NextLogits, Prefixes
 from rl_caption.captioners.modeling import SHAPE, CaptionTransformer, CaptionTransformerConfig
 from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
-from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.base import DataError, Row, load_image, pixel_key
 from rl_caption.data.features import as_image_features, pad_features
 
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
@@ -40,7 +40,7 @@ class TransformerCaptioner(Captioner):
         self.policy = policy
         self.tokenizer = tokenizer
         self.cache_bytes = cache_bytes
-        self.cached: dict[tuple[str, str], np.ndarray] = {}
+        self.cached: dict[tuple[str, tuple[Any, ...]], np.ndarray] = {}
         # If tokens are whole words, references pass through the caption tokeniser first.
         self.word_level = isinstance(tokenizer.backend_tokenizer.model, WordLevel)
         self.split_by: str = tokenizer.init_kwargs.get(SPLIT_BY, TOKENIZER)
@@ -146,8 +146,7 @@ class TransformerCaptioner(Captioner):
         return {"region_features": features, "region_mask": mask}
 
     def _pixels(self, row: Row) -> Tensor:
-        source = row["image"]
-        key = (row["image_id"], str(source) if isinstance(source, str | Path) else "")
+        key = pixel_key(row["image_id"], row["image"])
         array = self.cached.get(key)
         if array is None:
             array = self._resized(row)

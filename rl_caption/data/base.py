@@ -8,6 +8,7 @@ from PIL import Image
 
 from rewards.base import RewardError
 from rewards.images import Frames, ImageSource, frames_of, open_image
+from rewards.videos import VideoFrame
 from rl_caption.errors import UserError
 
 AnyRow = TypeVar("AnyRow", bound=Mapping[str, Any])
@@ -121,6 +122,12 @@ def load_image(source: ImageSource | Frames) -> Image.Image:
         return open_image(source)
     except RewardError as error:
         raise DataError(str(error)) from error
+
+
+def pixel_key(image_id: str, source: ImageSource | Frames) -> tuple[str, tuple[Any, ...]]:
+    """Key of an image or video in a cache of pixels: its id and, as ids are unique within a split only, its files."""
+    frames = source if isinstance(source, list | tuple) else [source]
+    return image_id, tuple(frame for frame in frames if isinstance(frame, str | Path | VideoFrame))
 
 
 def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:

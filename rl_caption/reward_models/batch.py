@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from rewards.clip.pretrained import TextEncoder
 from rewards.images import Frames, ImageSource, frames_of, open_image
 from rewards.text.detail_units import detail_units_of
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import SHOWN, DataError, Row
+from rl_caption.data.base import SHOWN, DataError, Row, pixel_key
 from rl_caption.data.file_checks import ImageFile, check_image_files
 from rl_caption.data.loader import augment, draw_view, row_generator, step_indices
 from rl_caption.data.negatives import NegativeSource, PositiveSource
@@ -67,7 +67,7 @@ class PixelCache:
 
     def __init__(self, preprocessing: Preprocessing, cache_bytes: int = 0) -> None:
         self.preprocessing, self.cache_bytes = preprocessing, cache_bytes
-        self.cached: dict[tuple[str, str], Tensor] = {}
+        self.cached: dict[tuple[str, tuple[Any, ...]], Tensor] = {}
 
     def __call__(self, image_id: str, source: ImageSource | Frames) -> Tensor:
         """Normalised pixels [3, S, S], float32; of a video of T frames [T, 3, S, S].
@@ -78,7 +78,7 @@ class PixelCache:
 
     def square(self, image_id: str, source: ImageSource | Frames) -> Tensor:
         """The same before normalisation, uint8."""
-        key = (image_id, str(source) if isinstance(source, str | Path) else "")  # only files have a name besides the id
+        key = pixel_key(image_id, source)
         square = self.cached.get(key)
         if square is None:
             frames = [self.preprocessing.square(open_image(frame, own_mode=True)) for frame in frames_of(source)]

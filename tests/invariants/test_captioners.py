@@ -8,6 +8,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from rl_caption.captioners.base import CaptionerError, Decoding, caption_mask, sample_tokens
+from rl_caption.captioners.modeling import Attention
 from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner, build_vocabulary
 from rl_caption.scst.objectives import token_logprobs
@@ -44,6 +45,15 @@ def test_a_prefix_stands_for_all_captions_that_begin_with_it():
     assert node[0].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]]
     assert node[1].tolist() == [[4, 5, 6, 0]] * 4, "those of another image are others"
     assert node[2].tolist() == [[7, 8, 9, 10], [7, 11, 12, 13], [7, 8, 9, 10], [7, 8, 14, 15]]
+
+
+def test_each_rate_of_dropout_is_that_of_its_own_layers():
+    policy = tiny_captioner(input_kind="regions", dropout=0.1, feature_dropout=0.5).policy
+    rates = {name: module.p for name, module in policy.named_modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates.pop("encoder.embedding.dropout") == 0.5
+    assert len(rates) > 6
+    assert set(rates.values()) == {0.1}
+    assert {module.dropout for module in policy.modules() if isinstance(module, Attention)} == {0.1}
 
 
 def gradients(policy, logprobs):

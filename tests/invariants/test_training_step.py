@@ -216,13 +216,14 @@ def test_cross_entropy_of_two_micro_batches_is_that_of_one(captioner):
     assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, 2)))
 
 
-def test_a_reference_word_that_is_not_learned_is_read_all_the_same(captioner):
+@pytest.mark.parametrize("word", [0, 1])
+def test_a_reference_word_that_is_not_learned_is_read_all_the_same(captioner, word):
     (batch,) = batches_of(captioner, 4, 4)
     targets, learned = batch.targets, batch.target_mask
     assert targets is not None
     assert learned is not None
     learned = learned.clone()
-    learned[:, :, 1] = False  # the second word of each reference, as one outside the vocabulary would be
+    learned[:, :, word] = False  # a word of each reference, as one outside the vocabulary would be
     batch = CaptionBatch(batch.rows, batch.inputs, targets, learned)
     logprobs = captioner.token_logits(captioner.policy, batch.inputs, targets).log_softmax(-1)
     expected = -logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)[learned].sum()
@@ -325,6 +326,37 @@ def test_loss_and_gradient_equal_the_slow_obvious_way(captioner, reduction, temp
     assert_equal_gradients(expected, found, atol=3e-6)
     assert norm(found) == pytest.approx(norm(expected), rel=1e-4)
     assert {name.split(".")[0] for name in found} >= {"encoder", "token_embedding", "layers", "norm"}
+
+
+def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
+    """KL(policy, start) by k3 and the entropy are means over the sampled tokens, at the sampling temperature."""
+    start = perturbed(captioner)
+    for parameter in start.parameters():
+        parameter.mul_(1.3)
+    task = scst_task(captioner, num_samples=3, temperature=1.5, ref_policy=start, kl_coef=0.2, xe_weight=0.5)
+    gradient(captioner, task, batches)
+    logged, (batch,) = task.log.reduce(task.accelerator), batches
+    captioner.policy.eval()
+    rollout = sample_captions(captioner, captioner.policy, batch, task.decoding, 0, 0)
+    ids, mask = rollout.token_ids, rollout.mask
+    distributions = [
+        (captioner.token_logits(policy, batch.inputs, ids) / 1.5).log_softmax(-1)
+        for policy in (captioner.policy, start)
+    ]
+    policy, reference = (each.gather(-1, ids.unsqueeze(-1)).squeeze(-1)[mask] for each in distributions)
+    kl = ((reference - policy).exp() - (reference - policy) - 1).mean()
+    assert abs(kl - ((policy - reference).exp() - (policy - reference) - 1).mean()) > 0.1 * kl
+    entropy = torch.distributions.Categorical(logits=distributions[0][mask]).entropy().mean()
+    rewards = torch.tensor([WordCount()(None, texts) for texts in rollout.texts])
+    weights = leave_one_out(rewards).unsqueeze(-1).expand(mask.shape)[mask]
+    loss = {"loss/policy": -(weights * policy).mean(), "loss/xe": naive_cross_entropy(captioner, batch)}
+    penalty = 0.5 * (policy - reference).square().mean()
+    total = loss["loss/policy"] + 0.2 * penalty + 0.5 * loss["loss/xe"]
+    expected = {"policy/kl": kl, "policy/entropy": entropy, "loss/total": total} | loss
+    assert {key: logged[key] for key in expected} == pytest.approx(
+        {key: value.item() for key, value in expected.items()}, rel=1e-4
+    )
+    assert logged["completion/length"] == pytest.approx(mask.sum(-1).double().mean().item())
 
 
 @pytest.mark.parametrize("dropout", [False, True])

@@ -103,6 +103,12 @@ def test_scores_equal_the_toolkits_classes(images: list[tuple[str, list[str]]]) 
     assert metrics.rouge(candidates, references).values == {"ROUGE-L": (total, scores.tolist())}
 
 
+def test_a_no_break_space_within_a_token_does_not_split_it() -> None:
+    """As in the toolkit, whose ROUGE-L splits at spaces: three of four tokens are shared, not four of five."""
+    scores = metrics.rouge({"1": "a man at 10\xa01/2"}, {"1": ["a man at 10\xa0am"]})
+    assert scores.values["ROUGE-L"] == (0.75, [0.75])
+
+
 def test_references_without_a_weight_leave_cider_undefined() -> None:
     with pytest.raises(UndefinedMetric, match="all 2 images have the same n-grams"):
         metrics.cider({"1": "a dog", "2": "a cat"}, {"1": ["a dog", "a man"], "2": ["a man", "a dog"]})

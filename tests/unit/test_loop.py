@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 
 from rl_caption.captioners.base import Decoding
 from rl_caption.cli.main import parse
 from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
-from rl_caption.engines import Averages
+from rl_caption.engines import Averages, dropout_off
 from rl_caption.training import validation
-from rl_caption.training.checkpoint import CheckpointError, load_checkpoint
+from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from rl_caption.training.loop import NonFiniteError, Trainer, schedule_factor
 from rl_caption.training.setup import Context
 from rl_caption.types import CaptionBatch, TrainState, Validation
@@ -95,6 +96,64 @@ def test_what_validations_depend_on_are_images_and_references_not_their_number_a
         Context(XeConfig(), Accelerator(cpu=True), [], [found], 1).validation for found in (row, {**row}, row | changes)
     )
     assert first == same != other
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({}, True),
+        ({"metric": "val/reward"}, False),
+        ({"measured": "20 tokens"}, False),
+        ({"max_steps": 3}, True),  # the choice of a finished run stays
+    ],
+    ids=["nothing", "metric", "measured", "finished"],
+)
+def test_what_a_metric_chose_and_how_long_it_was_patient_are_forgotten_with_it(
+    tmp_path: Path, changes: dict[str, Any], kept: bool
+) -> None:
+    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
+    config = XeConfig(run=RunConfig(dir=str(tmp_path)), train=XeTrainConfig(max_steps=changes.pop("max_steps", 9)))
+    context = Context(config, Accelerator(cpu=True), rows, rows, 1)
+    fresh = context.start(measured="12 tokens")
+    assert (fresh.metric, fresh.best_metric, fresh.evaluations_without_gain) == ("val/cider", None, 0)
+    best = {"best_metric": 0.5, "best_step": 1, "evaluations_without_gain": 2}
+    saved = save_checkpoint(context.accelerator, tmp_path, replace(fresh, global_step=3, **best), 1)
+    state = replace(context, checkpoint=saved).start(**{"measured": "12 tokens"} | changes)
+    found = {key: getattr(state, key) for key in best}
+    assert found == (best if kept else {"best_metric": None, "best_step": None, "evaluations_without_gain": 0})
+
+
+def test_an_export_that_is_not_the_checkpoints_is_not_its_best(tmp_path: Path) -> None:
+    trainer, _, _ = make_trainer(tmp_path, [0.5, 0.1], eval_every=1, max_steps=2)
+    trainer.fit()
+    context = replace(trainer.context, checkpoint=tmp_path / "checkpoints/step-00000002")
+    context.config.train.max_steps = 4
+    assert context.start().best_metric == 0.5
+    (tmp_path / "export/best/score").write_text("7")
+    state = context.start()
+    assert (state.best_metric, state.best_step, state.evaluations_without_gain) == (None, None, 0)
+
+
+def test_ranks_draw_other_dropout_masks_from_equal_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
+    context = Context(XeConfig(run=RunConfig(dir=str(tmp_path))), Accelerator(cpu=True), rows, rows, 1)
+    masks = []
+    for rank in (0, 1, 0):
+        monkeypatch.setitem(PartialState._shared_state, "process_index", rank)
+        context.prepare(nn.Linear(2, 2))
+        masks.append(nn.functional.dropout(torch.ones(64), training=True))
+    assert torch.equal(masks[0], masks[2])
+    assert not torch.equal(masks[0], masks[1])
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_model_leaves_dropout_off_in_the_mode_that_it_came_in(training: bool, enabled: bool) -> None:
+    model = nn.Sequential(nn.Dropout(0.5)).train(training)
+    with suppress(KeyError), dropout_off(model, enabled):
+        assert model[0].training == (training and not enabled)
+        raise KeyError
+    assert model.training == model[0].training == training
 
 
 def logged(folder: Path, key: str) -> dict[int, float]:

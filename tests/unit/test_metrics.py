@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from accelerate import Accelerator
 
 from rl_caption.engines import Averages
+from rl_caption.scst.rollout import log_rollout
+from rl_caption.types import CaptionBatch, Rollout, Scores
 from tests.reward_models_for_tests import chain, text_chain
 from tests.training_for_tests import changed, checked_run, lines, scst_config, xe_config
 
@@ -27,6 +30,52 @@ def test_parts_of_unequal_size_count_by_element() -> None:
     assert averages.reduce(Accelerator(cpu=True)) == {"a": 4.0, "b": 4.0, "c": 1.5}
     averages.add("a", [1.0, float("nan")])
     assert math.isnan(averages.reduce(Accelerator(cpu=True))["a"]), "NaN is not hidden"
+
+
+def test_what_is_logged_of_a_rollout_is_worked_by_hand() -> None:
+    """Two images, two samples each; one ends with EOS at the length limit of 4, one is cut off there."""
+    lengths = torch.tensor([[3, 1], [4, 4]])
+    rollout = Rollout(
+        token_ids=torch.zeros(2, 2, 4, dtype=torch.long),
+        mask=torch.arange(4) < lengths.unsqueeze(-1),
+        finished=torch.tensor([[True, True], [True, False]]),
+        texts=[["a dog a dog", "a dog a dog"], ["a cat with", ""]],
+        greedy_texts=["a dog", "a cat"],
+        greedy_finished=torch.tensor([True, True]),
+    )
+    batch = CaptionBatch([{"image_id": name, "references": []} for name in "ab"], {})
+    scores = Scores(
+        torch.tensor([[0.0, 2.0], [1.00001, 1.00009]]), torch.tensor([3.0, 5.0]), {"x": [1.0, 2.0, 3.0, 6.0]}
+    )
+    advantage, accelerator, averages = torch.tensor([[-2.0, 0.0], [0.0, 0.0]]), Accelerator(cpu=True), Averages()
+    records = log_rollout([batch], [rollout], [scores], [advantage], averages)
+    assert averages.reduce(accelerator) == pytest.approx(
+        {
+            "reward/total": 1.000025,
+            "reward/std": (1.0 + 0.00004) / 2,
+            "reward/greedy": 4.0,
+            "reward/x": 3.0,
+            "advantage/mean": -0.5,
+            "advantage/abs": 0.5,
+            "advantage/zero_fraction": 0.5,
+            "completion/length": 3.0,
+            "completion/eos_fraction": 0.75,
+            "hacking/repeated_ngrams": (1 / 3 + 1 / 3 + 0 + 0) / 4,
+            "hacking/duplicates": 0.25,
+            "hacking/bad_endings": 0.5,
+        },
+        rel=1e-4,
+    )
+    first = {"image_id": "a", "samples": rollout.texts[0], "rewards": [0.0, 2.0], "greedy": "a dog"}
+    assert records == [
+        first,
+        {"image_id": "b", "samples": ["a cat with", ""], "rewards": [1.0, 1.0001], "greedy": "a cat"},
+    ]
+    characters = Averages()
+    bare = replace(rollout, greedy_texts=None, greedy_finished=None)
+    records = log_rollout([batch], [bare], [replace(scores, greedy=None)], [advantage], characters, "char")
+    assert {"reward/greedy", "hacking/bad_endings"} == averages.sums.keys() - characters.sums.keys()
+    assert records[0]["greedy"] is None
 
 
 def documented() -> set[str]:

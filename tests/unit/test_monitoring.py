@@ -169,6 +169,50 @@ def test_a_judge_that_rose_first_is_compared_with_its_best() -> None:
     assert judge_alarm(Findings(1.5, {"rouge_l": wide}, STATISTICS), START, REFERENCES, Thresholds(), peak) == {}
 
 
+def test_a_judge_that_slipped_while_the_reward_stood_still_is_no_evidence_where_it_must_have_risen() -> None:
+    better = [score + 0.2 for score in SCORES]
+    now = Findings(1.5, {"rouge_l": [score - 0.09 for score in better]}, STATISTICS)
+    for reward, kept, alarms in ((1.5, 1.0, False), (1.49, 1.0, True), (2.0, 0.5, False), (1.9, 0.5, True)):
+        peak = {"rouge_l": Peak(40, reward, better)}
+        found = judge_alarm(now, START, REFERENCES, Thresholds(reward_kept=kept), peak)
+        assert list(found) == ["judge/rouge_l"] * alarms
+
+
+@pytest.mark.parametrize(
+    ("limits", "change", "step"),
+    [
+        ({"repeated_ngrams": 0.25}, "repeated_ngrams", 1),  # of 0.5 in the references
+        ({"bad_endings": 0.25}, "bad_endings", 1),
+        ({"duplicates": 0.25}, "duplicates", 1),
+        ({"length": 0.5}, "length", 1),
+        ({"length": 0.5}, "length", -1),
+        ({"vocabulary": 0.5}, "vocabulary", -1),
+        ({"diversity": 0.5}, "diversity", -1),
+    ],
+)
+def test_exactly_the_threshold_is_no_evidence_and_anything_beyond_it_is(
+    limits: dict[str, float], change: str, step: int
+) -> None:
+    """Powers of two, so that nothing rounds: references and start have 0.5 (64 words, 8 of them in a caption)."""
+    usual = dict.fromkeys(STATISTICS, 0.5) | {"length": 8.0, "vocabulary": 64.0}
+    at = usual[change] + step * (limits[change] if usual[change] == 0.5 and step > 0 else usual[change] / 2)
+    start = Findings(1.0, {}, usual)
+    for value, expected in ((at, []), (at * (1 + step * 2**-20), [change])):
+        now = Findings(1.5, {}, usual | {change: value})
+        assert list(judge_alarm(now, start, usual, Thresholds(**limits))) == expected
+
+
+def test_exactly_the_fall_that_is_allowed_is_no_evidence() -> None:
+    for limits, drop in (({"judge_fall": 0.25}, 0.25), ({"judge_fall": 0.0}, 0.0)):
+        start = Findings(1.0, {"rouge_l": [1.0] * 128}, STATISTICS)
+        for fall, alarms in ((drop, False), (drop + 2**-10, True)):
+            now = Findings(1.5, {"rouge_l": [1.0 - fall] * 128}, STATISTICS)
+            found = judge_alarm(now, start, REFERENCES, Thresholds(**limits))
+            assert list(found) == ["judge/rouge_l"] * alarms
+    assert policy_signs({"entropy": 0.5, "kl": 0.25}, {"entropy": 2.0}, Thresholds(entropy=0.25, kl=0.25)) == {}
+    assert list(policy_signs({"kl": 2**-20}, {}, Thresholds(kl=0.0))) == ["kl"]
+
+
 def test_peaks_keep_the_earliest_best_of_each_judge() -> None:
     peaks = updated_peaks({}, Findings(1.0, {"a": [0.5, 0.5], "b": [0.2, 0.2]}, {}), 0)
     peaks = updated_peaks(peaks, Findings(1.1, {"a": [1.0, 0.0], "b": [0.1, 0.4]}, {}), 10)

@@ -75,7 +75,8 @@ def test_k3_and_the_gradient_of_k2_are_unbiased():
     """Summed over all outcomes by their probability, k3 is KL and the gradient of k2 is the gradient of KL."""
     torch.manual_seed(1)
     logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    reference = torch.randn(6, dtype=torch.float64).log_softmax(-1)
+    parameter = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    reference = parameter.log_softmax(-1)
     logprobs = logits.log_softmax(-1)
     probabilities = logprobs.exp().detach()
     kl = (logprobs.exp() * (logprobs - reference)).sum()
@@ -83,6 +84,7 @@ def test_k3_and_the_gradient_of_k2_are_unbiased():
     exact = torch.autograd.grad(kl, logits, retain_graph=True)[0]
     estimate = torch.autograd.grad((probabilities * kl_penalty(logprobs, reference)).sum(), logits)[0]
     assert torch.allclose(exact, estimate, atol=1e-12)
+    assert torch.autograd.grad(kl_penalty(logprobs, reference).sum(), parameter, allow_unused=True) == (None,)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

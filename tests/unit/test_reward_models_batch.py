@@ -1,5 +1,6 @@
 """What embedding models read: captions chosen, token ids, pixels, random views, triplets, generated positives."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from PIL import Image
 from rewards.clip.backbone import load_backbone
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import ClipText
+from rewards.images import open_image
 from rewards.text.detail_units import detail_units, prefixes
+from rewards.videos import video_frames
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
@@ -34,6 +37,7 @@ from rl_caption.reward_models.batch import (
 )
 from rl_caption.reward_models.distillation import Teacher
 from rl_caption.reward_models.triplets import Donor, Triplet, continued, make_triplets, shuffled_words
+from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import Drawn, noise_image, tiny_student
 from tests.reward_models_for_tests import DATA
 
@@ -60,6 +64,7 @@ def test_ids_are_those_of_the_tokenizer_truncated_or_padded() -> None:
     short = SimpleTokenizer(context_length=5)(captions)
     assert torch.equal(token_cache(context_length=5)(captions), short)
     assert token_cache(context_length=5).too_long(captions) == 1
+    assert [token_cache(context_length=length).too_long(["a dog"]) for length in (3, 4)] == [1, 0], "4 tokens fit 4"
 
 
 def test_the_caption_is_a_function_of_seed_step_and_image() -> None:
@@ -80,6 +85,28 @@ def test_pixels_are_those_of_the_preprocessing_and_drawn_once() -> None:
     cache = PixelCache(preprocessing, cache_bytes=10**6)
     cache("c", drawn), cache("c", drawn)
     assert drawn.drawn == 3
+
+
+def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.png" for number in range(3)]
+    for number, file in enumerate(files):
+        noise_image(number).save(file)
+    captioner = tiny_captioner()
+    captioner.cache_bytes = 10**6
+    videos = tiny_captioner(num_frames=2)
+    videos.cache_bytes = 10**6
+    cache = PixelCache(Preprocessing(32), cache_bytes=10**6)
+    sources: list[Any] = [str(files[0]), str(files[1]), files[2]]
+    sources += [(sources[0], sources[1]), (sources[0], sources[2]), *(video_frames(tmp_path, n) for n in (2, 3))]
+    for _ in range(2):
+        for source in sources:
+            frames = source if isinstance(source, tuple) else (source,)
+            expected = torch.stack([Preprocessing(32)(open_image(frame)) for frame in frames])
+            assert torch.equal(cache("a", source), expected if isinstance(source, tuple) else expected[0])
+        for model, images in ((captioner, sources[:3]), (videos, sources[3:5])):
+            found = [model.preprocess([{"image_id": "a", "image": image, "references": []}]) for image in images]
+            assert not any(torch.equal(a["pixel_values"], b["pixel_values"]) for a, b in pairwise(found))
+    assert [len(model.cached) for model in (cache, captioner, videos)] == [7, 3, 2]
 
 
 def test_a_batch_has_what_its_towers_read() -> None:

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.encoder import CachedEncoder
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models import distillation
@@ -216,6 +217,18 @@ def test_a_second_epoch_costs_no_forward_pass(backbone, counts, tmp_path, on_dis
         counts.update(image=0, text=0)
         assert all(map(torch.equal, epoch(made(backbone, tmp_path, memory)), first)), "nor does a second run"
         assert counts == {"image": 0, "text": 0}
+
+
+def test_a_score_that_shares_the_teachers_folder_has_embeddings_of_length_1_and_the_teacher_its_raw_ones(
+    backbone: Backbone, tmp_path: Path
+) -> None:
+    images = [row["image"] for row in ROWS]
+    raw = Teacher(backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)).image_embeddings(ROWS)
+    assert (raw.norm(dim=1) - 1).abs().min() > 1e-2
+    unit = CachedEncoder(backbone, tmp_path).embed_images(images)
+    torch.testing.assert_close(torch.from_numpy(unit), torch.nn.functional.normalize(raw, dim=1))
+    again = Teacher(backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)).image_embeddings(ROWS)
+    assert torch.equal(again, raw)
 
 
 def test_a_table_made_in_parts_is_the_same(backbone, monkeypatch):

@@ -107,6 +107,11 @@ def test_mixed_precision_is_that_of_the_policy_and_not_of_the_rewards(monkeypatc
     assert in_autocast == [False, False]
 
 
+def test_a_penalty_varies_by_the_size_of_its_weight():
+    reward = MixedReward({"words": (Words(), -2.0)})
+    assert weighted_variation(reward, {"words": scale_of([[1.0, 3.0]])}) == {"words": 2.0}
+
+
 def warning(weighted: dict[str, float], normalize: Any = "none", watched: str = "") -> str | None:
     terms = {name: (Words(), 0.0 if name == watched else 0.5) for name in weighted} or {"words": (Words(), 1.0)}
     return scale_warning(MixedReward(terms, normalize=normalize), weighted)

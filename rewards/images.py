@@ -1,12 +1,14 @@
-"""Image sources (a path, a PIL image, an object that draws one; lists of them for videos): opening, size, hashes."""
+"""Image sources (a path, a PIL image, an object that draws one; lists of them for videos): listing, opening, hashes."""
 
 import contextlib
 import hashlib
 import os
 import stat
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -17,7 +19,7 @@ from rewards.base import RewardError, naming
 
 T = TypeVar("T")
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
-"""Suffixes, in lower case, of the files in a folder that count as images."""
+"""Suffixes, in lower case, of the files in a folder that count as images (``list_images``)."""
 UNREADABLE = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, ZeroDivisionError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
@@ -41,6 +43,36 @@ class Renderable(Protocol):
 ImageSource: TypeAlias = str | Path | Image.Image | Renderable
 Frames: TypeAlias = list[ImageSource] | tuple[ImageSource, ...]
 """The frames of a video, at least one."""
+
+
+def list_images(folder: str | Path, *, recursive: bool = True, follow_links: bool = False) -> Iterator[Path]:
+    """Yield the images in a folder: files with one of ``IMAGE_SUFFIXES``, without those whose name begins with a dot.
+
+    Each folder's files come sorted by name and before its subfolders, which are sorted, too; hidden folders are left
+    out. A link to a file is a file, also one that leads nowhere, so that whoever opens it names it.
+
+    Args:
+        folder: where to look.
+        recursive: also look in its subfolders.
+        follow_links: also look in subfolders that are links.
+
+    Raises:
+        RewardError: a folder cannot be listed, or links lead to a folder that is listed already.
+    """
+
+    def fail(error: OSError) -> None:
+        raise RewardError(f"folder {str(error.filename)!r} cannot be listed: {error.strerror or error}") from error
+
+    listed: dict[tuple[int, int], str] = {}
+    for path, folders, names in os.walk(folder, onerror=fail, followlinks=follow_links):
+        status = os.stat(path)
+        first = listed.setdefault((status.st_dev, status.st_ino), path)
+        if first != path:
+            raise RewardError(f"folder {path!r} is a link to {first!r}, whose images are listed already: remove it")
+        folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+                yield Path(path, name)
 
 
 def frames_of(source: ImageSource | Frames) -> Frames:
@@ -99,8 +131,9 @@ def image_size(path: str | Path) -> tuple[int, int]:
 def image_identity(source: ImageSource | Frames) -> str:
     """Cache key of an image or video: equal images have equal keys, and the order of frames does not matter.
 
-    The key of a file is its absolute path, size and modification time in nanoseconds, so the file is not read. The key
-    of any other image is its ``identity()`` or, without one, a hash of its pixels, for which a scene is drawn. The
+    The key of a file is a hash of its content (``file_hash``), so that a file that was replaced has another key, and a
+    copy has the same. The key of any other image is its ``identity()`` or, without one, a hash of its pixels, for which
+    a scene is drawn. The
     column ``image_id`` is not used, because two datasets may have the same ids.
 
     Raises:
@@ -112,9 +145,8 @@ def image_identity(source: ImageSource | Frames) -> str:
         return "frames:" + hashlib.blake2b("\n".join(keys).encode(), digest_size=16).hexdigest()
     (frame,) = frames
     if isinstance(frame, str | Path):
-        size, changed = file_stamp(frame, "image")
         # "oriented" tells apart embeddings that older versions computed without applying the EXIF orientation.
-        return f"oriented file:{os.path.abspath(frame)}:{size}:{changed}"
+        return f"oriented content:{file_hash(frame, 'image')}"
     if hasattr(frame, "identity"):
         return str(frame.identity())
     image = open_image(frame, own_mode=True)  # the mode matters: images are resized in their own
@@ -123,18 +155,48 @@ def image_identity(source: ImageSource | Frames) -> str:
     return f"pixels:{image.mode}:{pixel_hash(seen)}"
 
 
-def file_stamp(path: str | Path, kind: str) -> tuple[int, int]:
-    """Size in bytes and time of the last change, in nanoseconds, of a file, which messages call ``kind``.
+def file_stamp(path: str | Path, kind: str) -> tuple[int, int, int, int]:
+    """What is different after a file, which messages call ``kind``, was replaced or written to.
 
-    Raises ``RewardError`` if there is no such file.
+    Returns:
+        Size in bytes, times of the last change of the content and of the file's status in nanoseconds, inode. Whoever
+        replaces a file can restore the first time (``cp -p``, ``rsync -t``), but not the second.
+
+    Raises:
+        RewardError: there is no such file.
     """
     try:
-        status = os.stat(path)
+        return stamp_of(os.stat(path))
     except (OSError, ValueError) as error:
         raise RewardError(
             f"{kind} {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
-    return status.st_size, status.st_mtime_ns
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:
+    """``file_stamp`` of a file whose status is known."""
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def file_hash(path: str | Path, kind: str = "file") -> str:
+    """Hash of the content of a file, which messages call ``kind``.
+
+    It is remembered by path and ``file_stamp``, so that a process reads a file once as long as it stays as it is.
+    Raises ``RewardError`` where it cannot be read.
+    """
+    stamp = file_stamp(path, kind)
+    # The clock of a file system ticks coarsely: two changes in one tick have the same time.
+    settled = time.time_ns() - max(stamp[1:3]) > 2 * 10**9
+    return (_file_hash if settled else _file_hash.__wrapped__)(os.path.abspath(path), stamp, kind)
+
+
+@lru_cache(maxsize=1 << 18)
+def _file_hash(path: str, stamp: tuple[int, int, int, int], kind: str) -> str:
+    with naming(f"{kind} {path!r} cannot be read", (OSError,), RewardError):
+        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or a device might never end
+            raise OSError("it is not a file")
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def check_frames(frames: Frames) -> None:

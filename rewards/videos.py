@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from rewards.base import RewardError, naming
-from rewards.images import IMAGE_SUFFIXES, file_stamp, image_file, image_identity, open_image
+from rewards.images import IMAGE_SUFFIXES, file_hash, file_stamp, image_file, image_identity, list_images, open_image
 
 KEPT = 4
 """Number of videos whose decoded frames a process caches, as a file is decoded whole but its frames are read singly."""
@@ -48,17 +48,16 @@ class VideoFrame:
         """
         if os.path.isdir(self.path):
             return open_image(self._file())
-        return _decoded(self.path, self.count, self.span, file_stamp(self.path, "video"))[self.index].copy()
+        return _decoded(self.path, self.count, self.span, file_hash(self.path, "video"))[self.index].copy()
 
     def identity(self) -> str:
         """Cache key, without decoding; see ``rewards.images.image_identity``."""
         if os.path.isdir(self.path):
             return image_identity(self._file())
-        size, changed = file_stamp(self.path, "video")
-        return f"video:{os.path.abspath(self.path)}:{size}:{changed}:{self.index}/{self.count}:{self.span}"
+        return f"video content:{file_hash(self.path, 'video')}:{self.index}/{self.count}:{self.span}"
 
     def _file(self) -> str:
-        files = _frame_files(self.path, os.stat(self.path).st_mtime_ns)
+        files = _frame_files(self.path, file_stamp(self.path, "video"))
         return files[uniform(len(files), self.count, self.span)[self.index]]
 
 
@@ -80,21 +79,21 @@ def read_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0, 
 
 
 @lru_cache(maxsize=1024)
-def _frame_files(folder: str, changed: int) -> list[str]:
-    """Paths of the images in a folder; ``changed`` is when the folder was."""
+def _frame_files(folder: str, stamp: tuple[int, int, int, int]) -> list[str]:
+    """Paths of the images in a folder, of which ``stamp`` is the ``file_stamp``."""
 
-    def natural(name: str) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    def natural(file: Path) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file.name)]
 
-    names = sorted((name for name in os.listdir(folder) if Path(name).suffix.lower() in IMAGE_SUFFIXES), key=natural)
-    if not names:
+    files = sorted(list_images(folder, recursive=False), key=natural)
+    if not files:
         raise RewardError(f"video {folder!r} is a folder without images: expected its frames")
-    return [os.path.join(folder, name) for name in names]
+    return [str(file) for file in files]
 
 
 @lru_cache(maxsize=KEPT)
-def _decoded(path: str, count: int, span: tuple[float, float], stamp: tuple[int, int]) -> list[Image.Image]:
-    """``read_frames`` of a file; ``stamp`` is its size and time of change."""
+def _decoded(path: str, count: int, span: tuple[float, float], content: str) -> list[Image.Image]:
+    """``read_frames`` of a file; ``content`` is its ``file_hash``."""
     return read_frames(path, count, span)
 
 

@@ -16,10 +16,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import check_choice, check_least
+from rewards.base import RewardError, check_choice, check_least, naming
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource, is_main_process, passes_on
-from rewards.images import IMAGE_SUFFIXES
+from rewards.images import IMAGE_SUFFIXES, list_images
 
 logger = logging.getLogger(__name__)
 Score = Literal["log_softmax", "reciprocal_rank", "recall", "margin"]
@@ -192,7 +192,8 @@ class Retrieval(ClipScore):
 def _images_of(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"pool {str(folder)!r} is no folder: expected one with images")
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+    with naming("pool", (RewardError,)):
+        found = list(list_images(folder, recursive=False))
     if not found:
         raise ValueError(f"pool {str(folder)!r} has no image ({', '.join(sorted(IMAGE_SUFFIXES))})")
     return found

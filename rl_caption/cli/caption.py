@@ -7,9 +7,9 @@ from typing import Any, get_type_hints
 
 from accelerate import Accelerator
 
-from rewards.base import RewardError
+from rewards.base import RewardError, naming
 from rewards.clip.encoder import is_main_process
-from rewards.images import IMAGE_SUFFIXES
+from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.ensemble import Average
 from rl_caption.config.checks import decoding_of, wrong_decoding
@@ -23,16 +23,17 @@ from rl_caption.programs.captions import Captions, build_reranker, caption_rows,
 
 
 def find_images(paths: Sequence[str]) -> list[Path]:
-    """Image files among ``paths`` and, ordered by name, in all folders among them; each file once.
+    """Files among ``paths`` and, ordered by name, the images (``list_images``) in folders among them; each file once.
 
     Raises:
-        DataError: a path does not exist, or there is no image.
+        DataError: a path does not exist, or a folder cannot be listed, or there is no image.
     """
     found: list[Path] = []
     for name in paths:
         path = Path(name)
         if path.is_dir():
-            found += sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+            with naming(f"folder {name!r}", (RewardError,), DataError):
+                found += sorted(list_images(path))
         elif path.is_file():
             found.append(path)
         else:

@@ -77,9 +77,9 @@ def text_overlap(caption: str, text: str) -> float:
 class Source:
     """A dataset to curate, read one row at a time. Raises ``DataError`` where no file can be read.
 
-    ``path`` is a file, or a folder of files, with a suffix among ``SUFFIXES``. Image paths start from ``image_root``,
-    itself relative to the folder of each file. The columns are those of JSON lines and Parquet; ``text_column`` holds
-    a text read in the image, if any.
+    ``path`` is a file, or a folder of files, with a suffix among ``SUFFIXES``; files of a folder whose names begin with
+    a dot are left out. Image paths start from ``image_root``, itself relative to the folder of each file. The columns
+    are those of JSON lines and Parquet; ``text_column`` holds a text read in the image, if any.
     """
 
     path: Path
@@ -90,7 +90,9 @@ class Source:
     files: tuple[Path, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        found = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+        found = [self.path]
+        if self.path.is_dir():
+            found = sorted(file for file in self.path.iterdir() if not file.name.startswith("."))
         self.files = tuple(file for file in found if file.suffix in SUFFIXES and file.is_file())
         if not self.files:
             raise DataError(f"data {str(self.path)!r}: no such file, or no {', '.join(SUFFIXES)} in the folder")

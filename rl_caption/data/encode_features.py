@@ -1,12 +1,14 @@
 """Encode images with a frozen image encoder and store their feature grids [H, W, D] as region features."""
 
+import hashlib
 import json
 import logging
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,18 +16,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rewards.base import RewardError
+from rewards.base import RewardError, naming
 from rewards.clip.preprocessing import pixels
 from rewards.clip.pretrained import load_image_encoder
-from rewards.files import atomic_write, remove_leftovers
-from rewards.images import IMAGE_SUFFIXES
+from rewards.files import UNREADABLE_ARRAY, atomic_write, member, read_array, remove_leftovers
+from rewards.images import IMAGE_SUFFIXES, file_hash, list_images
 from rewards.model_files import fingerprint, read_object
 from rl_caption.data.base import SHOWN, DataError
-from rl_caption.data.features import as_stored, finite, import_h5py, open_hdf5
-from rl_caption.data.file_checks import ImageFile, check_image_files, progress
+from rl_caption.data.features import (
+    as_image_features,
+    as_stored,
+    check_stored,
+    finite,
+    hdf5_object,
+    import_h5py,
+    open_hdf5,
+)
+from rl_caption.data.file_checks import ImageFile, check_image_files, in_parallel, progress
 from rl_caption.data.files import check_space, write_json
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.loader import AUGMENTATIONS
@@ -60,9 +71,10 @@ def encode_features(
 ) -> tuple[int, int]:
     """Write the grid of every image; returns how many were written and how many were there already.
 
-    Images are preprocessed as the encoder requires. Existing features are kept, so an interrupted run continues. An
-    HDF5 file is written at the end, from the folder ``OUT.parts``, which is then removed: HDF5 files that a killed
-    process was writing cannot be read.
+    Images are preprocessed as the encoder requires. Existing features are kept, so an interrupted run continues, but
+    damaged ones, and those of an image file that was replaced since (``_image_hashes``), are made again. An HDF5 file
+    is written at the end, from the folder ``OUT.parts``, which is then removed: HDF5 files that a killed process was
+    writing cannot be read.
 
     Args:
         encoder: see ``rewards.clip.pretrained``; ``kwargs`` are its arguments, where it is a class.
@@ -76,7 +88,8 @@ def encode_features(
             ``features_kwargs.views``.
 
     Raises:
-        ConfigError: the encoder or the device cannot be used, or ``out`` has features of another encoder.
+        ConfigError: the encoder or the device cannot be used, or ``out`` has features of another encoder or of other
+            images with the same ids, or is being written by another process (HDF5).
         DataError: images are missing or unreadable, the disk has too little space (both found before anything is
             encoded), or a value of a grid is not finite or beyond ``dtype``.
     """
@@ -88,19 +101,103 @@ def encode_features(
     network = _load(encoder, kwargs or {}, device)
     made_by = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype, **_identity(network)}
     record = _as_json(made_by | ({"augment": [*augment], "seed": seed} if augment else {}))
-    finished = _finished(folder, record)
-    if in_one_file:
-        import_h5py(out)
-        finished |= _finished(out, record)
-    pending = {name: path for name, path in images.items() if name not in finished}
-    if pending:
-        _check_images(list(pending.values()), dataset, num_workers)
-        copied = len(finished | pending.keys()) if in_one_file else 0
-        _write_grids(network, record, pending, folder, copied, batch_size, num_workers)
-    if in_one_file and folder.is_dir():
-        _write_hdf5(out, folder, record)
-        shutil.rmtree(folder)
+    with _only_writer(out) if in_one_file else nullcontext():
+        stored = {name: path for path in dict.fromkeys((out, folder)) for name in _finished(path, record)}
+        pending = _pending(images, stored, num_workers)
+        if pending:
+            _check_images(list(pending.values()), dataset, num_workers)
+            copied = len({*stored, *pending}) if in_one_file else 0
+            _write_grids(network, record, pending, folder, copied, batch_size, num_workers)
+        if in_one_file and folder.is_dir():
+            _write_hdf5(out, folder, record)
+            shutil.rmtree(folder)
     return len(pending), len(images) - len(pending)
+
+
+@contextmanager
+def _only_writer(out: Path) -> Iterator[None]:
+    """Inside the ``with``, no other process writes the HDF5 file ``out``. Raises ``ConfigError`` where one does."""
+    import_h5py(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out.with_name(f".{out.name}.lock"), fallback_to_soft=False)  # a soft one outlives a killed holder
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise ConfigError(f"{out} is being written by another process: wait for it, or name another out") from error
+    try:
+        yield
+    finally:
+        os.unlink(lock.lock_file)
+        lock.release()
+
+
+def _image_hashes(path: str) -> str:
+    """What is stored with the features of an image file: hashes of its path and of its content.
+
+    Features that older versions wrote without are kept, and counted in the log.
+    """
+    return f"{hashlib.blake2b(os.fsencode(os.path.abspath(path)), digest_size=16).hexdigest()} {file_hash(path)}"
+
+
+def _pending(images: Mapping[str, str], stored: Mapping[str, Path], num_workers: int) -> dict[str, str]:
+    """The ``images`` without features, whole and up to date, in the folder or HDF5 file that ``stored`` names.
+
+    Raises ``ConfigError`` where there are features of other image files with the same ids.
+    """
+    names = [name for name in images if name in stored]
+
+    with ExitStack() as stack:
+        sources = {path: path if path.is_dir() else stack.enter_context(open_hdf5(path)) for path in stored.values()}
+
+        def state(name: str) -> str:
+            """``usable``, or what is wrong."""
+            try:
+                hashes = _stored_hashes(sources[stored[name]], name)
+            except DataError as error:
+                logger.warning("%s: they are made again", error)
+                return "damaged"
+            if hashes is None or not os.path.isfile(images[name]):
+                return "unknown"
+            known, current = hashes.split(" "), _image_hashes(images[name]).split(" ")
+            if known[-1] == current[-1]:
+                return "usable"
+            return "replaced" if known[0] == current[0] else "other"
+
+        states = dict(zip(names, in_parallel(state, names, num_workers, "comparing images"), strict=True))
+    by_state = {key: [name for name in names if states[name] == key] for key in ("other", "replaced", "unknown")}
+    if other := by_state["other"]:
+        first = ", ".join(f"{name!r} ({images[name]})" for name in other[:SHOWN])
+        raise ConfigError(
+            f"{stored[other[0]]} has features of other image files than these under {len(other)} of {len(images)} ids, "
+            f"such as {first}: name another out"
+        )
+    if replaced := by_state["replaced"]:
+        logger.warning("%d images were replaced, such as %r: their features are made again", len(replaced), replaced[0])
+    if unknown := by_state["unknown"]:
+        logger.warning(
+            "%d images are kept without comparison, such as %r: there is no image file, or the features are of an "
+            "older version, which did not store what they were made of", len(unknown), unknown[0],
+        )  # fmt: skip
+    return {name: path for name, path in images.items() if states.get(name) not in ("usable", "unknown")}
+
+
+def _stored_hashes(source: Any, name: str) -> str | None:
+    """``_image_hashes`` of the image of which a folder or an open HDF5 file has the features; None of older versions.
+
+    Raises ``DataError`` where the features are damaged.
+    """
+    if not isinstance(source, Path):
+        dataset = hdf5_object(source, KEY.format(name))
+        check_stored(dataset, f"features of image {name!r} ({source.filename})")
+        hashes = dataset.attrs.get("image")
+        return None if hashes is None else str(hashes)
+    stored = as_image_features(source / f"{name}.npz", name)
+    stored.check()
+    with naming(stored.where, UNREADABLE_ARRAY, DataError), zipfile.ZipFile(source / f"{name}.npz") as archive:
+        if "image.npy" not in archive.namelist():
+            return None
+        with member(archive, "image") as (file, size):
+            return str(read_array(file, size))
 
 
 def _check_options(batch_size: int, num_workers: int, augment: Sequence[str]) -> None:
@@ -141,7 +238,7 @@ def _write_grids(
         where = f"image {name!r} ({images[name]})"
         stored = as_stored(finite(grid.reshape(-1, shape[-1]), "features", where), dtype, where).reshape(grid.shape)
         with atomic_write(folder / f"{name}.npz") as file:
-            np.savez(file, features=stored)
+            np.savez(file, features=stored, image=_image_hashes(images[name]))
 
 
 def _images(
@@ -152,8 +249,8 @@ def _images(
     if path.is_dir() and not any(path.glob("dataset*.json")):
         if image_root is not None or image_extension is not None or flatten or splits:
             raise DataError(f"{path} holds no dataset*.json: image_root, image_extension, flatten, splits are for one")
-        files = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
-        pairs = [(file.stem, str(file)) for file in files]
+        with naming(f"data {str(path)!r}", (RewardError,), DataError):
+            pairs = [(file.stem, str(file)) for file in sorted(list_images(path))]
     else:
         dataset = KarpathyData(path, image_root, image_extension, flatten)
         rows = (row for split in splits or dataset.splits for row in dataset.split(split))
@@ -215,7 +312,8 @@ def _finished(path: Path, record: Mapping[str, Any]) -> set[str]:
     names: set[str] = set()
     if path.is_dir():
         remove_leftovers(path)
-        names = {name.removesuffix(".npz") for name in os.listdir(path) if name.endswith(".npz")}
+        files = (name for name in os.listdir(path) if name.endswith(".npz") and not name.startswith("."))
+        names = {name.removesuffix(".npz") for name in files}
     elif path.exists():
         with open_hdf5(path) as file:
             names = {key.removesuffix(KEY.format("")) for key in file}
@@ -274,14 +372,29 @@ def _encoded(
 
 
 def _write_hdf5(path: Path, folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the HDF5 file anew: what it has already, and the features in ``folder``."""
+    """Write the HDF5 file anew: the features in ``folder``, and what it has of other images already."""
     with atomic_write(path) as file, import_h5py(path).File(file.name, "w", locking=False) as made:
-        if path.exists():
-            with open_hdf5(path) as before:
-                for key in before:
-                    before.copy(key, made)
-        names = sorted(name for name in _finished(folder, record) if KEY.format(name) not in made)
+        names = sorted(_finished(folder, record))
         for name in progress(names, f"writing {path.name}", "image"):
             with np.load(folder / f"{name}.npz") as stored:
                 made[KEY.format(name)] = stored["features"]
+                if "image" in stored:
+                    made[KEY.format(name)].attrs["image"] = str(stored["image"])
+        if path.exists():
+            with open_hdf5(path) as before:
+                _copy_others(before, made)
         made.attrs["encoder"] = json.dumps(record)
+
+
+def _copy_others(before: Any, made: Any) -> None:
+    """Copy what one open HDF5 file has and the other has not; leave out, with a warning, what is not in the file."""
+    for key in before:
+        if key not in made:
+            try:
+                found = hdf5_object(before, key)
+                if hasattr(found, "shape"):
+                    check_stored(found, f"{before.filename}, key {key!r}")
+            except DataError as error:
+                logger.warning("left out: %s", error)
+                continue
+            before.copy(found, made, key)

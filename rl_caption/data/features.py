@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rewards.base import RewardError
 from rewards.files import UNREADABLE_ARRAY, array_header, check_expansion, member, read_array
-from rewards.images import image_size
+from rewards.images import file_stamp, image_size
 from rl_caption.data.base import DataError, ImageSize, Row
 from rl_caption.data.plain_files import check_type
 from rl_caption.options import Range, wrong_values
@@ -39,6 +39,8 @@ BOX_KEYS = ("boxes", "bbox")
 SIZE_KEYS = ("image_w", "image_h")
 HDF5_PATTERNS = ("{image_id}_features", "{image_id}_grids", "{image_id}/features", "{image_id}")
 """Keys that are tried in an HDF5 file where no pattern is given; the first that any image has is used."""
+_SOFT_LINKS = 16
+"""Most links within an HDF5 file that are followed from one key, as the library does."""
 _BOXES_OF = {"{image_id}_features": "{image_id}_boxes", "{image_id}/features": "{image_id}/boxes"}
 
 
@@ -212,13 +214,12 @@ class FeatureFolder:
             width, height = (float(one(key, read_array).item()) for key in SIZE_KEYS)
             return Stored(features, boxes, (width, height))
 
-    def stamp(self, location: Location) -> tuple[str, int, int] | None:
-        """Path, total bytes and latest modification time of the files; None where one is missing."""
+    def stamp(self, location: Location) -> tuple[str, list[int]] | None:
+        """Path, and the ``file_stamp`` of every file; None where one is missing."""
         try:
-            found = [os.stat(path) for path in location if path is not None]
-        except OSError:
+            return location.features, [number for path in location if path for number in file_stamp(path, "features")]
+        except RewardError:
             return None
-        return location.features, sum(s.st_size for s in found), max(s.st_mtime_ns for s in found)
 
 
 def import_h5py(path: Path) -> Any:
@@ -236,6 +237,49 @@ def open_hdf5(path: Path) -> Any:
         return import_h5py(path).File(path, "r", locking=False)
     except OSError as error:
         raise DataError(f"{path} is not a readable HDF5 file: {error}") from error
+
+
+def hdf5_object(file: Any, key: str) -> Any:
+    """The group or dataset at a key of an open HDF5 file, or None. Soft links are followed.
+
+    Raises ``DataError`` where the key leads to another file.
+    """
+    h5py = import_h5py(Path(file.filename))
+    found, names, followed = file, key.split("/")[::-1], 0
+    while names:
+        name = names.pop()
+        if name in ("", "."):
+            continue
+        # One name at a time, because HDF5 follows all links but the last one of a path.
+        link = found.get(name, getlink=True) if isinstance(found, h5py.Group) else None
+        if link is None:
+            return None
+        if isinstance(link, h5py.SoftLink) and followed < _SOFT_LINKS:
+            followed += 1
+            found = file if link.path.startswith("/") else found
+            names += link.path.split("/")[::-1]
+        elif isinstance(link, h5py.HardLink):
+            found = found[name]
+        else:
+            raise DataError(
+                f"{file.filename}, key {key!r}: a link out of the file or in a circle, {link}: copy the data"
+            )
+    return found
+
+
+def check_stored(dataset: Any, where: str) -> None:
+    """Raise ``DataError`` unless an HDF5 dataset has all its values, in its own file.
+
+    Where values were never written, or are in a file that is gone, the HDF5 library returns zeros.
+    """
+    if dataset.is_virtual or dataset.external:
+        raise DataError(f"{where}: the values are those of other files (virtual, external): expected them in this file")
+    if not dataset.size:
+        return
+    expected = 1 if dataset.chunks is None else math.prod(map(math.ceil, np.divide(dataset.shape, dataset.chunks)))
+    written = bool(dataset.id.get_storage_size()) if dataset.chunks is None else dataset.id.get_num_chunks()
+    if written < expected:
+        raise DataError(f"{where}: {written} of {expected} blocks of {list(dataset.shape)} were written: make it again")
 
 
 class FeatureHdf5:
@@ -270,7 +314,8 @@ class FeatureHdf5:
 
     def _dataset(self, key: str | None) -> Any:
         """The HDF5 dataset at ``key`` (its values are read when it is indexed), or None."""
-        found = None if key is None else self._file().get(key)
+        with _readable(f"{self.path}, key {key!r}"):
+            found = None if key is None else hdf5_object(self._file(), key)
         return found if isinstance(found, import_h5py(self.path).Dataset) else None
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
@@ -294,6 +339,9 @@ class FeatureHdf5:
             boxes = self._dataset(location.boxes) if self.options.with_boxes else None
             if features is None:
                 raise DataError(f"{where}: no such key; expected a data set {location.features!r}")
+            for each in (features, boxes):
+                if each is not None:
+                    check_stored(each, f"{where}, {each.name}")
             if not values or features.dtype.kind not in "fiu":  # refused by its type, not read
                 return Stored([features], boxes)
             for each in (features, boxes):
@@ -301,10 +349,9 @@ class FeatureHdf5:
                     check_expansion(each.size * each.dtype.itemsize, each.id.get_storage_size())
             return Stored([features[()]], None if boxes is None else boxes[()])
 
-    def stamp(self, location: Location) -> tuple[str, int, int] | None:
-        """Path and key, and bytes and modification time of the whole file."""
-        status = os.stat(self.path)
-        return f"{self.path}::{location.features}", status.st_size, status.st_mtime_ns
+    def stamp(self, location: Location) -> tuple[str, list[int]] | None:
+        """Path and key, and the ``file_stamp`` of the whole file."""
+        return f"{self.path}::{location.features}", [*file_stamp(self.path, "features")]
 
 
 @dataclass(frozen=True)

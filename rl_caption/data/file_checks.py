@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from tqdm.auto import tqdm
 
 from rewards.base import RewardError
-from rewards.images import image_file, open_image, pixel_hash
+from rewards.images import image_file, open_image, pixel_hash, stamp_of
 from rewards.videos import VideoFrame, read_frames
 from rl_caption.data.base import DataError
 from rl_caption.data.features import ImageFeatures
@@ -77,8 +77,9 @@ def check_image_files(
         files: each is checked once.
         num_workers: threads; Pillow decodes outside the interpreter lock.
         check_pixels: decode every file; False only checks that it exists.
-        cache: a JSON file that remembers good files by path, size and modification time, so that the next run decodes
-            only what is new. Folders of frames are not remembered. A missing or damaged cache is made anew.
+        cache: a JSON file that remembers good files by path and ``file_stamp``, so that the next run decodes only what
+            is new; to read every file for a hash would take minutes. Folders of frames are not remembered. A missing or
+            damaged cache is made anew.
     """
     stored = {key: known for key, known in _read_cache(cache).items() if isinstance(known, dict)}
     stamps: dict[ImageFile, list[int]] = {}
@@ -89,7 +90,7 @@ def check_image_files(
         except (OSError, ValueError) as error:  # ValueError: no name of a file, such as one with a zero byte
             verdicts[file] = Verdict(error=f"{file.path!r}: {getattr(error, 'strerror', None) or error}", missing=True)
             continue
-        stamps[file] = [status.st_size, status.st_mtime_ns]
+        stamps[file] = [*stamp_of(status)]
         match stored.get(_cache_key(file), {}).get(file.path):
             case _ if not check_pixels:
                 is_file = stat.S_ISREG(status.st_mode) or (file.num_frames is not None and stat.S_ISDIR(status.st_mode))
@@ -135,7 +136,7 @@ def check_features(
         features: N features. All must have the feature size D of the majority.
         num_workers: threads, used for a folder of files.
         cache: the cache of ``check_image_files``. Good features are remembered beside it, in ``NAME.features.json``, by
-            path or HDF5 key, size and modification time.
+            path or HDF5 key and ``file_stamp``.
         check_values: read the values too: they must be finite, and boxes inside the image. Otherwise only array headers
             are read.
     """
@@ -177,7 +178,7 @@ def _stamp(item: ImageFeatures) -> tuple[str, list[Any]] | None:
     stamp = item.store.stamp(item.location)
     if stamp is None:
         return None
-    return stamp[0], [stamp[1], stamp[2], repr((item.location, astuple(item.store.options), item.size))]
+    return stamp[0], [*stamp[1], repr((item.location, astuple(item.store.options), item.size))]
 
 
 def _read_cache(cache: str | Path | None) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from rewards.base import RewardError, naming
 from rewards.files import atomic_write
-from rewards.images import IMAGE_SUFFIXES
+from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.data.base import SHOWN, DataError, ImageSize
 from rl_caption.data.plain_files import check_text, is_unicode, parse_json, parse_json_lines, shown
 
@@ -295,28 +296,31 @@ def _names_of(path: Path) -> list[str]:
 
 
 def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
-    """Find the file of each image in a folder, searched recursively.
+    """Find the file of each image in a folder, among its ``list_images``.
 
-    An id is a file's path (from the working directory or from the folder), its name, its stem, or, for a whole number,
-    the digits at the end of its stem (``391895`` is ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where the
-    folder is missing, or an id has no file or several.
+    An id is a file's path (from the working directory or from the folder) or, where none has it, a file's name, then
+    its stem, then, for a whole number, the digits at the end of its stem (``391895`` is
+    ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where the folder is missing, or an id has no file or, in
+    the same way, several, which it names.
     """
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"image folder {str(root)!r} does not exist")
-    found: dict[str, set[Path]] = {}
-    for path in sorted(root.rglob("*")):
-        if path.is_file() and not path.name.startswith("."):
-            for key in {*_names_of(path), path.relative_to(root).as_posix(), os.path.abspath(path)}:
-                found.setdefault(key, set()).add(path)
-    given = list(image_ids)
-    paths = [os.path.abspath(image_id) for image_id in given]
-    ids = [path if path in found else image_id for path, image_id in zip(paths, given, strict=True)]
-    missing = [image_id for image_id in ids if image_id not in found]
-    _refuse(missing, "without a file here", root, "expected a file named like the id", len(ids))
-    several = [image_id for image_id in ids if len(found[image_id]) > 1]
-    _refuse(several, "with more than one file", root, "expected one file per id", len(ids))
-    return [str(next(iter(found[image_id]))) for image_id in ids]
+    known: dict[tuple[int, str], list[str]] = {}
+    with naming(f"image folder {str(root)!r}", (RewardError,), DataError):
+        for path in list_images(root):
+            for way in enumerate((os.path.abspath(path), path.relative_to(root).as_posix(), *_names_of(path))):
+                known.setdefault(way, []).append(str(path))
+    ids = list(image_ids)
+    ways = [enumerate((os.path.abspath(image_id), *[image_id] * 4)) for image_id in ids]
+    found = [next((known[way] for way in own if way in known), []) for own in ways]
+    missing = [image_id for image_id, files in zip(ids, found, strict=True) if not files]
+    expected = f"expected a file named like the id, with one of {', '.join(sorted(IMAGE_SUFFIXES))}"
+    _refuse(missing, "without a file here", root, expected, len(ids))
+    several = {image_id: files for image_id, files in zip(ids, found, strict=True) if len(files) > 1}
+    clashes = "; ".join(f"{shown(key)} is {' and '.join(files[:SHOWN])}" for key, files in [*several.items()][:SHOWN])
+    _refuse([*several], "with more than one file", root, f"expected one file per id: {clashes}", len(ids))
+    return [file for (file,) in found]
 
 
 def check_space(folder: str | Path, needed: float, dtype: str) -> None:

@@ -30,8 +30,9 @@ def convert_tsv(
 
     The layout is recognised by its columns: bottom-up attention (``image_id, image_w, image_h, num_boxes, boxes,
     features``), LXMERT (ten columns, with objects and attributes) and VinVL (``image_id`` and JSON with ``num_boxes``
-    and ``features``; or ``image_id, num_boxes, features``). Arrays are base64 of float32. Existing files are kept, so
-    an interrupted conversion continues.
+    and ``features``; or ``image_id, num_boxes, features``). Arrays are base64 of float32. Existing files are kept
+    where they have the features of the image's first line, so an interrupted conversion continues; damaged ones are
+    written again.
 
     Args:
         paths: the TSV files.
@@ -44,15 +45,14 @@ def convert_tsv(
 
     Raises:
         DataError: a line has another layout or its arrays do not fit (the message names file, line and image), ``out``
-            has features of another size, or the disk has too little space.
+            has features of another size or other ones of the same image, or the disk has too little space.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    present = {name.removesuffix(".npz") for name in os.listdir(folder) if name.endswith(".npz")}
-    if present:
-        first = min(present)
-        dim = as_image_features(folder / f"{first}.npz", first).load(dim).shape[1]
-    _check_space(paths, folder, present, dtype)
+    names = (name for name in os.listdir(folder) if name.endswith(".npz") and not name.startswith("."))
+    old, done = {name.removesuffix(".npz") for name in names}, set[str]()
+    dim = _stored_dim(folder, old, dim)
+    _check_space(paths, folder, old, dtype)
     written = kept = 0
     for path in paths:
         for number, columns in _lines(Path(path)):
@@ -60,19 +60,55 @@ def convert_tsv(
             where = f"{path}, line {number}, image {image_id!r}"
             if not image_id or os.sep in image_id:
                 raise DataError(f"{where}: expected an id that can be a file's name")
-            if image_id in present:
+            if image_id in done:
                 kept += 1
                 continue
             arrays = _arrays(columns, where)
             dim = dim if dim is not None else arrays["features"].shape[1]
             check_width(arrays["features"].shape[1], dim, arrays["features"].shape, where)
             finite(arrays["features"], "features", where)
-            arrays["features"] = as_stored(arrays["features"], dtype, where)
-            with atomic_write(folder / f"{image_id}.npz") as file:
-                np.savez(file, **arrays)
-            present.add(image_id)
-            written += 1
+            if image_id in old and _is_stored(arrays["features"], folder / f"{image_id}.npz", image_id, where):
+                kept += 1
+            else:
+                arrays["features"] = as_stored(arrays["features"], dtype, where)
+                with atomic_write(folder / f"{image_id}.npz") as file:
+                    np.savez(file, **arrays)
+                written += 1
+            done.add(image_id)
     return written, kept
+
+
+def _stored_dim(folder: Path, names: Collection[str], dim: int | None) -> int | None:
+    """Size of the features in a folder, of the first file that can be read; ``dim`` where there is none.
+
+    Raises ``DataError`` where it is not ``dim`` (None: any).
+    """
+    for name in sorted(names):
+        stored = as_image_features(folder / f"{name}.npz", name)
+        try:
+            shape = stored.load().shape
+        except DataError:  # the file is written again
+            continue
+        check_width(shape[1], dim, shape, stored.where)
+        return shape[1]
+    return dim
+
+
+def _is_stored(features: NDArray[np.float32], file: Path, image_id: str, where: str) -> bool:
+    """Whether a file has these features, perhaps in half precision; False, with a warning, where it is damaged.
+
+    Raises ``DataError`` where it has others.
+    """
+    try:
+        stored = as_image_features(file, image_id).load()
+    except DataError as error:
+        logger.warning("%s: they are written again", error)
+        return False
+    for dtype in ("float32", "float16"):
+        with np.errstate(over="ignore"):
+            if np.array_equal(features.astype(dtype).astype(np.float32), stored):
+                return True
+    raise DataError(f"{where}: {file} has other features of an image with this id: name another out")
 
 
 def _check_space(paths: Sequence[str | Path], folder: Path, present: Collection[str], dtype: str) -> None:

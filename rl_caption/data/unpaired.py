@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from rewards.images import IMAGE_SUFFIXES
+from rewards.base import RewardError, naming
+from rewards.images import list_images
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import STANDARD_SPLITS
@@ -58,8 +59,9 @@ class ImageFolder(Splits):
 
     Folders ``train``, ``val`` and ``test`` at its top are the splits; everything else is ``train``. Without ``val``,
     about ``val_fraction`` of the training images are held out: those whose path hashes below it, the same in every run,
-    whatever else is in the folder. ``image_id`` is the path in the folder. Links to folders are followed. Raises
-    ``DataError`` where the folder is missing, or there is no image to train on or to hold out.
+    whatever else is in the folder. ``image_id`` is the path in the folder. Files and folders whose names begin with a
+    dot are left out; links to folders are followed. Raises ``DataError`` where the folder is missing, links lead to a
+    folder twice, or there is no image to train on or to hold out.
     """
 
     def __init__(self, path: str | Path, val_fraction: HeldOut = 0.01) -> None:
@@ -113,14 +115,12 @@ class CaptionTargets(Splits):
 
 
 def _image_files(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield split and relative path of the images below ``root``, sorted."""
-    for folder, folders, names in progress(os.walk(root, followlinks=True), root.name, "folder"):
-        folders.sort()
-        for name in sorted(names):
-            if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
-                path = Path(folder, name).relative_to(root)
-                split = path.parts[0] if path.parts[0] in STANDARD_SPLITS and len(path.parts) > 1 else "train"
-                yield split, check_text(path.as_posix(), f"name of an image in {folder}")
+    """Yield split and relative path of the images below ``root``."""
+    with naming(f"data.path {str(root)!r}", (RewardError,), DataError):
+        for file in progress(list_images(root, follow_links=True), root.name, "image"):
+            path = file.relative_to(root)
+            split = path.parts[0] if path.parts[0] in STANDARD_SPLITS and len(path.parts) > 1 else "train"
+            yield split, check_text(path.as_posix(), f"name of an image in {file.parent}")
 
 
 def _image_row(root: Path, index: int, name: str) -> Row:
@@ -163,7 +163,7 @@ def _captions(file: Path, column: int | None) -> Iterator[tuple[int, str]]:
 
 
 def _caption_row(index: int, text: str) -> Row:
-    name, _, caption = text.partition("\t")
+    name, _, caption = text.rpartition("\t")
     return {"image_id": name, "references": [caption]}
 
 
@@ -180,5 +180,5 @@ def _targets(file: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _target_row(index: int, text: str) -> Row:
-    name, target, caption = text.split("\t", 2)
+    name, target, caption = text.rsplit("\t", 2)
     return {"image_id": name, "references": [caption], "target": float(target)}

@@ -34,6 +34,8 @@ def photos(tmp_path: Path) -> Path:
 def test_folders_are_searched_and_files_taken_once(photos: Path, tmp_path: Path) -> None:
     found = find_images([str(photos), str(photos / "b.png")])
     assert [str(path.relative_to(photos)) for path in found] == ["a.JPG", "b.png", "more/c.webp"]
+    (photos / "more/._c.webp").write_bytes(b"what macOS leaves beside every file")
+    assert find_images([str(photos)]) == found
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no image in"):
         find_images([str(tmp_path / "empty")])

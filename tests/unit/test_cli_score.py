@@ -141,6 +141,17 @@ def test_captions_by_path_are_scored_as_they_are(tmp_path: Path, monkeypatch: py
     assert list(by_lines.values()) == list(scores[0].values())
 
 
+def test_only_images_are_found_and_an_exact_name_wins(tmp_path: Path) -> None:
+    for name in ("1.txt", "1.png", "x_1.png", "._1.png", "y_02.png", "z_2.png", "3.jpg.png", "3.jpg", "4.txt"):
+        (tmp_path / name).touch()
+    found = find_images(tmp_path, ["1", "1.png", "x_1", "3.jpg", "3", "y_02"])
+    assert [Path(path).name for path in found] == ["1.png", "1.png", "x_1.png", "3.jpg", "3.jpg", "y_02.png"]
+    with pytest.raises(DataError, match=r"'2' is .*y_02\.png and .*z_2\.png"):
+        find_images(tmp_path, ["1", "2"])
+    with pytest.raises(DataError, match=r"first: '4'.*\.png"):
+        find_images(tmp_path, ["4"])
+
+
 # the program
 
 

@@ -193,9 +193,17 @@ def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path: Path, monkeyp
     second = check_image_files(files, cache=cache)
     assert decoded == files[1:]
     assert (second[files[0]].missing, bool(second[files[1]].error), second[files[2]]) == (True, True, first[files[2]])
+    decoded.clear()
+    status = os.stat(files[2].path)
+    damaged = bytearray(Path(files[2].path).read_bytes())
+    damaged[200:-200] = bytes(len(damaged) - 400)
+    Path(files[2].path).write_bytes(damaged)
+    os.utime(files[2].path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert check_image_files(files[2:], cache=cache)[files[2]].error != second[files[2]].error, "of equal size and time"
+    photo(Path(files[2].path), 2)
     cache.write_text("{damaged", encoding="utf-8")
     assert check_image_files(files[2:], cache=cache)[files[2]] == first[files[2]]
-    assert decoded == [*files[1:], files[2]]
+    assert decoded == [files[2], files[2]]
 
 
 def test_references_with_special_tokens_or_another_unicode_form_are_warned_of(tmp_path: Path) -> None:

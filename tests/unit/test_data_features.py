@@ -138,6 +138,64 @@ def test_keys_of_an_hdf5_file(tmp_path: Path) -> None:
         image(tmp_path / "no.hdf5")
 
 
+@pytest.mark.parametrize("pattern", ["{}", "{}_features", "{}/features", "group/{}"])
+def test_links_and_values_out_of_an_hdf5_file_are_refused(tmp_path: Path, pattern: str) -> None:
+    hdf5(tmp_path / "secret.h5", {"x": regions(3), "features": regions(3)})
+    regions(3).tofile(tmp_path / "secret.raw")
+    layout = h5py.VirtualLayout((3, 4), "f4")
+    layout[:] = h5py.VirtualSource(str(tmp_path / "secret.h5"), "x", (3, 4))
+    gone = h5py.VirtualLayout((3, 4), "f4")
+    gone[:] = h5py.VirtualSource(str(tmp_path / "gone.h5"), "x", (3, 4))
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file[pattern.format(1)] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/x")
+        file["out"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/")
+        file[pattern.format(2)] = h5py.SoftLink("/out/x")
+        file.create_dataset(pattern.format(3), (3, 4), "f4", external=[(str(tmp_path / "secret.raw"), 0, 48)])
+        file.create_virtual_dataset(pattern.format(4), layout)
+        file.create_virtual_dataset(pattern.format(5), gone)
+        file[pattern.format(6)] = h5py.SoftLink(f"/{pattern.format(6)}")
+        file["here"] = regions(2)
+        file[pattern.format(7)] = h5py.SoftLink("/here")
+        file["8"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/")
+    options = {"pattern": pattern.replace("{}", "{image_id}")}
+    for number in range(1, 7):
+        refused(image(tmp_path / "f.h5", str(number), **options), rf"f\.h5.*{pattern.format(number)}")
+    np.testing.assert_array_equal(image(tmp_path / "f.h5", "7", **options).load(), regions(2))
+    if pattern == "{}/features":
+        refused(image(tmp_path / "f.h5", "8", **options), r"f\.h5.*8/features")
+    with pytest.raises(DataError, match=r"f\.h5.*1"):
+        image(tmp_path / "f.h5", "1")
+
+
+def test_features_that_were_never_or_partly_written_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file.create_dataset("1", (3, 4), "f4")
+        file.create_dataset("2", (3, 4), "f4", chunks=(1, 4))
+        file.create_dataset("3", (3, 4), "f4", chunks=(2, 3), compression="gzip")[:2] = regions(2)
+        file.create_dataset("4", (3, 4), "f4", chunks=(2, 3), compression="gzip")[:] = regions(3)
+        file.create_dataset("5", (3, 4), "f4", chunks=(2, 4))[:] = 0
+        file["6_boxes"], file["6_features"] = np.zeros((0, 4)), regions(3)
+        file["7_features"] = regions(3)
+        file.create_dataset("7_boxes", (3, 4), "f4")
+    for number in ("1", "2", "3"):
+        refused(image(tmp_path / "f.h5", number, pattern="{image_id}"), rf"f\.h5, key {number}\).*blocks")
+    np.testing.assert_array_equal(image(tmp_path / "f.h5", "4", pattern="{image_id}").load(), regions(3))
+    assert not image(tmp_path / "f.h5", "5", pattern="{image_id}").load().any(), "zeros that were written"
+    for number in ("6", "7"):
+        refused(
+            image(tmp_path / "f.h5", number, size=(10, 4), box_features="normalised"), f"key {number}_features.*boxes"
+        )
+
+
+def test_a_file_of_equal_size_and_time_is_checked_again(tmp_path: Path) -> None:
+    np.save(tmp_path / "1.npy", regions(3))
+    found, cache, status = [image(tmp_path, "1")], tmp_path / "checked.json", (tmp_path / "1.npy").stat()
+    assert check_features(found, 1, cache, check_values=True) == [None]
+    np.save(tmp_path / "1.npy", np.full((3, 4), np.nan, np.float32))
+    os.utime(tmp_path / "1.npy", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert "is nan" in str(check_features(found, 1, cache, check_values=True)[0])
+
+
 def _load(features: ImageFeatures) -> float:
     return float(features.load(4).sum())
 

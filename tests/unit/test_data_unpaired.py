@@ -1,5 +1,6 @@
 """Images without captions and captions without images: splits, ids, what is held out, errors."""
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
-from rl_caption.data.unpaired import CaptionFile, ImageFolder
+from rl_caption.data.unpaired import CaptionFile, CaptionTargets, ImageFolder
 from tests.clip_for_tests import noise_image
 
 
@@ -48,6 +49,16 @@ def test_folders_are_splits_and_paths_are_ids(tmp_path: Path) -> None:
     assert check_data(data, data.splits, needs=["image"]).ok
     with pytest.raises(DataError, match=r"3 images without references: train image 'train/n1/a\.png'"):
         check_data(data, ["train"])
+
+
+def test_hidden_images_are_left_out_and_a_link_to_a_parent_is_named(tmp_path: Path) -> None:
+    root = images(tmp_path / "data", "train/a.png", "val/b.png", "train/._a.png", "val/.more/c.png")
+    data = ImageFolder(root)
+    assert (ids(data, "train"), ids(data, "val")) == (["train/a.png"], ["val/b.png"])
+    for name in ("train/up", "val/up"):
+        (root / name).symlink_to(root)
+    with pytest.raises(DataError, match=r"train/up"):
+        ImageFolder(root)
 
 
 def test_without_a_folder_val_the_same_images_are_held_out_whatever_else_is_there(tmp_path: Path) -> None:
@@ -89,6 +100,16 @@ def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
     assert {split: captions(data, split) for split in data.splits} == {"train": ["a dog", "two cats"], "val": ["red"]}
     assert captions(CaptionFile(tmp_path, column=1), "val") == ["http://c"]
     assert check_data(data, data.splits, needs=["text"]).ok
+
+
+def test_names_of_files_may_have_tabs(tmp_path: Path) -> None:
+    path = written(tmp_path / "my\tcaptions.txt", *map(str, range(60)))
+    data = CaptionFile(path, val_fraction=0.2)
+    assert sorted(captions(data, "train") + captions(data, "val"), key=int) == [str(number) for number in range(60)]
+    assert ids(data, "train")[0].startswith("my\tcaptions.txt:")
+    path = written(tmp_path / "my\ttargets.jsonl", *(json.dumps({"caption": f"a {n}", "target": n}) for n in range(60)))
+    rows = CaptionTargets(path, val_fraction=0.2).split("train")
+    assert all(row["references"] == [f"a {row['target']:.0f}"] for row in rows)
 
 
 def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_out(tmp_path: Path) -> None:

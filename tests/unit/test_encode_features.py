@@ -1,6 +1,7 @@
 """Features from a frozen encoder: equal to its output on each photo, resumed, refused, and read back by the data."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -132,6 +133,88 @@ def test_a_killed_run_goes_on_and_images_are_added(tmp_path: Path, dataset: Path
     assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (1, COUNT)
     names = [path.stem for path in out.glob("*.npz")] if out.is_dir() else [key[:-6] for key in h5py.File(out)]
     assert sorted(names) == ["new", *(f"photo{number}" for number in range(COUNT))]
+
+
+def stored_grid(out: Path, name: str) -> np.ndarray:
+    if out.is_dir():
+        return np.asarray(np.load(out / f"{name}.npz")["features"])
+    with h5py.File(out) as file:
+        return np.asarray(file[f"{name}_grids"])
+
+
+@pytest.mark.parametrize("name", ["features", "features.h5"])
+def test_features_are_of_the_images_that_are_there_now(tmp_path: Path, name: str, caplog: Any) -> None:
+    photos, other, out = tmp_path / "photos", tmp_path / "other", tmp_path / name
+    for folder in (photos, other):
+        folder.mkdir()
+    for number in range(3):
+        noise_image(number).save(photos / f"{number}.png")
+        noise_image(number + 10).save(other / f"{number}.png")
+    assert encode_features(OWN, photos, out) == (3, 0)
+    before = [stored_grid(out, str(number)) for number in range(3)]
+    with pytest.raises(ConfigError, match=rf"{name} .*3 of 3 ids.*'0' \(.*other/0\.png\)"):
+        encode_features(OWN, other, out)
+    assert encode_features(OWN, photos.rename(tmp_path / "moved"), out) == (0, 3), "content decides"
+    photos = (tmp_path / "moved").rename(photos)
+
+    status = (photos / "1.png").stat()
+    noise_image(99).save(photos / "1.png")
+    os.utime(photos / "1.png", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert encode_features(OWN, photos, out) == (1, 2)
+    assert "1 images were replaced, such as '1'" in caplog.text
+    changed = [not np.array_equal(stored_grid(out, str(number)), before[number]) for number in range(3)]
+    assert changed == [False, True, False]
+    assert encode_features(OWN, photos, out) == (0, 3)
+    (photos / "2.png").unlink()
+    (photos / "._2.png").write_bytes(b"what macOS leaves beside every file")
+    assert encode_features(OWN, photos, out) == (0, 2)
+
+
+@pytest.mark.parametrize("name", ["features", "features.h5"])
+def test_damaged_features_are_made_again_and_those_of_older_versions_kept(
+    tmp_path: Path, dataset: Path, name: str, caplog: Any
+) -> None:
+    out = tmp_path / name
+    encode_features(OWN, out=out, **options(dataset))
+    right = stored_grid(out, "11")
+    if out.is_dir():
+        whole = (out / "11.npz").read_bytes()
+        for size in (0, 60, len(whole) - 5):
+            (out / "11.npz").write_bytes(whole[:size])
+            assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
+            np.testing.assert_array_equal(stored_grid(out, "11"), right)
+        np.savez(out / "12.npz", features=np.zeros((2, 2, 3), np.float16))
+        (out / "._13.npz").write_bytes(b"what macOS leaves beside every file")
+        assert encode_features(OWN, out=out, **options(dataset)) == (0, COUNT)
+    else:
+        with h5py.File(out, "a") as file:
+            for key in ("11_grids", "12_grids", "99_grids"):
+                file.pop(key, None)
+            file.create_dataset("11_grids", (4, 4, 3), "f2")  # never written
+            file["12_grids"] = np.zeros((2, 2, 3), np.float16)
+            file["99_grids"] = h5py.ExternalLink("secret.h5", "x")
+        with h5py.File(tmp_path / "secret.h5", "w") as file:
+            file["x"] = np.ones((2, 2, 3))
+        assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
+        np.testing.assert_array_equal(stored_grid(out, "11"), right)
+        with h5py.File(out) as file:
+            assert sorted(file) == [f"{10 + number}_grids" for number in range(COUNT)]
+    assert "1 images are kept without comparison, such as '12'" in caplog.text
+    assert stored_grid(out, "12").shape == (2, 2, 3)
+
+
+def test_one_process_writes_an_hdf5_file(tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, original = tmp_path / "features.h5", module._write_grids
+
+    def second(*arguments: Any) -> None:
+        with pytest.raises(ConfigError, match=r"features\.h5 is being written"):
+            encode_features(OWN, out=out, **options(dataset))
+        original(*arguments)
+
+    monkeypatch.setattr(module, "_write_grids", second)
+    assert encode_features(OWN, out=out, **options(dataset)) == (COUNT, 0)
+    assert [path.name for path in tmp_path.iterdir() if "features" in path.name] == ["features.h5"]
+    assert encode_features(OWN, out=out, **options(dataset)) == (0, COUNT)
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])

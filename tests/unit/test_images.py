@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from rewards.base import RewardError
 from rewards.clip.preprocessing import Preprocessing, pixels
-from rewards.images import image_identity, image_size, open_image
+from rewards.images import image_identity, image_size, list_images, open_image
 from rl_caption.data.file_checks import ImageFile, check_image_file
 from tests.clip_for_tests import noise_image
 
@@ -137,3 +137,58 @@ def test_an_image_that_was_only_opened_and_is_cut_off_is_an_error() -> None:
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(buffer, "PNG")
     with Image.open(io.BytesIO(buffer.getvalue()[:3000])) as image, pytest.raises(RewardError, match="PngImageFile"):
         open_image(image)
+
+
+def test_images_in_folders_are_those_with_a_suffix_that_are_not_hidden(tmp_path: Path) -> None:
+    for name in ("b.PNG", "a/2.jpg", "a/10.jpg", "._b.PNG", ".trash/c.png", "notes.txt", "png", ".png", "a/.DS_Store"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "lost.png").symlink_to(tmp_path / "nowhere.png")
+    found = [str(path.relative_to(tmp_path)) for path in list_images(tmp_path)]
+    assert found == ["b.PNG", "lost.png", "a/10.jpg", "a/2.jpg"]
+    assert [path.name for path in list_images(tmp_path, recursive=False)] == ["b.PNG", "lost.png"]
+    hidden = tmp_path / ".cache"
+    (hidden / "sub").mkdir(parents=True)
+    (hidden / "sub/d.png").touch()
+    assert [path.name for path in list_images(hidden)] == ["d.png"], "the folder itself may be hidden"
+    with pytest.raises(RewardError, match="absent"):
+        list(list_images(tmp_path / "absent"))
+
+
+def test_links_to_folders_are_followed_where_asked_for_and_to_none_twice(tmp_path: Path) -> None:
+    (tmp_path / "data/sub").mkdir(parents=True)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/a.png").touch()
+    (tmp_path / "data/more").symlink_to(tmp_path / "more")
+    assert list(list_images(tmp_path / "data")) == []
+    assert list(list_images(tmp_path / "data", follow_links=True)) == [tmp_path / "data/more/a.png"]
+    for number in (1, 2):  # two links to a parent are 2^40 folders
+        (tmp_path / f"data/sub/up{number}").symlink_to(tmp_path / "data")
+        with pytest.raises(RewardError, match=r"sub/up1.*link to.*/data'"):
+            list(list_images(tmp_path / "data", follow_links=True))
+
+
+@pytest.mark.parametrize("replace", ["written to", "replaced"])
+def test_a_file_of_equal_size_and_time_is_another_image(tmp_path: Path, replace: str) -> None:
+    path, other = (saved(tmp_path / f"{seed}.bmp", noise_image(seed, (8, 8))) for seed in (1, 2))
+    os.utime(path, ns=(10**9, 10**9))
+    before, status = image_identity(path), path.stat()
+    copy = tmp_path / "copy.bmp"
+    copy.write_bytes(path.read_bytes())
+    assert image_identity(copy) == before, "content decides"
+    if replace == "replaced":
+        os.replace(other, path)
+    else:
+        path.write_bytes(other.read_bytes())
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert image_identity(path) != before
+
+
+def test_a_file_that_stays_as_it_is_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "a.bmp", noise_image(1, (8, 8)))
+    monkeypatch.setattr("time.time_ns", lambda: path.stat().st_ctime_ns + 3 * 10**9)
+    key = image_identity(path)
+    monkeypatch.setattr("hashlib.file_digest", None)
+    assert image_identity(str(path)) == key

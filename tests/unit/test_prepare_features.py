@@ -59,6 +59,23 @@ def test_an_interrupted_conversion_goes_on(tmp_path: Path) -> None:
         convert_tsv([tmp_path / "a.tsv"], tmp_path / "out", dim=9)
 
 
+def test_features_of_other_images_with_the_same_ids_are_named_and_damaged_files_written_again(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("\n".join(line(number, "vinvl") for number in (5, 6, 6, 7)))
+    assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out", dtype="float16") == (3, 1)
+    assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out") == (0, 4), "half precision of the same features"
+    (tmp_path / "out/._7.npz").write_bytes(b"what macOS leaves beside every file")
+    for name in ("5", "7"):
+        stored = (tmp_path / f"out/{name}.npz").read_bytes()
+        (tmp_path / f"out/{name}.npz").write_bytes(stored[:100])
+        assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out", dtype="float16") == (1, 3)
+        assert (tmp_path / f"out/{name}.npz").read_bytes() == stored
+    (tmp_path / "b.tsv").write_text("\n".join(line(number, "vinvl", features(number + 1)) for number in (5, 6)))
+    before = (tmp_path / "out/5.npz").read_bytes()
+    with pytest.raises(DataError, match=r"b\.tsv, line 1, image '5'.*5\.npz"):
+        convert_tsv([tmp_path / "b.tsv"], tmp_path / "out")
+    assert (tmp_path / "out/5.npz").read_bytes() == before
+
+
 def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = features(5, rows=100, dim=300)  # 120 kB
     (tmp_path / "a.tsv").write_text(line(5, "vinvl", values))

@@ -376,7 +376,7 @@ def ratings(given: Files, within_images: bool = True) -> list[RatedCaptions]:
     """
     path = given.folder
     if path.is_dir():
-        files = sorted(path.glob("*.jsonl"))
+        files = sorted(file for file in path.glob("*.jsonl") if not file.name.startswith("."))
         if len(files) != 1:
             raise DataError(f"{str(path)!r} has {len(files)} .jsonl files: expected one, or the file itself")
         path = files[0]

@@ -33,6 +33,10 @@ LARGEST = (
     (r"(size|dim|width|embd|heads|rank|channels|embeddings|positions|tokens|context_length)$", 2**24),
 )
 """Pattern of a key of a configuration -> its largest value; the first pattern that matches counts."""
+EXPORTS = ("export/best", "export/last", "best", "last")
+"""Where the folder of a run, or its folder ``export``, may have an exported model."""
+OTHER_TASKS = ("Classification", "QuestionAnswering", "Retrieval")
+"""Endings of the names of Transformers' classes that write no text."""
 INTEGER_BUFFERS = r"(position_ids|num_batches_tracked|token_type_ids|\.attn\.(masked_)?bias|attn_mask)$"
 """Names of integer and boolean buffers in weights of Transformers and open_clip."""
 
@@ -156,7 +160,8 @@ def read_config(
     file = folder / "config.json"
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{str(folder)!r} is not a saved {model_type}: it has no {name}")
+            hint = export_hint(folder)
+            raise FileNotFoundError(f"{str(folder)!r} is not a saved {model_type}: it has no {name}{hint}")
     check_folder(folder)
     values = {key: value for key, value in read_object(file).items() if key not in others}
     found, names = values.pop("model_type", None), {each.name for each in fields(kind)}  # type: ignore[arg-type]
@@ -167,6 +172,30 @@ def read_config(
         raise ValueError(f"{file} is no {kind.__name__}: missing {missing}, unknown {unknown}")
     with naming(str(file)):
         return kind(**values)
+
+
+def export_hint(folder: str | Path) -> str:
+    """The end of a message about ``folder``, which holds no model: the exported model in it, if it is of a run."""
+    for name in EXPORTS:
+        export = Path(folder) / name
+        if any((export / file).is_file() for file in ("config.json", "open_clip_config.json")):
+            return f"; did you mean {export}?"
+    return ""
+
+
+def load_complete(model_class: Any, name: str, **options: Any) -> Any:
+    """Load a model of Transformers by its ``from_pretrained``, which would leave weights that a file lacks random.
+
+    Raises:
+        ValueError: the file has not all weights of ``model_class``, or is of a model for another task.
+    """
+    model, info = model_class.from_pretrained(name, output_loading_info=True, **options)
+    expected, architectures = type(model).__name__, model.config.architectures or []
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"it has no weights for {', '.join(missing[:5])}: expected a {expected}")
+    if expected not in architectures and any(known.endswith(OTHER_TASKS) for known in architectures):
+        raise ValueError(f"its architectures are {architectures}: expected a {expected}")
+    return model
 
 
 def has_model_type(folder: str | Path, model_type: str) -> bool:

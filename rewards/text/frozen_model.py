@@ -39,19 +39,15 @@ def load_frozen(
     check_choice(Precision, precision=precision)
     import transformers
 
-    from rewards.model_files import ask_hub, fingerprint
+    from rewards.model_files import ask_hub, export_hint, fingerprint, load_complete
 
     with naming(f"{reward}: the model {model!r} cannot be loaded"):
+        if hint := export_hint(model):
+            raise ValueError(f"it is the folder of a run{hint}")
         local = {} if Path(model).is_dir() or ask_hub(model, "config.json") else {"local_files_only": True}
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, **local)
-        network, info = getattr(transformers, head).from_pretrained(
-            model, dtype=DTYPES[precision], use_safetensors=True, output_loading_info=True, **local
-        )
-    missing = sorted(info["missing_keys"])
-    if missing:  # Transformers would leave them random
-        raise ValueError(
-            f"{reward}: the model {model!r} has no weights for {', '.join(missing[:5])}: expected a {head}"
-        )
+        options = {"dtype": DTYPES[precision], "use_safetensors": True, **local}
+        network = load_complete(getattr(transformers, head), model, **options)
     device = default_device(device)
     network = network.to(device).eval().requires_grad_(False)
     longest = most_tokens(network.config, tokenizer)

@@ -6,8 +6,9 @@ To add a family, write one more class and name it in ``FAMILIES``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -305,6 +306,17 @@ FAMILIES: dict[str, Family] = {
     "instructblip": InstructBlip(),
 }
 """``model_type`` of a ``config.json`` -> its family."""
+
+
+def check_architectures(name: str | Path, model_type: str, architectures: Sequence[str] | None) -> None:
+    """Refuse a checkpoint whose ``config.json`` says that it is for another task, such as answering questions.
+
+    Raises ``CaptionerError`` if ``architectures`` are named and lack the class of the family of ``model_type``: its
+    weights may fit that class and would caption as no one trained them to, and Transformers makes up what is missing.
+    """
+    expected = FAMILIES[model_type].model_class
+    if architectures and expected not in architectures:
+        raise CaptionerError(f"{str(name)!r} is no captioner: its architectures are {architectures}, not {expected}")
 
 
 def first_token(what: str, *candidates: int | list[int] | None) -> int:

@@ -37,7 +37,7 @@ from rl_caption.captioners.adaptation import (
 )
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding, Generated, forbid, reading
 from rl_caption.captioners.decoding import NextLogits, Prefixes
-from rl_caption.captioners.hf_families import FAMILIES, Conventions, Family, plain_tokens
+from rl_caption.captioners.hf_families import FAMILIES, Conventions, Family, check_architectures, plain_tokens
 from rl_caption.captioners.hf_policy import NO_TOKEN, DecodeState, HuggingFacePolicy
 from rl_caption.captioners.packed import unique_prefixes
 from rl_caption.data.base import DataError, Row, load_image
@@ -300,6 +300,7 @@ def _read_config(name: str, source: dict[str, Any]) -> Any:
         config = AutoConfig.from_pretrained(name, **source)
     if config.model_type not in FAMILIES:
         raise CaptionerError(f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}")
+    check_architectures(name, config.model_type, config.architectures)
     return config
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.model_files import read_object
+from rewards.model_files import export_hint, read_object
 from rl_caption.captioners.base import Captioner, CaptionerError, reading
 from rl_caption.captioners.huggingface import WEIGHTS, HuggingFaceCaptioner
 from rl_caption.captioners.modeling import CaptionTransformerConfig
@@ -51,6 +51,7 @@ def load_captioner(
     if not is_captioner(name):
         raise CaptionerError(
             f"{str(name)!r} is not a saved captioner: it has no config.json, and is no name on the hub (OWNER/MODEL)"
+            f"{export_hint(name)}"
         )
     return HuggingFaceCaptioner.from_pretrained(name, prompt, dtype)
 

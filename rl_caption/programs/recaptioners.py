@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rewards.model_files import load_complete
 from rl_caption.config.checks import check, decoding_of
 from rl_caption.config.schema import DecodeConfig
 from rl_caption.data.base import DataError, Row, load_image
@@ -126,7 +127,7 @@ class VisionLanguageRecaptioner:
             raise ConfigError(f"num_return_sequences is {num_return_sequences}: expected 1 to num_beams, {num_beams}")
         with config_errors(f"vision_language: the model {name!r} cannot be loaded"):
             self.processor: Any = AutoProcessor.from_pretrained(name, padding_side="left")
-            model: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype)
+            model: Any = load_complete(AutoModelForImageTextToText, name, dtype=dtype)
         if not getattr(self.processor, "chat_template", None):
             raise ConfigError(f"vision_language: the processor of {name!r} has no chat template")
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")

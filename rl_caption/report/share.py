@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from rewards.model_files import MANIFEST, damage, read_object
 from rewards.registry import REWARDS
-from rl_caption.captioners.hf_families import FAMILIES
+from rl_caption.captioners.hf_families import FAMILIES, check_architectures
 from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.evaluation.metrics import JUDGE
@@ -202,9 +202,12 @@ def read_export(path: Path) -> Export:
         task = "zero-shot-image-classification"
         return Export(path, f"{REWARD_MODEL} (open_clip)", "open_clip", task, f"{OPEN_CLIP}\n\n{AS_REWARD}")
     try:
-        kind = str(read_object(path / "config.json").get("model_type"))
+        config = read_object(path / "config.json")
     except (OSError, ValueError) as error:
         raise ReportError(f"{path} holds no model: {error}") from error
+    kind = str(config.get("model_type"))
+    if kind in FAMILIES:
+        check_architectures(path, kind, config.get("architectures"))
     if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         what, task, loading = f"{CAPTIONER} ({kind}, a model of Transformers)", "image-to-text", TRANSFORMERS
         if kind in ("blip-2", "instructblip"):  # whose image is a prefix of the prompt

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
+from rewards.model_files import export_hint, load_complete
 from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.base import Decoding
 from rl_caption.data.base import Row, load_image
@@ -80,6 +81,8 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
     """
     name, options = f"model.name {config.name!r}", {"revision": config.revision}
     with config_errors(f"{name} cannot be loaded"):
+        if hint := export_hint(config.name):
+            raise ConfigError(f"it is the folder of a run{hint}")
         shape = AutoConfig.from_pretrained(config.name, **options)
     if getattr(shape, "is_encoder_decoder", False):
         raise ConfigError(f"{name} is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py")
@@ -106,7 +109,8 @@ def load_vlm(config: VlmConfig, dtype: str) -> Vlm:
     """
     shape, processor = load_processor(config)
     with config_errors(f"model.name {config.name!r} cannot be loaded"):
-        policy = AutoModelForImageTextToText.from_pretrained(config.name, revision=config.revision, dtype=dtype)
+        options = {"revision": config.revision, "dtype": dtype}
+        policy = load_complete(AutoModelForImageTextToText, config.name, **options)
     tokenizer = processor.tokenizer
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -163,7 +167,7 @@ def load_weights(policy: Any, checkpoint: str | Path) -> None:
     Many models, Qwen2-VL among them, have other parameter names in files than in memory. Transformers' trainer does
     not translate them and leaves out those weights without an error.
     """
-    policy.load_state_dict(type(policy).from_pretrained(checkpoint, dtype=policy.dtype).state_dict())
+    policy.load_state_dict(load_complete(type(policy), str(checkpoint), dtype=policy.dtype).state_dict())
 
 
 def export(vlm: Vlm, policy: Any, folder: Path) -> None:

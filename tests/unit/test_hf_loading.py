@@ -1,6 +1,7 @@
 """Which folders and names are a pretrained captioner, and what is said of those that are not."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,21 +10,38 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import Blip2Config, GitConfig, InstructBlipConfig
+from transformers import (
+    Blip2Config,
+    BlipConfig,
+    BlipForQuestionAnswering,
+    GitConfig,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    InstructBlipConfig,
+)
 
 from rewards.clip.backbone import load_backbone
+from rewards.text.perplexity import Perplexity
+from rl_caption.captioners.averaging import average_weights
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.config import LoraConfig, ModelConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
-from rl_caption.cli.caption import main
+from rl_caption.cli.caption import caption_files, main
 from rl_caption.cli.main import parse
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
 from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.data.base import DataError
 from rl_caption.programs.evaluate import score_captions
+from rl_caption.programs.recaptioners import VisionLanguageRecaptioner
+from rl_caption.report.share import share
+from rl_caption.trl.config import VlmConfig
+from rl_caption.trl.model import load_processor, load_vlm
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
-from tests.hf_models_for_tests import PROMPT, save_model
+from tests.clip_for_tests import tiny_student
+from tests.hf_models_for_tests import PROMPT, save_model, tiny_gpt2
+from tests.vlm_for_tests import tiny_qwen2_vl
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -66,6 +84,84 @@ def test_what_is_no_captioner_or_of_an_unknown_kind_is_refused_before_weights_ar
         assert "has the encoder-decoder language model 't5'" in refusal(init=str(tmp_path))
     GitConfig(num_image_with_embedding=6).save_pretrained(tmp_path)
     assert "reads videos of 6 frames" in refusal(init=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("family", "architectures"),
+    [
+        ("blip", ["BlipForQuestionAnswering"]),
+        ("blip", ["BlipForImageTextRetrieval", "BlipModel"]),
+        ("git", ["GitModel"]),
+        ("blip2", ["Blip2ForImageTextRetrieval"]),
+        ("vit_gpt2", ["SpeechEncoderDecoderModel"]),
+    ],
+)
+def test_a_checkpoint_for_another_task_is_no_captioner(family, architectures, tmp_path, capsys):
+    folder = save_model(family, tmp_path / "model")
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    assert build(init=str(folder))
+    file.write_text(json.dumps({key: value for key, value in config.items() if key != "architectures"}))
+    assert build(init=str(folder)), "of a configuration that does not tell"
+    file.write_text(json.dumps(config | {"architectures": architectures}))
+    assert str(architectures) in refusal(init=str(folder))
+    with pytest.raises(CaptionerError, match=str(folder)):
+        share(folder, out=tmp_path / "shared")
+    assert not (tmp_path / "shared").exists()
+
+
+def test_weights_of_a_blip_that_answers_questions_are_refused(tmp_path):
+    folder = save_model("blip", tmp_path / "captioner")
+    answering = BlipForQuestionAnswering(BlipConfig.from_pretrained(folder))
+    answering.save_pretrained(shutil.copytree(folder, tmp_path / "vqa"))
+    assert "BlipForQuestionAnswering" in refusal(init=str(tmp_path / "vqa"))
+
+
+def test_models_with_weights_of_another_head_are_refused(tmp_path):
+    folder = tiny_gpt2(tmp_path / "gpt2")
+    config = GPT2Config.from_pretrained(folder, pad_token_id=0)
+    GPT2ForSequenceClassification(config).save_pretrained(shutil.copytree(folder, tmp_path / "classifier"))
+    assert Perplexity(str(folder))
+    with pytest.raises(ValueError, match="GPT2ForSequenceClassification"):
+        Perplexity(str(tmp_path / "classifier"))
+    vlm = tiny_qwen2_vl(tmp_path / "vlm")
+    weights = load_file(vlm / "model.safetensors")
+    dropped = next(name for name in weights if name.endswith("mlp.gate_proj.weight"))
+    save_file({name: value for name, value in weights.items() if name != dropped}, vlm / "model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(ConfigError, match=r"gate_proj\.weight"):
+        load_vlm(VlmConfig(name=str(vlm)), "float32")
+    with pytest.raises(ConfigError, match=r"gate_proj\.weight"):
+        VisionLanguageRecaptioner(str(vlm))
+
+
+def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
+    captioner = tiny_captioner()
+    captioner.save_pretrained(captioner.policy, tmp_path / "run/export/best")
+    tiny_student(tmp_path / "lclip/export/last")
+    tiny_gpt2(tmp_path / "lm/export/best")
+    expected = str(tmp_path / "run/export/best")
+    (row,) = tiny_rows(1)
+    row["image"].save(tmp_path / "photo.png")
+    line = {"image": "photo.png", "references": row["references"], "split": "test"}
+    (tmp_path / "photos.jsonl").write_text(json.dumps(line))
+    data = DataConfig(format="jsonl", path=str(tmp_path / "photos.jsonl"))
+    for folder in ("run", "run/export"):
+        assert f"did you mean {expected}?" in refusal(init=str(tmp_path / folder))
+        for call in (
+            lambda name: caption_files([name], [tmp_path / "photo.png"], DecodeConfig()),
+            lambda name: average_weights([name, expected]),
+            lambda name: score_captions(EvaluateConfig(model=name, data=data, out=str(tmp_path / "out"))),
+        ):
+            with pytest.raises(CaptionerError, match=re.escape(f"did you mean {expected}?")):
+                call(str(tmp_path / folder))
+    for load, folder, export in (
+        (load_backbone, "lclip", "export/last"),
+        (Perplexity, "lm", "export/best"),
+        (lambda name: load_processor(VlmConfig(name=name)), "lm", "export/best"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(f"did you mean {tmp_path / folder / export}?")):
+            load(str(tmp_path / folder))
 
 
 def add_a_layer(folder: Path) -> None:

@@ -1,6 +1,9 @@
 """Errors that a user can mend, printed as one message instead of a traceback."""
 
 import importlib.metadata
+import os
+import select
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,10 +65,20 @@ def installed_version(package: str) -> str | None:
 def user_errors() -> Iterator[None]:
     """End the program with code 1 and the message of an expected error, or the extra that brings a missing package.
 
-    So it ends where code of the user calls ``sys.exit``, whatever the code. Anything else is a defect and is raised.
+    So it ends where code of the user calls ``sys.exit``, whatever the code. Where the reader of the output has gone
+    (``| head``), it ends without a message, with the code of SIGPIPE. Anything else is a defect and is raised.
     """
     try:
         yield
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), select.POLLOUT)
+        if any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes the rest at its end
+            sys.exit(128 + signal.SIGPIPE)
+        print(f"error: {error}", file=sys.stderr)  # of another pipe
+        sys.exit(1)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:

@@ -1,6 +1,7 @@
 """The captioning program: photos and folders of photos in, captions out."""
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,8 +17,9 @@ from rl_caption.config.checks import decoding_of, wrong_decoding
 from rl_caption.config.schema import DecodeConfig
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
-from rl_caption.data.plain_files import json_object
+from rl_caption.data.plain_files import check_text, json_object
 from rl_caption.engines import accelerator_kwargs
+from rl_caption.evaluation.results import check_writable_file
 from rl_caption.options import Seed, wrong_values
 from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners, reranked
 
@@ -43,6 +45,34 @@ def find_images(paths: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
+    """Those of ``paths`` that can be captioned: of images that can be decoded, and of names that can be written.
+
+    Raises:
+        DataError: there are others, unless ``on_bad`` is ``skip``, which names them in a warning; or none is left. The
+            message has all of them.
+    """
+    bad: dict[Path, str] = {}
+    for path in paths:
+        try:
+            check_text(str(path), "its name")
+            load_image(path)
+        except DataError as error:
+            bad[path] = str(error)
+    if not bad:
+        return list(paths)
+    listed = "\n".join(f"  {str(path)!r}: {error}" for path, error in bad.items())
+    if on_bad == "fail" or len(bad) == len(paths):
+        way_out = "; --on_bad skip captions the others" if len(bad) < len(paths) else ""
+        raise DataError(f"{len(bad)} of {len(paths)} images cannot be captioned{way_out}:\n{listed}")
+    if is_main_process():
+        print(
+            f"WARNING: {len(bad)} of {len(paths)} images cannot be captioned and are left out:\n{listed}",
+            file=sys.stderr,
+        )
+    return [path for path in paths if path not in bad]
+
+
 def caption_files(
     models: Sequence[str],
     paths: Sequence[Path],
@@ -60,15 +90,13 @@ def caption_files(
     Raises:
         CaptionerError: one of ``models`` is not a captioner over pixels, or they have different vocabularies.
         ConfigError: ``rerank`` is not a reward that can choose, or options of ``decode`` contradict each other.
-        DataError: an image cannot be read; nothing is captioned then.
+        DataError: an image cannot be read.
     """
     decoding = decoding_of(decode)
     reward = None if rerank is None else build_reranker(rerank, rerank_kwargs or {}, ())
     captioner = load_captioners(models, prompt, ensemble)
     if captioner.input_kind != "pixels":
         raise CaptionerError(f"--model {', '.join(models)} reads region features, not photos: use evaluate")
-    for path in paths:
-        load_image(path)
     rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
     accelerator = Accelerator(**accelerator_kwargs())
     found = caption_rows(captioner, rows, decoding, decode.batch_size, accelerator, seed)
@@ -103,6 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--rerank", help="choose among several captions: consensus, or a reward that needs no references")
     add("--rerank_kwargs", default="{}", metavar="JSON", help="arguments of --rerank, as an object")
     add("--seed", type=int, default=0, help="of samples (default: 0)")
+    add("--on_bad", default="fail", choices=["fail", "skip"], help="an image that cannot be read: fail (default), skip")
     add("--out", help="also write the captions to this JSON file, in COCO result format")
     add("--candidates", help="write all captions of a photo with their scores to this JSON lines file")
     add("paths", nargs="+", metavar="PHOTO|FOLDER")
@@ -114,13 +143,16 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("; ".join(wrong))
     options = {name: given[name] for name in ("prompt", "ensemble", "rerank", "seed")}
     options["rerank_kwargs"] = json_object(given["rerank_kwargs"], "--rerank_kwargs")
-    found = caption_files(given["model"], find_images(given["paths"]), decode, **options)
+    for file in filter(None, (given["out"], given["candidates"])):
+        check_writable_file(file)
+    paths = readable_images(find_images(given["paths"]), given["on_bad"])
+    found = caption_files(given["model"], paths, decode, **options)
     if not is_main_process():
         return 0
-    for path, caption in found.texts().items():
-        print(f"{path}\t{caption}")
-    if given["out"]:
+    if given["out"]:  # before they are printed, which may fail
         write_json(given["out"], [{"image_id": path, "caption": text} for path, text in found.texts().items()])
     if given["candidates"]:
         found.write(given["candidates"])
+    for path, caption in found.texts().items():
+        print(f"{path}\t{caption}")
     return 0

@@ -245,7 +245,15 @@ def gather_parts(config: PartsConfig, data: DataModule, rows: Rows, file: Path) 
 
     ``rows`` are those of the parts. Returns the lines of the parts, and the number of all lines.
     """
-    made = [json.loads(line) for part in _part_files(config, len(rows)) for line in part.read_bytes().splitlines()]
+    made: list[dict[str, Any]] = []
+    for number, part in enumerate(_part_files(config, len(rows))):
+        lines = part.read_bytes().splitlines()
+        expected = len(rows[number * config.part_rows : (number + 1) * config.part_rows])
+        if len(lines) != expected:
+            raise DataError(
+                f"{part} has {len(lines)} of {expected} rows: remove it, and start again, which makes it anew"
+            )
+        made += map(json.loads, lines)
     others = [name for name in data.splits if config.splits and name not in config.splits]
     kept = [_line(name, row, Path(config.out)) for name in others for row in data.split(name)]
     write_json_lines(file, [*made, *kept])

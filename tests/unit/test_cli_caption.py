@@ -1,6 +1,11 @@
 """The captioning program: which files it takes, what it prints and writes, and what it refuses."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ from rl_caption.captioners.base import Decoding
 from rl_caption.cli.caption import find_images, main
 from rl_caption.cli.main import main as command
 from rl_caption.data.base import DataError
+from rl_caption.evaluation import EvaluationError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 
@@ -56,6 +62,46 @@ def test_captions_of_the_captioner_are_printed_and_written(
     inputs = captioner.preprocess([{"image_id": path, "image": Path(path), "references": []} for path, _ in printed])
     ids = captioner.generate(captioner.policy, inputs, decoding)
     assert captioner.decode(ids.flatten(0, 1)) == [caption for _, caption in printed]
+
+
+def test_captions_are_written_before_they_are_printed_to_a_reader_that_has_gone(model, photos, tmp_path) -> None:
+    out, all_of_them = tmp_path / "captions.json", tmp_path / "candidates.jsonl"
+    words = ["--beams", "2", "--num_return_sequences", "2", "--out", str(out), "--candidates", str(all_of_them)]
+    code = (
+        "import os, sys; from rl_caption.cli.main import main\n"
+        "read, write = os.pipe(); os.close(read); os.dup2(write, 1)\n"
+        f"sys.exit(main({['caption', '--model', model, *words, str(photos)]!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert len(json.loads(out.read_text())) == len(all_of_them.read_text().splitlines()) == 3
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert "Broken pipe" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_all_files_that_cannot_be_captioned_are_named_at_once_or_skipped(model, photos, tmp_path, capsys) -> None:
+    out = tmp_path / "captions.json"
+    names = [b"broken.png", b"cut.jpg", b"caf\xe9.png"]
+    for name in names[:2]:
+        (photos / os.fsdecode(name)).write_bytes(b"no image")
+    shutil.copy(photos / "b.png", os.path.join(os.fsencode(photos), names[2]))
+    arguments = ["--model", model, "--out", str(out), str(photos)]
+    with pytest.raises(DataError, match="3 of 6 images") as raised:
+        main(arguments)
+    assert all(repr(os.fsdecode(name))[1:-1] in str(raised.value) for name in names)
+    assert not out.exists()
+    assert main([*arguments, "--on_bad", "skip"]) == 0
+    assert {Path(row["image_id"]).name for row in json.loads(out.read_text())} == {"a.JPG", "b.png", "c.webp"}
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 3
+    assert all(repr(os.fsdecode(name))[1:-1] in printed.err for name in names)
+    with pytest.raises(DataError, match="1 of 1"):
+        main([*arguments[:-1], str(photos / "broken.png"), "--on_bad", "skip"])
+
+
+def test_a_place_that_cannot_be_written_to_is_found_before_captioning(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match=r"b\.png"):
+        main(["--model", "no/model", "--out", str(photos / "b.png" / "captions.json"), str(photos)])
 
 
 def test_errors_are_one_message(model: str, photos: Path, capsys: Any) -> None:

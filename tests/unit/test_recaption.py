@@ -74,6 +74,20 @@ def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(tmp_
         recaption(config(out, "scenes"))
 
 
+@pytest.mark.parametrize("content", ["", '{"image_id": "x"}\n'], ids=["empty", "cut off"])
+def test_a_part_without_all_its_rows_is_named_and_loses_none(content: str, tmp_path: Path) -> None:
+    recaption(config(tmp_path))
+    written = (tmp_path / "captions.jsonl").read_bytes()
+    part = sorted((tmp_path / "parts").glob("*.jsonl"))[0]
+    part.write_text(content)
+    with pytest.raises(DataError, match=part.name):
+        recaption(config(tmp_path))
+    assert (tmp_path / "captions.jsonl").read_bytes() == written
+    part.unlink()
+    recaption(config(tmp_path))
+    assert (tmp_path / "captions.jsonl").read_bytes() == written
+
+
 class Numbered(Splits):
     """Images in memory, with the same ids in both splits."""
 

@@ -10,7 +10,7 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.files import write_json
-from rl_caption.training.checkpoint import remove_tree, replace_folder
+from rl_caption.training.checkpoint import new_folder, seal
 
 NOTE = "average.json"
 FAR = 0.2
@@ -30,16 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise CaptionerError(f"--out {out} is there already: name a new folder, or remove it")
     quiet_libraries()
     found = average_weights(given.models, given.weights)
-    partial = out.with_name(f".partial-{out.name}")
-    remove_tree(partial)
-    partial.mkdir(parents=True)
-    found.captioner.save_pretrained(found.captioner.policy, partial)
     members = [
         {"model": name, "weight": weight, "distance": distance, "sha256": weights_hash(name)}
         for name, weight, distance in zip(given.models, found.weights, found.distances, strict=True)
     ]
-    write_json(partial / NOTE, members)
-    replace_folder(partial, out)
+    with new_folder(out) as partial:
+        found.captioner.save_pretrained(found.captioner.policy, partial)
+        write_json(partial / NOTE, members)
+        seal(partial)
     for member in members:
         print(f"{member['weight']:.3g} of {member['model']} (distance from the first: {member['distance']:.2%})")
     if max(found.distances) > FAR:

@@ -27,6 +27,7 @@ from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, shown
 from rl_caption.report.charts import title_of
 from rl_caption.report.read import EvaluationFolder, ReportError, RunFolder, read_evaluation, read_run
+from rl_caption.training.checkpoint import new_folder
 
 CARD = "README.md"
 CAPTIONER, REWARD_MODEL = "image captioner", "model of images and captions, for scoring captions"
@@ -128,6 +129,7 @@ def share(
 
     Raises:
         ReportError: something is missing, damaged, or belongs to another model. Nothing is copied then.
+        CheckpointError: ``out`` cannot be written; nothing is left there.
         OSError: the hub refused, or cannot be reached. What was written to ``out`` stays.
     """
     if repo_id is None and out is None:
@@ -148,8 +150,9 @@ def share(
     with ExitStack() as stack:
         if out is None:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
-        shutil.copytree(export, out, dirs_exist_ok=True)
-        card.save(out / CARD)
+        with new_folder(out) as partial:
+            shutil.copytree(export, partial, dirs_exist_ok=True)
+            card.save(partial / CARD)
         if repo_id is None:
             return str(out)
         api = huggingface_hub.HfApi()

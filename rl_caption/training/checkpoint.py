@@ -167,19 +167,54 @@ def _check_random_states(file: Path, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def write_errors(what: str, partial: Path, checkpoints: Path) -> Iterator[None]:
-    """Turn a failed write into a ``CheckpointError`` that says what to do, and remove the unfinished folder."""
+def write_errors(what: str, partial: Path, checkpoints: Path | None = None) -> Iterator[None]:
+    """Turn a failed write into a ``CheckpointError`` that says what to do, and remove the unfinished folder.
+
+    With ``checkpoints``, of a run, the message names the newest good one in it.
+    """
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error).lower() for word in WRITE_FAILURES):
             raise
+        place = next(folder for folder in partial.absolute().parents if folder.is_dir())
         with contextlib.suppress(OSError):
             remove_tree(partial)
-        raise CheckpointError(
-            f"{what} could not be written: {error}. Is the disk full? Free some space or choose another run.dir; "
-            f"the newest good checkpoint is {newest_checkpoint(checkpoints) or 'none'}"
-        ) from error
+        advice = "free some space, or name another folder"
+        if checkpoints is not None:
+            newest = newest_checkpoint(checkpoints) or "none"
+            advice = f"free some space, or choose another run.dir; the newest good checkpoint is {newest}"
+        free = f"{shutil.disk_usage(place).free / 1e6:.1f} MB are free on its disk"
+        raise CheckpointError(f"{what} could not be written: {_reason(error)} ({free}): {advice}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Why a write failed, in words: of ``torch.save`` only the place in its source is known."""
+    if isinstance(error, shutil.Error):  # of several files
+        return str(error.args[0][0][-1])
+    if isinstance(error, OSError | SafetensorError):
+        return str(error)
+    return f"the disk may be full, or a quota or limit of sizes reached; torch says {str(error).splitlines()[0]!r}"
+
+
+@contextlib.contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A hidden folder beside ``final``, which is missing or empty, to write into; it gets its name at the block's end.
+
+    If the block fails, nothing is left of it. Raises ``CheckpointError`` where it cannot be written.
+    """
+    final = final.absolute()
+    partial = final.with_name(f".partial-{final.name}")
+    try:
+        with write_errors(f"the folder {final}", partial):
+            remove_tree(partial)
+            partial.mkdir(parents=True)
+            yield partial
+            os.rename(partial, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove_tree(partial)
+        raise
 
 
 @contextlib.contextmanager

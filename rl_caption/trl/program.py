@@ -50,7 +50,7 @@ from rl_caption.evaluation.metrics import add_judges, check_asked, check_judges,
 from rl_caption.evaluation.results import read_scores
 from rl_caption.launch import check_processes, run_lock
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.training.checkpoint import CheckpointError
+from rl_caption.training.checkpoint import CheckpointError, write_errors
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.training.run_folder import (
     append_line,
@@ -341,6 +341,9 @@ class _Run:
         except (ValueError, ImportError, NotImplementedError) as error:
             raise ConfigError(f"TRL refuses this configuration (train.kwargs, run.trackers): {error}") from error
         trainer.remove_callback(PrinterCallback)  # prints every value, without a unit
+        folder = Path(self.arguments.output_dir)
+        save = trainer._save_checkpoint
+        trainer._save_checkpoint = write_errors(f"a checkpoint in {folder}", folder / ".partial")(save)
         return trainer
 
     def _train(self, trainer: Any) -> int:

@@ -101,3 +101,14 @@ def test_what_does_not_fit_is_not_averaged(models: list[str], tmp_path: Path) ->
     with pytest.raises(CaptionerError, match="attention_heads is 4 and 2"):
         average_weights([models[0], fewer_heads])
     average_weights([models[0], saved(tiny_captioner(0, dropout=0.5), tmp_path / "dropout")])
+
+
+def test_a_full_disk_leaves_no_half_of_a_captioner(models: list[str], tmp_path: Path, monkeypatch, capsys) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rl_caption.cli.average.write_json", fail)
+    with pytest.raises(SystemExit):
+        main(["average", "--models", *models[:2], "--out", str(tmp_path / "mean")])
+    assert "No space left" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

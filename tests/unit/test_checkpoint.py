@@ -3,7 +3,9 @@
 import json
 import os
 import pickle
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ from rl_caption.training.checkpoint import (
     CheckpointError,
     clear_leftovers,
     load_checkpoint,
+    new_folder,
     newest_checkpoint,
     prune,
     read_state,
     save_checkpoint,
     seal,
+    write_errors,
 )
 from rl_caption.types import TrainState
 
@@ -176,3 +180,28 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     with pytest.raises(CheckpointError, match="cannot be loaded into this model"):
         load_checkpoint(accelerator, path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("write", [partial(torch.save, torch.zeros(10**5)), lambda file: Path(file).write_bytes(b"0")])
+def test_a_full_disk_is_named_in_words_with_the_space_that_is_left(tmp_path: Path, write: Any) -> None:
+    with pytest.raises(CheckpointError) as raised, write_errors("model X", tmp_path / ".partial"):
+        write("/dev/full")
+    assert "model X" in str(raised.value)
+    assert re.search(r"disk may be full|No space left", str(raised.value))
+    assert re.search(r"[\d.]+ MB are free", str(raised.value))
+
+
+def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    def fail() -> None:
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "half").write_text("x")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match="out"):
+        fail()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "out").mkdir()
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "file").write_text("x")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "file"]

@@ -219,3 +219,12 @@ def test_nothing_is_copied_where_something_is_missing(trained: Path, tmp_path: P
     (export / "model.safetensors").unlink()
     assert "no weights" in refusal([str(trained), "--out", str(out)], capsys)
     assert not out.exists()
+
+
+def test_a_full_disk_leaves_no_half_of_a_model(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(ModelCard, "save", Mock(side_effect=OSError(28, "No space left on device")))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    message = refusal([str(trained), "--out", str(tmp_path / "out")], capsys)
+    assert "No space left" in message
+    assert str(tmp_path / "out") in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -15,9 +15,11 @@ BENCHMARKS = {
     "step": "scst_step",
     "hf_step": "hf_step",
     "l_clip": "l_clip",
+    "cider": "cider",
     "evaluation": "evaluation",
     "memory": "memory",
     "processes": "processes",
+    "threads": "threads",
     "startup": "startup",
 }
 """Name on the command line -> module of this folder; its ``measure(timing)`` yields rows."""

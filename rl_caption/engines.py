@@ -31,7 +31,8 @@ from torch.utils.hooks import RemovableHandle
 from tqdm.auto import tqdm
 
 from rl_caption.errors import ConfigError, UserError
-from rl_caption.launch import check_processes, cpu_threads, keep_freed_memory
+from rl_caption.launch import check_processes, keep_freed_memory
+from rl_caption.threads import cpu_threads
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import RunConfig, TrainConfig

@@ -28,12 +28,11 @@ import psutil
 from filelock import FileLock, Timeout
 
 from rl_caption.errors import UserError
+from rl_caption.threads import ACCELERATE_PROGRAMS, parse_launcher, wait_variables
 
 logger = logging.getLogger(__name__)
 
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "LOCAL_WORLD_SIZE")
-ACCELERATE_PROGRAMS = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "rl_caption.launch")
-OTHER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
 LAUNCHER_VARIABLE = "RL_CAPTION_LAUNCHER"
 """Environment variable by which a program of this package tells the processes that it starts its own process id."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -93,18 +92,6 @@ def processes_started(environment: Mapping[str, str]) -> tuple[str, int] | None:
     return None
 
 
-def cpu_threads(processes: int, environment: Mapping[str, str] = os.environ) -> int:
-    """CPU threads of each of ``processes`` on this machine: OMP_NUM_THREADS of the user, else a share of the cores.
-
-    Launchers set OMP_NUM_THREADS to 1, which would leave the other cores idle: theirs does not count.
-    """
-    own = environment.get("OMP_NUM_THREADS", "")
-    launched = {"ACCELERATE_MIXED_PRECISION", "LOCAL_WORLD_SIZE"} & environment.keys()
-    if own.isdigit() and int(own) and not launched:
-        return int(own)
-    return max((os.cpu_count() or 1) // processes, 1)
-
-
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     """Ask glibc's allocator to keep freed memory for the next tensors; returns whether it does.
 
@@ -134,25 +121,6 @@ def processes_requested_by_launcher() -> int | None:
             if call is not None:
                 program, *arguments = call
                 return requested_processes(arguments, Path(ancestor.cwd())) if program in ACCELERATE_PROGRAMS else None
-    return None
-
-
-def parse_launcher(command_line: Sequence[str]) -> list[str] | None:
-    """Program and arguments of ``accelerate launch``, ``torchrun`` or a relative; None of another command line."""
-    tokens = list(command_line)
-    while tokens:
-        token = tokens.pop(0)
-        name = os.path.basename(token)
-        if token == "-m" and tokens:
-            name = tokens.pop(0)
-        elif token in ("-X", "-W") and tokens:
-            tokens.pop(0)
-            continue
-        elif token.startswith("-") or name.lower().startswith("python"):
-            continue
-        if name == "accelerate":
-            return [name, *tokens[1:]] if tokens[:1] == ["launch"] else None
-        return [name, *tokens] if name in ACCELERATE_PROGRAMS + OTHER_LAUNCHERS else None
     return None
 
 
@@ -282,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     die_with_launcher()
+    os.environ.update(wait_variables(os.environ))  # for the processes that it starts
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     # torchrun's own handlers, which would kill the processes after a time, are put on another signal.
     os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGQUIT"

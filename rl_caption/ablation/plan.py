@@ -28,8 +28,9 @@ from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
 from rl_caption.errors import config_errors
 from rl_caption.evaluation.metrics import SCORERS, words_tokenizer
-from rl_caption.launch import cpu_threads, requested_processes
+from rl_caption.launch import requested_processes
 from rl_caption.monitoring.judges import build_judges
+from rl_caption.threads import cpu_threads
 from rl_caption.training.run_folder import changed_keys, is_complete
 
 logger = logging.getLogger(__name__)

@@ -40,9 +40,10 @@ from rl_caption.data.plain_files import read_json
 from rl_caption.errors import EXPECTED
 from rl_caption.evaluation import check_writable, write_evaluation
 from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.launch import LaunchError, cpu_threads, processes_started, run_lock, stop_requests
+from rl_caption.launch import LaunchError, processes_started, run_lock, stop_requests
 from rl_caption.programs.evaluate import score_captions, settings_of
 from rl_caption.report.read import EvaluationFolder, Member, read_evaluation, read_run
+from rl_caption.threads import cpu_threads
 from rl_caption.training.checkpoint import CheckpointError, is_intact
 from rl_caption.training.run_folder import clock, is_complete
 

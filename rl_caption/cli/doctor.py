@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rl_caption import torchvision_remedy
 from rl_caption.errors import OPTIONAL, installed_version
+from rl_caption.threads import granted_cores
 
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner
@@ -74,7 +75,7 @@ def torchvision_findings() -> Iterator[Finding]:
 
 def device_findings() -> Iterator[Finding]:
     """Yield the CPU, the memory and every GPU with its memory and whether it computes in bf16."""
-    yield Finding("CPU cores", f"{os.cpu_count()} ({platform.machine()})")
+    yield Finding("CPU cores", f"{granted_cores()} of {os.cpu_count()} processors ({platform.machine()})")
     if importlib.util.find_spec("psutil"):
         import psutil
 

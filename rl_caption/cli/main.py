@@ -24,6 +24,7 @@ from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import EvaluateConfig, ScstConfig, WebConfig, XeConfig
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.config import JudgeSetConfig
+from rl_caption.threads import set_threads
 from rl_caption.trl.config import GrpoVlmConfig
 
 logger = logging.getLogger(__name__)
@@ -260,6 +261,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     """Run one program; errors that a user can mend are printed without a traceback."""
     from rl_caption.errors import user_errors
 
+    set_threads()
     find_own_modules()
     program = PROGRAMS[name][0]
     with log_lines(), user_errors():

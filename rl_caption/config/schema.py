@@ -179,8 +179,8 @@ class TrainConfig:
         tf32: on a GPU, let float32 products and convolutions round their factors to TF32 (10 bits of mantissa): several
             times as fast, and no longer the numbers of a CPU.
         num_processes: processes that must train together; null checks what the launcher says.
-        threads: CPU threads of a process; null takes OMP_NUM_THREADS, or, where that is not set or a launcher set it,
-            divides the cores among the processes of the machine.
+        threads: CPU threads of a process; null takes your OMP_NUM_THREADS; where you set none, it divides the physical
+            cores that may be used among the processes of the machine.
         seed: of weights, data order and samples.
         label_smoothing: of the cross-entropy.
     """

@@ -4,6 +4,7 @@ import json
 import platform
 import sys
 import time
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ SUMMARY_KEYS = (
     "val/teacher_cosine_text",
 )
 """Keys of the one-line summary, where present; all keys are in ``metrics.jsonl``."""
+RECENT_STEPS = 100
+"""Steps that the speed and the time left are estimated from."""
 
 
 def find_checkpoint(config: TrainingConfig) -> Path | None:
@@ -165,8 +168,8 @@ class RunLog:
 
     def __init__(self, accelerator: Accelerator, folder: Path, name: str, start_step: int, max_steps: int) -> None:
         self.accelerator, self.folder, self.name = accelerator, folder, name
-        self.start_step, self.max_steps = start_step, max_steps
-        self.started = time.monotonic()
+        self.max_steps = max_steps
+        self.opened, self.step_ends = time.monotonic(), deque[float](maxlen=RECENT_STEPS + 1)
         self.bar: tqdm | None = None
         if accelerator.is_main_process:
             for file in ("metrics.jsonl", "samples.jsonl"):
@@ -182,6 +185,7 @@ class RunLog:
 
     def advance(self) -> None:
         """One step is done."""
+        self.step_ends.append(time.monotonic())
         if self.bar is not None:
             self.bar.update(1)
 
@@ -192,7 +196,9 @@ class RunLog:
             return
         append_line(self.folder / "metrics.jsonl", {"step": step, **values})
         summary = "  ".join(f"{key} {values[key]:.4g}" for key in SUMMARY_KEYS if key in values)
-        rate = (step - self.start_step) / max(time.monotonic() - self.started, 1e-9)
+        # From the end of the first step on, which is slower than those that follow.
+        times = self.step_ends if len(self.step_ends) > 1 else [self.opened, *self.step_ends]
+        rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
         left = (self.max_steps - step) / rate if rate > 0 else float("nan")
         self.message(f"step {step}/{self.max_steps}  {summary}  {rate:.2f} steps/s  {clock(left)} left")
 

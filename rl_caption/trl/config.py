@@ -70,8 +70,8 @@ class VlmTrainConfig:
         mixed_precision: ``no``, ``bf16`` or ``fp16``, or ``auto``: bf16 where the device computes with it, else no.
         gradient_checkpointing: compute activations twice to save memory.
         num_processes: expected number of processes; null takes what the launcher says.
-        threads: CPU threads of a process; null takes OMP_NUM_THREADS, or, where that is not set or a launcher set it,
-            divides the cores among the processes of the machine.
+        threads: CPU threads of a process; null takes your OMP_NUM_THREADS; where you set none, it divides the physical
+            cores that may be used among the processes of the machine.
         seed: of adapters, data order and samples.
         kwargs: further arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``, such as ``{loss_type: dr_grpo}``; not those
             that other keys set.

@@ -16,7 +16,7 @@ import transformers
 from accelerate.state import AcceleratorState
 
 from benchmarks import __main__ as every
-from benchmarks import evaluation, gpu, hf_step, memory, scst_step, startup
+from benchmarks import cider, evaluation, gpu, hf_step, memory, scst_step, startup, threads
 from benchmarks.harness import Measurement, Timing, command
 from benchmarks.l_clip import CACHED, FULL, TRIMMED, caption_words, load_encoders, reward_variants, write_images
 from benchmarks.l_clip import Shapes as ClipShapes
@@ -85,6 +85,20 @@ def test_self_critical_step_and_both_baselines_run() -> None:
     assert [row.baseline for row in rows[:2]] == ["generate twice, 3 images", "prefix with gradient, 2 images"]
     assert len(shares(rows)) == len(PHASES)
     assert sum(shares(rows)) == pytest.approx(1.0)
+
+
+def test_cider_and_the_toolkit_have_the_same_scores() -> None:
+    (row,) = cider.measure(TIMING, images=4, samples=2)
+    assert (row.baseline, row.unit) == ("pycocoevalcap's scorer", "x as fast")
+    assert "8 captions, 5 references each, scores equal to the bit" in row.detail
+
+
+def test_both_ways_of_waiting_are_timed_alone_and_beside_other_work() -> None:
+    shapes = Shapes(**TINY, words=40, images=2, samples=2, tokens=4)
+    alone, beside = threads.measure(TIMING, others=1, shapes=shapes)
+    assert alone.name == beside.name == threads.SLEEP
+    assert alone.detail.endswith("alone")
+    assert beside.detail.endswith("beside 1 busy processes")
 
 
 PRETRAINED = {"images": 2, "samples": 3, "tokens": 8, "length": 4.0}

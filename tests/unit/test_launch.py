@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from rl_caption import engines, launch
-from rl_caption.launch import LaunchError, check_processes, cpu_threads, parse_launcher, requested_processes, run_lock
+from rl_caption.launch import LaunchError, check_processes, requested_processes, run_lock
+from rl_caption.threads import parse_launcher
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LONG_ENOUGH_S = 60.0
@@ -112,22 +113,6 @@ def test_number_of_processes(running, expected, world_size, requested, reason, a
             check_processes(running)
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, 4),
-        ({"OMP_NUM_THREADS": "3"}, 3),
-        ({"OMP_NUM_THREADS": ""}, 4),
-        ({"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}, 4),
-        ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, 4),
-    ],
-)
-def test_threads_are_those_of_the_user_else_a_share_of_the_cores(environment, expected, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert cpu_threads(2, environment) == expected
-    assert cpu_threads(16, {}) == 1
-
-
 def test_launch_command_quotes_and_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     command = launch.launch_command(2, ["scripts/scst.py", "--config", "my run.yaml"])
@@ -209,7 +194,7 @@ def test_killed_launcher_takes_its_training_along_and_a_shell_does_not(parent_na
     ids=["done", "failed", "stopped before training"],
 )
 def test_the_launcher_ends_with_the_code_of_its_process(script, code, tmp_path, monkeypatch):
-    for name in (launch.LAUNCHER_VARIABLE, "PET_SIGNALS_TO_HANDLE"):
+    for name in (launch.LAUNCHER_VARIABLE, "PET_SIGNALS_TO_HANDLE", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "")  # put back afterwards
     (tmp_path / "script.py").write_text(script)
     config = str(REPOSITORY / "configs/accelerate/cpu.yaml")

@@ -117,7 +117,7 @@ LAYERS = [
     {"data"},
     {"engines", "types"},
     {"launch", "options"},
-    {"errors"},
+    {"errors", "threads"},
 ]
 """The parts of ``rl_caption`` from top to bottom (docs/design.md): a part imports from those below it only."""
 

@@ -167,6 +167,28 @@ def test_a_line_of_metrics_is_written_and_summarised(tmp_path: Path, capsys: Any
     assert "hacking" not in shown
 
 
+def test_time_left_is_that_of_recent_steps(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    log = RunLog(Accelerator(cpu=True), tmp_path, "scst", 10, 1000)
+    log.metrics(10, {})
+    for step in range(11, 300):
+        now += 60 if step == 11 else 1 if step < 180 else 4
+        log.advance()
+        if step in (11, 12, 13, 179, 299):
+            log.metrics(step, {})
+    log.close()
+    shown = [line.rsplit("  ", 2)[1:] for line in capsys.readouterr().err.splitlines()]
+    assert shown == [
+        ["0.00 steps/s", "? left"],
+        ["0.02 steps/s", "16:29:00 left"],
+        ["1.00 steps/s", "0:16:28 left"],
+        ["1.00 steps/s", "0:16:27 left"],
+        ["1.00 steps/s", "0:13:41 left"],
+        ["0.25 steps/s", "0:46:44 left"],
+    ]
+
+
 def test_clock() -> None:
     assert [clock(s) for s in (0, 59.6, 3600, 90061)] == ["0:00:00", "0:01:00", "1:00:00", "25:01:01"]
     assert clock(float("nan")) == clock(float("inf")) == "?"

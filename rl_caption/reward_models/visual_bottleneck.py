@@ -1,15 +1,17 @@
 """VBA: how similar a caption is to the caption of an image that was generated from it (docs/icc.md).
 
-Source: Yanuka, Ben-Kish, Bitton, Szpektor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
-Dataset Curation", Findings of ACL 2024, section 3: the visual bottleneck autoencoder.
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal Dataset
+Curation", Findings of ACL 2024, section 2: the visual bottleneck autoencoder.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 
-from rewards.base import Reward, as_texts, check_least, checked_scores, naming, optional
+from rewards.base import Reward, as_texts, check_choice, check_least, checked_scores, naming, optional
 from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
 from rewards.images import ImageSource
 from rewards.registry import build
@@ -20,6 +22,8 @@ from rl_caption.data.scenes.drawing import scene_of
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.errors import ConfigError
 from rl_caption.options import load_target
+
+Noise = Literal["caption", "run"]
 
 
 class TextToImage(Protocol):
@@ -49,11 +53,14 @@ class DiffusionImages:
 
     Args:
         model: folder or hub name, such as ``stabilityai/stable-diffusion-2``.
-        prefix: put before a caption (released code: ``a photo of ``).
+        prefix: put before a caption; nothing in the released code, which prompts the captioner instead.
         guidance: classifier-free guidance scale, 9 in the paper.
         steps: denoising steps, 20 in the paper.
         precision: of the weights.
-        seed: of the noise, which is the same for every caption, whatever its batch.
+        seed: of the noise.
+        noise: ``caption`` draws the noise of an image from ``seed`` and the caption, so that an image depends neither
+            on the captions before it nor on its batch; ``run`` draws all noise one after the other from one generator,
+            as the released code does.
         device: None is the process's current CUDA device if there is one, else the CPU.
 
     Raises:
@@ -63,13 +70,15 @@ class DiffusionImages:
     def __init__(
         self,
         model: str,
-        prefix: str = "a photo of ",
+        prefix: str = "",
         guidance: float = 9.0,
         steps: int = 20,
         precision: Precision = "fp16",
         seed: int = 0,
+        noise: Noise = "caption",
         device: str | None = None,
     ) -> None:
+        check_choice(Noise, noise=noise)
         diffusers = optional("diffusers", f"diffusers:{model} needs", "diffusers")
         self._device = default_device(device)
         with naming(f"diffusers:{model} cannot be loaded", (OSError, ValueError, KeyError)):
@@ -80,18 +89,23 @@ class DiffusionImages:
         self._pipeline = pipeline.to(self._device)
         self._pipeline.set_progress_bar_config(disable=True)
         self.prefix, self.guidance, self.steps, self.seed = prefix, guidance, steps, seed
-        options = f"guidance{guidance:g},{steps} steps,{precision},seed{seed},{prefix!r}"
+        self._generator = torch.Generator(self._device).manual_seed(seed) if noise == "run" else None
+        options = f"guidance{guidance:g},{steps} steps,{precision},seed{seed} a {noise},{prefix!r}"
         self.signature = f"{model}[{options},diffusers{diffusers.__version__}]"
 
     def __call__(self, captions: Sequence[str]) -> Sequence[ImageSource]:
         """Generate B images."""
-        generators = [torch.Generator(self._device).manual_seed(self.seed) for _ in captions]
+        generators = [self._generator or self._generator_of(caption) for caption in captions]
         return self._pipeline(
             [self.prefix + caption for caption in captions],
             guidance_scale=self.guidance,
             num_inference_steps=self.steps,
             generator=generators,
         ).images
+
+    def _generator_of(self, caption: str) -> torch.Generator:
+        digest = hashlib.sha256(f"{self.seed} {caption}".encode(errors="surrogatepass")).digest()
+        return torch.Generator(self._device).manual_seed(int.from_bytes(digest[:8], "big"))
 
 
 def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
@@ -105,8 +119,7 @@ def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
 class VisualBottleneck:
     """VBA: similarity of a caption to the caption of an image generated from it, in [0, 1]; it is given no image.
 
-    Captions without a word get 0. The captioner's best beam is compared, as in the released code (the paper: the most
-    similar of five beams).
+    Captions without a word get 0.
 
     Args:
         captioner: folder of a captioner, or the name of one on the hub.
@@ -116,8 +129,9 @@ class VisualBottleneck:
         similarity: a reward whose references are the caption; clipped to [0, 1].
         similarity_kwargs: its arguments, such as ``{model: roberta-large}``.
         num_beams: of the captioner.
+        num_return_sequences: beams of which the most similar counts: 1 in the released code, 5 in the paper.
         max_new_tokens: of the captioner.
-        prompt: of the captioner; None is its own.
+        prompt: of the captioner, ``a photo of `` in the released code; None is its own.
         device: None is the process's current CUDA device if there is one, else the CPU.
         batch_size: images at once, at least 1.
 
@@ -137,6 +151,7 @@ class VisualBottleneck:
         similarity: str = "bertscore",
         similarity_kwargs: Mapping[str, Any] | None = None,
         num_beams: int = 5,
+        num_return_sequences: int = 1,
         max_new_tokens: int = 24,
         prompt: str | None = None,
         device: str | None = None,
@@ -154,31 +169,40 @@ class VisualBottleneck:
         if self._captioner.input_kind != "pixels":
             raise ValueError(f"vba: the captioner {captioner!r} reads region features: expected one that reads images")
         self._captioner.policy.to(self._device).eval()
-        self._decoding = Decoding(num_beams=num_beams, max_new_tokens=max_new_tokens)
+        self._decoding = Decoding(
+            num_beams=num_beams, num_return_sequences=num_return_sequences, max_new_tokens=max_new_tokens
+        )
         weights = weights_hash(captioner)  # the name itself of a model on the hub
         weights = weights if weights == captioner else weights[:12]
         self.batch_size = batch_size
-        self.signature = f"VBA[{self._images.signature},{weights},beams{num_beams},{self._similarity.signature}]"
+        beams = f"beams{num_beams}" + f",best of {num_return_sequences}" * (num_return_sequences > 1)
+        beams += f",{prompt!r}" * (prompt is not None)
+        self.signature = f"VBA[{self._images.signature},{weights},{beams},{self._similarity.signature}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions. ``RewardError`` where the similarity fails."""
         texts = as_texts(completions)
         scores, rows = [0.0] * len(texts), [row for row, text in enumerate(texts) if text.strip()]
         for batch in chunks(rows, self.batch_size, "captions through the visual bottleneck"):
-            own = [texts[row] for row in batch]
-            found = self._similarity(None, self.rewrite(own), references=[[caption] for caption in own])
+            sources = [texts[row] for row in batch]
+            rewritten = self.rewrite(sources)
+            references = [[source] for source, beams in zip(sources, rewritten, strict=True) for _ in beams]
+            similarities = self._similarity(
+                None, [text for beams in rewritten for text in beams], references=references
+            )
             # Before they are clipped, which makes 0 of NaN.
-            for row, score in zip(batch, checked_scores(self._similarity, found, len(own)), strict=True):
-                scores[row] = min(1.0, max(0.0, score))
+            similarities = checked_scores(self._similarity, similarities, len(references))
+            for row, best in zip(batch, np.reshape(similarities, (len(batch), -1)).max(1), strict=True):
+                scores[row] = min(1.0, max(0.0, float(best)))
         return checked_scores(self, scores, len(texts))
 
     @torch.no_grad()
-    def rewrite(self, captions: Sequence[str]) -> list[str]:
-        """The captioner's captions of the images generated from B captions."""
+    def rewrite(self, captions: Sequence[str]) -> list[list[str]]:
+        """The captioner's ``num_return_sequences`` captions, best first, of the image of each of B captions."""
         images = self._images(captions)
         rows: list[Row] = [
             {"image_id": str(number), "image": image, "references": []} for number, image in enumerate(images)
         ]
         inputs = {name: value.to(self._device) for name, value in self._captioner.preprocess(rows).items()}
-        ids = self._captioner.generate(self._captioner.policy, inputs, self._decoding, None)[:, 0]
-        return self._captioner.decode(ids)
+        ids = self._captioner.generate(self._captioner.policy, inputs, self._decoding, None)
+        return [self._captioner.decode(beams) for beams in ids]

@@ -81,11 +81,22 @@ def test_captions_through_images(captioner: str) -> None:
     drawn = reward._images.captions  # type: ignore[attr-defined]
     assert drawn == [captions[0], captions[2], captions[3]], "a blank caption is not drawn"
     assert found[1] == 0.0
-    written = [reward.rewrite([caption])[0] for caption in captions]
+    written = [reward.rewrite([caption])[0][0] for caption in captions]
     expected = build("rouge_l")(None, written, references=[[caption] for caption in captions])
     assert [found[row] for row in (0, 2, 3)] == pytest.approx([expected[row] for row in (0, 2, 3)])
     assert reward.signature.startswith("VBA[colours,")
     assert vba(captioner).signature != vba(captioner, num_beams=1).signature
+
+
+def test_the_most_similar_of_several_beams_counts(captioner: str) -> None:
+    captions = ["a red circle on a grey field", "two blue squares"]
+    reward = vba(captioner, num_beams=3, num_return_sequences=3, text_to_image=f"{__name__}:Colours")
+    rewritten = reward.rewrite(captions)
+    assert [len(set(beams)) for beams in rewritten] == [3, 3]
+    rouge = build("rouge_l")
+    best = [max(rouge(None, beams, references=[[text]] * 3)) for text, beams in zip(captions, rewritten, strict=True)]
+    assert reward(None, captions) == pytest.approx(best)
+    assert reward.signature != vba(captioner, num_beams=3, text_to_image=f"{__name__}:Colours").signature
 
 
 class Signed:
@@ -112,6 +123,8 @@ def test_scores_are_clipped(captioner: str) -> None:
         ({"similarity": "repetition"}, "does not compare with references"),
         ({"text_to_image": "scene"}, "text_to_image is 'scene'.*scenes"),
         ({"text_to_image": "diffusers:x"}, "needs the package diffusers"),
+        ({"text_to_image": "diffusers:x", "text_to_image_kwargs": {"noise": "batch"}}, "noise"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
     ],
 )
 def test_wrong_arguments_are_named(captioner, options, message, monkeypatch):
@@ -140,17 +153,31 @@ class Pipeline:
 
 
 def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = Pipeline()
-    loaded = SimpleNamespace(from_pretrained=lambda model, **options: pipeline)
+    pipelines: list[Pipeline] = []
+
+    def load(model: str, **options: Any) -> Pipeline:
+        pipelines.append(Pipeline())
+        return pipelines[-1]
+
+    loaded = SimpleNamespace(from_pretrained=load)
     scheduler = SimpleNamespace(from_config=lambda config: f"DPM of {config}")
     module = SimpleNamespace(__version__="0", DiffusionPipeline=loaded, DPMSolverMultistepScheduler=scheduler)
     monkeypatch.setitem(sys.modules, "diffusers", module)
     images = DiffusionImages("stabilityai/stable-diffusion-2", device="cpu")
     assert len(images(["a dog", "a cat"])) == 2
     images(["a cat"])
-    (prompts, options, noise), (_, _, again) = pipeline.calls
-    assert prompts == ["a photo of a dog", "a photo of a cat"]
+    (prompts, options, noise), (_, _, again) = pipelines[0].calls
+    assert prompts == ["a dog", "a cat"], "the captioner is prompted, not the pipeline"
     assert options == {"guidance_scale": 9.0, "num_inference_steps": 20}
     assert again == noise[1:], "the noise of a caption does not depend on its batch"
-    assert pipeline.scheduler == "DPM of config"
+    assert noise[0] != noise[1], "captions have noise of their own"
+    assert pipelines[0].scheduler == "DPM of config"
     assert "9" in images.signature
+
+    run = DiffusionImages("stabilityai/stable-diffusion-2", device="cpu", noise="run", seed=3)
+    run(["a dog", "a cat"])
+    run(["a cat"])
+    drawn = [value for *_, noise in pipelines[1].calls for value in noise]
+    generator = torch.Generator().manual_seed(3)
+    assert drawn == [float(torch.rand(1, generator=generator)) for _ in range(3)], "one generator for the run"
+    assert run.signature != DiffusionImages("stabilityai/stable-diffusion-2", device="cpu", seed=3).signature

@@ -1,7 +1,7 @@
 """SBA: how well a language model writes a caption again from its pooled text feature in a dual encoder (docs/icc.md).
 
-Source: Yanuka, Ben-Kish, Bitton, Szpektor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
-Dataset Curation", Findings of ACL 2024, section 3: the semantic bottleneck autoencoder. What the paper leaves open
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
+Dataset Curation", Findings of ACL 2024, section 2: the semantic bottleneck autoencoder. What the paper leaves open
 (length limit, what is trained on) follows its released code.
 """
 

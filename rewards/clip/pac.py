@@ -72,7 +72,7 @@ class RefPacScore(PacScore, RefClipScore):
 class PacVideoScore(EmScore):
     """PAC-S for video: EMScore under a positive-augmented CLIP; no references. Not scaled by w.
 
-    Arguments as for ``PacScore`` and ``EmScore``. Source: Sarto et al., CVPR 2023, section 3.3; no code was released.
+    Arguments as for ``PacScore`` and ``EmScore``. Source: Sarto et al., CVPR 2023, section 3.2; no code was released.
     """
 
     __name__ = "pac_s_video"

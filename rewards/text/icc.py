@@ -1,6 +1,6 @@
 """ICC: how visually concrete a caption is, by a text model distilled from two bottlenecks (docs/icc.md).
 
-Source: Yanuka, Ben-Kish, Bitton, Szpektor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
 Dataset Curation", Findings of ACL 2024.
 """
 

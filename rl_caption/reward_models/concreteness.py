@@ -1,7 +1,7 @@
 """Combine bottleneck scores of captions into one concreteness score, the target that a student learns (docs/icc.md).
 
-Source: Yanuka, Ben-Kish, Bitton, Szpektor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
-Dataset Curation", Findings of ACL 2024, section 3 and appendix A.
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for Multimodal
+Dataset Curation", Findings of ACL 2024, section 2 and appendix A.
 """
 
 import json

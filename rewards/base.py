@@ -12,6 +12,8 @@ from types import FrameType
 from typing import Any, Protocol, get_args, runtime_checkable
 
 PACKAGES = ("rewards", "rl_caption")
+TARGETS: dict[str, str] = {}
+"""Module outside ``PACKAGES`` -> what names something in it, and how: a key of a configuration, a reward."""
 _PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 """Folders of the standard library."""
 BOUNDS_ROUNDING = 1e-5
@@ -86,27 +88,32 @@ def naming(
 
 @contextmanager
 def errors_of_user_code(
-    where: str, error: type[Exception] = RewardError, kept: tuple[type[Exception], ...] = (RewardError,)
+    where: str | Mapping[str, str],
+    error: type[Exception] = RewardError,
+    kept: tuple[type[Exception], ...] = (RewardError,),
 ) -> Iterator[None]:
     """Context around calls of code that a configuration may name (``package.module:Name``): what a user's code raises
     becomes an ``error`` whose message is ``where``, the user's own line, and what was raised.
 
-    Exceptions of ``kept`` pass, and so does one that no line of a user's is behind: it is a defect of this package or
-    of a library. ``sys.exit`` in a user's code is an error, too; one that a handler of this package raises passes.
+    Where code of several targets runs, ``where`` maps the name of a module to that of its target. Exceptions of
+    ``kept`` pass, and so does one that no line of a user's is behind: it is a defect of this package or of a library.
+    ``sys.exit`` in a user's code is an error, too; one that a handler of this package raises passes.
     """
     try:
         yield
     except (Exception, SystemExit) as raised:  # whatever people's code raises
-        line = None if isinstance(raised, kept) else line_of_user_code(raised)
-        if line is None:
+        place = None if isinstance(raised, kept) else _place_in_user_code(raised)
+        if place is None:
             raise
+        module, line = place
+        name = where if isinstance(where, str) else where.get(module, module)
         message = "".join(traceback.format_exception_only(raised)).strip()
-        raise error(f"{where}: {line}: {message}") from raised
+        raise error(f"{name}: {line}: {message}") from raised
 
 
-def line_of_user_code(raised: BaseException) -> str | None:
-    """The innermost line behind an exception, ``FILE, line N: CODE``, that is neither of this package nor of Python
-    nor of an installed package; None where there is none.
+def _place_in_user_code(raised: BaseException) -> tuple[str, str] | None:
+    """Module and line, ``FILE, line N: CODE``, of the innermost frame behind an exception that is neither of this
+    package nor of Python nor of an installed package; None where there is none.
     """
     lines = [*traceback.walk_tb(raised.__traceback__)]
     if isinstance(raised, SystemExit) and lines and _package(lines[-1][0]) in PACKAGES:  # asked for by a signal
@@ -115,7 +122,8 @@ def line_of_user_code(raised: BaseException) -> str | None:
         file = frame.f_code.co_filename
         installed = {"site-packages", "dist-packages"} & {*Path(file).parts} or file.startswith((*_PYTHON, "<frozen"))
         if _package(frame) not in PACKAGES and not installed:
-            return f"{file}, line {number}: {linecache.getline(file, number).strip()}"
+            line = f"{file}, line {number}: {linecache.getline(file, number).strip()}"
+            return str(frame.f_globals.get("__name__")), line
     return None
 
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rewards.base import Reward
+from rewards.base import TARGETS, Reward, errors_of_user_code
 
 REWARDS: dict[str, str] = {
     "bertscore": "rewards.text.bertscore:BertScore",
@@ -158,9 +158,12 @@ def load(name: str) -> Any:
             "'package.module:Class'"
         )
     module_name, _, class_name = target.partition(":")
+    if target == name:
+        TARGETS.setdefault(module_name, f"reward {name!r}")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
+        with errors_of_user_code(f"reward {name!r}", ValueError):
+            module = importlib.import_module(module_name)
+    except (ImportError, SyntaxError) as error:
         same = next((known for known in REWARDS.values() if known.endswith(f":{class_name}")), None)
         hint = f". Did you mean {same!r}?" if same else ""
         raise ValueError(f"reward {name!r}: module {module_name!r} cannot be imported: {error}{hint}") from error

@@ -63,13 +63,15 @@ def installed_version(package: str) -> str | None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """End the program with code 1 and the message of an expected error, or the extra that brings a missing package.
+    """End the program with code 1 and the message of an expected error, of one in code that the configuration names,
+    or the extra that brings a missing package.
 
     So it ends where code of the user calls ``sys.exit``, whatever the code. Where the reader of the output has gone
     (``| head``), it ends without a message, with the code of SIGPIPE. Anything else is a defect and is raised.
     """
     try:
-        yield
+        with errors_of_user_code(rewards.base.TARGETS):
+            yield
         sys.stdout.flush()
     except BrokenPipeError as error:
         output = select.poll()
@@ -87,10 +89,4 @@ def user_errors() -> Iterator[None]:
         sys.exit(1)
     except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except SystemExit as error:
-        line = rewards.base.line_of_user_code(error)
-        if line is None:
-            raise
-        print(f"error: {line}: SystemExit: {error.code}", file=sys.stderr)
         sys.exit(1)

@@ -17,7 +17,8 @@ from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from rl_caption.errors import ConfigError, config_errors
+from rewards.base import TARGETS
+from rl_caption.errors import ConfigError, config_errors, errors_of_user_code
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
@@ -217,9 +218,14 @@ def load_target(name: str, key: str, known: Mapping[str, str] | None = None) -> 
         expected = f"one of {', '.join(known)}, or " if known else ""
         raise ConfigError(f"{key} is {name!r}{hint}: expected {expected}package.module:Name")
     module_name, _, attribute = target.partition(":")
+    if target == name:
+        TARGETS.setdefault(module_name, f"{key} {name}")
     try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:  # ValueError: the name is empty
+        with errors_of_user_code(f"{key} {name}"):
+            module = importlib.import_module(module_name)
+    except ConfigError:
+        raise
+    except (ImportError, ValueError, SyntaxError) as error:  # ValueError: the name is empty
         raise ConfigError(f"{key} is {name!r}: module {module_name!r} cannot be imported: {error}") from error
     found = getattr(module, attribute, None)
     if not callable(found):
@@ -284,18 +290,24 @@ def check_options(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], 
 
 
 def build_target(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], key: str) -> Any:
-    """An instance of a class that can be called, or a function with its options bound; see ``check_options``."""
+    """An instance of a class that can be called, or a function with its options bound; see ``check_options``.
+
+    Raises ``ConfigError`` also where it cannot be called with ``skip`` arguments.
+    """
     check_options(target, skip, name, kwargs, key)
+    where = f"{key.removesuffix('kwargs').rstrip('._')} is {name!r}"
     if isinstance(target, type):
-        with config_errors(f"{key}: {name} cannot be made"):
+        with config_errors(f"{key}: {name} cannot be made"), errors_of_user_code(f"{key}: {name}"):
             made = target(**kwargs)
         if not callable(made):
-            raise ConfigError(f"{key.removesuffix('_kwargs')} is {name!r}: its instances cannot be called")
+            raise ConfigError(f"{where}: its instances cannot be called")
     else:
         made = update_wrapper(partial(target, **kwargs), target) if kwargs else target
     try:
         inspect.signature(made).bind(*range(skip))
+    except ValueError:  # of some functions in C, no signature is known
+        return made
     except TypeError as error:
         takes = f"it is called with {skip} argument(s), and takes {inspect.signature(made)}"
-        raise ConfigError(f"{key.removesuffix('_kwargs')} is {name!r}: {takes}: {error}") from error
+        raise ConfigError(f"{where}: {takes}: {error}") from error
     return made

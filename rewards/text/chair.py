@@ -10,7 +10,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from rewards.base import RewardError, as_texts, check_choice, checked_scores, naming, reference_lists, required_column
+from rewards.base import (
+    RewardError,
+    as_texts,
+    check_choice,
+    checked_scores,
+    errors_of_user_code,
+    naming,
+    reference_lists,
+    required_column,
+)
 from rewards.registry import load
 from rewards.text.tokenize import TOKENIZER, tokenize
 
@@ -53,6 +62,8 @@ class ObjectVocabulary:
         with naming(f"synonyms {str(path)!r} cannot be read"):
             lines = Path(path).read_text(encoding="utf-8").splitlines() if isinstance(path, str | Path) else path
         for number, line in enumerate(lines, start=1):
+            if not isinstance(line, str):
+                raise ValueError(f"synonyms has {line!r:.80}: expected a text, the names of an object between commas")
             phrases = [tuple(tokenize(phrase)) for phrase in line.split(",")]
             for phrase in filter(None, phrases):
                 known = names.setdefault(phrase, " ".join(phrases[0]))
@@ -218,8 +229,15 @@ class Chair:
         self.references, self.measure = references, measure
         self.detector: ObjectDetector | None = None
         if detector is not None:
-            with naming(f"detector {detector!r} cannot be made", (TypeError, ValueError)):
+            with (
+                naming(f"detector {detector!r} cannot be made", (TypeError, ValueError)),
+                errors_of_user_code(f"detector {detector!r}", ValueError),
+            ):
                 self.detector = load(detector)(**(detector_kwargs or {}))
+            if not callable(self.detector) or not isinstance(getattr(self.detector, "signature", None), str):
+                raise ValueError(
+                    f"detector {detector!r} is no ObjectDetector: expected a signature, and to be callable"
+                )
         known = [(image_id, sorted(own)) for image_id, own in (self.objects or {}).items()]
         sources = {  # column -> where objects come from
             **({} if self.objects is None else {"image_id": f"file[{_digest(known)}]"}),
@@ -259,7 +277,11 @@ class Chair:
         """What is in N images; those that compare equal, such as paths, are looked at a single time."""
         keys = [_key(image) for image in images]
         new = {key: image for key, image in zip(keys, images, strict=True) if key not in self._seen}
-        found = detector(list(new.values())) if new else []
+        with errors_of_user_code(f"reward 'chair': detector {detector.signature}"):
+            found = detector(list(new.values())) if new else []
+        if not isinstance(found, Sequence) or not all(_are_words(words) for words in found):
+            expected = "expected a list with a list of words for each image"
+            raise RewardError(f"reward 'chair': {detector.signature} returned {found!r:.200}: {expected}")
         if len(found) != len(new):
             raise RewardError(f"reward 'chair': {detector.signature} looked at {len(new)} images and told {len(found)}")
         with naming("reward 'chair'", (ValueError,), RewardError):
@@ -289,6 +311,10 @@ class Chair:
         if self.measure == "caption":
             return float(not own.hallucinated_captions)
         return 1 - own.hallucinated_mentions / own.mentions if own.mentions else 1.0
+
+
+def _are_words(words: Any) -> bool:
+    return isinstance(words, Collection) and not isinstance(words, str) and all(isinstance(word, str) for word in words)
 
 
 def _digest(content: Iterable[tuple[Any, Any]]) -> str:

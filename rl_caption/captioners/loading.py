@@ -11,7 +11,7 @@ from rl_caption.captioners.base import Captioner, CaptionerError, reading
 from rl_caption.captioners.huggingface import WEIGHTS, HuggingFaceCaptioner
 from rl_caption.captioners.modeling import CaptionTransformerConfig
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.errors import ConfigError, naming
+from rl_caption.errors import ConfigError, errors_of_user_code, naming
 from rl_caption.options import check_options, load_target
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -46,7 +46,7 @@ def load_captioner(
         if kind == CaptionTransformerConfig.model_type:
             return TransformerCaptioner.from_pretrained(name, cache_bytes)
         key = "model.target" if target else f"model_type in {Path(name) / 'config.json'}"
-        with reading(name):
+        with reading(name), errors_of_user_code(f"{key} {kind}", error=CaptionerError):
             return _complete(captioner_class(kind, key).from_pretrained(name), kind, key)
     if not is_captioner(name):
         raise CaptionerError(
@@ -63,7 +63,8 @@ def new_captioner(target: str, references: Sequence[list[str]], kwargs: Mapping[
         ConfigError: ``target`` is not a captioner, or an option is unknown, missing or out of its range.
     """
     kind = captioner_class(target, "model.target", kwargs)
-    with naming(f"model.target {target!r} cannot be made", (TypeError, ValueError)):
+    where = f"model.target {target!r} cannot be made"
+    with naming(where, (TypeError, ValueError)), errors_of_user_code(where):
         return _complete(kind.from_scratch(references, **kwargs), target, "model.target")
 
 

@@ -42,7 +42,7 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.loader import AUGMENTATIONS
 from rl_caption.data.loader import augment as augmented
 from rl_caption.errors import ConfigError
-from rl_caption.options import BatchSize, Workers, wrong_values
+from rl_caption.options import BatchSize, Workers, shown, wrong_values
 
 logger = logging.getLogger(__name__)
 
@@ -286,8 +286,15 @@ def recorded(root: str | Path) -> dict[str, Any] | None:
             return read_object(path / RECORD)
         return None
     with open_hdf5(path) as file:
-        found: dict[str, Any] | None = json.loads(file.attrs.get("encoder", "null"))
-        return found
+        text = file.attrs.get("encoder")
+    if text is None:
+        return None
+    if isinstance(text, str | bytes):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(text)
+            if isinstance(found, dict):
+                return found
+    raise DataError(f"{path}: its attribute 'encoder' is {shown(text)}: expected an object of JSON, or none")
 
 
 def made_by(root: str | Path, encoder: Any) -> bool:
@@ -295,7 +302,7 @@ def made_by(root: str | Path, encoder: Any) -> bool:
     found = recorded(root)
     if found is None or "augment" in found:
         return False
-    return all(found[key] == value for key, value in _identity(encoder).items())
+    return all(found.get(key) == value for key, value in _identity(encoder).items())
 
 
 def _identity(network: Any) -> dict[str, Any]:

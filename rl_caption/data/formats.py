@@ -8,7 +8,8 @@ named like one of ``KEYS``, from that key of ``data``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from rewards.videos import video_frames
 from rl_caption.data.base import BY_REFERENCE, DataError, DataModule, Row, RowView, Splits
 from rl_caption.data.features import FeatureOptions, features_of
 from rl_caption.errors import ConfigError, errors_of_user_code
-from rl_caption.options import load_target, wrong_arguments
+from rl_caption.options import check_type, load_target, shown, wrong_arguments
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import DataConfig
@@ -65,15 +66,60 @@ def build_data(config: DataConfig) -> DataModule:
     try:
         with errors_of_user_code(name):
             made = target(**_given(config) | config.kwargs)
-    except DataError:
+    except (ConfigError, DataError):
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"data: {name} cannot be made: {error}") from error
     if not (hasattr(made, "splits") and callable(getattr(made, "split", None))):
         raise ConfigError(f"{name} makes no dataset: expected an object with splits and split(name)")
+    if config.target is not None:
+        made = UserData(made, name)
     if config.num_frames is not None:
         made = mapped(made, partial(_video, config.num_frames))
     return mapped(made, _long) if config.long_captions else made
+
+
+class UserData:
+    """A dataset of ``data.target``: its rows are checked when they are read, and errors in its code name it."""
+
+    def __init__(self, data: DataModule, name: str) -> None:
+        self._data, self._name, self.path = data, name, getattr(data, "path", name)
+        if hasattr(data, "explain_missing"):  # see check_data
+            self.explain_missing = data.explain_missing
+        with errors_of_user_code(name, error=DataError):
+            splits = data.splits
+        check_type(list(splits) if isinstance(splits, tuple) else splits, list[str], f"{name}, splits", DataError)
+        self.splits = tuple(splits)
+
+    def split(self, name: str) -> Sequence[Row]:
+        """The rows of a split. Raises ``DataError`` for an unknown name, and for a row that is none."""
+        if name not in self.splits:
+            raise DataError(f"no split {name!r} in {self._name}: it has {', '.join(self.splits)}")
+        with errors_of_user_code(self._name, error=DataError):
+            rows = self._data.split(name)
+        where = f"{self._name}, split {name!r}"
+        if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+            raise DataError(f"{where} is {shown(rows)}: expected a sequence of rows")
+        return RowView(_UserRows(rows, self._name), partial(_check_row, where))
+
+
+@dataclass
+class _UserRows(Sequence[Row]):
+    rows: Any
+    name: str
+
+    def __len__(self) -> int:
+        with errors_of_user_code(self.name, error=DataError):
+            return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        with errors_of_user_code(self.name, error=DataError):
+            return self.rows[index]
+
+
+def _check_row(where: str, index: int, row: Any) -> Row:
+    check_type(row, Row, f"{where}, row {index}", DataError)
+    return row  # type: ignore[no-any-return]
 
 
 def _target(config: DataConfig, key: str) -> tuple[Any, str]:

@@ -10,17 +10,20 @@ import hashlib
 import itertools
 import math
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from rl_caption.data.base import Row
-from rl_caption.errors import ConfigError
+from rewards.base import TARGETS, RewardError
+from rl_caption.data.base import DataError, Row
+from rl_caption.errors import ConfigError, UserError, errors_of_user_code
 from rl_caption.launch import STOP_SIGNALS
 from rl_caption.types import Batch, CaptionBatch
 
@@ -234,37 +237,69 @@ def encode_targets(
     return targets, mask & ~torch.isin(targets, torch.tensor(captioner.forbidden))
 
 
-class _Rows(Dataset):
-    """Rows indexed by (index, step), so that the collate function knows the step."""
+class _Keys(Dataset):
+    """Gives back the (row index, step) that it is asked for: ``_Fetch`` reads the rows."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Row, int]:
-        return self.rows[key[0]], key[1]
+    def __getitem__(self, key: tuple[int, int]) -> tuple[int, int]:
+        return key
 
 
+@dataclass
+class _Fetch:
+    """Makes a micro-batch of (row index, step) pairs, in a worker or not.
+
+    An error that a user can mend is returned: a ``DataLoader`` would put the traceback of the worker into its message.
+    """
+
+    rows: Sequence[Row]
+    collate: Callable[[Sequence[tuple[Row, int]]], Batch]
+    targets: Mapping[str, str]
+    """``TARGETS``, which a worker need not know."""
+
+    def __call__(self, keys: Sequence[tuple[int, int]]) -> Batch | Exception:
+        try:
+            with errors_of_user_code(self.targets):
+                return self.collate([(self.rows[index], step) for index, step in keys])
+        except (UserError, RewardError) as error:
+            return error
+        except OSError as error:  # whose classes need not survive the way out of a worker
+            return DataError(str(error))
+
+
+@contextmanager
 def row_loader(
     rows: Sequence[Row],
     collate: Callable[[Sequence[tuple[Row, int]]], Batch],
     order: Iterator[list[tuple[int, int]]],
     num_workers: int,
-) -> DataLoader:
-    """A ``DataLoader`` over the micro-batches of (row index, step) in ``order``, collated by ``collate``."""
-    return DataLoader(
-        _Rows(rows),
-        batch_sampler=order,
-        collate_fn=collate,
-        num_workers=num_workers,
-        # A generator of its own: otherwise every new iterator would advance the global random state.
-        generator=torch.Generator(),
-        persistent_workers=False,
-        worker_init_fn=_leave_signals_to_the_training if num_workers else None,
-        pin_memory=torch.cuda.is_available(),
+) -> Iterator[Iterator[Batch]]:
+    """Inside the ``with``, an iterator over the micro-batches of (row index, step) in ``order``, collated by
+    ``collate``, which workers may prepare. An error of a worker that a user can mend is raised as it is.
+    """
+    batches: Any = iter(
+        DataLoader(
+            _Keys(),
+            batch_sampler=order,
+            collate_fn=_Fetch(rows, collate, TARGETS),
+            num_workers=num_workers,
+            # A generator of its own: otherwise every new iterator would advance the global random state.
+            generator=torch.Generator(),
+            persistent_workers=False,
+            worker_init_fn=_leave_signals_to_the_training if num_workers else None,
+            pin_memory=torch.cuda.is_available(),
+        )
     )
+    try:
+        yield map(_raise_errors, batches)
+    finally:
+        if num_workers:  # they ignore signals: after an error, Python would wait for them for ever
+            batches._shutdown_workers()
+
+
+def _raise_errors(batch: Batch | Exception) -> Batch:
+    if isinstance(batch, Exception):
+        raise batch
+    return batch
 
 
 def _leave_signals_to_the_training(worker: int) -> None:

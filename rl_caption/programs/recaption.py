@@ -7,8 +7,8 @@ each image, and images generated for its captions.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, groupby
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_json_lines, write_text
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import missing_parts, own_parts
-from rl_caption.errors import ConfigError, config_errors
+from rl_caption.errors import ConfigError, config_errors, errors_of_user_code
 from rl_caption.evaluation.results import markdown
-from rl_caption.options import build_target, load_target
+from rl_caption.options import build_target, check_type, load_target
 from rl_caption.programs.recaptioners import RECAPTIONERS, Recaptioner
-from rl_caption.reward_models.visual_bottleneck import TextToImage, load_text_to_image
+from rl_caption.reward_models.visual_bottleneck import TextToImage, images_of, load_text_to_image
 
 QUANTILES = (0.05, 0.5, 0.95)
 TEXTS = ("prompt", "long_reference", "positive_captions", "negatives")
@@ -61,7 +61,7 @@ def recaption(config: RecaptionConfig) -> str:
     recaptioner = load_recaptioner(config.recaptioner, "recaptioner")
 
     def columns(part: Rows) -> list[dict[str, Any]]:
-        written = captions_of(recaptioner, part)
+        written = captions_of(recaptioner, part, f"recaptioner.target {config.recaptioner.target}")
         several = max(map(len, written))
         if several > 1:
             raise DataError(f"{recaptioner.signature} wrote {several} captions of an image: recaption takes one")
@@ -109,7 +109,8 @@ def make_positives(config: PositivesConfig) -> str:
         """The new columns of each row."""
         found: list[dict[str, Any]] = [{} for _ in part]
         if captioner is not None:
-            for line, texts in zip(found, captions_of(captioner, part), strict=True):
+            texts_of_rows = captions_of(captioner, part, f"captions.target {config.captions.target}")
+            for line, texts in zip(found, texts_of_rows, strict=True):
                 line["positive_captions"] = texts
         if painter is not None:
             for line, files in zip(found, _images(painter, part, config), strict=True):
@@ -139,12 +140,11 @@ def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[l
         missing += [(file, text) for file, text in zip(own, captions, strict=True) if not file.exists()]
         files.append([os.path.abspath(file) for file in own])
     for batch in chunks(missing, config.images.batch_size, "images of captions"):
-        made: Sequence[Any] = painter([caption for _, caption in batch])
-        if len(made) != len(batch):
-            raise DataError(f"{painter.signature} made {len(made)} images of {len(batch)} captions")
+        made = images_of(painter, [caption for _, caption in batch], f"images.target {config.images.target}")
         for (file, _), image in zip(batch, made, strict=True):
+            opened = load_image(image)
             with atomic_write(file) as written:
-                load_image(image).save(written, "PNG")
+                opened.save(written, "PNG")
     return files
 
 
@@ -154,14 +154,24 @@ def load_recaptioner(config: RecaptionerConfig, key: str) -> Recaptioner:
         raise ConfigError(f"{key}.target is not set: expected {', '.join(RECAPTIONERS)} or package.module:Class")
     target = load_target(config.target, f"{key}.target", RECAPTIONERS)
     made: Recaptioner = build_target(target, 1, config.target, config.kwargs, f"{key}.kwargs")
+    if not isinstance(getattr(made, "signature", None), str):
+        raise ConfigError(f"{key}.target is {config.target!r}: it has no signature, a text that names what it is")
     return made
 
 
-def captions_of(recaptioner: Recaptioner, rows: Rows) -> list[list[str]]:
-    """The new captions of each row without blank ones. Raises ``DataError`` for a row that has none then."""
-    # One call for each split, because another split may have the same image ids.
-    answers = (recaptioner([row for _, row in own]) for _, own in groupby(rows, itemgetter(0)))
-    found = [[own] if isinstance(own, str) else list(own) for own in chain.from_iterable(answers)]
+def captions_of(recaptioner: Recaptioner, rows: Rows, where: str) -> list[list[str]]:
+    """The new captions of each row without blank ones, by the recaptioner that is named ``where`` in messages.
+
+    Raises ``DataError`` where it fails, returns something else than captions, or has none for a row.
+    """
+    found: list[Any] = []
+    for _, group in groupby(rows, itemgetter(0)):  # another split may have the same image ids
+        with errors_of_user_code(where, error=DataError):
+            answers: Any = recaptioner([row for _, row in group])
+            if isinstance(answers, Iterable) and not isinstance(answers, str):
+                answers = list(answers)
+        check_type(answers, list[str | list[str]], f"{where}: what it returned", DataError)
+        found += [[answer] if isinstance(answer, str) else answer for answer in answers]
     if len(found) != len(rows):
         raise DataError(f"{recaptioner.signature} wrote {len(found)} captions of {len(rows)} images")
     kept = [[caption for caption in own if caption.strip()] for own in found]

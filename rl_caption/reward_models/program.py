@@ -21,8 +21,8 @@ from rl_caption.data.checks import check_row_images
 from rl_caption.data.encode_features import made_by, recorded
 from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource
 from rl_caption.engines import print_main
-from rl_caption.errors import ConfigError, naming
-from rl_caption.options import load_target
+from rl_caption.errors import ConfigError, errors_of_user_code, naming
+from rl_caption.options import check_type, load_target
 from rl_caption.reward_models import losses
 from rl_caption.reward_models.batch import (
     FeatureCache,
@@ -239,12 +239,29 @@ def _caption_source(
 ) -> Any:
     """The source of captions that ``key`` names, tried on the first row; a column of the data on all rows."""
     source = load_target(name, key, known)
-    with naming(f"{key}: {name} cannot be made", (TypeError, ValueError)):
+    with naming(f"{key}: {name} cannot be made", (TypeError, ValueError)), errors_of_user_code(f"{key} {name}"):
         made = source(**kwargs)
+    if ":" in name:
+        made = _UserSource(made, f"{key} {name}", list[tuple[str, str]] if known is NEGATIVES else list[str])
     generator = np.random.default_rng(0)
     for row in rows if name == "data" else rows[:1]:  # a column that is absent, or scenes that are none
         made(row, row["references"][0], generator)
     return made
+
+
+@dataclass(frozen=True)
+class _UserSource:
+    """A source of captions from outside: what it returns is checked, and errors in its code name it."""
+
+    source: Any
+    name: str
+    returns: Any
+
+    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> Any:
+        with errors_of_user_code(self.name, error=DataError):
+            captions = self.source(row, caption, generator)
+        check_type(captions, self.returns, f"{self.name}: what it returned of image {row['image_id']!r}", DataError)
+        return captions
 
 
 def _validation_negatives(

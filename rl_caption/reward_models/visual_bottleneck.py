@@ -5,7 +5,7 @@ Curation", Findings of ACL 2024, section 2: the visual bottleneck autoencoder.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -17,11 +17,11 @@ from rewards.images import ImageSource
 from rewards.registry import build
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.captioners.loading import load_captioner, weights_hash
-from rl_caption.data.base import Row
+from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes.drawing import scene_of
 from rl_caption.data.scenes.render import SceneImage
-from rl_caption.errors import ConfigError
-from rl_caption.options import load_target
+from rl_caption.errors import ConfigError, errors_of_user_code
+from rl_caption.options import build_target, load_target, shown
 
 Noise = Literal["caption", "run"]
 
@@ -113,7 +113,20 @@ def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
     with naming(f"text_to_image {name}", (ConfigError, TypeError)):
         if name.startswith("diffusers:"):
             return DiffusionImages(name.removeprefix("diffusers:"), **kwargs)
-        return load_target(name, "text_to_image", {"scenes": f"{__name__}:SceneImages"})(**kwargs)
+        target = load_target(name, "text_to_image", {"scenes": f"{__name__}:SceneImages"})
+        return build_target(target, 1, name, kwargs, "text_to_image_kwargs")
+
+
+def images_of(source: TextToImage, captions: Sequence[str], where: str) -> list[ImageSource]:
+    """Images of B captions. Raises ``DataError``, which names ``where``, for a failure or another number of images."""
+    with errors_of_user_code(where, error=DataError):
+        images: Any = source(captions)
+        if isinstance(images, Iterable) and not isinstance(images, str):
+            images = list(images)
+    if not isinstance(images, list) or len(images) != len(captions):
+        returned = f"{len(images)} images" if isinstance(images, list) else shown(images)
+        raise DataError(f"{where}: it made {returned} of {len(captions)} captions: expected a list, one of each")
+    return images
 
 
 class VisualBottleneck:
@@ -163,7 +176,7 @@ class VisualBottleneck:
             raise ValueError(
                 f"vba: similarity {similarity!r} does not compare with references: expected bertscore, say"
             )
-        self._images = load_text_to_image(text_to_image, text_to_image_kwargs or {})
+        self._name, self._images = text_to_image, load_text_to_image(text_to_image, text_to_image_kwargs or {})
         self._device = torch.device(default_device(device))
         self._captioner: Captioner = load_captioner(captioner, prompt=prompt)
         if self._captioner.input_kind != "pixels":
@@ -199,7 +212,7 @@ class VisualBottleneck:
     @torch.no_grad()
     def rewrite(self, captions: Sequence[str]) -> list[list[str]]:
         """The captioner's ``num_return_sequences`` captions, best first, of the image of each of B captions."""
-        images = self._images(captions)
+        images = images_of(self._images, captions, f"text_to_image {self._name}")
         rows: list[Row] = [
             {"image_id": str(number), "image": image, "references": []} for number, image in enumerate(images)
         ]

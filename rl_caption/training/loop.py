@@ -3,7 +3,8 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -128,7 +129,9 @@ class Trainer:
         self.micro_batches = size // (micro * processes)
         order = micro_batches(len(context.train_rows), size, micro, rank, processes, train.seed, step)
         workers = context.config.data.num_workers
-        self.loader: Iterable[Any] = row_loader(context.train_rows, self.collate, order, workers)
+        self.loader: AbstractContextManager[Iterator[Any]] = row_loader(
+            context.train_rows, self.collate, order, workers
+        )
         decay_every = train.decay_every if train.decay_epochs is None else context.steps_of(train.decay_epochs)
         self.schedule: Callable[[int], float] = partial(
             schedule_factor,
@@ -184,10 +187,9 @@ class Trainer:
 
     def _train(self, log: RunLog) -> bool:
         """Take the steps; False where a signal ended them."""
-        batches = iter(self.loader)
         if self.accelerator.is_main_process and not self._finished():
             remove_result(self.folder)
-        with stop_requests() as terminated:
+        with self.loader as batches, stop_requests() as terminated:
             if self.state.global_step == 0 and self.validate_first:
                 self._validate(log)
             while not self._finished():

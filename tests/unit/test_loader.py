@@ -1,12 +1,14 @@
 """The order of training images, their random views, references to target tokens, and batches in page-locked memory."""
 
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from rl_caption.data.base import DataError, Row
 from rl_caption.data.loader import (
     Collate,
     augment,
@@ -16,6 +18,7 @@ from rl_caption.data.loader import (
     row_loader,
     step_indices,
 )
+from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.scst.rollout import sampling_noise
 from rl_caption.types import CaptionBatch
@@ -96,10 +99,25 @@ def test_the_loader_follows_the_order_and_leaves_the_random_state_alone(workers:
     rows, collate = tiny_rows(6), Collate(tiny_captioner())
     before = torch.get_rng_state()
     order = micro_batches(6, 4, 2, 0, 1, seed=0, first_step=1)
-    batches = list(islice(iter(row_loader(rows, collate, order, workers)), 4))
+    with row_loader(rows, collate, order, workers) as loaded:
+        batches = list(islice(loaded, 4))
     assert torch.equal(torch.get_rng_state(), before)
     expected = list(islice(micro_batches(6, 4, 2, 0, 1, seed=0, first_step=1), 4))
     assert [batch.image_ids for batch in batches] == [[rows[i]["image_id"] for i, _ in part] for part in expected]
+
+
+def no_batch(items: Any) -> Any:
+    raise {"data": DataError("image 'x'"), "file": OSError("image 'x'"), "key": KeyError("x")}[items[0][0]["image_id"]]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("data", DataError), ("file", ConfigError), ("key", ConfigError)])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_worker_is_raised_as_it_is(name: str, kind: type[Exception], workers: int) -> None:
+    order, rows = iter([[(0, 0)]]), [Row(image_id=name, references=[])]
+    with row_loader(rows, no_batch, order, workers) as batches, pytest.raises(kind) as raised:
+        next(batches)
+    assert "Traceback" not in str(raised.value)
+    assert "x" in str(raised.value)
 
 
 def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cached_pixels() -> None:

@@ -138,7 +138,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(ConfigError, match=message):
             make_positives(positives(tmp_path / "out", **changed))
     monkeypatch.setattr(Painter, "__call__", lambda self, captions: [])
-    with pytest.raises(DataError, match="painter made 0 images of 2 captions"):
+    with pytest.raises(DataError, match="Painter: it made 0 images of 2 captions"):
         make_positives(positives(tmp_path / "out", None, f"{__name__}:Painter"))
 
 

@@ -98,7 +98,8 @@ def wrong_values(value: Any, kind: Any, key: str = "") -> Iterator[str]:
     options = tuple(option for option in options if option is not types.NoneType)
     if value is None:
         if kind is not Any and types.NoneType not in get_args(kind):
-            yield f"{key} is null: expected a value; leave the line out for the default"
+            none = {list: "a list ([] is an empty one)", dict: "keys and values ({} has none)"}
+            yield f"{key} is null: expected {none.get(_outer(kind), 'a value')}; leave it out for the default"
         return
     kind = options[0] if len(options) == 1 else Any
     if dataclasses.is_dataclass(kind):
@@ -126,6 +127,40 @@ def wrong_values(value: Any, kind: Any, key: str = "") -> Iterator[str]:
         yield f"{key} is {shown(value)}: expected text without control characters, in UTF-8"
     elif isinstance(value, float) and not math.isfinite(value):
         yield f"{key} is {value}: expected a finite number"
+
+
+def unknown_keys(value: Any, kind: Any, key: str = "") -> Iterator[str]:
+    """Yield the dotted name of each key of ``value``, at any depth, that the dataclasses of ``kind`` do not have.
+
+    ``value`` are the plain values of a file, and ``key`` is the dotted name of ``value`` itself.
+    """
+    inner = get_args(kind)[-1] if get_origin(kind) in (dict, list) else None
+    if isinstance(value, Mapping):
+        hints = get_type_hints(kind) if dataclasses.is_dataclass(kind) else None
+        for name, item in value.items():
+            dotted = f"{key}.{name}" if key else str(name)
+            if hints is not None and name not in hints:
+                yield dotted
+            else:
+                yield from unknown_keys(item, _without_null(inner if hints is None else hints[name]), dotted)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from unknown_keys(item, inner, f"{key}[{index}]")
+
+
+def option_keys(kind: Any, key: str = "") -> Iterator[str]:
+    """Yield the dotted names of all options of a dataclass and of the dataclasses in it; not of tables of those."""
+    for name, hint in _hints(kind).items():
+        dotted, inner = f"{key}.{name}" if key else name, _without_null(hint)
+        yield dotted
+        if dataclasses.is_dataclass(inner):
+            yield from option_keys(inner, dotted)
+
+
+def _without_null(kind: Any) -> Any:
+    """``X`` of ``X | None``; any other annotation as it is."""
+    options = [option for option in get_args(kind) if option is not types.NoneType]
+    return options[0] if types.NoneType in get_args(kind) and len(options) == 1 else kind
 
 
 def shown(value: Any) -> str:
@@ -200,6 +235,8 @@ def _named(kind: Any) -> str:
     outer = _outer(kind)
     if outer is Literal:
         return " or ".join(map(str, get_args(kind)))
+    if outer is tuple and get_args(kind):
+        return f"a list of {len(get_args(kind))}"
     names = {dict: "keys and values", list: "a list", tuple: "a list", str: "text", int: "a whole number", Path: "text"}
     names |= {float: "a number", bool: "true or false", types.NoneType: "null"}
     return names.get(outer) or outer.__name__

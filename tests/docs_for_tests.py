@@ -30,7 +30,7 @@ OF_THE_READER = (
     "photos",
     *("mine.jsonl", "captions.json", "references.json", "annotations/captions_val2014.json"),
     *("CAPTIONS.json", "REFERENCES.json", "P.json", "R.json", "A.json", "B.json"),
-    *("configs/mine_xe.yaml", "configs/mine_scst.yaml", "mine.yaml", "cpu2.yaml"),
+    *("mine.yaml", "cpu2.yaml"),
     *("runs/mine", "runs/a", "runs/b", "evaluation/xe", "evaluation/scst"),
 )
 """What the pages call small files of the reader's own, of which tests have some."""

@@ -3,7 +3,7 @@
 #
 # From a folder of pictures and a file of captions to a captioner that was trained by cross-entropy, fine-tuned by
 # self-critical training (SCST) on CIDEr-D, and judged on pictures that it has never seen. Each command is also a
-# shell command: `rl_caption("xe --config xe.yaml")` below is `python -m rl_caption xe --config xe.yaml`.
+# shell command: `rl_caption("xe --config own_xe")` below is `rl-caption xe --config own_xe`.
 #
 # The sizes are chosen for minutes on one CPU core.
 
@@ -23,7 +23,7 @@ from rl_caption.cli.main import main
 
 
 def rl_caption(command: str) -> None:
-    """What ``python -m rl_caption COMMAND`` does."""
+    """What ``rl-caption COMMAND`` does in a shell."""
     assert main(shlex.split(command)) == 0
 
 
@@ -31,12 +31,11 @@ def rl_caption(command: str) -> None:
 # ## Pictures and captions
 #
 # What is needed is a folder of pictures and a file with one JSON object a line: the picture's path, relative to the
-# file, its captions, and the split that it belongs to. Validation (`val`) chooses the best weights during training;
-# `test` is for the end, when nothing is chosen any more.
+# file, what people say of it, and its split. `train` is learnt, `val` chooses the best weights during training, `test`
+# is for the end, when nothing is chosen any more; about 8 : 1 : 1.
 #
 # So that this runs anywhere, the pictures here are generated: coloured shapes with five captions each ([the generated
-# world](../scenes.md)). Put your own `captions.jsonl` in their place; nothing below changes, except that photos want
-# a pretrained captioner ([the end](#what-next)).
+# world](../scenes.md)). Put your own `mine.jsonl` in their place; nothing below changes.
 
 # %%
 from rl_caption.data.scenes import ScenesData
@@ -44,7 +43,7 @@ from rl_caption.data.scenes import ScenesData
 world = ScenesData(num_train=IMAGES, num_val=max(20, IMAGES // 10), num_test=max(20, IMAGES // 6))
 Path("photos").mkdir(exist_ok=True)
 
-with open("captions.jsonl", "w") as file:
+with open("mine.jsonl", "w") as file:
     for split in ("train", "val", "test"):
         for row in world.split(split):
             photo = f"photos/{row['image_id']}.png"
@@ -52,60 +51,41 @@ with open("captions.jsonl", "w") as file:
             references = list(row["references"])
             print(json.dumps({"image": photo, "references": references, "split": split}), file=file)
 
-print(Path("captions.jsonl").read_text().partition("\n")[0])
+for split in ("train", "val", "test"):
+    print(next(line for line in Path("mine.jsonl").read_text().splitlines() if f'"{split}"' in line))
 
 # %% [markdown]
 # ## Cross-entropy
 #
-# SCST improves a captioner that already writes captions, so cross-entropy comes first. The configuration below is a
-# whole one; what it leaves out has defaults ([every key](../api/configuration.md)). The model is a small Transformer
-# over patches of 8 x 8 pixels, trained from random weights.
+# SCST improves a captioner that already writes captions, so cross-entropy comes first. `own_xe` is a recipe that the
+# package brings (`rl-caption configs show own_xe` prints it): a small Transformer over patches of 8 x 8 pixels, from
+# random weights. Any key of a recipe can be changed on the command line ([every key](../api/configuration.md)).
 
 # %%
-Path("xe.yaml").write_text(f"""
-model:
-  kwargs: {{image_size: 64, patch_size: 8, patch_stem: conv, d_model: {WIDTH}, encoder_layers: 2, decoder_layers: 2,
-           num_heads: 4, ffn_dim: {4 * WIDTH}, max_positions: 24}}
-data: {{format: jsonl, path: captions.jsonl}}
-train:
-  max_steps: {XE_STEPS}
-  batch_size: {BATCH_SIZE}
-  threads: 1
-  lr: 1.0e-3
-  schedule: cosine
-  warmup_steps: {XE_STEPS // 10}
-  label_smoothing: 0.1
-  captions_per_image: 5
-  max_target_tokens: 20
-eval: {{every: {XE_STEPS // 2}}}
-run: {{dir: runs/xe, log_every: {XE_STEPS // 3}}}
-""")
-rl_caption("xe --config xe.yaml")
+rl_caption(
+    f"xe --config own_xe --data.path mine.jsonl --model.kwargs.d_model {WIDTH} --model.kwargs.ffn_dim {4 * WIDTH}"
+    f" --train.max_steps {XE_STEPS} --train.batch_size {BATCH_SIZE} --train.warmup_steps {XE_STEPS // 10}"
+    f" --eval.every {XE_STEPS // 2} --run.log_every {XE_STEPS // 3} --train.threads 1"
+)
 
 # %% [markdown]
 # Before the first step every picture was opened and every caption checked. `loss/xe` is the cross-entropy in nats a
 # token: it falls. `val/cider` is CIDEr-D of greedy captions of the `val` pictures, from 0 to 10: it rises. The best
-# weights by it are in `runs/xe/export/best`.
+# weights by it are in `runs/own/xe/export/best`.
 #
 # ## Self-critical training
 #
 # Now the captioner samples five captions of each picture. Those that score above the others of their picture are made
 # likelier, the rest less likely. The score is the metric itself, CIDEr-D, which cross-entropy cannot optimise. The
-# learning rate is ten times smaller.
+# learning rate is ten times smaller. `own_scst` starts from the captioner of `own_xe`, and trains it first where it is
+# not there: this command alone would have done, too.
 
 # %%
-Path("scst.yaml").write_text(f"""
-model: {{init: runs/xe/export/best}}
-data: {{format: jsonl, path: captions.jsonl}}
-rollout: {{num_samples: 5, max_new_tokens: 20}}
-reward:
-  terms:
-    cider: {{weight: 1.0}}
-train: {{max_steps: {SCST_STEPS}, batch_size: {BATCH_SIZE}, threads: 1, lr: 1.0e-4, warmup_steps: {SCST_STEPS // 6}}}
-eval: {{every: {SCST_STEPS // 2}}}
-run: {{dir: runs/scst, log_every: {SCST_STEPS // 3}}}
-""")
-rl_caption("scst --config scst.yaml")
+rl_caption(
+    f"scst --config own_scst --data.path mine.jsonl --train.max_steps {SCST_STEPS} --train.batch_size {BATCH_SIZE}"
+    f" --train.warmup_steps {SCST_STEPS // 6} --eval.every {SCST_STEPS // 2} --run.log_every {SCST_STEPS // 3}"
+    " --train.threads 1"
+)
 
 # %% [markdown]
 # `reward/total` is the mean reward of the samples. Look at it together with two other things: `val/cider`, because
@@ -123,7 +103,7 @@ rl_caption("scst --config scst.yaml")
 # %%
 for name in ("xe", "scst"):
     rl_caption(
-        f"evaluate --model runs/{name}/export/best --data.format jsonl --data.path captions.jsonl --split test"
+        f"evaluate --model runs/own/{name}/export/best --data.format jsonl --data.path mine.jsonl --split test"
         f" --metrics bleu,rouge,cider --out evaluation/{name}"
     )
 
@@ -135,12 +115,12 @@ for name in ("xe", "scst"):
 # %%
 rl_caption(
     "evaluate --compare evaluation/xe/predictions.json evaluation/scst/predictions.json"
-    " --data.format jsonl --data.path captions.jsonl --metrics bleu,rouge,cider --out evaluation/both"
+    " --data.format jsonl --data.path mine.jsonl --metrics bleu,rouge,cider --out evaluation/both"
 )
 
 # %% [markdown]
 # If the interval of a difference contains 0, these pictures do not show which captioner is better. This is one seed;
-# before you rely on a difference, train with two more (`--train.seed 1 --run.dir runs/scst-1`).
+# before you rely on a difference, train with two more (`--train.seed 1 --run.dir runs/own/scst-1`).
 #
 # Look at `vocabulary` in the second table, too. SCST tends to make it smaller: what most references say scores well,
 # and rare words and details do not.
@@ -171,14 +151,15 @@ caption_sheet(
 # Any photo or folder of photos; nothing has to be written about them.
 
 # %%
-rl_caption(f"caption --model runs/scst/export/best {shown[0]} {shown[1]}")
+rl_caption(f"caption --model runs/own/scst/export/best {shown[0]} {shown[1]}")
 
 # %% [markdown]
 # ## What next
 #
-# - Photos are harder than coloured shapes, and a few thousand of them are too few to learn to see. Start from a
-#   pretrained captioner (`configs/hf_blip_xe.yaml` and `configs/hf_blip_scst.yaml`, [Captioners](../captioners.md)),
-#   or from a frozen image encoder ([Flickr8k](../flickr8k.md)).
+# - A small captioner from random weights learns what most of a few hundred photos show, no more. Start from a trained
+#   captioner (`hf_blip_xe` and `hf_blip_scst`, [Captioners](../captioners.md)), or from a frozen image encoder
+#   ([Flickr8k](../flickr8k.md)).
 # - CIDEr-D rewards what the references mention. [Rewards](../rewards.md) lists what else can be rewarded, and [A
-#   reward of your own](reward_of_your_own.py) adds one.
-# - `python -m rl_caption report runs/xe runs/scst` makes a page of curves and captions.
+#   reward of your own](reward_of_your_own.py) adds one. `rl-caption scst --config own_scst_mix --data.path mine.jsonl`
+#   distils a CLIP-based reward of your data first ([L-CLIP](../l_clip.md#on-your-own-data)).
+# - `rl-caption report runs/own/xe runs/own/scst` makes a page of curves and captions.

@@ -1,24 +1,65 @@
 """The recipes that the package brings: what there is, and one of them to read, copy and change."""
 
 import argparse
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 
-from rl_caption.config.shipped import find_config, shipped_configs
+from rl_caption.cli.configuration import read_mapping
+from rl_caption.config.shipped import CONFIGURATIONS, find_config, program_of, shipped_configs
+
+WIDTH = 80
+INDENT = 22
+"""Columns of the names; a longer name has a line of its own."""
+FIRST = ("own", "demo")
+"""Beginnings of the names that come first in the list of a program."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """``configs list``, or ``configs show NAME > mine.yaml``."""
     parser = argparse.ArgumentParser(prog="rl-caption configs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="list | show NAME")
-    commands.add_parser("list", help="print the name of each, for --config, and the first line of its file")
+    commands.add_parser("list", help="print what there is for each program, and what it is")
     show = commands.add_parser("show", help="print the file that --config NAME reads")
     show.add_argument("name", metavar="NAME")
     given = parser.parse_args(argv)
     if given.command == "show":
         print(find_config(given.name).read_text(encoding="utf-8"), end="")
         return 0
-    configs = shipped_configs()
-    width = max(map(len, configs))
-    for name, file in configs.items():
-        line = file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-        print(f"{name:<{width}}  {line}{'' if line.endswith(('.', ':')) else ' ...'}")
+    print("\n".join(_list_lines()))
     return 0
+
+
+def _list_lines() -> Iterator[str]:
+    """The recipes, program by program, at most ``WIDTH`` columns wide."""
+    recipes: dict[str, list[str]] = {program: [] for program in ("scst", *CONFIGURATIONS)}
+    files = shipped_configs()
+    for name in sorted(files, key=_position):
+        recipes.setdefault(program_of(read_mapping(files[name])) or "", []).append(name)
+    for program, names in recipes.items():
+        if not names:
+            continue
+        is_launcher = program not in CONFIGURATIONS
+        yield "accelerate launch --config_file FILE" if is_launcher else f"rl-caption {program} --config NAME"
+        if is_launcher:
+            yield "(FILE: rl-caption configs show NAME > FILE)"
+        for name in names:
+            lines = textwrap.wrap(describe(files[name]), WIDTH - INDENT - 2, break_on_hyphens=False) or [""]
+            beside = len(name) < INDENT
+            yield f"  {name:<{INDENT}}{lines[0] if beside else ''}".rstrip()
+            yield from (" " * (INDENT + 2) + line for line in (lines[1:] if beside else lines))
+        yield ""
+    yield "rl-caption configs show NAME > mine.yaml copies one, to be changed."
+
+
+def _position(name: str) -> tuple[int, str]:
+    last = name.rpartition("/")[2]
+    return next((place for place, start in enumerate(FIRST) if last.startswith(start)), len(FIRST)), name
+
+
+def describe(file: Path) -> str:
+    """The first sentence of the comment that a recipe begins with."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line[1:].strip() for line in lines[: next(i for i, line in enumerate(lines) if line[:1] != "#")])
+    return re.split(r"(?<=\.) +|:? +accelerate launch ", comment)[0]

@@ -3,6 +3,7 @@
 This is the only file that knows the parser library, which it imports when something is parsed.
 """
 
+import difflib
 import json
 import re
 import sys
@@ -18,9 +19,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import yaml
 
 from rl_caption.config.overrides import value_at
-from rl_caption.config.shipped import find_config
+from rl_caption.config.shipped import find_config, program_of
 from rl_caption.errors import ConfigError, config_errors
-from rl_caption.options import is_text, shown, wrong_values
+from rl_caption.options import check_type, is_text, option_keys, shown, unknown_keys, wrong_values
 
 MOST_BYTES = 2**20
 DEEPEST = 32
@@ -29,6 +30,26 @@ MOST_VALUES = 10**5
 """Most values of a file with its aliases expanded: a few lines of aliases of aliases stand for billions."""
 MOST_DIGITS = 18
 """Most digits of a whole number: what 64 bits hold."""
+SYNONYMS = {
+    "learning_rate": "train.lr",
+    "max_grad_norm": "train.grad_clip_norm",
+    "num_train_epochs": "train.epochs",
+    "num_epochs": "train.epochs",
+    "lr_scheduler_type": "train.schedule",
+    "per_device_train_batch_size": "train.micro_batch_size",
+    "gradient_accumulation_steps": "train.micro_batch_size",
+    "bf16": "train.mixed_precision",
+    "fp16": "train.mixed_precision",
+    "beta": "train.kl_coef",
+    "num_generations": "rollout.num_samples",
+    "max_completion_length": "rollout.max_new_tokens",
+    "output_dir": "run.dir",
+    "logging_steps": "run.log_every",
+    "save_steps": "run.save_every",
+    "eval_steps": "eval.every",
+    "early_stopping_patience": "eval.patience",
+}
+"""What Transformers and TRL call an option -> its key here (docs/coming_from.md)."""
 Config = TypeVar("Config")
 
 
@@ -66,9 +87,11 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     file, words = _file_of(arguments), _switched_on(arguments, "--report")
     parser: Any = _parser(kind)  # type: ignore[arg-type]  # a class is hashable
     parser.prog = program
+    values: dict[str, Any] = {}
     try:
         if file is not None:
             values = read_mapping(find_config(file))
+            _refuse_foreign(values, kind, file)
             if isinstance(train := values.get("train"), dict) and train.get("mixed_precision") is False:
                 train["mixed_precision"] = "no"  # which YAML reads as false
             _refuse_values(values, kind, file)
@@ -76,9 +99,12 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
             words = [f"--config={json.dumps(values, ensure_ascii=False)}", *words[1 if "=" in words[0] else 2 :]]
         namespace = parser.parse_args(_with_merged_dictionaries(kind, parser, words))
     except (ArgumentError, ConfigFileError, OSError) as error:
-        path = re.sub(r"Group '(\S+)' does not accept option '(\S+)'", r"Option '\1.\2' is not accepted", str(error))
         where = program if file is None else f"--config {file}"
-        raise UsageError(f"{where}: {path}; {program} --help lists every key") from error
+        message = str(error)
+        if isinstance(error, ArgumentError):
+            message = _explained(message, kind, values, _values_of(arguments)) or message
+            message += f"; {program} --help lists every key"
+        raise UsageError(f"{where}: {message}") from error
     _refuse_values(namespace, kind, file or program)
     instance = parser.instantiate(namespace)
     config = kind(**{name: getattr(instance, name) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
@@ -123,6 +149,91 @@ def _refuse_values(values: Any, kind: type[Any], where: str) -> None:
     wrong = list(wrong_values(values, kind))
     if wrong:
         raise ConfigError(f"{where}: {'; '.join(wrong)}")
+
+
+# --- what is wrong, in words of the configuration rather than of the parser -------------------------------------------
+
+
+def _refuse_foreign(values: dict[str, Any], kind: type[Any], file: str) -> None:
+    """Refuse the configuration of another program: that has all of its keys, ``kind`` has not."""
+    if any(unknown_keys(values, kind)) and (program := program_of(values)) is not None:
+        use = "give it to its option --config_file" if " " in program else f"rl-caption {program} --config {file}"
+        raise ConfigFileError(f"this is a configuration of {program}: {use}")
+
+
+def _explained(message: str, kind: type[Any], values: dict[str, Any], overrides: dict[str, Any]) -> str:
+    """What the parser's ``message`` means: keys that do not exist, with the nearest one, or a value of another type.
+
+    Args:
+        kind: dataclass of the configuration.
+        values: those of the file.
+        overrides: those of the command line.
+    """
+    unknown = list(dict.fromkeys((*unknown_keys(values, kind), *unknown_keys(overrides, kind))))
+    if unknown:
+        more = f" (and {len(unknown) - 3} more)" if len(unknown) > 3 else ""
+        return "; ".join(_no_key(key, kind) for key in unknown[:3]) + more
+    key = re.search(r'Parser key "([^"]+)"', message)
+    if key is None:
+        return ""
+    *section, last = path = key[1].split(".")
+    value = value_at(overrides if last in (value_at(overrides, section) or {}) else values, path)
+    return "; ".join(_wrong_types(value, _type_at(kind, path, with_null=True), key[1])[:3])
+
+
+def _no_key(key: str, kind: type[Any]) -> str:
+    """That there is no such key, and the nearest one; where none is near, those of its section."""
+    section, _, last = key.rpartition(".")
+    inner = _type_at(kind, section.split(".")) if section else kind
+    siblings = list(get_type_hints(inner)) if is_dataclass(inner) else []
+    known = ["config", *option_keys(kind)]
+    nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in known else []
+    nearest += difflib.get_close_matches(key, [name for name in known if name.rpartition(".")[2] == last], 1, 0.0)
+    nearest += [f"{section}.{name}" for name in difflib.get_close_matches(last, siblings, n=1) if section]
+    nearest += difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(siblings)}"
+    return f"there is no key {shown(key)[1:-1]}{f': {hint}' if nearest or siblings else ''}"
+
+
+def _wrong_types(value: Any, kind: Any, key: str) -> list[str]:
+    """A sentence for each value below ``key`` that has not the type of its annotation."""
+    inner = next(
+        (option for option in (kind, *get_args(kind)) if isinstance(option, type) and is_dataclass(option)), None
+    )
+    wrong = list(wrong_values(value, kind, key))
+    if wrong:
+        return wrong
+    if inner is None or value is None:
+        try:
+            check_type(value, kind, key, ConfigError)
+        except ConfigError as error:
+            return [str(error)]
+        return []
+    if inner is kind or type(None) in get_args(kind):  # one such section; otherwise a table or a list of them
+        hints = get_type_hints(inner, include_extras=True)
+        items = [(item, hints[name], f"{key}.{name}") for name, item in value.items()]
+    elif isinstance(value, dict):
+        items = [(item, inner, f"{key}.{name}") for name, item in value.items()]
+    elif isinstance(value, list):
+        items = [(item, inner, f"{key}[{index}]") for index, item in enumerate(value)]
+    else:
+        return [f"{key} is {shown(value)}: expected names, each with {', '.join(list(get_type_hints(inner))[:3])}, ..."]
+    return [sentence for item in items for sentence in _wrong_types(*item)]
+
+
+def _values_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """The overrides of a command line as nested values; words that are no option with a value are left out."""
+    found: dict[str, Any] = {}
+    for word, after in zip(arguments, [*arguments[1:], "--"], strict=False):
+        option, equals, text = word.partition("=")
+        if not option.startswith("--") or option == "--config" or (not equals and after.startswith("--")):
+            continue
+        section, *path = found, *option[2:].split(".")
+        for key in path[:-1]:
+            section[key] = section[key] if isinstance(section.get(key), dict) else {}
+            section = section[key]
+        section[path[-1]] = _argument(text if equals else after)
+    return found
 
 
 # --- words of the command line, before the parser gets them -----------------------------------------------------------
@@ -221,12 +332,17 @@ def _dictionary_depth(kind: Any, keys: Sequence[str]) -> int | None:
     return next((depth for depth in range(1, len(keys) + 1) if _type_at(kind, keys[:depth]) is dict), None)
 
 
-def _type_at(kind: Any, keys: Sequence[str]) -> Any:
-    """The type at a dotted key of ``kind``, without the ``None`` of a union; None where there is no such key."""
+def _type_at(kind: Any, keys: Sequence[str], with_null: bool = False) -> Any:
+    """The type at a dotted key of ``kind``, without the ``None`` of a union; None where there is no such key.
+
+    ``with_null`` keeps the last ``None``, and ranges.
+    """
+    inner = kind
     for key in keys:
-        inner = get_type_hints(kind).get(key) if is_dataclass(kind) else (get_args(kind) or (None,))[-1]
+        hints = get_type_hints(kind, include_extras=with_null) if is_dataclass(kind) else {}
+        inner = hints.get(key) if is_dataclass(kind) else (get_args(kind) or (None,))[-1]
         kind = get_args(inner)[0] if NoneType in get_args(inner) else inner  # X | None
-    return kind
+    return inner if with_null else kind
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -45,16 +46,25 @@ NO_JAVA = "METEOR, SPICE and the PTB tokenizer are left out of evaluate; trainin
 NO_START = "the run does not start"
 GB = 1e9
 LITTLE_DISK_GB = 5.0
+REINSTALL = "python -m pip install rl-caption (in a clone, make install)"
+OTHER_TORCH = (
+    "install torch and torchvision anew, as a pair that fits: https://pytorch.org/get-started/locally/ has the command"
+)
+OWN_START = (
+    "train a captioner with rl-caption xe --config own_xe --data.path captions.jsonl, then give "
+    "--model.init runs/own/xe/export/best"
+)
 
 
 class Finding(NamedTuple):
     """A line of the report: what was looked at, what was found, what its absence costs ("" where nothing is missing),
-    and whether it keeps the main job from running."""
+    whether it keeps the main job from running, and the command or key that mends it."""
 
     name: str
     value: str
     cost: str = ""
     fatal: bool = False
+    remedy: str = ""
 
 
 def package_findings() -> Iterator[Finding]:
@@ -62,7 +72,8 @@ def package_findings() -> Iterator[Finding]:
     costs = {package: f"{cost} (pip install 'rl-caption[{extra}]')" for package, extra, cost in OPTIONAL.values()}
     for package, cost in (NEEDED | costs).items():
         version = installed_version(package)
-        yield Finding(package, version or "missing", "" if version else cost, version is None and package in NEEDED)
+        fatal = version is None and package in NEEDED
+        yield Finding(package, version or "missing", "" if version else cost, fatal, REINSTALL if fatal else "")
 
 
 def torchvision_findings() -> Iterator[Finding]:
@@ -70,7 +81,9 @@ def torchvision_findings() -> Iterator[Finding]:
     found, version = torchvision_remedy.status(), installed_version("torchvision")
     fatal = found.startswith((torchvision_remedy.NEEDED, torchvision_remedy.BROKEN))
     cost = "Transformers, open_clip and the accelerate command do not start" if fatal else ""
-    yield Finding("torchvision", found if version is None else f"{version}: {found}", cost, fatal)
+    remedy = "python -m rl_caption.torchvision_remedy install" if found == torchvision_remedy.NEEDED else OTHER_TORCH
+    value = found if version is None else f"{version}: {found}"
+    yield Finding("torchvision", value, cost, fatal, remedy if fatal else "")
 
 
 def device_findings() -> Iterator[Finding]:
@@ -83,7 +96,7 @@ def device_findings() -> Iterator[Finding]:
     try:
         import torch
     except (ImportError, OSError, RuntimeError) as error:
-        yield Finding("torch", "does not import", f"{error}", fatal=True)
+        yield Finding("torch", "does not import", f"{error}", True, OTHER_TORCH)
         return
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -102,7 +115,7 @@ def java_findings() -> Iterator[Finding]:
     try:
         from rl_caption.evaluation.toolkit import JavaError, find_java
     except ImportError as error:
-        yield Finding("evaluate", "does not start", f"no captions can be scored: {error}", fatal=True)
+        yield Finding("evaluate", "does not start", f"no captions can be scored: {error}", True, REINSTALL)
         return
     try:
         java = find_java()
@@ -196,10 +209,10 @@ def _captioner_finding(config: ScstConfig, references: list[list[str]]) -> tuple
 
     start = config.model.init
     if start is None:
-        return Finding("captioner", "model.init is not set", NO_START, fatal=True), None
+        return Finding("captioner", "model.init is not set", NO_START, True, OWN_START), None
     if not Path(start).exists() and config.model.name != "huggingface":
         if config.warm_start is None:
-            return Finding("captioner", f"model.init {start} does not exist", NO_START, fatal=True), None
+            return Finding("captioner", f"model.init {start} does not exist", NO_START, True, OWN_START), None
         made = f"{start} does not exist yet; the run makes it by {config.warm_start}"
         return Finding("captioner", made, "no scales on its samples"), None
     try:
@@ -238,25 +251,32 @@ def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captione
         return Finding("reward", str(error), "the run does not start before this is there", fatal=True)
 
 
-def doctor(config: ScstConfig | None = None) -> int:
-    """Print the report, and what the self-critical run of ``config``, if given, would start from.
+def doctor(config: ScstConfig | None = None, name: str = "demo") -> int:
+    """Print the report, and what the self-critical run of ``config``, which ``--config NAME`` reads, would start from.
 
     Returns:
         0 when the main job (and the run of ``config``) can run here, 1 when something that it needs is missing.
     """
-    fatal = [name for title, section in SECTIONS.items() for name in _print_section(title, section())]
+    fatal = [finding for title, section in SECTIONS.items() for finding in _print_section(title, section())]
     if fatal:
-        print(f"The main job cannot run here: {', '.join(fatal)}. In a clone, `make install` installs what is missing.")
+        print(f"The main job cannot run here: {_told(fatal)}")
         return 1
     from rl_caption.launch import launch_command
 
     fatal = [] if config is None else _print_section("Configuration", config_findings(config))
     if fatal:
-        print(f"The main job can run here, but not yet with this configuration: {', '.join(fatal)}.")
+        print(f"The main job can run here, but not yet with this configuration: {_told(fatal)}")
         return 1
-    print("The main job can run here. Two processes that train together on this machine:")
+    print("Two processes that train together on this machine:")
     print(f"  {launch_command(2, ['-m', 'rl_caption', 'scst', '--config', 'demo'])}")
+    print(f"The main job can run here. To start it: rl-caption scst --config {name}")
     return 0
+
+
+def _told(fatal: Sequence[Finding]) -> str:
+    """The names of findings, and what mends them."""
+    remedies = list(dict.fromkeys(finding.remedy or f"{finding.value} (see above)" for finding in fatal))
+    return f"{', '.join(finding.name for finding in fatal)}.\nTo mend it: {'; then '.join(remedies)}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -282,17 +302,18 @@ def main(argv: list[str] | None = None) -> int:
     from rl_caption.cli.configuration import parse
     from rl_caption.config.schema import ScstConfig
 
-    return doctor(parse(ScstConfig, ["--config", given.config, *overrides], "doctor"))
+    config = parse(ScstConfig, ["--config", given.config, *overrides], "rl-caption doctor")
+    return doctor(config, shlex.join([given.config, *overrides]))
 
 
-def _print_section(title: str, findings: Iterable[Finding]) -> list[str]:
-    """Print findings as they come; return the names of the fatal ones."""
+def _print_section(title: str, findings: Iterable[Finding]) -> list[Finding]:
+    """Print findings as they come; return the fatal ones."""
     print(title)
     fatal = []
     for finding in findings:
         print(f"  {finding.name:<16} {finding.value}")
         if finding.cost:
             print(f"  {'':<16} -> {finding.cost}")
-        fatal += [finding.name] if finding.fatal else []
+        fatal += [finding] if finding.fatal else []
     print()
     return fatal

@@ -1,5 +1,6 @@
 """The programs: ``rl-caption NAME --config FILE --section.key value``, or ``python -m rl_caption NAME``."""
 
+import difflib
 import importlib
 import logging
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
+from rl_caption import __version__
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.cli.configuration import UsageError, parse, refuse_odd_words, with_lists
 from rl_caption.config.overrides import Chain
@@ -95,12 +97,14 @@ def _reward_models_to_train(
     found: dict[Path, RewardModelConfig] = {}
 
     def collect(files: Sequence[str], above: tuple[str, ...]) -> None:
-        """Add a file after those that its ``warm_start`` names."""
+        """Add a file after those that its ``warm_start`` names, but for a teacher in whose place there is another."""
         for file in files:
             if file in above:
                 raise UsageError(f"warm_start goes round in a circle: {' -> '.join((*above, file))}")
             config = chain.parse(RewardModelConfig, file, "rl-caption reward_model")
             folder = Path(config.run.dir).resolve()
+            if chain.replaces(config.run.dir):
+                continue
             if not is_complete(folder):
                 collect(config.warm_start, (*above, file))
             found.setdefault(folder, config)
@@ -247,13 +251,18 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``NAME ARGUMENTS...``; expected errors end with one clear message and code 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["--version"]:
+        print(f"rl-caption {__version__}")
+        return 0
     if not words or words[0] in ("-h", "--help"):
         print("usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)\n")
         print("\n".join(f"  {name:<16} {summary}" for name, (_, summary) in PROGRAMS.items()))
-        print("\nrl-caption NAME --help describes each.")
+        print("\nrl-caption NAME --help describes each, rl-caption --version prints the version.")
         return 0 if words else 2
     if words[0] not in PROGRAMS:
-        raise UsageError(f"{words[0]!r} is not one of {', '.join(PROGRAMS)}")
+        close = difflib.get_close_matches(words[0].removeprefix("train_").removesuffix(".py"), PROGRAMS, n=1)
+        hint = f": did you mean {close[0]}?" if close else ""
+        raise UsageError(f"{words[0]!r} is not one of {', '.join(PROGRAMS)}{hint}")
     return run(words[0], words[1:])
 
 

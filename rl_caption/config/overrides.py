@@ -1,8 +1,9 @@
-"""Overrides of ``data`` on a command line that also reach the runs that a run starts from."""
+"""Overrides of ``data`` and ``teacher`` on a command line that also reach the runs that a run starts from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 Config = TypeVar("Config")
@@ -18,16 +19,16 @@ def value_at(config: Any, keys: Sequence[str]) -> Any:
 
 
 class Chain:
-    """The overrides of ``data`` on a command line, applied to the runs that the run starts from as well.
+    """The overrides of ``data`` and ``teacher`` on a command line, applied also to the runs that the run starts from.
 
     An earlier run takes an override where its configuration has the same value at that key as the run's file: the two
-    use the same data. Otherwise it keeps its value. ``str`` tells which runs took overrides and which did not; it is
-    empty where there is nothing to tell.
+    use the same data, or the same teacher. Otherwise it keeps its value. ``str`` tells which runs took overrides and
+    which did not; it is empty where there is nothing to tell.
 
     Args:
         parse: from a command line to a configuration (``rl_caption.cli.configuration.parse``).
         before: the configuration of the run without ``overrides``.
-        overrides: each as ``--data.KEY=VALUE``.
+        overrides: each as ``--data.KEY=VALUE`` or ``--teacher.KEY=VALUE``.
     """
 
     def __init__(self, parse: Parse, before: Any, overrides: Sequence[str]) -> None:
@@ -37,11 +38,11 @@ class Chain:
 
     @classmethod
     def of(cls, parse: Parse, kind: type[Any], arguments: Sequence[str], program: str) -> Chain:
-        """The overrides of ``data`` among the ``arguments`` of a program."""
+        """The overrides of ``data`` and ``teacher`` among the ``arguments`` of a program."""
         rest, overrides, words = list[str](), list[str](), list(arguments)
         while words:
             word = words.pop(0)
-            if not word.startswith("--data."):
+            if not word.startswith(("--data.", "--teacher.")):
                 rest.append(word)
             else:
                 overrides.append(word if "=" in word or not words else f"{word}={words.pop(0)}")
@@ -53,6 +54,12 @@ class Chain:
         parsed: Config = self._parse(kind, ["--config", file, *taken], program)
         return parsed
 
+    def replaces(self, run_dir: str) -> bool:
+        """Whether the teacher of the run's file is made in ``run_dir``, and an override names another one."""
+        teacher = value_at(self._before, ["teacher", "name"])
+        is_replaced = any(word.startswith("--teacher.name=") for word in self._overrides)
+        return is_replaced and teacher is not None and Path(teacher).resolve().is_relative_to(Path(run_dir).resolve())
+
     def overrides_of(self, file: str, config: Any) -> list[str]:
         """The overrides that an earlier run takes, given its file and its configuration."""
         found = []
@@ -62,7 +69,7 @@ class Chain:
             if value == before:
                 found.append(word)
                 self._moved[file] = None
-            else:
+            elif key.startswith("data."):
                 self._kept[f"{file} ({key} {value!r})"] = None
         return found
 

@@ -11,6 +11,8 @@ from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.data.formats import add_features, grouped_by_split
 from rl_caption.data.plain_files import check_text, check_type, json_lines, shown
 
+EXAMPLE = '{"image": "photos/1.jpg", "references": ["a dog on a beach"], "split": "train"}'
+
 
 class _Needed(TypedDict):
     image: str
@@ -74,14 +76,18 @@ class JsonLinesData(Splits):
 
 def read_row(item: Any, where: str, image_root: Path) -> tuple[str, Row]:
     """The split and the row of a line; ``where`` it is stands in messages. Raises ``DataError`` for a wrong line."""
-    check_type(item, dict, where, DataError)
+    if not isinstance(item, dict):
+        raise DataError(f"{where} is {shown(item)}: expected an object such as {EXAMPLE}")
     absent = [key for key in _Line.__annotations__ if key not in item]
     for key in [key for key in item if key not in _Line.__annotations__]:
         # A row with 'splits' in place of 'split' would silently become training data.
         meant = difflib.get_close_matches(key.lower(), absent, n=1, cutoff=0.8)
         if meant:
             raise DataError(f"{where}: unknown key {key!r}: did you mean {meant[0]!r}?")
-    check_type(item, _Line, where, DataError)
+    try:
+        check_type(item, _Line, where, DataError)
+    except DataError as error:
+        raise DataError(f"{error}; a line is an object such as {EXAMPLE}") from error
     for key in [key for key in _Line.__annotations__ if key in item]:
         texts = item[key] if isinstance(item[key], list) else [str(item[key])]
         for text in chain(*texts) if key == "negatives" else texts:

@@ -42,10 +42,14 @@ def check_names(kwargs: Mapping[str, Any]) -> None:
 
 
 def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> LCLIPConfig:
-    """The shape of a student, whose joint width must be the teacher's ``embed_dim``; None takes any."""
+    """The shape of a student, whose joint width is the teacher's ``embed_dim``, if that is known.
+
+    Raises ``ConfigError`` for arguments that make no student, and for another ``embed_dim`` in ``kwargs``.
+    """
     check_names(kwargs)
+    width = {} if embed_dim is None else {"embed_dim": embed_dim}
     with naming("model.kwargs"):
-        config = LCLIPConfig(**kwargs)
+        config = LCLIPConfig(**(width | dict(kwargs)))
         with torch.device("meta"):
             check_memory(LCLIP(replace(config, image_encoder=None)))
     return config if embed_dim is None else _checked_width(config, embed_dim)

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from rl_caption import __version__
 from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.cli.configuration import parse, with_lists
-from rl_caption.cli.main import PROGRAMS, main, scst
+from rl_caption.cli.main import PROGRAMS, main, reward_model, scst
 from rl_caption.config.programs import CurateConfig, Selection
 from rl_caption.config.schema import EvaluateConfig, JudgeConfig, RewardTerm, ScstConfig
 from rl_caption.programs import train as programs
@@ -100,17 +101,35 @@ def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
     [
         (["--reward.terms={cider: {wieght: 1}}"], "wieght"),
         (["--reward.terms.cider.kwargs.n"], "--reward.terms.cider.kwargs.n"),
-        (["--reward.terms.cider.kwarg.n", "3"], "kwarg.n"),
+        (["--reward.terms.cider.kwarg.n", "3"], "cider.kwarg: did you mean reward.terms.cider.kwargs?"),
         (["--config", "F", "--reward.terms.rouge_l.kwargs.beta.x", "3"], "beta is 1.2, which has no keys"),
         (["--train.lr", "1", "--config", "F"], "--config must come first: --train.lr"),
         (["--config", "F", "--config", "F"], "--config is given twice"),
-        (["--config", "F", "--train.lrr", "1"], "--train.lrr"),
-        (["--config", "F", "--train.batch", "8"], "unrecognized arguments: --train.batch"),
+        (["--config", "F", "--train.lrr", "1"], "train.lrr: did you mean train.lr?"),
+        (["--config", "F", "--train.batch", "8"], "train.batch: did you mean train.batch_size?"),
+        (["--config", "F", "--train.max_stesp", "8"], "train.max_stesp: did you mean train.max_steps?"),
+        (["--train.learning_rate=8"], "train.learning_rate: did you mean train.lr?"),
+        (["--lr", "8"], "lr: did you mean train.lr?"),
+        (["--train.every", "8"], "train.every: did you mean eval.every?"),
+        (["--reward.terms.cider.weigth", "3"], "reward.terms.cider.weigth: did you mean reward.terms.cider.weight?"),
+        (["--confg", "F"], "confg: did you mean config?"),
+        (["--train.foo", "8"], "train.foo: expected one of max_steps, epochs"),
+        (["--train.grad_clip_norm", "abc"], "train.grad_clip_norm is 'abc': expected a number or null"),
+        (["--train.threads=1.5"], "train.threads is 1.5: expected a whole number or null"),
+        (["--train.betas", "3"], "train.betas is 3: expected a list of 2"),
+        (["--model.lora", "3"], "model.lora is 3: expected options such as r,"),
+        (["--reward.terms", "3"], "reward.terms is 3: expected names"),
+        (["--reward.terms.cider", "abc"], "reward.terms.cider is 'abc': expected options such as weight,"),
+        (["--reward.terms.cider.schedule", "[[1, 2], [3]]"], "reward.terms.cider.schedule, [1] is [3]"),
+        (["--reward_models", "null"], "reward_models is null: expected a list"),
         (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml"),
     ],
 )
 def test_what_cannot_be_understood_is_named(file: str, arguments: list[str], part: str, capsys: Any) -> None:
-    assert part in refused(ScstConfig, [word.replace("F", file) for word in arguments], capsys)
+    message = refused(ScstConfig, [word.replace("F", file) for word in arguments], capsys)
+    assert part in message
+    assert "Union" not in message
+    assert "class" not in message
 
 
 def test_programs_are_listed(capsys: Any) -> None:
@@ -123,6 +142,12 @@ def test_programs_are_listed(capsys: Any) -> None:
         main(["train"])
     assert ended.value.code == 2
     assert "'train' is not one of xe, scst" in capsys.readouterr().err
+    for name, near in (("scstt", "scst"), ("train_xe", "xe"), ("train_reward_model.py", "reward_model")):
+        with pytest.raises(SystemExit):
+            main([name])
+        assert f"did you mean {near}?" in capsys.readouterr().err
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.split()[-1] == __version__
 
 
 @pytest.mark.parametrize(("name", "word"), [("score", "a\0b"), ("doctor", "9" * 400), ("scst", "a\udc80b")])
@@ -181,3 +206,14 @@ def test_overrides_of_data_reach_earlier_runs_on_the_same_data(trained, tmp_path
     (line,) = [record.message for record in caplog.records if "--data.path=new" in record.message]
     assert f"{tmp_path}/xe.yaml (data.image_root 'pictures')" in line
     assert f"{tmp_path}/other.yaml (data.path 'another')" in line
+
+
+def test_another_teacher_reaches_earlier_stages_and_takes_the_place_of_the_one_that_they_train(trained, tmp_path):
+    stage = CHAIN["model"].replace("D/model", "D/dual").replace("[D/teacher.yaml, D/other.yaml]", "[D/model.yaml]")
+    (tmp_path / "dual.yaml").write_text(stage.replace("D/", f"{tmp_path}/"))
+    words = ["--teacher.name", "ViT-B-32", "--teacher.pretrained=openai"]
+    assert reward_model(["--config", f"{tmp_path}/dual.yaml", *words]) == 0
+    assert list(trained) == ["other", "model", "dual"], "the teacher of the file is not trained"
+    for stage in ("model", "dual"):
+        assert (trained[stage].teacher.name, trained[stage].teacher.pretrained) == ("ViT-B-32", "openai")
+    assert trained["other"].teacher.name is None

@@ -7,6 +7,7 @@ from dataclasses import is_dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -21,7 +22,7 @@ from rl_caption.config.checks import mistakes as config_mistakes
 from rl_caption.config.programs import ConcretenessConfig, PositivesConfig
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, WebConfig, XeConfig
-from rl_caption.config.shipped import find_config, shipped_configs
+from rl_caption.config.shipped import CONFIGURATIONS, find_config, shipped_configs
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.options import Range
@@ -132,14 +133,38 @@ def test_a_recipe_that_is_not_there_is_named_with_the_nearest(name: str, part: s
     assert part in message
 
 
-def test_recipes_are_listed_with_their_first_lines(capsys: Any) -> None:
+def test_recipes_are_listed_by_program_in_eighty_columns_the_core_first(capsys: Any) -> None:
     assert configs.main(["list"]) == 0
-    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()}
-    assert lines.keys() == shipped_configs().keys()
-    assert lines["demo"] == (CONFIGS / "demo.yaml").read_text().partition("\n")[0].removeprefix("# ")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    names, programs = [], []
+    for line in lines:
+        if line.startswith("rl-caption ") and line.endswith(" --config NAME"):
+            programs.append(line.split()[1])
+        elif line.startswith("  ") and line[2] != " ":
+            names.append(line.split()[0])
+            kind = None if names[-1].startswith("accelerate/") else program_of(shipped_configs()[names[-1]])
+            assert kind is None or kind is resolve_name(CONFIGURATIONS[programs[-1]])
+    assert programs[:2] == ["scst", "xe"]
+    assert names[0].startswith("own_")
+    assert sorted(names) == sorted(shipped_configs())
     assert all(path.read_text().startswith("# ") for path in shipped_configs().values())
     assert configs.main(["show", "demo"]) == 0
     assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()
+
+
+def test_the_configuration_of_another_program_is_named_with_that_program(capsys: Any) -> None:
+    for path in TRAINING:
+        for kind in (XeConfig, ScstConfig, RewardModelConfig, EvaluateConfig):
+            if kind is not program_of(path):
+                with pytest.raises(SystemExit):
+                    parse(kind, ["--config", str(path)], "test")
+                message = capsys.readouterr().err
+                program = next(name for name, own in CONFIGURATIONS.items() if resolve_name(own) is program_of(path))
+                assert f"rl-caption {program} --config {path}" in message
+    with pytest.raises(SystemExit):
+        parse(XeConfig, ["--config", "accelerate/cpu2"], "test")
+    assert "accelerate launch" in capsys.readouterr().err
 
 
 def test_a_key_that_does_not_exist_is_refused(tmp_path: Path, capsys: Any) -> None:
@@ -150,7 +175,8 @@ def test_a_key_that_does_not_exist_is_refused(tmp_path: Path, capsys: Any) -> No
         (tmp_path / "misspelt.yaml").write_text(yaml.safe_dump(config))
         with pytest.raises((SystemExit, ConfigError)) as ended:
             parse(kind, ["--config", str(tmp_path / "misspelt.yaml")], "test")
-        assert "data.fromat" in capsys.readouterr().err + str(ended.value)
+        message = capsys.readouterr().err + str(ended.value)
+        assert "data.fromat" in message or (kind is ConcretenessConfig and "no key data" in message)
 
 
 def test_coco_is_evaluated_as_in_the_literature() -> None:

@@ -33,8 +33,6 @@ from tests.docs_for_tests import (
 )
 
 STAND_INS = {
-    "configs/mine_xe.yaml": "configs/ucm_xe.yaml",
-    "configs/mine_scst.yaml": "configs/ucm_scst_cider.yaml",
     "mine.yaml": "configs/demo.yaml",
 }
 """Configuration of the reader's own -> what it is a copy of."""

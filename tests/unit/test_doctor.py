@@ -54,6 +54,7 @@ def test_a_package_that_is_missing_is_named_with_its_cost(package, code, monkeyp
     cost = "nothing trains" if code else "pip install 'rl-caption[peft]'"
     assert cost in line_after(report, f"{package} ")
     assert ("The main job cannot run here: accelerate." in report) == bool(code)
+    assert ("pip install" if code else "rl-caption scst --config demo") in report.splitlines()[-1]
 
 
 def test_the_packages_are_those_of_the_project_file() -> None:
@@ -81,11 +82,14 @@ def test_a_program_names_the_extra_of_a_module_that_is_missing(module, monkeypat
 
 
 @pytest.mark.parametrize("found", [NATIVE, ABSENT, REMEDIED, NEEDED, BROKEN + "the last line"])
-def test_torchvision(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision(found: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torchvision_remedy, "status", lambda: found)
     (finding,) = doctor.torchvision_findings()
     assert found in finding.value
     assert finding.fatal == bool(finding.cost) == (found in (NEEDED, BROKEN + "the last line"))
+    assert ("torchvision_remedy install" in finding.remedy) == (found == NEEDED)
+    assert bool(doctor.doctor()) == finding.fatal
+    assert not finding.fatal or finding.remedy in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_what_is_missing_besides_packages_is_named_with_its_cost(tmp_path, monkeypatch, capsys):

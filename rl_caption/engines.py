@@ -21,6 +21,7 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
+    GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     parse_flag_from_env,
     set_seed,
@@ -30,8 +31,9 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 from tqdm.auto import tqdm
 
+from rewards.base import naming
 from rl_caption.errors import ConfigError, UserError
-from rl_caption.launch import check_processes, keep_freed_memory
+from rl_caption.launch import LaunchError, check_environment, check_processes, keep_freed_memory
 from rl_caption.threads import cpu_threads
 
 if TYPE_CHECKING:
@@ -62,12 +64,11 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     """Devices and processes, seeded.
 
     Raises:
-        LaunchError: another number of processes trains than was asked for.
+        LaunchError: another number of processes trains than was asked for, or ``check_environment``.
         ConfigError: the mixed precision does not run here, or a tracker is not installed.
         EngineError: the engine cannot do what ``train`` asks for.
     """
-    if parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        raise EngineError("FSDP is not supported: take configs/accelerate/deepspeed_zero3.yaml, which shards the same")
+    check_environment(tf32=train.tf32)
     trackers = ["all", *map(str, get_available_trackers())]
     if missing := [name for name in run.trackers if name not in trackers]:  # Accelerate would leave them out
         extra = "; tensorboard comes with pip install 'rl-caption[tensorboard]'" if "tensorboard" in missing else ""
@@ -76,12 +77,16 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     AcceleratorState._reset_state()
     precision = usable_precision(requested_precision(train.mixed_precision))
     wants_deepspeed = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED")
-    accelerator = Accelerator(
-        mixed_precision="no" if wants_deepspeed else precision,  # DeepSpeed reads it from its own configuration
-        log_with=run.trackers or None,
-        project_dir=run.dir,
-        **accelerator_kwargs(),
-    )
+    with naming("the processes cannot be set up", (ValueError, torch.distributed.DistError), LaunchError):
+        accelerator = Accelerator(
+            mixed_precision="no" if wants_deepspeed else precision,  # DeepSpeed reads it from its own configuration
+            # Pinned, as environment variables would set them.
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+            dynamo_backend="no",
+            log_with=run.trackers or None,
+            project_dir=run.dir,
+            **accelerator_kwargs(),
+        )
     check_processes(accelerator.num_processes, train.num_processes)
     if precision == "fp16" and accelerator.device.type == "cpu":
         raise ConfigError("train.mixed_precision is fp16, which a CPU cannot train in: use no or bf16")

@@ -14,6 +14,7 @@ import errno
 import io
 import logging
 import os
+import re
 import shlex
 import signal
 import socket
@@ -33,6 +34,32 @@ from rl_caption.threads import ACCELERATE_PROGRAMS, parse_launcher, wait_variabl
 logger = logging.getLogger(__name__)
 
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "LOCAL_WORLD_SIZE")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+OFF = ("", "0", "false", "no", "n", "f", "off")
+FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY")
+REFUSED = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
+        ("", "1", "auto"),
+        "train.batch_size and train.micro_batch_size say how gradients are accumulated; Accelerate would divide them",
+    ),
+    "ACCELERATE_DYNAMO_BACKEND": (("", "no"), "models are not compiled here: accelerate launch --dynamo_backend no"),
+    "ACCELERATE_USE_FSDP": (
+        OFF,
+        "FSDP is not supported: take configs/accelerate/deepspeed_zero3.yaml, which shards the same",
+    ),
+    "ACCELERATE_USE_MEGATRON_LM": (OFF, "Megatron-LM is not supported"),
+    "ACCELERATE_USE_PARALLELISM_CONFIG": (OFF, "tensor and context parallelism are not supported"),
+    "ACCELERATE_FP8_BACKEND": (("", "no", "auto", "te", "ao"), "optimizers in 8 bits are not supported"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": (("", "strict"), "it rounds float32 to bf16; train.mixed_precision is for that"),
+    "DNNL_DEFAULT_FPMATH_MODE": (("", "strict"), "it rounds float32 to bf16; train.mixed_precision is for that"),
+    "NVIDIA_TF32_OVERRIDE": (("", "0"), "train.tf32 is for that"),
+}
+"""Environment variable -> values that change no number, in small letters; and why others are refused."""
+RECORDED = (
+    "ACCELERATE_", "ATEN_", "CUBLAS", "CUDA_", "CUDNN_", "DNNL_", "DS_", "FLASH_ATTENTION_", "KMP_", "MKL_", "NCCL_",
+    "NPY_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "TIMM_", "TORCH", "TRANSFORMERS_", "USE_HUB_KERNELS",
+)  # fmt: skip
+"""Beginnings of the names of variables that choose kernels, and so the last digits; ``env.json`` has those set."""
 LAUNCHER_VARIABLE = "RL_CAPTION_LAUNCHER"
 """Environment variable by which a program of this package tells the processes that it starts its own process id."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -75,6 +102,39 @@ def check_processes(num_processes_running: int, expected: int | None = None) -> 
             f"train.num_processes is {expected}, but {running} train together. {_advice(expected)} Or set "
             f"train.num_processes to {running}."
         )
+
+
+def check_environment(environment: Mapping[str, str] = os.environ, tf32: bool = False) -> None:
+    """Refuse environment variables that would change numbers (``REFUSED``), and values of a launcher's variables that
+    are none. docs/reliability.md has the table.
+
+    With ``tf32`` (``train.tf32``), ``NVIDIA_TF32_OVERRIDE`` may be 1 instead of 0. Raises LaunchError, which names the
+    variable and its value.
+    """
+    for name, (allowed, reason) in REFUSED.items():
+        allowed = ("", "1") if tf32 and name == "NVIDIA_TF32_OVERRIDE" else allowed
+        if environment.get(name, "").strip().lower() not in allowed:
+            raise LaunchError(f"the environment variable {name} is {environment[name]!r}: {reason}. Unset it")
+    for name in FLAGS:
+        if environment.get(name, "").strip().lower() not in (*OFF, "1", "true", "yes", "y", "t", "on"):
+            raise LaunchError(f"the environment variable {name} is {environment[name]!r}: expected true or false")
+    ranges = dict.fromkeys(WORLD_SIZE_VARIABLES, (1, 10**6)) | dict.fromkeys(RANK_VARIABLES, (-1, 10**6))
+    ranges |= {"MASTER_PORT": (0, 65535), "ACCELERATE_DEEPSPEED_ZERO_STAGE": (0, 3)}
+    for name, (least, most) in ranges.items():
+        value = environment.get(name)
+        number = int(value) if value is not None and re.fullmatch(r"\s*-?[0-9]{1,9}\s*", value) else None
+        if value is not None and (number is None or not least <= number <= most):
+            expected = f"expected a whole number, {least} to {most}"
+            raise LaunchError(f"the environment variable {name} is {value!r}: {expected}")
+    for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if {rank, size} <= environment.keys() and int(environment[rank]) >= int(environment[size]):
+            values = f"{rank} is {environment[rank]}, {size} is {environment[size]}"
+            raise LaunchError(f"of the environment variables, {values}: expected a smaller rank, from 0")
+
+
+def recorded_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment variables that choose kernels and so may change the last digits (``RECORDED``), sorted."""
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(RECORDED)}
 
 
 def processes_started(environment: Mapping[str, str]) -> tuple[str, int] | None:

@@ -277,8 +277,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
         if isinstance(program, str):
             refuse_odd_words(arguments)
             return importlib.import_module(program).main(list(arguments))
-        from rl_caption.launch import die_with_launcher
+        from rl_caption.launch import check_environment, die_with_launcher
 
+        check_environment(tf32=os.environ.get("NVIDIA_TF32_OVERRIDE") == "1")  # a training knows what it wants
         die_with_launcher()
         code: int = program.run(name, arguments) if isinstance(program, Configured) else program(arguments)
         if "rl_caption.training.setup" in sys.modules:  # not every program trains, or needs torch

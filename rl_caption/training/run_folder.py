@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from accelerate import Accelerator
 from tqdm.auto import tqdm
@@ -21,6 +22,7 @@ from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_log, read_yaml
 from rl_caption.engines import print_main
 from rl_caption.errors import installed_version
+from rl_caption.launch import recorded_environment
 from rl_caption.training.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
 
 RESULT = "result.json"
@@ -126,13 +128,16 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
 
 
 def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
-    """Write ``config.yaml`` (resolved) and ``env.json`` (versions, platform, command, ``extra``)."""
+    """Write ``config.yaml`` (resolved) and ``env.json`` (versions, platform, command, kernels, ``extra``)."""
+    kernels = {"cpu_capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
     names = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "open_clip_torch", "deepspeed", "rl-caption")
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: installed_version(name) for name in names},
         "command": sys.argv,
+        "kernels": kernels,
+        "environment": recorded_environment(),
     }
     folder = Path(config.run.dir)
     write_text(folder / "config.yaml", yaml.safe_dump(_plain(config), sort_keys=False))

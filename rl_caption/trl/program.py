@@ -48,7 +48,7 @@ from rl_caption.evaluation import (
 )
 from rl_caption.evaluation.metrics import add_judges, check_asked, check_judges, metrics_tokenizer, words_tokenizer
 from rl_caption.evaluation.results import read_scores
-from rl_caption.launch import check_processes, run_lock
+from rl_caption.launch import check_environment, check_processes, run_lock
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.training.checkpoint import CheckpointError, write_errors
 from rl_caption.training.loop import NonFiniteError
@@ -219,6 +219,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         ConfigError, DataError, CheckpointError, LaunchError, EvaluationError, RewardError, NonFiniteError: what is
             wrong, and what would be right.
     """
+    check_environment()
     if wrong := mistakes(config):
         raise ConfigError("; ".join(wrong))
     needed = {"trl": True, "peft": config.lora is not None, "tensorboard": "tensorboard" in config.run.trackers}

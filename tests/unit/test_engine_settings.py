@@ -24,6 +24,7 @@ from rl_caption.engines import (
     without_hooks,
 )
 from rl_caption.errors import ConfigError
+from rl_caption.launch import LaunchError
 from rl_caption.training import setup
 
 
@@ -39,8 +40,16 @@ def test_a_tracker_that_is_not_installed_and_fsdp_are_refused(tmp_path: Path, mo
     with pytest.raises(ConfigError, match=r"run.trackers has \['tensorboard'\].*rl-caption\[tensorboard\]"):
         build_accelerator(TrainConfig(), RunConfig(dir=str(tmp_path), trackers=["tensorboard"]))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(EngineError, match=r"FSDP is not supported.*deepspeed_zero3\.yaml"):
+    with pytest.raises(LaunchError, match=r"ACCELERATE_USE_FSDP.*deepspeed_zero3\.yaml"):
         build_accelerator(TrainConfig(), RunConfig())
+
+
+def test_variables_of_accelerate_do_not_divide_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    with pytest.raises(LaunchError, match="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"):
+        build_accelerator(TrainConfig(), RunConfig())
+    monkeypatch.setattr("rl_caption.engines.check_environment", lambda **options: None)
+    assert build_accelerator(TrainConfig(), RunConfig()).gradient_accumulation_steps == 1, "pinned as well"
 
 
 @pytest.mark.parametrize(

@@ -327,3 +327,63 @@ def test_the_memory_of_freed_tensors_is_kept_but_where_the_user_set_the_allocato
     asked, faults = map(int, done.stdout.split())
     assert asked == kept
     assert (faults < 1000) == bool(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4"),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "x"),
+        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR"),
+        ("ACCELERATE_USE_FSDP", "true"),
+        ("ACCELERATE_USE_MEGATRON_LM", "1"),
+        ("ACCELERATE_USE_PARALLELISM_CONFIG", "true"),
+        ("ACCELERATE_FP8_BACKEND", "MSAMP"),
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
+        ("DNNL_DEFAULT_FPMATH_MODE", "ANY"),
+        ("NVIDIA_TF32_OVERRIDE", "1"),
+        ("LOCAL_WORLD_SIZE", "0"),
+        ("WORLD_SIZE", "two"),
+        ("WORLD_SIZE", ""),
+        ("RANK", "1.5"),
+        ("LOCAL_RANK", "x"),
+        ("MASTER_PORT", "x"),
+        ("MASTER_PORT", "65536"),
+        ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "4"),
+        ("ACCELERATE_USE_CPU", "maybe"),
+    ],
+)
+def test_variables_that_change_numbers_or_are_none_are_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(LaunchError, match=f"{name} is {value!r}"):
+        launch.check_environment({name: value})
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_FSDP": "0"},
+        {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "0"},
+        {"LOCAL_RANK": "-1", "ACCELERATE_USE_CPU": "true", "ACCELERATE_FP8_BACKEND": "TE"},
+        {"NVIDIA_TF32_OVERRIDE": "0", "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT"},
+    ],
+)
+def test_variables_that_change_nothing_pass(environment: dict[str, str]) -> None:
+    launch.check_environment(environment)
+
+
+def test_the_override_of_tf32_may_say_what_the_configuration_says() -> None:
+    launch.check_environment({"NVIDIA_TF32_OVERRIDE": "1"}, tf32=True)
+    with pytest.raises(LaunchError, match="NVIDIA_TF32_OVERRIDE"):
+        launch.check_environment({"NVIDIA_TF32_OVERRIDE": "0"}, tf32=True)
+
+
+@pytest.mark.parametrize(("rank", "size"), [("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")])
+def test_a_rank_of_no_process_is_refused(rank: str, size: str) -> None:
+    with pytest.raises(LaunchError, match=f"{rank} is 2, {size} is 2"):
+        launch.check_environment({rank: "2", size: "2"})
+
+
+def test_variables_that_choose_kernels_are_recorded_and_no_secrets() -> None:
+    environment = {"MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "HF_TOKEN": "secret", "HOME": "/root"}
+    assert launch.recorded_environment(environment) == {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"}

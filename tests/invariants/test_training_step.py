@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -357,6 +358,20 @@ def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
         {key: value.item() for key, value in expected.items()}, rel=1e-4
     )
     assert logged["completion/length"] == pytest.approx(mask.sum(-1).double().mean().item())
+
+
+def test_the_times_of_a_step_are_those_of_its_stages(captioner, batches, monkeypatch):
+    """The clock shows 1 at the start, 2 after sampling, 4 after scoring, 8 after the first update, then 16 and 32."""
+    clock = SimpleNamespace(perf_counter=iter([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]).__next__)
+    monkeypatch.setattr("rl_caption.scst.step.time", clock)
+    task = scst_task(captioner, updates_per_rollout=2)
+    first, second = (log.sums for log in task.training_step(batches, 0))
+    assert {key: value for key, value in first.items() if key.startswith("time/")} == {
+        "time/rollout": 1.0,
+        "time/reward": 2.0,
+        "time/update": 4.0,
+    }
+    assert {key: value for key, value in second.items() if key.startswith("time/")} == {"time/update": 16.0}
 
 
 @pytest.mark.parametrize("dropout", [False, True])

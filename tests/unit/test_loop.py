@@ -237,6 +237,22 @@ def test_a_step_may_have_several_updates(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
 
 
+def test_times_are_those_of_the_whole_step_and_of_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step from 1 whose updates end at 3 and 7, then a validation from 20 to 25."""
+    trainer, task, _ = make_trainer(tmp_path, [0.1], max_steps=1)
+
+    def step(batches: Sequence[CaptionBatch], number: int) -> Iterator[Averages]:
+        for _ in range(2):
+            yield from Slope.training_step(task, batches, number)
+
+    task.training_step = step  # type: ignore[method-assign]
+    clock = SimpleNamespace(perf_counter=iter([1.0, 3.0, 7.0, 20.0, 25.0]).__next__)
+    monkeypatch.setattr("rl_caption.training.loop.time", clock)
+    trainer.fit()
+    for key, value in {"time/step": 6.0, "train/images_per_second": 2 / 6, "val/seconds": 5.0}.items():
+        assert logged(tmp_path, key) == {1: pytest.approx(value)}
+
+
 def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path) -> None:
     trainer, _, exported = make_trainer(tmp_path, [0.1, 0.5, 0.5, 0.3, 0.4], eval_every=1, validate_first=True)
     state = trainer.fit()

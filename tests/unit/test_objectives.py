@@ -203,6 +203,8 @@ def test_dico_by_hand():
     assert int(count) == 1
     with pytest.raises(ValueError, match="starting policy"):
         objective(logprobs, logprobs, None, mask, Scores(rewards, None), rewards)
+    metrics = objective(reference, reference, reference, mask, Scores(rewards, None), rewards)[2]
+    assert [float(metrics[f"dico/{key}"][0]) for key in ("margin", "accuracy")] == [0, 0], "at the start no image is right"
 
 
 @pytest.mark.parametrize(
@@ -224,6 +226,13 @@ def test_structured_losses_by_hand(name, expected):
     total, count, metrics = build_objective(name, {})(logprobs, logprobs, None, mask, scores, scores.samples)
     assert float(total.detach()) == pytest.approx(expected, rel=1e-5)
     assert [float(value) for value in metrics["loss/policy"]] == [float(total), int(count)] == [float(total), 1]
+
+
+def test_max_margin_is_that_of_the_likeliest_sample_not_of_the_worst():
+    logprobs, mask = torch.tensor([[[-2.0], [-1.0], [-3.0]]]), torch.ones(1, 3, 1, dtype=torch.bool)
+    scores = Scores(torch.tensor([[1.0, 0.75, 0.0]]), None)
+    total, count, _ = build_objective("max_margin", {})(logprobs, logprobs, None, mask, scores, scores.samples)
+    assert (float(total), int(count)) == (0.25 + 2.0 - 1.0, 1)
 
 
 @pytest.mark.parametrize("name", ["dico", *STRUCTURED])

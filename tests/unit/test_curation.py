@@ -136,6 +136,52 @@ def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> No
         curate(options(path, out))
 
 
+def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(tmp_path: Path) -> None:
+    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
+    lines = [
+        json.loads(line) | {"picture": "c.png", "alt": "a cat", "ocr": "stop"} for line in path.open() if line.strip()
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    config = options(path, out, rules={"words": [1, None]}, duplicates="caption")
+    curate(config)
+    for name, value in (
+        ("image_root", None),
+        ("image_column", "picture"),
+        ("caption_column", "alt"),
+        ("split", "test"),
+        ("text_column", "ocr"),
+        ("duplicates", "pair"),
+        ("duplicates", None),
+        ("part_rows", 3),
+        ("rules", {"words": [2, None]}),
+        ("scores", {"length": JudgeConfig("repetition")}),
+        ("scores", {**config.scores, "again": JudgeConfig("repetition")}),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} was"):
+            curate(replace(config, **{name: value}))
+    Length.scored = 0
+    for name, value in (("select", [Selection("length", top=1)]), ("examples", 1), ("seed", 1), ("num_workers", 1)):
+        curate(replace(config, **{name: value}))
+    assert Length.scored == 0
+
+
+def test_ends_of_rules_and_selections_are_kept(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl")
+    for rules, select, expected in (
+        ({"characters": [23, 38]}, [], ["a dog runs on the beach", *ROWS[1][1], "a dog runs on the beach"]),
+        ({"characters": [24, 37]}, [], []),
+        (
+            {},
+            [Selection("length", min=23, max=38)],
+            ["a dog runs on the beach", *ROWS[1][1], "a dog runs on the beach"],
+        ),
+        ({}, [Selection("length", min=24, max=37)], []),
+    ):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        curate(options(path, out, rules=rules, select=select))
+        assert [text for name, texts in kept(out) for text in texts if name != "c.png"] == expected
+
+
 def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "jsonl")
     (tmp_path / "photos/b.png").write_bytes(b"no image")

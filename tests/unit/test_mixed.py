@@ -5,7 +5,7 @@ import math
 import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from accelerate import Accelerator
 
 from rewards.base import Reward, RewardError
 from rewards.clip import backbone as backbone_module
+from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import RefLClipScore
 from rewards.mixed import MixedReward, Moments, moments, z_scores
 from rewards.registry import build
 from rewards.text.cider import CiderD
 from rewards.text.degeneration import Repetition
-from rl_caption.config.build import ConfigError, build_reward
+from rl_caption.config.build import ConfigError, _encoder_key, build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
 from rl_caption.scst.rollout import score_rollouts
 from rl_caption.types import CaptionBatch, Rollout
@@ -244,6 +245,16 @@ def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_pa
         loads.clear()
         build_reward(clip_terms(Path(student), **other), [])
         assert len(loads) == 2, other
+
+
+def test_only_terms_that_ask_for_the_same_network_and_cache_share_an_encoder() -> None:
+    given = {"backbone": "ViT-B-32", "pretrained": "openai"}
+    key = _encoder_key("clipscore", given)
+    assert key == _encoder_key("ref_clipscore", given | {"w": 1.0, "prefix": ""}) != ""
+    for option in fields(EncoderOptions):
+        changed = _encoder_key("clipscore", given | {option.name: "another"})
+        assert (changed == key) == (option.name == "cache_references"), option.name
+    assert _encoder_key("cider", {}) == ""
 
 
 def test_terms_that_share_an_encoder_say_once_what_the_embeddings_of_the_data_take(tmp_path, caplog):

@@ -12,7 +12,7 @@ import torch
 from rewards.mixed import MixedReward
 from rl_caption.captioners.base import FORBIDDEN_LOGIT, Decoding
 from rl_caption.config.checks import check
-from rl_caption.config.schema import ModelConfig, RolloutConfig, ScstConfig, ScstTrainConfig
+from rl_caption.config.schema import ModelConfig, RewardTerm, RolloutConfig, ScstConfig, ScstTrainConfig
 from rl_caption.errors import ConfigError
 from rl_caption.programs.train import scst_signature
 from rl_caption.scst.advantages import build_advantage, needs_greedy
@@ -204,7 +204,9 @@ def test_dico_by_hand():
     with pytest.raises(ValueError, match="starting policy"):
         objective(logprobs, logprobs, None, mask, Scores(rewards, None), rewards)
     metrics = objective(reference, reference, reference, mask, Scores(rewards, None), rewards)[2]
-    assert [float(metrics[f"dico/{key}"][0]) for key in ("margin", "accuracy")] == [0, 0], "at the start no image is right"
+    assert [float(metrics[f"dico/{key}"][0]) for key in ("margin", "accuracy")] == [0, 0], (
+        "at the start no image is right"
+    )
 
 
 @pytest.mark.parametrize(
@@ -288,6 +290,47 @@ def test_what_beam_search_does_not_go_with_is_refused(rollout, train, part):
     with pytest.raises(ConfigError) as refused:
         check(config)
     assert part in str(refused.value)
+
+
+def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+    changes = [
+        {},
+        {"train.advantage": "greedy"},
+        {"train.advantage": "tests.extensions:own", "train.advantage_kwargs": {"scale": 2.0}},
+        {"train.advantage": "tests.extensions:own", "train.advantage_kwargs": {"scale": 3.0}},
+        {"rollout.num_samples": 4},
+        {"rollout.beam_search": True},
+        {"rollout.temperature_schedule": [(0, 1.0), (9, 0.5)]},
+        {"rollout.temperature_schedule": [(0, 1.0), (8, 0.5)]},
+        {"train.objective": "dico"},
+        {"train.objective": "dico", "train.objective_kwargs": {"beta": 0.5}},
+        {"train.objective": "dico", "model.init": str(tmp_path / "b")},
+        {"train.objective": "risk"},
+        {"train.kl_coef": 0.1},
+        {"train.kl_coef": 0.2},
+        {"train.kl_coef": 0.1, "model.init": str(tmp_path / "b")},
+        {"train.kl_coef": 0.1, "train.kl_target": 0.5},
+        {"train.kl_coef": 0.1, "train.kl_target": 0.6},
+        {"train.kl_coef": 0.1, "train.kl_target": 0.5, "train.kl_horizon": 7000},
+        {"weight": 0.5},
+        {"schedule": [(0, 1.0), (5, 0.0)]},
+        {"schedule": [(0, 1.0), (5, 0.5)]},
+    ]
+    signatures = []
+    for change in changes:
+        config = ScstConfig(model=ModelConfig(init=str(tmp_path / "a")))
+        config.reward.terms = {"words": RewardTerm(schedule=change.get("schedule"))}
+        for key, value in change.items():
+            section, _, name = key.partition(".")
+            if name:
+                setattr(getattr(config, section), name, value)
+        objective = build_objective(config.train.objective, config.train.objective_kwargs, kl_coef=config.train.kl_coef)
+        reward = MixedReward({"words": (WordCount(), change.get("weight", 1.0))})
+        signatures.append(scst_signature(reward, [], config, objective))
+    assert len(set(signatures)) == len(changes), signatures
 
 
 def signature_of(folder, **train):

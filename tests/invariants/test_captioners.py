@@ -2,9 +2,12 @@
 
 import json
 import math
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers.cache_utils import DynamicCache
 
 from rl_caption.captioners.base import CaptionerError, Decoding, caption_mask, sample_tokens
@@ -54,6 +57,39 @@ def test_each_rate_of_dropout_is_that_of_its_own_layers():
     assert len(rates) > 6
     assert set(rates.values()) == {0.1}
     assert {module.dropout for module in policy.modules() if isinstance(module, Attention)} == {0.1}
+
+
+def test_dropout_is_drawn_wherever_the_transformer_has_it():
+    """Of attention, whose dropout is no module of its own, too."""
+    policy, inputs = tiny_captioner(dropout=0.5).policy, tiny_captioner().preprocess(tiny_rows(1))
+    drawn = Counter()
+    for name, module in policy.named_modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.register_forward_hook(lambda *_, name=name: drawn.update([name]))
+    ids = torch.tensor([[policy.config.bos_token_id, 5, 6]])
+    policy.train()(**inputs, decoder_input_ids=ids)
+    layers = [f"encoder.layers.0.{name}" for name in ("dropout", "dropout", "ffn.2")]
+    layers += [f"layers.{n}.{name}" for n in (0, 1) for name in ("dropout", "dropout", "dropout", "ffn.2")]
+    assert drawn == Counter([*layers, "encoder.dropout", "embedding_dropout"])
+    for module in policy.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    one, other = (policy(**inputs, decoder_input_ids=ids).logits for _ in range(2))
+    assert not torch.allclose(one, other, atol=1e-3)
+
+
+def test_embeddings_and_pixels_are_those_of_the_definition():
+    captioner = tiny_captioner(num_frames=2, position_init="normal")
+    policy, width = captioner.policy, captioner.policy.config.d_model
+    tokens, positions = torch.tensor([5, 6, 5]), torch.tensor([0, 3, 7])
+    expected = (policy.token_embedding.weight[tokens] + policy.position_embedding.weight[positions]) * width**0.5
+    assert torch.allclose(policy._embed(tokens, positions), expected)
+    for parameter in (policy.encoder.embedding.frame, policy.encoder.embedding.position):
+        assert 0.01 < parameter.std() < 0.03
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 24, 3), dtype=np.uint8))
+    square = np.asarray(photo.resize((16, 16), Image.Resampling.BICUBIC), dtype=np.float64)
+    (found,) = tiny_captioner().preprocess([{"image_id": "a", "image": photo, "references": []}])["pixel_values"]
+    assert np.allclose(found.numpy(), square.transpose(2, 0, 1) / 127.5 - 1, atol=1e-6)
 
 
 def gradients(policy, logprobs):

@@ -90,7 +90,13 @@ def test_merged_adapters_are_averaged_as_full_weights(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_not_averaged(models: list[str], tmp_path: Path) -> None:
-    for names, shares in ((models[:1], None), ([models[0]] * 2, None), (models, [0.5, 0.5]), (models, [1.5, -0.5, 0])):
+    for names, shares in (
+        (models[:1], None),
+        ([models[0]] * 2, None),
+        (models, [0.5, 0.5]),
+        (models, [1.5, -0.5, 0]),
+        (models, [0.5, 0.4, 0]),
+    ):
         with pytest.raises(CaptionerError, match="expected"):
             average_weights(names, shares)
     with pytest.raises(CaptionerError, match="sum to 1"):

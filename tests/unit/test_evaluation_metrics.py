@@ -19,7 +19,7 @@ from rl_caption.evaluation import EvaluationError, evaluate_captions, evaluate_r
 from rl_caption.evaluation.hallucination import CHAIR_KEYS
 from rl_caption.evaluation.metrics import vocabulary_growth
 from rl_caption.evaluation.results import COLUMNS
-from rl_caption.evaluation.toolkit import UndefinedMetric
+from rl_caption.evaluation.toolkit import Java, Scores, UndefinedMetric
 from tests.captions_for_tests import CAPTIONS, REFERENCES, needs_java
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -128,6 +128,19 @@ def test_odd_captions_without_java_are_counted_in_the_signature(monkeypatch, tmp
     monkeypatch.setenv("PATH", str(tmp_path))
     evaluation = evaluate_captions(ODD, REFERENCES, metrics=("rouge",))
     assert re.search(r"tokenizer:PTB-python\[rl-caption.*,2 of 14 texts not compared with Java\]", evaluation.signature)
+
+
+@pytest.mark.parametrize("name", ["meteor", "spice"])
+def test_the_java_that_scored_is_in_the_signature(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (key,) = metrics.METRIC_KEYS[name]
+    scores = Scores({key: (0.5, [0.5] * 4)})
+    monkeypatch.setattr(metrics, "find_java", lambda: Java("java", "17.0.1"))
+    monkeypatch.setitem(metrics.SCORERS, "meteor", lambda *_: scores)
+    monkeypatch.setattr(metrics, "spice", lambda *_, **__: scores)
+    found = evaluate_captions(CAPTIONS, REFERENCES, metrics=("rouge", name), tokenizer="none")
+    assert found.metrics[key] == 0.5
+    assert "+java17.0.1+" in found.signature
+    assert "+java" not in evaluate_captions(CAPTIONS, REFERENCES, metrics=("rouge",), tokenizer="none").signature
 
 
 @needs_java

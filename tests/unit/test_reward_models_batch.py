@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from rl_caption.data.loader import augment, step_indices
 from rl_caption.data.rand_augment import rand_augment
 from rl_caption.data.scenes.world import Draws
 from rl_caption.reward_models.batch import (
+    FeatureCache,
     PairCollate,
     PixelCache,
     StepTriplets,
@@ -107,6 +109,34 @@ def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path: Path) 
             found = [model.preprocess([{"image_id": "a", "image": image, "references": []}]) for image in images]
             assert not any(torch.equal(a["pixel_values"], b["pixel_values"]) for a, b in pairwise(found))
     assert [len(model.cached) for model in (cache, captioner, videos)] == [7, 3, 2]
+    captioner.cached.clear()
+    captioner.cache_bytes = 2 * 16 * 16 * 3
+    captioner.preprocess([{"image_id": name, "image": files[0], "references": []} for name in "abc"])
+    assert len(captioner.cached) == 2, "there is memory for two images"
+
+
+def test_grids_of_features_are_kept_in_half_the_bytes_and_pooled_ones_as_they_are() -> None:
+    grid = torch.arange(32.0).view(4, 8) / 3
+    rows: Any = [
+        {"features": SimpleNamespace(where=str(n), load=lambda n=n: (grid + n).numpy()), "image_id": "a"}
+        for n in range(3)
+    ]
+    cache = FeatureCache(None, cache_bytes=2 * 4 * 8 * 2)
+    for _ in range(2):
+        for n, row in enumerate(rows):
+            assert torch.equal(cache.of(row), (grid + n).half().float())
+    assert [value.dtype for value in cache.cached.values()] == [torch.float16] * 2
+    pooled = FeatureCache(lambda cells: cells.mean(dim=1), cache_bytes=10**6)
+    assert torch.equal(pooled.of(rows[1]), (grid + 1).mean(dim=0, keepdim=True))
+    assert list(pooled.cached) == ["1"]
+
+
+def test_the_length_of_the_base_is_anything_from_one_unit_to_all_but_one() -> None:
+    units = detail_units(CAPTIONS[0])
+    assert len(units) > 2
+    made = [make_triplets(CAPTIONS, IDS, seed=seed)[0] for seed in range(60)]
+    lengths = {len(detail_units(triplet.base)) for triplet in made if triplet is not None}
+    assert lengths == set(range(1, len(units)))
 
 
 def test_a_batch_has_what_its_towers_read() -> None:

@@ -78,6 +78,8 @@ def test_equal_captions_are_embedded_once_with_the_result_of_all() -> None:
     texts = network({"text": tokens([caption for row in own for caption in row["references"]])})["text"]
     expected = retrieval_recall(images.detach(), texts.detach(), torch.tensor([0, 0, 1, 1, 2, 2]))
     assert {name: metrics[f"val/{name}"] for name in expected} == pytest.approx(expected)
+    assert expected["i2t_r1"] != expected["t2i_r1"]
+    assert metrics["val/retrieval_r1"] == pytest.approx((expected["i2t_r1"] + expected["t2i_r1"]) / 2)
 
 
 @pytest.mark.parametrize(("memory", "drawn"), [(validation.MOST_PIXELS, 1), (3 * 3 * 8 * 8 - 1, 2)])

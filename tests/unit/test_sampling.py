@@ -55,6 +55,11 @@ def test_sums_that_round_differently_draw_no_forbidden_token(monkeypatch):
     assert (counts[[2, 3, 5, 6, 7, 8]] > 300).all()
 
 
+def test_noise_of_0_draws_the_first_token_that_has_a_probability():
+    logits = torch.tensor([[-1e9, 0.0, 3.0], [0.0, 0.0, 0.0]])
+    assert sample_tokens(logits, torch.zeros(2, 1), 1.0).tolist() == [[1], [0]]
+
+
 def test_a_policy_of_nan_draws_some_token_so_that_the_loss_can_say_so():
     drawn = sample_tokens(torch.full((2, 9), math.nan), noise_to_its_ends(2), 1.0)
     assert ((drawn >= 0) & (drawn < 9)).all()

@@ -47,6 +47,8 @@ def test_cross_entropy_takes_the_same_steps(one_xe: Path, tmp_path: Path) -> Non
         assert ended.code == 0, f"rank {rank}:\n{ended.output}"
     assert "2 process(es)" in (tmp_path / "two.0.log").read_text()
     assert_close_runs(one_xe, folder)
+    for line in [line for line in lines(folder) if "time/step" in line]:
+        assert line["train/images_per_second"] * line["time/step"] == pytest.approx(8), "of both processes"
     extra = {f"checkpoints/step-0000000{step}/random_states_1.pkl" for step in (4, 6)}
     assert files(folder) == files(one_xe) | extra
 

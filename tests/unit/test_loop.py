@@ -22,7 +22,7 @@ from rl_caption.engines import Averages, dropout_off
 from rl_caption.training import validation
 from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from rl_caption.training.loop import NonFiniteError, Trainer, schedule_factor
-from rl_caption.training.setup import Context
+from rl_caption.training.setup import Context, parameter_groups
 from rl_caption.types import CaptionBatch, TrainState, Validation
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 
@@ -121,6 +121,78 @@ def test_what_a_metric_chose_and_how_long_it_was_patient_are_forgotten_with_it(
     state = replace(context, checkpoint=saved).start(**{"measured": "12 tokens"} | changes)
     found = {key: getattr(state, key) for key in best}
     assert found == (best if kept else {"best_metric": None, "best_step": None, "evaluations_without_gain": 0})
+
+
+def test_checkpoints_follow_validations_and_a_resumed_run_does_not_validate_first(tmp_path: Path) -> None:
+    trainer, _, _ = make_trainer(tmp_path, [0.1, 0.2], max_steps=4, eval_every=2, save_every=None, log_every=9)
+    saved: list[int] = []
+    trainer._save = lambda: saved.append(trainer.state.global_step)  # type: ignore[method-assign]
+    trainer.fit()
+    assert saved == [2, 4]
+    resumed = {"state": TrainState(global_step=4, metric="val/cider"), "validate_first": True}
+    trainer, _, _ = make_trainer(tmp_path, [0.3], max_steps=6, eval_every=2, **resumed)
+    trainer.fit()
+    assert logged(tmp_path, "val/cider") == {2: 0.1, 4: 0.2, 6: 0.3}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "same"),
+    [
+        ("every", 7, True),
+        ("patience", 7, True),
+        ("batch_size", 7, True),
+        ("num_beams", 7, False),
+        ("split", "test", False),
+    ],
+)
+def test_a_metric_is_another_where_an_option_of_validation_changes_its_value(
+    option: str, value: Any, same: bool
+) -> None:
+    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
+    one, other = (
+        Context(XeConfig(eval=CaptionEvalConfig(**own)), Accelerator(cpu=True), [], rows, 1).validation
+        for own in ({}, {option: value})
+    )
+    assert (one == other) == same
+
+
+def test_another_reward_or_vocabulary_is_refused_and_only_auto_keeps_the_end_of_a_run(tmp_path: Path) -> None:
+    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
+    config = XeConfig(run=RunConfig(dir=str(tmp_path)), train=XeTrainConfig(max_steps=9))
+    context = Context(config, Accelerator(cpu=True), rows, rows, 1)
+    state = context.start("cider", vocabulary={"a": 0, "dog": 1})
+    state.stopped = "an alarm"
+    path = save_checkpoint(context.accelerator, tmp_path, state, 1)
+    resumed = replace(context, checkpoint=path)
+    assert resumed.start("cider", vocabulary={"dog": 1, "a": 0}).stopped == "an alarm"
+    for signature, vocabulary in (("cider", {"a": 1, "dog": 0}), ("rouge", {"a": 0, "dog": 1})):
+        with pytest.raises(CheckpointError):
+            resumed.start(signature, vocabulary=vocabulary)
+    config.run.resume = True
+    state = resumed.start("rouge", vocabulary={"a": 0, "dog": 1})
+    assert (state.stopped, state.signature) == (None, "rouge")
+    with pytest.raises(CheckpointError):
+        resumed.start("rouge", vocabulary={"a": 0, "cat": 1})
+
+
+def test_the_optimizer_is_that_of_the_configuration(tmp_path: Path) -> None:
+    train = XeTrainConfig(lr=0.5, betas=(0.8, 0.7), weight_decay=0.25)
+    context = Context(XeConfig(run=RunConfig(dir=str(tmp_path)), train=train), Accelerator(cpu=True), [], [], 1)
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    optimizer = context.prepare(model)[1]
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["betas"], group["weight_decay"], group["param_names"]) == (
+        0.5,
+        (0.8, 0.7),
+        0.25,
+        ["weight"],
+    )
+    groups = parameter_groups(nn.Linear(2, 2), 0.25, lambda name, _: name == "weight")
+    assert [([name for name, _ in own["params"]], own["weight_decay"]) for own in groups] == [
+        (["weight"], 0.25),
+        (["bias"], 0.0),
+    ]
 
 
 def test_an_export_that_is_not_the_checkpoints_is_not_its_best(tmp_path: Path) -> None:
@@ -270,6 +342,7 @@ def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(tmp
     trainer.validate = lambda step, logged: Validation({"val/loss": next(losses)})
     state = trainer.fit()
     assert (state.best_metric, state.best_step, state.global_step, len(exported)) == (0.4, 2, 4, 3)
+    assert (tmp_path / "checkpoints/step-00000004").is_dir(), "the end is saved, whatever the interval"
     assert exported[-1].name == ".partial-last"
 
 

@@ -271,6 +271,20 @@ def test_references_are_described_with_one_caption_an_image() -> None:
             reference_statistics(without)
 
 
+def test_layers_of_references_are_at_most_five_and_begin_again_where_an_image_has_fewer() -> None:
+    many = [" ".join("abcdefgh"[:count]) for count in (1, 2, 3, 4, 5, 8, 8)]
+    assert reference_statistics([many])["length"] == (1 + 2 + 3 + 4 + 5) / 5
+    found = reference_statistics([["a", "a", "a"], ["b c d e", "b"]])
+    assert found["length"] == pytest.approx((5 / 2 + 2 / 2 + 5 / 2) / 3)
+
+
+def test_a_fall_is_relative_to_the_size_of_a_negative_mean() -> None:
+    start = replace(START, judges={"rouge_l": [-1.0] * 128})
+    for fall, alarms in ((0.03, False), (0.07, True)):
+        now = Findings(1.5, {"rouge_l": [-1.0 - fall] * 128}, STATISTICS)
+        assert list(judge_alarm(now, start, REFERENCES, Thresholds())) == ["judge/rouge_l"] * alarms
+
+
 def test_the_default_judges_are_not_in_the_reward() -> None:
     for terms, judges in (
         (["cider"], ["rouge_l", "bleu4"]),
@@ -371,6 +385,68 @@ def test_rewards_and_judges_with_other_numbers_are_not_compared(runs: Any) -> No
         said = "".join(inspected(watch, step).messages)
         assert ("compared with those of step 2 instead" in said) == bool(said) == (step == 2)
     assert notes["hacking"]["start"]["step"] == 2
+
+
+class Told:
+    """Scores of each call, one list a call, whatever the captions are."""
+
+    columns: frozenset[str] = frozenset()
+    bounds = (-10.0, 10.0)
+
+    def __init__(self, name: str, *calls: list[float]) -> None:
+        self.__name__ = self.signature = name
+        self.calls = iter(calls)
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        return next(self.calls)
+
+
+def test_what_a_validation_logs_is_worked_by_hand() -> None:
+    terms = {"x": (Told("x", [1.0, 2.0]), 2.0), "y": (Told("y", [0.5, 0.0]), -1.0)}
+    judge = Told("j", [0.12345678, 0.5])
+    watch = HackingMonitor(MixedReward(terms), {"j": judge}, reference_statistics(CORPUS))
+    verdict, findings = watch.inspect(0, ROWS, ["a red", "a red"], [True, True])
+    words = 6 / 2  # of the references "a red circle" and "two blue squares"
+    assert verdict.metrics == pytest.approx(
+        {
+            "val/reward": 2 * 1.5 - 0.25,
+            "val/reward/x": 1.5,
+            "val/reward/y": 0.25,
+            "val/judge/j": (0.123457 + 0.5) / 2,
+            "val/hacking/repeated_ngrams": 0.0,
+            "val/hacking/bad_endings": 0.0,
+            "val/hacking/duplicates": 0.5,
+            "val/hacking/vocabulary": 2.0,
+            "val/hacking/diversity": 0.5,
+            "val/hacking/length_ratio": 2 / words,
+            "hacking/alarm": 0.0,
+        },
+        rel=1e-12,
+    )
+    assert findings.judges == {"j": [0.123457, 0.5]}
+
+
+def test_the_first_alarm_is_kept_and_every_alarm_stops() -> None:
+    """The judge rises at step 1 and falls from that best validation at 2; the alarm goes on at 3."""
+    reward = MixedReward({"x": (Told("x", *([float(step)] * 2 for step in range(4))), 1.0)})
+    judge = Told("j", [0.5, 0.5], [0.9, 0.9], [0.6, 0.6], [0.6, 0.6])
+    limits = Thresholds(judge_errors=0.0, slip_errors=0.0, duplicates=1.0)
+    watch = HackingMonitor(reward, {"j": judge}, reference_statistics(CORPUS), limits, stop=True)
+    found = [inspected(watch, step) for step in range(4)]
+    assert [verdict.metrics["hacking/alarm"] for verdict in found] == [0, 0, 1, 1]
+    assert [verdict.stop is not None for verdict in found] == [False, False, True, True]
+    assert [len(verdict.messages) for verdict in found] == [0, 0, 1, 0]
+    assert watch.notes["hacking"]["first_alarm"]["step"] == 2
+    other = HackingMonitor(mixed("rouge_l"), {}, reference_statistics(CORPUS), notes=watch.notes)
+    inspected(other, 4)
+    assert watch.notes["hacking"]["first_alarm"]["step"] == 2, "also after a comparison that starts anew"
+
+
+def test_a_policy_that_collapsed_while_the_reward_stood_still_is_no_evidence() -> None:
+    reward = MixedReward({"x": (Told("x", [1.0, 1.0], [1.0, 1.0], [1.5, 1.0]), 1.0)})
+    watch = monitor(reward, thresholds=Thresholds(entropy=0.5))
+    alarms = [inspected(watch, step, entropy=1.0 / (1 + 9 * step)).metrics["hacking/alarm"] for step in range(3)]
+    assert alarms == [0, 0, 1]
 
 
 def test_a_warning_comes_again_only_with_other_signs() -> None:

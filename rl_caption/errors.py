@@ -24,9 +24,9 @@ config_errors = partial(rewards.base.naming, kinds=(ValueError, TypeError, OSErr
 """Inside ``config_errors(key)``, what is raised about the arguments and files of a key becomes a ``ConfigError``."""
 naming = partial(rewards.base.naming, error=ConfigError, kept=(ConfigError,))
 """Inside ``naming(where)``, a ``ValueError`` or ``OSError`` becomes a ``ConfigError`` that begins with ``where``."""
-errors_of_user_code = partial(
-    rewards.base.errors_of_user_code, error=ConfigError, kept=(UserError, rewards.base.RewardError)
-)
+KEPT = (UserError, rewards.base.RewardError)
+"""Errors that name what is wrong as they are."""
+errors_of_user_code = partial(rewards.base.errors_of_user_code, error=ConfigError, kept=KEPT)
 """Inside ``errors_of_user_code(where)``, what a user's code raises becomes a ``ConfigError``: see ``rewards.base``."""
 EXPECTED = (UserError, rewards.base.RewardError, OSError)
 """What ends a program with one message and without a traceback."""
@@ -70,7 +70,7 @@ def user_errors() -> Iterator[None]:
     (``| head``), it ends without a message, with the code of SIGPIPE. Anything else is a defect and is raised.
     """
     try:
-        with errors_of_user_code(rewards.base.TARGETS):
+        with errors_of_user_code(rewards.base.TARGETS, kept=(*KEPT, ModuleNotFoundError)):
             yield
         sys.stdout.flush()
     except BrokenPipeError as error:

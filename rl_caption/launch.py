@@ -8,6 +8,11 @@ two copies that never exchange a gradient. ``check_processes`` finds that out be
 waits until the training has saved its checkpoint.
 """
 
+if __name__ == "__main__":  # before the imports below, which take a while
+    from rl_caption.__main__ import leave_on_interrupt
+
+    leave_on_interrupt()
+
 import contextlib
 import ctypes
 import errno

@@ -3,7 +3,7 @@
 
 import sys
 
-from rl_caption.cli.main import run
+from rl_caption.__main__ import run
 
 if __name__ == "__main__":
     sys.exit(run("doctor", sys.argv[1:]))

@@ -1,6 +1,9 @@
 """What a user can mend ends with one clear message and a non-zero code, without a traceback."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from rl_caption.__main__ import run as run_program
 from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import ScstConfig
 from rl_caption.errors import ConfigError
@@ -24,6 +28,7 @@ from tests.training_for_tests import (
     xe_config,
 )
 
+ROOT = Path(__file__).parents[2]
 NAN_REWARD = """
 import math
 
@@ -230,3 +235,38 @@ def test_unusable_rows_are_named_before_training(tmp_path: Path, broken: dict[st
     assert_one_message(run(xe_config(folder, **data), folder), part)
     skipped = checked_run(xe_config(folder, **data, **{"data.on_bad": "skip"}), folder)
     assert "3 training and 2 validation images" in skipped.output
+
+
+INTERRUPTED = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(9)
+except BaseException:  # as some libraries do where they look for others
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("yaml", ["-m", "rl_caption", "scst"]),
+        ("yaml", [str(ROOT / "scripts" / "scst.py")]),
+        ("yaml", ["-c", "from rl_caption.__main__ import main; raise SystemExit(main())"]),  # the command
+        ("psutil", ["-m", "rl_caption.launch"]),
+    ],
+)
+def test_an_interruption_while_modules_are_imported_is_one_line(tmp_path, module, command):
+    (tmp_path / f"{module}.py").write_text(INTERRUPTED)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    ended = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
+
+
+def test_an_interruption_of_a_program_is_one_line(monkeypatch, capsys) -> None:
+    def interrupted(arguments: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rl_caption.cli.doctor.main", interrupted)
+    assert run_program("doctor", []) == 130
+    assert capsys.readouterr().err == "interrupted\n"

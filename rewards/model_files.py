@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -331,6 +331,57 @@ def ask_hub(name: str, file: str) -> bool:
             return False
         raise OSError(f"the hub cannot be reached, and {name!r} is not in the cache: {_first_line(error)}") from error
     return True
+
+
+def transformers_options(name: str) -> dict[str, Any]:
+    """Arguments of every ``from_pretrained`` of Transformers for ``name``, a folder or a name on the hub.
+
+    They keep it from running code that comes with the model (``auto_map``), and from asking at the terminal whether
+    to. A folder with ``adapter_config.json`` is refused: Transformers would silently load another model or adapters.
+    So is one whose ``config.json`` names a repository of kernels, which Transformers would fetch and run.
+
+    Raises:
+        OSError, ValueError: as ``ask_hub``, or the folder holds adapters or names kernels.
+    """
+    folder = Path(name)
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(
+            f"{folder / 'adapter_config.json'}: these are adapters of another model: merge them into its weights first"
+        )
+    if (folder / "config.json").is_file():
+        for value in _attention_names(read_object(folder / "config.json")):
+            raise ValueError(f"{folder / 'config.json'}: attn_implementation is {value!r:.80}: leave it out")
+    local = folder.is_dir() or ask_hub(name, "config.json")
+    return {"trust_remote_code": False} | ({} if local else {"local_files_only": True})
+
+
+def _attention_names(config: Any) -> Iterator[str]:
+    """Yield what a configuration of Transformers and its sections say of the attention, where it is a repository."""
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        if "attn_implementation" in key and "/" in json.dumps(value):
+            yield value
+        yield from _attention_names(value)
+
+
+def check_open_clip(config: Mapping[str, Any], where: str) -> None:
+    """Check what the ``model_cfg`` of a saved open_clip model names: no code, and nothing that timm would fetch.
+
+    Raises:
+        ValueError: the tokenizer gets other arguments than in open_clip's own architectures (``trust_remote_code``,
+            say), the image tower is no model that timm brings, or the text tower needs code of its repository.
+        OSError: as ``ask_hub``.
+    """
+    text, vision = (config.get(section) or {} for section in ("text_cfg", "vision_cfg"))
+    for key, value in (text.get("tokenizer_kwargs") or {}).items():
+        if key not in ("clean", "strip_sep_token"):
+            raise ValueError(f"{where}: text_cfg.tokenizer_kwargs.{key} is {value!r:.80}: leave it out")
+    tower = str(vision.get("timm_model_name") or "")
+    if not re.fullmatch(r"[\w.-]*", tower):
+        raise ValueError(f"{where}: vision_cfg.timm_model_name is {tower!r:.80}: expected a model that timm brings")
+    if text.get("hf_model_name"):  # open_clip would ask at the terminal whether to run code of its repository
+        from transformers import AutoConfig
+
+        AutoConfig.from_pretrained(text["hf_model_name"], **transformers_options(str(text["hf_model_name"])))
 
 
 def _first_line(error: Exception) -> str:

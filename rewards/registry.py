@@ -5,12 +5,12 @@ A reward of this package is one line in ``REWARDS``. A reward from outside needs
 """
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rewards.base import TARGETS, Reward, errors_of_user_code
+from rewards.trust import import_outside
 
 REWARDS: dict[str, str] = {
     "bertscore": "rewards.text.bertscore:BertScore",
@@ -162,7 +162,7 @@ def load(name: str) -> Any:
         TARGETS.setdefault(module_name, f"reward {name!r}")
     try:
         with errors_of_user_code(f"reward {name!r}", ValueError):
-            module = importlib.import_module(module_name)
+            module = import_outside(module_name)
     except (ImportError, SyntaxError) as error:
         same = next((known for known in REWARDS.values() if known.endswith(f":{class_name}")), None)
         hint = f". Did you mean {same!r}?" if same else ""

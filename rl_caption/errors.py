@@ -88,5 +88,5 @@ def user_errors() -> Iterator[None]:
         print(f"error: {not_installed(module)}", file=sys.stderr)
         sys.exit(1)
     except EXPECTED as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {rewards.base.reason(error)}", file=sys.stderr)
         sys.exit(1)

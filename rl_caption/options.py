@@ -7,19 +7,22 @@ when it is asked for. Its arguments are its options, and ``Annotated[float, Rang
 import dataclasses
 import difflib
 import functools
-import importlib
 import inspect
 import math
 import reprlib
 import types
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from rewards.base import TARGETS
+from rewards.trust import import_outside, trust
 from rl_caption.errors import ConfigError, config_errors, errors_of_user_code
 
+CLASS_KEYS = ("target", "encoder", "image_encoder")
+"""Keys, also of ``kwargs``, whose values may name a class outside this package."""
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 _hints = functools.cache(get_type_hints)
@@ -242,6 +245,28 @@ def _named(kind: Any) -> str:
     return names.get(outer) or outer.__name__
 
 
+def class_names(value: Any, key: str = "") -> Iterator[str]:
+    """Yield the classes that a configuration names, at ``trust`` and at ``CLASS_KEYS``: its user lets them run."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from class_names(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from class_names(item, key)
+    elif isinstance(value, str) and (key == "trust" or (key in CLASS_KEYS and ":" in value)):
+        yield value
+
+
+def add_trust(parser: ArgumentParser) -> None:
+    """Add the option ``--trust package.module:Class`` (see ``TrustConfig``), which may be repeated."""
+
+    def consent(name: str) -> None:
+        trust([name])
+
+    help_text = "a class outside this package that a saved model's config.json may name (docs/reliability.md)"
+    parser.add_argument("--trust", type=consent, action="append", metavar="package.module:Class", help=help_text)
+
+
 def load_target(name: str, key: str, known: Mapping[str, str] | None = None) -> Any:
     """The class or function ``package.module:Name``, or the one that ``known`` has under ``name``.
 
@@ -259,7 +284,7 @@ def load_target(name: str, key: str, known: Mapping[str, str] | None = None) -> 
         TARGETS.setdefault(module_name, f"{key} {name}")
     try:
         with errors_of_user_code(f"{key} {name}"):
-            module = importlib.import_module(module_name)
+            module = import_outside(module_name)
     except ConfigError:
         raise
     except (ImportError, ValueError, SyntaxError) as error:  # ValueError: the name is empty

@@ -1,6 +1,7 @@
 """Fixtures that every test file may use."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,13 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Without hypothesis' limit of 200 ms an example: what a test shows does not depend on how busy the machine is.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
+
+
+@pytest.fixture(autouse=True)
+def trust_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test trusts, and the folders that it lets modules be found in, the next test does not."""
+    monkeypatch.setattr("rewards.trust._trusted", set())
+    monkeypatch.setattr("sys.path", [*sys.path])
 
 
 @pytest.fixture(scope="session")

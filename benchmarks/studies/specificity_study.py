@@ -27,7 +27,7 @@ from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.encoder import CachedEncoder
 from rewards.registry import build
 from rewards.text.concreteness import CaptionLength
-from rl_caption.cli.main import find_own_modules, log_lines, parse
+from rl_caption.cli.main import log_lines, parse
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.config.schema import DataConfig, EvaluateConfig
 from rl_caption.data.base import DataError, Row
@@ -389,7 +389,6 @@ def main() -> None:
         parser.error(f"--max-images {arguments.max_images}: expected at least 3")
     if arguments.processes < 1:
         parser.error(f"--processes {arguments.processes}: expected at least 1")
-    find_own_modules()
     quiet_libraries()
     with log_lines(), user_errors():  # as programs of the package run
         run(arguments)

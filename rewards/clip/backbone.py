@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rewards.base import RewardError
+from rewards.base import RewardError, reason
 from rewards.clip.checkpoints import load_file, load_tuned, stretch_student, stretch_text_tower
 from rewards.clip.dual import MODEL_TYPE, PretrainedDual
 from rewards.clip.encoder import DTYPES, RELEASED, EncoderOptions, chunks, default_device, is_main_process
@@ -39,12 +39,14 @@ from rewards.model_files import (
     ask_hub,
     check_folder,
     check_numbers,
+    check_open_clip,
     check_sizes,
     check_types,
     fingerprint,
     has_model_type,
     read_object,
 )
+from rewards.trust import trust, trusted
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -112,8 +114,8 @@ class Backbone:
         self.signature = ",".join([label, self.fingerprint[:12], options.precision, *filter(None, notes)])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the network."""
-        return {**self.__dict__, "_loaded": None}
+        """Pickle without the network, and with what the user trusts: it is loaded again in another process."""
+        return {**self.__dict__, "_loaded": None, "_trusted": trusted()}
 
     @property
     def model(self) -> nn.Module:
@@ -127,6 +129,7 @@ class Backbone:
 
     def _parts(self) -> _Loaded:
         if self._loaded is None:
+            trust(self.__dict__.get("_trusted", ()))
             try:
                 loaded = _load(self._options)
             except (ValueError, OSError) as error:
@@ -252,7 +255,7 @@ def _load(options: EncoderOptions) -> _Loaded:
     except ModuleNotFoundError as error:
         raise ValueError(f"{label} needs {error.name}: install 'rl-caption[clip]'") from error
     except _UNLOADABLE as error:
-        raise ValueError(f"backbone {label} cannot be loaded: {error}") from error
+        raise ValueError(f"backbone {label} cannot be loaded: {reason(error)}") from error
     return loaded
 
 
@@ -308,6 +311,8 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
         )
     if name.startswith("hf-hub:"):
         ask_hub(name.removeprefix("hf-hub:"), "open_clip_config.json")
+    if has_weights:
+        check_open_clip(open_clip.get_model_config(name) or {}, f"open_clip_config.json of {name}")
     tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
     # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
     quick_gelu, note, layout = bool(tag and tag.get("quick_gelu")), "", None

@@ -132,6 +132,9 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             is_torchscript = any(entry.endswith("/constants.pkl") for entry in archive.namelist())
+            code = [entry for entry in archive.namelist() if entry.endswith(".py")]
+            if is_torchscript and any(b"__setstate__" in archive.read(entry) for entry in code):
+                raise ValueError(f"{path} is a TorchScript archive that runs code of its own when it is read")
         if is_torchscript:
             return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
     context_length = None

@@ -146,7 +146,8 @@ def open_clip_tokenizer(name: str) -> Any:
     text = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
     others = [text.get(key) for key in ("hf_tokenizer_name", "hf_model_name", "tokenizer_kwargs")]
     if any(others) or "siglip" in name.lower():
-        return open_clip.get_tokenizer(name)
+        safe = {"trust_remote_code": False} if text.get("hf_tokenizer_name") else {}
+        return open_clip.get_tokenizer(name, **safe)
     return clip_tokenizer()
 
 

@@ -12,10 +12,10 @@ An encoder is named by a library and a model of it, or by a class:
 Shapes: B batch, S pixels of a side, H x W cells of a grid, L tokens, D width of the encoder.
 """
 
-import importlib
 import inspect
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -23,9 +23,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from rewards.base import reason
 from rewards.clip.preprocessing import Preprocessing, open_clip_tokenizer, preprocessing_of
-from rewards.model_files import ask_hub
+from rewards.model_files import transformers_options
 from rewards.text.frozen_model import most_tokens
+from rewards.trust import SHIPPED, check_trusted, import_outside, trusted
 
 Kind = Literal["image", "text"]
 
@@ -73,7 +75,8 @@ class TransformersImage(nn.Module):
         from transformers import AutoImageProcessor
 
         super().__init__()
-        self.model = _transformers(name, "image", pretrained)
+        options = transformers_options(name)
+        self.model = _transformers(name, "image", pretrained, options)
         if self.model.main_input_name != "pixel_values":
             found = f"it is a {type(self.model).__name__}, which reads {self.model.main_input_name}"
             raise ValueError(f"{found}: expected a vision model")
@@ -82,7 +85,7 @@ class TransformersImage(nn.Module):
                 "a ViTMAEModel masks patches at random, also in evaluation: take its weights as a ViT's, such as "
                 "timm:vit_base_patch16_224.mae"
             )
-        processor = AutoImageProcessor.from_pretrained(name, backend="pil")
+        processor = AutoImageProcessor.from_pretrained(name, backend="pil", **options)
         self.preprocessing, self.built_from = preprocessing_from(processor.to_dict()), (self.model.config, processor)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -159,10 +162,11 @@ class TransformersText(nn.Module):
         from transformers import AutoTokenizer
 
         super().__init__()
-        self.model = model = _transformers(name, "text", pretrained)
+        options = transformers_options(name)
+        self.model = model = _transformers(name, "text", pretrained, options)
         if model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
             raise ValueError(f"it is a {type(model).__name__}: expected an encoder of text")
-        tokenizer: Any = AutoTokenizer.from_pretrained(name)
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
         self.tokenizer, self.built_from = tokenizer, (model.config, tokenizer)
         if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
             raise ValueError("its tokenizer has no padding token and no end of text: expected one")
@@ -285,12 +289,35 @@ def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[s
     """Name and arguments that build an encoder again, from ``folder`` if ``save_encoder_config`` wrote it there.
 
     A class then gets ``model=folder`` and ``pretrained=False`` in place of its own arguments of these names.
+
+    Name and arguments come with the saved model, often from other people. They may name an architecture of open_clip or
+    timm, a class of this package, or what the user trusts (``rewards.trust``).
+
+    Raises:
+        ValueError: they name anything else, or ``folder`` is missing.
     """
-    if not folder.is_dir():
-        return name, {**kwargs}
-    if name.partition(":")[0] in LIBRARIES:
+    library, _, model = name.partition(":")
+    what = f"{folder.name} in {folder.parent / 'config.json'}"
+    if library in LIBRARIES and folder.is_dir():
         return f"transformers:{folder}", {**kwargs}
-    return name, {**kwargs, "model": str(folder), "pretrained": False}
+    if library == "transformers" or (name in SHIPPED and "model" in kwargs and not folder.is_dir()):
+        raise ValueError(f"{what} is {name!r:.200}: its folder {folder} is missing. Copy the whole model again")
+    if library not in LIBRARIES or not ARCHITECTURE.fullmatch(model):
+        check_trusted(name, what)
+    if name not in trusted():
+        _check_architecture(kwargs.get("vision_cfg"), what)
+    saved = {"model": str(folder), "pretrained": False} if folder.is_dir() else {}
+    return name, {**kwargs, **saved}
+
+
+def _check_architecture(vision_cfg: Any, what: str) -> None:
+    """Refuse a ``vision_cfg`` of a saved model that names something to fetch: it may have numbers and plain names."""
+    if vision_cfg is not None and not isinstance(vision_cfg, Mapping):
+        raise ValueError(f"{what}: vision_cfg is {vision_cfg!r:.200}: expected an object")
+    for key, value in (vision_cfg or {}).items():
+        fetches = isinstance(value, str) and not re.fullmatch(r"[\w.-]*", value)
+        if fetches or (key == "timm_model_pretrained" and value):
+            raise ValueError(f"{what}: vision_cfg.{key} is {value!r:.200}: expected the architecture's own value")
 
 
 def _load(kind: Kind, name: str, kwargs: Mapping[str, Any], pretrained: bool) -> Any:
@@ -299,6 +326,8 @@ def _load(kind: Kind, name: str, kwargs: Mapping[str, Any], pretrained: bool) ->
     what = f"{kind} encoder {name!r}"
     if not model:
         raise ValueError(f"{what}: expected {', '.join(f'{each}:NAME' for each in libraries)} or package.module:Class")
+    if library in LIBRARIES and library not in libraries:
+        raise ValueError(f"{what}: {library} has no {kind} encoders; expected {', '.join(libraries)}")
     try:
         if library in libraries:
             allowed = list(inspect.signature(libraries[library]).parameters)[2:]
@@ -306,33 +335,33 @@ def _load(kind: Kind, name: str, kwargs: Mapping[str, Any], pretrained: bool) ->
                 raise ValueError(f"it takes {allowed or 'no arguments'}, but got {sorted(kwargs)}")
             encoder: Any = libraries[library](model, pretrained, **kwargs)
         else:
-            encoder = getattr(importlib.import_module(library), model)(**kwargs)
+            encoder = getattr(import_outside(library), model)(**kwargs)
     except ModuleNotFoundError as error:
         extra = " (pip install 'rl-caption[clip]')" if library in libraries else ""
         raise ValueError(f"{what} needs the module {error.name}, which is not installed{extra}") from error
     except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, ImportError) as error:
-        raise ValueError(f"{what} cannot be loaded: {error}") from error
+        raise ValueError(f"{what} cannot be loaded: {reason(error)}") from error
     if not (isinstance(encoder, nn.Module) and isinstance(encoder, protocol)):
         expected = sorted(name for name in vars(protocol).get("__annotations__", {}))
         raise ValueError(f"{what} is a {type(encoder).__name__}: expected an nn.Module with {', '.join(expected)}")
     return encoder.eval()
 
 
-def _transformers(name: str, kind: Kind, pretrained: bool) -> Any:
+def _transformers(name: str, kind: Kind, pretrained: bool, options: Mapping[str, Any]) -> Any:
     """The model, or that tower of a dual encoder which is asked for."""
     from transformers import AutoConfig, AutoModel
     from transformers.utils import logging
 
-    if not Path(name).is_dir():
-        ask_hub(name, "config.json")
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, **options)
     config = getattr(config, "vision_config" if kind == "image" else "text_config", config)
     if not pretrained:
-        return AutoModel.from_config(config, dtype=torch.float32)
+        return AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # it warns of the other tower's weights, and of those that are looked at below
     try:
-        model, found = AutoModel.from_pretrained(name, config=config, dtype=torch.float32, output_loading_info=True)
+        model, found = AutoModel.from_pretrained(
+            name, config=config, dtype=torch.float32, output_loading_info=True, **options
+        )
     finally:
         logging.set_verbosity(level)
     absent = sorted(key for key in found["missing_keys"] if not _is_pooler(key))
@@ -418,6 +447,8 @@ _KINDS: dict[Kind, tuple[type, dict[str, Callable[..., nn.Module]]]] = {
 }
 LIBRARIES = tuple(_KINDS["image"][1])
 """What comes before the colon of a model of a library."""
+ARCHITECTURE = re.compile(r"[\w.-]+(/[^:]*)?")
+"""A model of open_clip or timm that the library brings: nothing before a colon that says where to fetch it."""
 
 
 def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:

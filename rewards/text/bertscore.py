@@ -48,6 +48,8 @@ class BertScore:
         if layers is None and model not in known:
             raise ValueError(f"bertscore: layers has to be set for the model {model!r}: bert-score knows none for it")
         _check_folder(model, layers)
+        with naming(f"bertscore: the model {model!r} cannot be used"):
+            _check_code(model)
         self.layers = layers if layers is not None else int(known[model])
         self.model, self.idf, self.batch_size = model, idf, batch_size
         with naming(
@@ -101,6 +103,17 @@ def _check_folder(model: str, layers: int | None) -> None:
         raise ValueError(f"bertscore: bert-score takes a model for T5 if its path has 't5' in it: rename {model}")
 
 
+def _check_code(model: str) -> None:
+    """Refuse a model that needs code of its own: bert-score would ask at the terminal whether to run it."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from rewards.model_files import transformers_options
+
+    options = transformers_options(model)
+    for part in (AutoConfig, AutoTokenizer):
+        part.from_pretrained(model, **options)
+
+
 def _mend_tokenizer(scorer: Any, model: str) -> None:
     """Give the tokenizer a maximal length and the space before the first word, on which GPT-2's and RoBERTa's tokens
     depend; bert-score asks for it at every call, which Transformers 5 silently ignores.
@@ -108,7 +121,9 @@ def _mend_tokenizer(scorer: Any, model: str) -> None:
     from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
 
     if isinstance(scorer._tokenizer, GPT2Tokenizer | RobertaTokenizer):
-        scorer._tokenizer = AutoTokenizer.from_pretrained(model, use_fast=False, add_prefix_space=True)
+        scorer._tokenizer = AutoTokenizer.from_pretrained(
+            model, use_fast=False, add_prefix_space=True, trust_remote_code=False
+        )
     scorer._tokenizer.model_max_length = most_tokens(scorer._model.config, scorer._tokenizer)
 
 

@@ -1,7 +1,6 @@
 """Loading of the frozen text models of Transformers that are behind rewards."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rewards.base import check_choice, naming
@@ -39,14 +38,14 @@ def load_frozen(
     check_choice(Precision, precision=precision)
     import transformers
 
-    from rewards.model_files import ask_hub, export_hint, fingerprint, load_complete
+    from rewards.model_files import export_hint, fingerprint, load_complete, transformers_options
 
     with naming(f"{reward}: the model {model!r} cannot be loaded"):
         if hint := export_hint(model):
             raise ValueError(f"it is the folder of a run{hint}")
-        local = {} if Path(model).is_dir() or ask_hub(model, "config.json") else {"local_files_only": True}
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, **local)
-        options = {"dtype": DTYPES[precision], "use_safetensors": True, **local}
+        options = transformers_options(model)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, **options)
+        options |= {"dtype": DTYPES[precision], "use_safetensors": True}
         network = load_complete(getattr(transformers, head), model, **options)
     device = default_device(device)
     network = network.to(device).eval().requires_grad_(False)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config.schema import RewardTerm
+from rl_caption.config.schema import RewardTerm, TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.options import Beams, Fraction, LengthPenalty, Range, Seed, Workers
 
@@ -41,7 +41,7 @@ class CellConfig:
 
 
 @dataclass
-class AblateConfig:
+class AblateConfig(TrustConfig):
     """``ablate.py``: a grid of self-critical runs from one starting checkpoint, and a table of what came of them.
 
     Args:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from rewards.base import reason
 from rl_caption.data.base import DataError, Row
 from rl_caption.errors import UserError
 from rl_caption.options import Range, Temperature, wrong_values
@@ -38,7 +39,7 @@ def reading(what: str | Path) -> Iterator[None]:
         if isinstance(error, CaptionerError) and str(what) in str(error):
             raise
         name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise CaptionerError(f"{what} cannot be loaded: {name}{error}") from error
+        raise CaptionerError(f"{what} cannot be loaded: {name}{reason(error)}") from error
 
 
 @dataclass(frozen=True)

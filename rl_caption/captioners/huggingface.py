@@ -19,13 +19,13 @@ from transformers.utils import cached_file
 
 from rewards.base import naming
 from rewards.model_files import (
-    ask_hub,
     check_folder,
     check_memory,
     check_numbers,
     check_sizes,
     check_types,
     read_object,
+    transformers_options,
 )
 from rl_caption.captioners.adaptation import (
     add_lora,
@@ -284,11 +284,10 @@ class HuggingFaceCaptioner(Captioner):
 
 
 def _source(name: str) -> dict[str, Any]:
-    """Arguments of ``from_pretrained``, which say whether to look in the local cache alone."""
-    if Path(name).is_dir():
-        return {}
-    with naming(f"{name!r} is neither a folder with a config.json nor a model on the hub", error=CaptionerError):
-        return {} if ask_hub(name, "config.json") else {"local_files_only": True}
+    """Arguments of ``from_pretrained``: the model's own code is not run, and whether to use the local cache alone."""
+    what = "cannot be used" if Path(name).is_dir() else "is neither a folder with a config.json nor a model on the hub"
+    with naming(f"{name!r} {what}", error=CaptionerError):
+        return transformers_options(name)
 
 
 def _read_config(name: str, source: dict[str, Any]) -> Any:
@@ -331,13 +330,18 @@ def _load_model(name: str, config: Any, family: Family, dtype: torch.dtype, sour
 def _read_tokenizer(name: str, subfolder: str, source: dict[str, Any]) -> Any:
     """A tokenizer with all its files: without one, Transformers silently makes up a default."""
     with reading(f"tokenizer of {name!r} ({subfolder or '.'}/tokenizer.json, tokenizer_config.json)"):
-        folder = Path(name) if Path(name).is_dir() else Path(str(cached_file(name, "config.json", **source))).parent
+        folder = Path(name) if Path(name).is_dir() else _cache_folder(name, source)
         tokenizer = AutoTokenizer.from_pretrained(name, subfolder=subfolder, **source)
         if not (folder / subfolder / "tokenizer_config.json").is_file():
             raise CaptionerError(f"its tokenizer_config.json is missing from {folder / subfolder}")
         if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
             raise CaptionerError("the files of its tokenizer, such as tokenizer.json, are missing")
         return tokenizer
+
+
+def _cache_folder(name: str, source: dict[str, Any]) -> Path:
+    """The folder in the cache that a model on the hub was downloaded to."""
+    return Path(str(cached_file(name, "config.json", local_files_only="local_files_only" in source))).parent
 
 
 def _saved_prompt(name: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.model_files import export_hint, read_object
+from rewards.trust import check_trusted
 from rl_caption.captioners.base import Captioner, CaptionerError, reading
 from rl_caption.captioners.huggingface import WEIGHTS, HuggingFaceCaptioner
 from rl_caption.captioners.modeling import CaptionTransformerConfig
@@ -33,10 +34,10 @@ def load_captioner(
         prompt: what captions continue; for models of Transformers only. None is the prompt saved in the folder.
         dtype: type of the weights; for models of Transformers only.
         target: ``package.module:Class`` of a captioner outside this package; None takes the ``model_type`` of the
-            folder's ``config.json``.
+            folder's ``config.json``, if the user trusts that class (``rewards.trust``).
 
     Raises:
-        CaptionerError: there is no captioner, its weights do not fit, or it takes no prompt.
+        CaptionerError: there is no captioner, its weights do not fit, it takes no prompt, or nobody trusts its class.
         ConfigError: ``target`` is not a captioner.
     """
     kind = target or model_type(name) or ""
@@ -47,6 +48,8 @@ def load_captioner(
             return TransformerCaptioner.from_pretrained(name, cache_bytes)
         key = "model.target" if target else f"model_type in {Path(name) / 'config.json'}"
         with reading(name), errors_of_user_code(f"{key} {kind}", error=CaptionerError):
+            if target is None:
+                check_trusted(kind, key)
             return _complete(captioner_class(kind, key).from_pretrained(name), kind, key)
     if not is_captioner(name):
         raise CaptionerError(

@@ -10,6 +10,7 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.files import write_json
+from rl_caption.options import add_trust
 from rl_caption.training.checkpoint import new_folder, seal
 
 NOTE = "average.json"
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--models", nargs="+", required=True, metavar="FOLDER", help="exports of captioners, trained from one start")
     add("--weights", nargs="+", type=float, metavar="W", help="one a captioner, of sum 1 (default: all the same)")
     add("--out", type=Path, required=True, help="folder of the new captioner; it must not exist")
+    add_trust(parser)
     given = parser.parse_args(argv)
     out: Path = given.out
     if os.path.lexists(out):

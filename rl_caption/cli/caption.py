@@ -20,7 +20,7 @@ from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_text, json_object
 from rl_caption.engines import accelerator_kwargs
 from rl_caption.evaluation.results import check_writable_file
-from rl_caption.options import Seed, wrong_values
+from rl_caption.options import Seed, add_trust, wrong_values
 from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners, reranked
 
 
@@ -134,6 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--on_bad", default="fail", choices=["fail", "skip"], help="an image that cannot be read: fail (default), skip")
     add("--out", help="also write the captions to this JSON file, in COCO result format")
     add("--candidates", help="write all captions of a photo with their scores to this JSON lines file")
+    add_trust(parser)
     add("paths", nargs="+", metavar="PHOTO|FOLDER")
     given = vars(parser.parse_args(argv))
     decode = DecodeConfig(**{name: given[name] for name in get_type_hints(DecodeConfig)})

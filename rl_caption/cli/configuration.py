@@ -18,10 +18,11 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
+from rewards.trust import trust
 from rl_caption.config.overrides import value_at
 from rl_caption.config.shipped import find_config, program_of
 from rl_caption.errors import ConfigError, config_errors
-from rl_caption.options import check_type, is_text, option_keys, shown, unknown_keys, wrong_values
+from rl_caption.options import check_type, class_names, is_text, option_keys, shown, unknown_keys, wrong_values
 
 MOST_BYTES = 2**20
 DEEPEST = 32
@@ -84,7 +85,7 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     from argparse import ArgumentError
 
     refuse_odd_words(arguments)
-    file, words = _file_of(arguments), _switched_on(arguments, "--report")
+    file, words = _file_of(arguments), _switched_on(with_lists(arguments, "--trust"), "--report")
     parser: Any = _parser(kind)  # type: ignore[arg-type]  # a class is hashable
     parser.prog = program
     values: dict[str, Any] = {}
@@ -108,6 +109,8 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     _refuse_values(namespace, kind, file or program)
     instance = parser.instantiate(namespace)
     config = kind(**{name: getattr(instance, name) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
+    with config_errors(file or program):
+        trust(class_names(asdict(config)))  # type: ignore[call-overload]
     if checked:
         from rl_caption.config.checks import check
 

@@ -271,7 +271,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     from rl_caption.errors import user_errors
 
     set_threads()
-    find_own_modules()
+    leave_scripts_folder()
     program = PROGRAMS[name][0]
     with log_lines(), user_errors():
         if isinstance(program, str):
@@ -287,16 +287,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
         return code
 
 
-def find_own_modules() -> None:
-    """Let ``target: my_rewards:Brevity`` find ``my_rewards.py`` in the working directory.
-
-    The folder of the scripts, which Python puts first, is taken off the path: its ``evaluate.py`` would hide a package.
-    """
+def leave_scripts_folder() -> None:
+    """Take the folder of the scripts, which Python puts first, off the path: its ``evaluate.py`` hides a package."""
     folder = Path(sys.argv[0]).resolve().parent
     if sys.path and Path(sys.path[0] or ".").resolve() == folder and (folder / "scst.py").is_file():
         del sys.path[0]
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from rl_caption.data.files import (
 from rl_caption.data.plain_files import json_object
 from rl_caption.evaluation.metrics import warn_of_forms
 from rl_caption.evaluation.results import check_writable_file
+from rl_caption.options import add_trust
 
 SCALE_OF_CIDER = (
     "CIDEr-D is on the scale [0, 10] of the COCO toolkit, where 1.30 is what papers print as CIDEr 130.0 (times 100)."
@@ -139,8 +140,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--kwargs", metavar="JSON", default="{}", help="further arguments of the reward, as an object")
     parser.add_argument("--out", metavar="F", help="where {reward, signature, mean, scores} is written")
+    add_trust(parser)
     given = parser.parse_args(argv)
-    result = score_files(**vars(given) | {"kwargs": json_object(given.kwargs, "--kwargs")})
+    options = {name: value for name, value in vars(given).items() if name != "trust"}
+    result = score_files(**options | {"kwargs": json_object(given.kwargs, "--kwargs")})
     print(f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)")
     print(f"signature {result['signature']}")
     if result["reward"] == "cider":

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config.schema import DataConfig, JudgeConfig, RetrievalConfig
+from rl_caption.config.schema import DataConfig, JudgeConfig, RetrievalConfig, TrustConfig
 from rl_caption.options import BatchSize, Range, Resamples, Seed, Steps, Weight, Workers
 
 
 @dataclass
-class ConcretenessConfig:
+class ConcretenessConfig(TrustConfig):
     """``concreteness.py``: scores of captions, their combination, and targets for a student (docs/icc.md).
 
     Args:
@@ -56,7 +56,7 @@ class Selection:
 
 
 @dataclass
-class CurateConfig:
+class CurateConfig(TrustConfig):
     """``curate.py``: rank and filter the captions of a data set (docs/curation.md).
 
     Args:
@@ -134,7 +134,7 @@ class TextToImageConfig:
 
 
 @dataclass
-class PartsConfig:
+class PartsConfig(TrustConfig):
     """A program that writes a data set anew, part by part.
 
     Args:
@@ -185,7 +185,7 @@ class PositivesConfig(PartsConfig):
 
 
 @dataclass
-class CompareRetrievalConfig:
+class CompareRetrievalConfig(TrustConfig):
     """``retrieval.py``: image-text retrieval by dual encoders, side by side (docs/judging.md).
 
     Args:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from rl_caption.config.schema import DataConfig, EvalConfig, RunConfig, ScstConfig, TrainConfig, XeConfig
+from rl_caption.config.schema import DataConfig, EvalConfig, RunConfig, ScstConfig, TrainConfig, TrustConfig, XeConfig
 from rl_caption.options import BatchSize, Fraction, Mebibytes, Positions, Positive, Range, Rank, Weight
 
 Method: TypeAlias = Literal[
@@ -237,7 +237,7 @@ class RewardModelEvalConfig(EvalConfig):
 
 
 @dataclass
-class RewardModelConfig:
+class RewardModelConfig(TrustConfig):
     """``train_reward_model.py``: a dual encoder, a tower of one, or a text model.
 
     Args:

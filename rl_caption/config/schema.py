@@ -109,6 +109,19 @@ class RewardTerm:
 
 
 @dataclass
+class TrustConfig:
+    """What all programs have in common that load saved models.
+
+    Args:
+        trust: ``package.module:Class`` of each class outside this package that a saved model's ``config.json`` may
+            name; it is then imported and called with what stands there (docs/reliability.md). A class that the
+            configuration names itself, such as ``model.target``, needs no line here.
+    """
+
+    trust: list[str] = field(default_factory=list, kw_only=True)
+
+
+@dataclass
 class RewardConfig:
     """What samples are scored by: a weighted sum of terms.
 
@@ -316,7 +329,7 @@ class RunConfig:
 
 
 @dataclass
-class XeConfig:
+class XeConfig(TrustConfig):
     """``train_xe.py``: a captioner by cross-entropy.
 
     Args:
@@ -335,7 +348,7 @@ class XeConfig:
 
 
 @dataclass
-class ScstConfig:
+class ScstConfig(TrustConfig):
     """``scst.py``: a captioner by self-critical sequence training.
 
     Args:
@@ -425,7 +438,7 @@ class RetrievalConfig:
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(TrustConfig):
     """``evaluate.py``: captions of a split, or of a file, against references.
 
     Args:
@@ -486,7 +499,7 @@ class EvaluateConfig:
 
 
 @dataclass
-class WebConfig:
+class WebConfig(TrustConfig):
     """``web.py``: a page in the browser that captions photos by several captioners, side by side.
 
     Args:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from rl_caption.config.schema import DataConfig
+from rl_caption.config.schema import DataConfig, TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.options import Resamples, Seed, Steps, Temperature
 
@@ -27,7 +27,7 @@ class ScenesConfig:
 
 
 @dataclass
-class JudgeSetConfig:
+class JudgeSetConfig(TrustConfig):
     """``judge.py``: how well metrics agree with human judgements of captions (docs/judging.md).
 
     Args:

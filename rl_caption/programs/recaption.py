@@ -135,8 +135,8 @@ def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[l
     files: list[list[str]] = []
     missing: list[tuple[Path, str]] = []
     for split, row in rows:
-        stem, captions = quote(row["image_id"], safe=""), row["references"][:number]
-        own = [folder / quote(split, safe="") / f"{stem}_{index}.png" for index in range(len(captions))]
+        stem, captions = file_name(row["image_id"]), row["references"][:number]
+        own = [folder / file_name(split) / f"{stem}_{index}.png" for index in range(len(captions))]
         missing += [(file, text) for file, text in zip(own, captions, strict=True) if not file.exists()]
         files.append([os.path.abspath(file) for file in own])
     for batch in chunks(missing, config.images.batch_size, "images of captions"):
@@ -230,6 +230,12 @@ def _fingerprint(rows: Rows) -> str:
     return digest.hexdigest()
 
 
+def file_name(text: str) -> str:
+    """A file's or folder's name for an id or a split: other characters as ``%2F``, and also the dots of ``..``."""
+    quoted = quote(text, safe="")
+    return quoted.replace(".", "%2E") if quoted in ("", ".", "..") else quoted
+
+
 def _part_files(config: PartsConfig, rows: int) -> list[Path]:
     return [Path(config.out) / "parts" / f"{number:06d}.jsonl" for number in range(-(-rows // config.part_rows))]
 
@@ -238,7 +244,7 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
     """A row as ``data.format: jsonl`` reads it; its image is written to a file if it is none."""
     image: Any = row["image"]
     if not isinstance(image, str | Path):
-        image = out / "images" / quote(split, safe="") / f"{quote(row['image_id'], safe='')}.png"
+        image = out / "images" / file_name(split) / f"{file_name(row['image_id'])}.png"
         if not image.exists():
             with atomic_write(image) as file:
                 load_image(row["image"]).save(file, "PNG")

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rewards.model_files import load_complete
+from rewards.model_files import load_complete, transformers_options
 from rl_caption.config.checks import check, decoding_of
 from rl_caption.config.schema import DecodeConfig
 from rl_caption.data.base import DataError, Row, load_image
@@ -126,8 +126,9 @@ class VisionLanguageRecaptioner:
         if not 1 <= num_return_sequences <= num_beams:
             raise ConfigError(f"num_return_sequences is {num_return_sequences}: expected 1 to num_beams, {num_beams}")
         with config_errors(f"vision_language: the model {name!r} cannot be loaded"):
-            self.processor: Any = AutoProcessor.from_pretrained(name, padding_side="left")
-            model: Any = load_complete(AutoModelForImageTextToText, name, dtype=dtype)
+            options = transformers_options(name)
+            self.processor: Any = AutoProcessor.from_pretrained(name, padding_side="left", **options)
+            model: Any = load_complete(AutoModelForImageTextToText, name, dtype=dtype, **options)
         if not getattr(self.processor, "chat_template", None):
             raise ConfigError(f"vision_language: the processor of {name!r} has no chat template")
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 from tqdm.auto import tqdm
 
 from rewards.text.tokenize import TOKENIZER
+from rewards.trust import check_trusted
 from rl_caption.config.build import ConfigError, build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row, thumbnail
+from rl_caption.errors import naming
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
+from rl_caption.options import class_names
 
 MAX_IMAGES = 600
 THUMBNAIL = 176
@@ -45,10 +48,16 @@ def source_of(rows: Sequence[Row]) -> Source:
 
 
 def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
-    """A split of the data that the section ``data`` of a configuration names; empty where it cannot be read."""
+    """A split of the data that the section ``data`` of a configuration names; empty where it cannot be read.
+
+    The configuration may be that of a run from elsewhere: a class in it has to be trusted (``rewards.trust``).
+    """
     if not data:
         return Source({}, "No references and images are shown: the folder does not say which data was captioned.")
     try:
+        with naming("data"):
+            for name in class_names(data):
+                check_trusted(name, "its class")
         return source_of(build_data(DataConfig(**data)).split(split))
     except (DataError, ConfigError, OSError, TypeError) as error:
         where = f"split {split!r} of the data cannot be read from {Path.cwd()}"

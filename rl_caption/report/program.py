@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rewards.base import RewardError
+from rewards.trust import trust
 from rl_caption.config.shipped import find_config
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import IdKey, find_images, read_captions, read_references, write_text
 from rl_caption.evaluation.results import unique_names
+from rl_caption.options import add_trust, class_names
 from rl_caption.report import pages
 from rl_caption.report.gallery import MAX_IMAGES, Source, rows_of_config, source_of
 from rl_caption.report.read import ReportError, kind_of, read_ablation, read_comparison, read_evaluation, read_run
@@ -74,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--split", help="of that data (default: test, or val for runs)")
     parser.add_argument("--references", type=Path, help="file of references, in place of --config")
     parser.add_argument("--image_folder", type=Path, help="folder of images, beside --references")
+    add_trust(parser)
     chosen = parser.parse_args(argv)
     if chosen.images < 1:
         parser.error(f"--images is {chosen.images}: expected 1 or more")
@@ -98,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         source = source_of([Row(image_id=i, image=file, references=texts) for (i, texts), file in pairs])
     elif chosen.config is not None:
         split = chosen.split or ("val" if kind_of(chosen.folders[0]) == "run" else "test")
-        source = rows_of_config(read_config(find_config(chosen.config)).get("data"), split)
+        data = read_config(find_config(chosen.config)).get("data")
+        trust(class_names(data))
+        source = rows_of_config(data, split)
         if not source.rows:
             raise ReportError(f"--config {chosen.config}: {source.missing}")
     out = chosen.out or chosen.folders[0] / REPORT

@@ -276,6 +276,8 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
         raise ReportError(f"{where}: alpha and seed: {error}") from error
     # A system is called BASE/LABEL where there are several bases, and its folder is too.
     folder = path / "cells" / system / f"seed{seed}" if seed else path / "start" / base
+    if not folder.resolve().is_relative_to(path.resolve()):
+        raise ReportError(f"{where}: {system!r} and {base!r} lead out of {path}: expected names")
     files = sorted(folder.glob("*/scores.json"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise ReportError(f"{where}: {system!r} has no */scores.json in {folder}")

@@ -4,6 +4,7 @@ Every number on the card comes from the files of the run and of its evaluation. 
 """
 
 import argparse
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +56,7 @@ processor = AutoProcessor.from_pretrained("{where}")"""
 OWN_CAPTIONER = """\
 from rl_caption.captioners.loading import load_captioner  # the package rl-caption
 
-captioner = load_captioner("FOLDER")  # {fetch}"""
+captioner = load_captioner("FOLDER"{target})  # {fetch}"""
 OPEN_CLIP = """\
 import open_clip
 
@@ -144,6 +145,7 @@ def share(
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ReportError(f"--out {out} exists and is not an empty folder: name another")
     export, run = find_export(path)
+    check_links(export)
     known = read_run(run) if run is not None and (run / "config.yaml").is_file() else None
     judged = None if evaluation is None else read_evaluation(evaluation)
     card = model_card(read_export(export), known, judged, repo_id, licence)
@@ -159,6 +161,17 @@ def share(
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=out, commit_message="Model and card, by rl-caption")
         return str(url)
+
+
+def check_links(export: Path) -> None:
+    """Raise ``ReportError`` for a link that leads out of the folder: what it points to would be published."""
+    root = export.resolve()
+    for file in sorted(export.rglob("*")):
+        if file.is_symlink() and not file.resolve().is_relative_to(root):
+            raise ReportError(
+                f"{file} is a link to {file.resolve()}, outside the model, which would be published: replace it by a "
+                "copy if that is meant, or remove it"
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -209,6 +222,8 @@ def read_export(path: Path) -> Export:
     except (OSError, ValueError) as error:
         raise ReportError(f"{path} holds no model: {error}") from error
     kind = str(config.get("model_type"))
+    if not re.fullmatch(r"[\w.:-]+", kind):  # the card quotes it, in Python, too
+        raise ReportError(f"{path} holds no model: its config.json has model_type {kind!r:.80}")
     if kind in FAMILIES:
         check_architectures(path, kind, config.get("architectures"))
     if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
@@ -224,7 +239,9 @@ def read_export(path: Path) -> Export:
     if kind.startswith("l_clip_"):
         what = f"{kind.removeprefix('l_clip_')} tower of an L-CLIP, from which a whole one is distilled; no reward yet"
         return Export(path, what, "rl-caption", None, "")
-    return Export(path, f"{CAPTIONER} ({kind})", "rl-caption", "image-to-text", OWN_CAPTIONER, True)
+    # A class outside the package: naming it in the code is the reader's consent to run it.
+    loading = OWN_CAPTIONER.replace("{target}", f', target="{kind}"' if ":" in kind else "")
+    return Export(path, f"{CAPTIONER} ({kind})", "rl-caption", "image-to-text", loading, True)
 
 
 def model_card(

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from rewards.clip.bottleneck import Bottleneck, BottleneckConfig, CaptionWriter
+from rewards.model_files import transformers_options
 from rewards.text.frozen_model import load_frozen, most_tokens
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.base import Row
@@ -332,6 +333,7 @@ def _regression(context: Context, config: RewardModelConfig) -> TextModel:
 
 def _pretrained(head: Any, name: str, **options: Any) -> Any:
     with naming(f"model.init is {name!r}, which cannot be loaded"):
+        options |= transformers_options(name)
         return head.from_pretrained(name, use_safetensors=True, dtype="float32", **options)
 
 
@@ -373,7 +375,7 @@ def _tokenizer(
                 caption_tokenizer(captions, size, bos, eos, pad).save_pretrained(folder)
             source = str(folder)
         with naming(f"the tokenizer {source!r} cannot be loaded"):
-            tokenizer: Any = AutoTokenizer.from_pretrained(source)
+            tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return tokenizer, kwargs
 
 

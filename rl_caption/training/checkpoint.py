@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
+from rewards.base import reason
 from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json
@@ -161,7 +162,7 @@ def _check_random_states(file: Path, device: torch.device) -> None:
             index = torch.cuda.current_device() if device.index is None else device.index
             pairs.append((torch.cuda.get_rng_state(index), states["torch_cuda_manual_seed"][index].cpu()))
     except (OSError, RuntimeError, LookupError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"the random states in {file} cannot be read: {error}") from error
+        raise CheckpointError(f"the random states in {file} cannot be read: {reason(error)}") from error
     if not all(torch.equal(current, saved) for current, saved in pairs):
         raise CheckpointError(f"the random states in {file} could not be restored: the run would not go on as it was")
 
@@ -223,7 +224,9 @@ def read_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be loaded into this model and optimizer: {error}") from error
+        raise CheckpointError(
+            f"checkpoint {path} cannot be loaded into this model and optimizer: {reason(error)}"
+        ) from error
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -29,6 +29,7 @@ RESULT = "result.json"
 FREE_TO_CHANGE = (
     "run.",
     "report",
+    "trust",
     "warm_start",
     "reward_models",
     "teacher.batch_size",

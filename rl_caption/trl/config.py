@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config.schema import DataConfig, RewardConfig, RolloutConfig
+from rl_caption.config.schema import DataConfig, RewardConfig, RolloutConfig, TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.options import BatchSize, Beams, LearningRate, Positive, Range, Rank, Seed, Steps, Weight, Workers
 
@@ -145,7 +145,7 @@ class VlmRunConfig:
 
 
 @dataclass
-class GrpoVlmConfig:
+class GrpoVlmConfig(TrustConfig):
     """``grpo_vlm.py``: a decoder-only vision-language model by TRL's trainers.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
-from rewards.model_files import export_hint, load_complete
+from rewards.model_files import export_hint, load_complete, transformers_options
 from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.base import Decoding
 from rl_caption.data.base import Row, load_image
@@ -79,10 +79,11 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
     Raises:
         ConfigError: the model cannot be found, is no decoder-only vision-language model, or has no chat template.
     """
-    name, options = f"model.name {config.name!r}", {"revision": config.revision}
+    name = f"model.name {config.name!r}"
     with config_errors(f"{name} cannot be loaded"):
         if hint := export_hint(config.name):
             raise ConfigError(f"it is the folder of a run{hint}")
+        options: dict[str, Any] = {"revision": config.revision, **transformers_options(config.name)}
         shape = AutoConfig.from_pretrained(config.name, **options)
     if getattr(shape, "is_encoder_decoder", False):
         raise ConfigError(f"{name} is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py")
@@ -109,7 +110,7 @@ def load_vlm(config: VlmConfig, dtype: str) -> Vlm:
     """
     shape, processor = load_processor(config)
     with config_errors(f"model.name {config.name!r} cannot be loaded"):
-        options = {"revision": config.revision, "dtype": dtype}
+        options = {"revision": config.revision, "dtype": dtype, **transformers_options(config.name)}
         policy = load_complete(AutoModelForImageTextToText, config.name, **options)
     tokenizer = processor.tokenizer
     if tokenizer.pad_token_id is None:

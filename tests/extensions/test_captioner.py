@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from rewards.trust import trust
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding, caption_mask, forbid
 from rl_caption.captioners.config import ModelConfig
 from rl_caption.captioners.loading import load_captioner
@@ -25,7 +26,7 @@ from rl_caption.options import Range
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import REFERENCES, sample_slowly, tiny_rows
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
-from tests.training_for_tests import DATA, checked_run, lines, scst_config, weights, xe_config
+from tests.training_for_tests import DATA, checked_run, lines, run, scst_config, weights, xe_config
 
 NAME = "tests.extensions.test_captioner:GruCaptioner"
 PAD, EOS = 0, 1
@@ -108,14 +109,19 @@ def tiny(seed: int = 0) -> GruCaptioner:
 def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
     start, folder = tmp_path / "xe", tmp_path / "scst"
     checked_run(xe_config(start, model={"target": NAME, "kwargs": {"width": 12}}, **{"train.max_steps": 2}), start)
-    checked_run(scst_config(folder, start / "export/best", **{"train.max_steps": 2}), folder, "scst")
+    ended = run(scst_config(tmp_path / "untrusted", start / "export/best"), tmp_path / "untrusted", "scst")
+    assert ended.code == 1
+    assert NAME in ended.output, "its config.json alone runs nothing"
+    scst = scst_config(folder, start / "export/best", **{"train.max_steps": 2, "model.target": NAME})
+    checked_run(scst, folder, "scst")
     logged = [line for line in lines(folder) if "reward/total" in line]
     assert [line["step"] for line in logged] == [1, 2]
     before, after = weights(start / "export/best"), weights(folder / "checkpoints/step-00000002")
     assert not any(torch.equal(before[name], after[name]) for name in before), "all of it is trained"
     model, out = folder / "export/best", tmp_path / "evaluation"
-    config = {"model": str(model), "data": DATA, "split": "val", "metrics": ["cider"], "tokenizer": "python"}
-    checked_run({**config, "decode": {"max_new_tokens": 8}, "out": str(out)}, out, "evaluate")
+    config = {"model": str(model), "trust": [NAME], "data": DATA, "split": "val", "metrics": ["cider"]}
+    more = {"tokenizer": "python", "decode": {"max_new_tokens": 8}, "out": str(out)}
+    checked_run({**config, **more}, out, "evaluate")
     best = json.loads((folder / "result.json").read_text())["best_step"]
     validated = (folder / "eval" / f"step-{best:08d}" / "predictions.json").read_text()
     assert json.loads((out / "predictions.json").read_text()) == json.loads(validated)
@@ -168,6 +174,7 @@ def test_what_it_lacks_is_named(tmp_path: Path) -> None:
         build_captioner(ModelConfig(target=target), REFERENCES, 0)
     captioner = tiny()
     captioner.save_pretrained(captioner.policy, tmp_path)
+    trust([NAME, "nowhere.at_all:Gru"])
     with pytest.raises(CaptionerError, match="takes no prompt"):
         load_captioner(tmp_path, prompt="a photo of")
     with pytest.raises(ConfigError, match=r"model\.freeze is for a model of Transformers"):

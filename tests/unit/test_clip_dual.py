@@ -13,6 +13,7 @@ from rewards.clip.backbone import load_backbone
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.specs import Specs
+from rewards.trust import trust
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import save_text_encoder
@@ -75,6 +76,7 @@ def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path, 
     dual, folder = made(save_text_encoder(tmp_path / "source"), **image, **grid), tmp_path / "dual"
     dual.save_pretrained(folder)
     shutil.rmtree(tmp_path / "source")
+    trust([IMAGE, WIDE])
     photo, backbone = noise_image(1), load_backbone(str(folder))
     with torch.no_grad():
         images = torch.nn.functional.normalize(dual.encode_image(dual.preprocessing(photo)[None]))
@@ -92,6 +94,7 @@ def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path, 
 
 def test_specs_counts_tokens_as_the_text_encoder_does(tmp_path: Path, text_encoder: str) -> None:
     made(text_encoder, context_length=6).save_pretrained(tmp_path)
+    trust([IMAGE])
     reward, row = Specs(str(tmp_path)), {"image": [noise_image(1)]}
     assert reward(None, ["a heptagonal paraboloid rotates"], **row), "four words; more tokens of CLIP's BPE"
     with pytest.raises(RewardError, match=r"caption 0 has 5 tokens, .* reads 4"):
@@ -109,6 +112,7 @@ def test_only_what_is_trained_drops_out(text_encoder: str) -> None:
 
 def test_a_wrong_folder_is_refused(tmp_path: Path, text_encoder: str) -> None:
     made(text_encoder).save_pretrained(tmp_path)
+    trust([IMAGE, "tests.encoders_for_tests:Missing"])
     usual = json.loads((tmp_path / "config.json").read_text())
     for change, message in (
         ({"hidden": "x"}, "hidden"),

@@ -25,6 +25,7 @@ from transformers import (
 
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.pretrained import load_text_encoder, open_blocks
+from rewards.trust import trust
 from tests.hf_models_for_tests import byte_tokenizer
 
 BLOCKS, CAPTIONS = 3, ["a man rides a horse", "a", "two dogs run on the green grass near a tree", ""]
@@ -145,6 +146,7 @@ def test_a_saved_dual_embeds_the_same_without_its_source(tmp_path: Path) -> None
         dual = PretrainedDual(DualConfig(image, name, text_kwargs={"bidirectional_blocks": 2}, **shape)).eval()
         dual.save_pretrained(folder)
         shutil.rmtree(tmp_path / "source")
+        trust([image])
         again = PretrainedDual.from_pretrained(folder)
         with torch.no_grad():
             ids = dual.tokenize(CAPTIONS)

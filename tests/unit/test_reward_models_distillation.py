@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.encoder import CachedEncoder
 from rewards.clip.student import LCLIP, LCLIPConfig
+from rewards.trust import trust
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models import distillation
 from rl_caption.reward_models.batch import PairBatch
@@ -64,6 +65,7 @@ def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> No
     """It runs on pixels and on the encoder's features alike, trains nothing of it, and is saved with its weights."""
     encoder = {"image_encoder": "tests.encoders_for_tests:TinyImageEncoder", "image_encoder_kwargs": {"seed": 3}}
     image, text = saved(tmp_path / "image", "image", **encoder), saved(tmp_path / "text", "text")
+    trust([encoder["image_encoder"]])
     tower: Any = build_tower("image", image, {}, 16).train()
     assert not any(parameter.requires_grad for parameter in tower.encoder.parameters())
     assert not tower.encoder.training

@@ -1,0 +1,63 @@
+"""Classes that saved models name: those of this package are used, others only where the user trusts them.
+
+A saved model's ``config.json`` comes with its weights, often from other people. It may name a class, such as the image
+encoder of a dual encoder, and its arguments; whoever imports and calls what stands there runs that file. So names are
+compared here before anything is imported (docs/reliability.md). Names that the user gives, in a configuration, on a
+command line or in Python, need no check.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+
+SHIPPED = frozenset({"rewards.clip.grammar_head:StudentText", "rl_caption.captioners.image_encoder:CaptionerImage"})
+"""Classes of this package that a saved model may name."""
+_trusted: set[str] = set()
+
+
+def trust(names: Iterable[str]) -> None:
+    """Let saved models name these classes, ``package.module:Class``, in this process, with any arguments.
+
+    Raises:
+        ValueError: a name of another form.
+    """
+    for name in names:
+        if not all(name.partition(":")[::2]):
+            raise ValueError(f"trust has {name!r}: expected package.module:Class, as a saved model names it")
+        _trusted.add(name)
+
+
+def trusted() -> frozenset[str]:
+    """The names that were passed to ``trust``."""
+    return frozenset(_trusted)
+
+
+def check_trusted(name: str, where: str) -> None:
+    """Check a name that a saved model gives, before it is imported.
+
+    Args:
+        name: ``package.module:Class``.
+        where: what names it, such as ``image in FOLDER/config.json``.
+
+    Raises:
+        ValueError: it is neither of this package nor trusted.
+    """
+    if name not in SHIPPED | _trusted:
+        raise ValueError(
+            f"{where} is {name!r:.200}, which this package does not bring, and a saved model may run no code of its "
+            f"choice. If you know and trust it: trust: [{name}] in the configuration, or --trust {name} "
+            "(docs/reliability.md)"
+        )
+
+
+def import_outside(module: str) -> ModuleType:
+    """Import a module that the user names, such as ``my_rewards``; also a file in the working directory.
+
+    The working directory is searched from then on, and not before: in a folder from elsewhere, a file may have the name
+    of an optional package. Raises as ``importlib.import_module``.
+    """
+    if module.partition(".")[0] not in ("rewards", "rl_caption") and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return importlib.import_module(module)

@@ -16,6 +16,7 @@ from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.emscore import EmScore, RefEmScore, greedy_f1, token_idf
 from rewards.registry import build
+from rewards.trust import trust
 from tests.clip_for_tests import ARCHITECTURE, Counted, Drawn, noise_image, tiny_checkpoint, tiny_student
 from tests.encoders_for_tests import save_text_encoder
 
@@ -98,6 +99,7 @@ def test_the_score_with_references_is_the_mean_with_the_best_one(backbone: Backb
 def test_the_pooled_token_is_the_captions_embedding(tmp_path: Path, kind: str) -> None:
     if kind == "dual":
         image, text = "tests.encoders_for_tests:TinyImageEncoder", save_text_encoder(tmp_path / "text")
+        trust([image])
         PretrainedDual(DualConfig(image, text, embed_dim=8, hidden=10, pool="last")).save_pretrained(tmp_path)
     else:
         tiny_student(tmp_path, kind)

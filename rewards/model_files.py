@@ -37,6 +37,8 @@ EXPORTS = ("export/best", "export/last", "best", "last")
 """Where the folder of a run, or its folder ``export``, may have an exported model."""
 OTHER_TASKS = ("Classification", "QuestionAnswering", "Retrieval")
 """Endings of the names of Transformers' classes that write no text."""
+STATE_KEYS = ("state_dict", "model", "model_state_dict")
+"""Keys under which files of training programs have the weights."""
 INTEGER_BUFFERS = r"(position_ids|num_batches_tracked|token_type_ids|\.attn\.(masked_)?bias|attn_mask)$"
 """Names of integer and boolean buffers in weights of Transformers and open_clip."""
 
@@ -230,16 +232,21 @@ def _load_file(file: Path) -> dict[str, Tensor]:
 def read_state(path: Path) -> dict[str, Tensor]:
     """Read the state dict of a checkpoint file: safetensors, or a PyTorch file with ``weights_only=True``.
 
-    A state dict under the key ``state_dict`` is found, and the prefix ``module.`` of data parallelism is removed.
+    A state dict under a key of ``STATE_KEYS`` is found, and the prefix ``module.`` of data parallelism is removed.
 
     Raises:
         OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file cannot be read as a state dict.
     """
     is_safetensors = path.suffix == ".safetensors"
     stored: Any = _load_file(path) if is_safetensors else torch.load(path, map_location="cpu", weights_only=True)
-    state = stored.get("state_dict", stored) if isinstance(stored, dict) else stored
+    wrapped = [stored[key] for key in STATE_KEYS if isinstance(stored, dict) and isinstance(stored.get(key), dict)]
+    state = wrapped[0] if wrapped else stored
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds something other than tensors by key")
+        keys = f", but {', '.join(map(str, list(state)[:5]))}" if isinstance(state, dict) else ""
+        raise ValueError(
+            f"{path} holds something other than tensors by key{keys}: expected a state dict, by itself or under "
+            f"{', '.join(STATE_KEYS)}"
+        )
     return {str(key).removeprefix("module."): value for key, value in state.items()}
 
 

@@ -247,6 +247,11 @@ def _load(options: EncoderOptions) -> _Loaded:
             for file in Path(name).glob("open_clip_model.safetensors"):
                 check_types(file)
             loaded = _load_open_clip(f"local-dir:{name}", options)
+        elif has_model_type(name, "clip"):
+            raise ValueError(
+                f"it is a CLIP of Transformers: name its architecture of open_clip (ViT-B-32-quickgelu for OpenAI's), "
+                f"with pretrained {str(Path(name) / 'model.safetensors')!r}"
+            )
         else:
             loaded = _load_dual(name, options) if has_model_type(name, MODEL_TYPE) else _load_student(name, options)
         check_numbers(loaded.model.named_parameters(), "its weights")

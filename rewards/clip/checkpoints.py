@@ -40,6 +40,25 @@ ALPHA = 1.0
 """Numerator of the scale alpha / r of low-rank updates in PAC-S++, which files do not tell; its r is 4."""
 _FACTOR = re.compile(r"(?P<owner>.+)(?P<joint>_|\.)lora_(?P<factor>[AB])")
 _MLP = re.compile(r".+\.mlp\.c_(fc|proj)\.weight")
+_FROM_TRANSFORMERS = (
+    (r"^vision_model\.", "visual."),
+    (r"^text_model\.", ""),
+    (r"embeddings\.class_embedding$", "class_embedding"),
+    (r"embeddings\.patch_embedding\.", "conv1."),
+    (r"embeddings\.position_embedding\.weight$", POSITIONS),
+    (r"embeddings\.token_embedding\.", "token_embedding."),
+    (r"pre_layrnorm\.", "ln_pre."),
+    (r"post_layernorm\.", "ln_post."),
+    (r"^final_layer_norm\.", "ln_final."),
+    (r"encoder\.layers\.", "transformer.resblocks."),
+    (r"\.layer_norm(\d)\.", r".ln_\1."),
+    (r"\.mlp\.fc1\.", ".mlp.c_fc."),
+    (r"\.mlp\.fc2\.", ".mlp.c_proj."),
+    (r"\.self_attn\.", ".attn."),
+    (r"^visual_projection\.weight$", "visual.proj"),
+    (r"^text_projection\.weight$", "text_projection"),
+)
+"""Pattern of a key of Transformers' ``CLIPModel`` -> what stands in its place in ``open_clip.CLIP``."""
 _ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")
 """Keys of OpenAI's archives that are no weights."""
 
@@ -139,21 +158,48 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
             return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
     context_length = None
     if path.suffix not in (".npz", ".npy"):  # big_vision's, which open_clip converts
-        state = read_state(path)
+        stored = read_state(path)
+        state = from_transformers(stored)
         if POSITIONS_FROM_KEEP in state:
             return _load_long(name, merge_positions(state)), "long"
         text: dict[str, Any] = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
         table = state.get(POSITIONS, state.get(f"text.{POSITIONS}"))
         if table is not None and not text.get("embed_cls"):  # a class token has a row of its own
             context_length = len(table)
+        options: dict[str, Any] = {"force_quick_gelu": quick_gelu, "force_context_length": context_length}
+        model: Any = open_clip.create_model(name, pretrained_image=False, **options)
+        if state_shapes(model) == {key: tuple(value.shape) for key, value in state.items()}:
+            model.load_state_dict(state)
+            return model, "plain"
+        if state.keys() != stored.keys():
+            check_state(state, state_shapes(model), f"weights in Transformers' layout in {str(path)!r}")
+    # Other layouts, and images of another size.
     model = open_clip.create_model(
-        name,
-        str(path),
-        force_quick_gelu=quick_gelu,
-        force_context_length=context_length,
-        require_pretrained=True,
+        name, str(path), force_quick_gelu=quick_gelu, force_context_length=context_length, require_pretrained=True
     )
     return model, "plain"
+
+
+def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict of ``CLIPModel`` of Transformers under the keys of ``open_clip.CLIP``; any other one as it is.
+
+    Queries, keys and values are joined, and both projections transposed.
+    """
+    if "visual_projection.weight" not in state or "text_projection.weight" not in state:
+        return dict(state)
+    renamed: dict[str, Tensor] = {}
+    for original, value in state.items():
+        key = original
+        for pattern, name in _FROM_TRANSFORMERS:
+            key = re.sub(pattern, name, key)
+        if "_proj." in key and "c_proj." not in key and "out_proj." not in key:  # of attention
+            if "q_proj." not in key:
+                continue
+            names = [original.replace("q_proj", part) for part in ("q_proj", "k_proj", "v_proj")]
+            renamed[key.replace("q_proj.", "in_proj_")] = torch.cat([state[name] for name in names])
+        elif not key.endswith("position_ids"):
+            renamed[key] = value.T.contiguous() if key in ("visual.proj", "text_projection") else value
+    return renamed
 
 
 def _load_long(name: str, weights: Mapping[str, Tensor]) -> Any:
@@ -245,7 +291,7 @@ def load_tuned(name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "
     is_custom = shape.pop("custom_text", False)
     if is_custom or "timm_model_name" in shape["vision_cfg"] or "hf_model_name" in shape["text_cfg"]:
         raise ValueError(f"{name} has other towers than CLIP's: expected an architecture such as ViT-B-32")
-    state = read_state(path)
+    state = from_transformers(read_state(path))
     weights = {
         key.removeprefix("text."): value
         for key, value in merge_low_rank(state, mlp_deltas).items()

@@ -8,6 +8,8 @@ import open_clip
 import pytest
 import torch
 from open_clip.model import convert_weights_to_lp
+from safetensors.torch import load_file, save_file
+from transformers import CLIPConfig, CLIPModel
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.checkpoints import stretch_positions, stretch_text_tower
@@ -142,3 +144,47 @@ def test_a_stretched_student_is_saved_with_its_positions(tmp_path: Path) -> None
     assert torch.equal(long.model.text.pos_embed, stretch_positions(table))
     long.model.save_pretrained(tmp_path / "long")
     assert torch.equal(load_backbone(str(tmp_path / "long")).encode_texts([LONG]), long.encode_texts([LONG]))
+
+
+def tiny_transformers_clip(folder: Path) -> CLIPModel:
+    """A CLIP of Transformers in the shape of the tiny architecture."""
+    torch.manual_seed(19)
+    tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_act": "gelu", "initializer_factor": 5.0}
+    text = tower | {"hidden_size": 16, "intermediate_size": 64, "vocab_size": 49408, "eos_token_id": 49407}
+    vision = tower | {"hidden_size": 64, "intermediate_size": 256, "image_size": 32, "patch_size": 16}
+    config = CLIPConfig(text_config=text, vision_config=vision | {"num_hidden_layers": 1}, projection_dim=16)
+    model = CLIPModel(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+def test_weights_in_the_layout_of_transformers_are_read(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    theirs = tiny_transformers_clip(tmp_path / "clip")
+    backbone = load_backbone(ARCHITECTURE, str(tmp_path / "clip/model.safetensors"))
+    ids = open_clip.SimpleTokenizer()(["a cat", "a dog on a mat"])
+    texts = theirs.get_text_features(ids).pooler_output
+    assert torch.allclose(
+        backbone.encode_texts(["a cat", "a dog on a mat"]), torch.nn.functional.normalize(texts, dim=-1), atol=1e-5
+    )
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    images = theirs.get_image_features(pixels).pooler_output
+    assert torch.allclose(backbone.encode_pixels(pixels), torch.nn.functional.normalize(images, dim=-1), atol=1e-5)
+    state = load_file(tmp_path / "clip/model.safetensors")
+    save_file({key: value for key, value in state.items() if "fc1.bias" not in key}, tmp_path / "cut.safetensors")
+    with pytest.raises(ValueError, match=r"c_fc\.bias"):
+        load_backbone(ARCHITECTURE, str(tmp_path / "cut.safetensors"))
+    with pytest.raises(ValueError, match=r"Transformers.*model\.safetensors"):
+        load_backbone(str(tmp_path / "clip"))
+
+
+def test_weights_in_a_file_of_a_training_program_are_found_or_its_keys_named(tmp_path: Path) -> None:
+    plain = load_backbone(ARCHITECTURE, tiny_checkpoint(tmp_path))
+    state = torch.load(tiny_checkpoint(tmp_path))
+    for key in ("model", "state_dict", "model_state_dict"):
+        torch.save({key: {f"module.{name}": value for name, value in state.items()}, "epoch": 3}, tmp_path / "run.pt")
+        assert load_backbone(ARCHITECTURE, str(tmp_path / "run.pt")).fingerprint == plain.fingerprint
+    torch.save({"network": state, "epoch": 3}, tmp_path / "run.pt")
+    with pytest.raises(ValueError, match=r"run\.pt.*network, epoch"):
+        load_backbone(ARCHITECTURE, str(tmp_path / "run.pt"))

@@ -32,6 +32,14 @@ logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 1 << 18
 """Tokens of candidates and references in one batch of the computation."""
+CIDER_SCALE = (
+    "CIDEr-D is shown times 100, as papers print it; in log files, and as a part of a weighted reward, it is 0 to 10."
+)
+CIDER_DIFFERENCES = (
+    "As a reward, CIDEr-D counts the end of a caption (EOS) as a token and takes document frequencies from the "
+    "training split, unless set otherwise. Validation and evaluation leave EOS out and take them from the references "
+    "of the captioned images, so that the same captions have other scores there."
+)
 
 
 def cider_d(

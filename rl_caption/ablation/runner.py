@@ -40,6 +40,7 @@ from rl_caption.data.plain_files import read_json
 from rl_caption.errors import EXPECTED
 from rl_caption.evaluation import check_writable, write_evaluation
 from rl_caption.evaluation.metrics import JUDGE
+from rl_caption.evaluation.results import column_of, shown
 from rl_caption.launch import LaunchError, processes_started, run_lock, stop_requests
 from rl_caption.programs.evaluate import score_captions, settings_of
 from rl_caption.report.read import EvaluationFolder, Member, read_evaluation, read_run
@@ -222,7 +223,8 @@ def _headline(evaluation: EvaluationFolder) -> str:
     """CIDEr and the judges on one line."""
     values = evaluation.scores["metrics"]
     parts = [f"CIDEr (x100) {100 * values['CIDEr']:.1f}"] if "CIDEr" in values else []
-    parts += [f"{key.removeprefix(JUDGE)} {value:.4f}" for key, value in values.items() if key.startswith(JUDGE)]
+    judges = {key: column_of(key) for key in values if key.startswith(JUDGE)}
+    parts += [f"{column.heading} {shown(values[key], column)}" for key, column in judges.items()]
     return ", ".join(parts) or "no CIDEr and no judge among its metrics"
 
 

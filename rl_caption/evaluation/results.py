@@ -73,9 +73,15 @@ COLUMNS: dict[str, Column] = {
 """Every metric key but those of judges; the tables show all but unique, duplicate and empty captions."""
 
 
+def factor_of(key: str) -> float:
+    """What a logged key or a judge is multiplied by where it is shown: 100 for CIDEr-D, as papers print it, else 1."""
+    return 100.0 if key.rpartition("/")[2] == "cider" else 1.0
+
+
 def column_of(key: str) -> Column:
     """How a metric is printed outside the tables: judges with 4 decimals; a factor of 100 is named in the heading."""
-    column = COLUMNS.get(key, Column(key.removeprefix(JUDGE), 1.0, 4))
+    name, factor = key.removeprefix(JUDGE), factor_of(key)
+    column = COLUMNS.get(key, Column(name, factor, 4 if factor == 1 else 2))
     in_percent = column.factor == 100 and "%" not in column.heading
     return Column(f"{column.heading} (x100)", column.factor, column.decimals) if in_percent else column
 
@@ -85,8 +91,9 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
 
     The groups are caption metrics, signs of bad captions, oracle, objects, retrieval and judges. Caption metrics are
     multiplied by 100, as papers print them, and the first line says so; other headings name their unit. Judges are
-    printed as computed, with their range in the heading. A value that could not be computed is "–", and the reason
-    stands below the tables. Intervals stand below their values, signatures at the end.
+    printed as computed, but for CIDEr-D, which is multiplied by 100, too; their range is in the heading. A value that
+    could not be computed is "–", and the reason stands below the tables. Intervals stand below their values, signatures
+    at the end.
     """
     if not rows:
         raise EvaluationError("there are no evaluations to print")
@@ -101,6 +108,8 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
     for name, row in rows.items():
         if empty := round(row.metrics.get("captions/empty", 0) * row.n):
             notes.append(f"{name}: {empty} of {row.n} captions have no word and score as empty ones")
+    if any(factor_of(key) != 1 for key in judges):
+        notes.append(f"{JUDGE}cider and CIDEr: their document frequencies, and EOS, may differ; the signature has both")
     notes += [f"intervals: {how}" for how in dict.fromkeys(row.interval for row in rows.values() if row.intervals)]
     notes += [f"decoding: {how}" for how in dict.fromkeys(row.decoding for row in rows.values() if row.decoding)]
     signatures = {name: row.signature for name, row in rows.items()}
@@ -118,16 +127,19 @@ def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
     keys = dict.fromkeys(key for row in rows.values() for key in row.metrics if key.startswith(JUDGE))
     found = {}
     for key in keys:
-        ranges = {_range(*row.bounds[key]) for row in rows.values() if key in row.bounds}
+        column = column_of(key)
+        bounds = [row.bounds[key] for row in rows.values() if key in row.bounds]
+        ranges = {_range(*(column.factor * end for end in ends)) for ends in bounds}
         ending = f", {ranges.pop() if len(ranges) == 1 else 'ranges differ'}" if ranges else ""
-        found[key] = Column(key.removeprefix(JUDGE) + ending, 1.0, 4)
+        found[key] = Column(column.heading + ending, column.factor, column.decimals)
     return found
 
 
 def _range(low: float, high: float) -> str:
     if math.isinf(low):
         return "no bounds" if math.isinf(high) else f"up to {high:.3g}"
-    return f"from {low:.3g}" if math.isinf(high) else f"{low:.3g} to {high:.3g}"
+    digits = 3 if max(abs(low), abs(high)) < 1000 else 4
+    return f"from {low:.3g}" if math.isinf(high) else f"{low:.{digits}g} to {high:.{digits}g}"
 
 
 def shown(value: float, column: Column, sign: str = "") -> str:

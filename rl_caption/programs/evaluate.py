@@ -424,8 +424,8 @@ def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images
     scores = {"metrics": found.metrics, "best_of": [one._asdict() for one in found.best_of]}
     write_json(Path(config.out) / "candidates_scores.json", scores)
     spread = ", ".join(f"{key} {value:.3f}" for key, value in found.metrics.items())
-    last = ", ".join(f"{key} {value:.3f}" for key, value in found.best_of[-1]._asdict().items())
-    print(f"{len(found.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (0 to 10): {last}", file=sys.stderr)
+    last = ", ".join(f"{key} {100 * value:.2f}" for key, value in found.best_of[-1]._asdict().items())
+    print(f"{len(found.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (x100): {last}", file=sys.stderr)
 
 
 def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -> tuple[dict[str, str], str]:

@@ -12,7 +12,7 @@ from torch import nn
 from rewards.base import Reward
 from rewards.mixed import MixedReward
 from rewards.registry import load as load_term
-from rewards.text.cider import CiderD
+from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rewards.text.tokenize import untested_texts
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.decoding import ReplayedGenerate
@@ -104,6 +104,8 @@ def train_scst(config: ScstConfig) -> TrainState:
         task = _self_critical_task(config, context, captioner, reward, monitor.notes)
         if context.checkpoint is None and len(reward.rewards) > 1 and context.accelerator.is_main_process:
             _print_scales(context, task)
+        elif context.checkpoint is None and any(isinstance(term, CiderD) for term in reward.rewards.values()):
+            print_main(context.accelerator, CIDER_DIFFERENCES)
         scorer = _scorer(metric, monitor)
         by = f"tokenizer {config.data.tokenizer}" if scorer is None else scorer.signature
         signature = scst_signature(reward, context.train_rows, config, task.objective)
@@ -119,7 +121,8 @@ def train_scst(config: ScstConfig) -> TrainState:
             state,
             validate=CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
             export=partial(captioner.save_pretrained, captioner.policy),
-            metric_range="{:g} to {:g}".format(*(CiderD if scorer is None else scorer).bounds),
+            metric_range="{:g} to {:g}".format(*(CiderD if scorer is None else scorer).bounds)
+            + "; papers print it times 100" * (scorer is None),
         ).fit()
         if config.report:
             _write_report(context)

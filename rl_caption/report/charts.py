@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from rl_caption.evaluation.results import factor_of
 from rl_caption.report.read import RunFolder
 
 Point = tuple[float, float]
@@ -218,12 +219,13 @@ HACKING = {
     "hacking/length_ratio": "Length over that of references",
 }
 SPEED = "Optimisation and speed"
+TOTALS = ("reward/total", "reward/greedy", "val/reward")
 TIMES = {"time/step": "all", "time/rollout": "rollout", "time/reward": "reward", "time/update": "update"}
 FIXED = (
     Panel("Reward", "Advantage (reward less its baseline)", {"advantage/abs": "absolute", "advantage/mean": "mean"}),
     Panel("Reward", "Reward spread among samples", {"reward/std": "samples"}),
     Panel("Reward", "Images without a signal", {"advantage/zero_fraction": "share"}),
-    Panel("Held-out judges", "CIDEr-D", {"val/cider": "validation"}),
+    Panel("Held-out judges", "CIDEr-D (x100)", {"val/cider": "validation"}),
     *(Panel("Signs of hacking", title, {key: "samples", f"val/{key}": "validation"}) for key, title in HACKING.items()),
     Panel("Policy", "KL to the starting policy", {"policy/kl": "samples"}),
     Panel("Policy", "Entropy", {"policy/entropy": "samples"}),
@@ -255,13 +257,13 @@ def curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
         if single:
             first = next(iter(keys), "")
             keys = {key: name for key, name in keys.items() if key == first or not run.equal(key, first)}
-            lines = [Series(name, run.series(key), dots=key.startswith("val/")) for key, name in keys.items()]
+            lines = [Series(name, _shown(key, run, runs), dots=key.startswith("val/")) for key, name in keys.items()]
             colours = iter((0, 2, 3, 4))
             lines = [line._replace(colour=1 if line.dots else next(colours)) for line in lines]
             drawn = _figure(panel.title, keys, lines, run.alarms, run.best_step)
         else:
             key = next((key for key in keys if key.startswith("val/")), next(iter(keys), ""))
-            means = {name: _mean_over_seeds(key, seeds) for name, seeds in systems.items()}
+            means = {name: _mean_over_seeds(key, seeds, runs) for name, seeds in systems.items()}
             dots = key.startswith("val/")
             drawn = _figure(panel.title, [key], [Series(*line, n, dots) for n, line in enumerate(means.items())])
         if drawn:
@@ -274,17 +276,18 @@ def _panels(runs: Sequence[RunFolder], single: bool) -> list[Panel]:
     """The charts in their order; without keys that equal another in every run that has it."""
     keys = dict.fromkeys(key for run in runs for key in run.keys if key not in run.doubles)
     samples, validation = {"reward/total": "samples", "reward/greedy": "greedy baseline"}, {"val/reward": "validation"}
-    panels = [Panel("Reward", "Reward", samples | validation)]
+    title = _with_factor("Reward", "reward/total", runs)
+    panels = [Panel("Reward", title, samples | validation)]
     if not single or runs[0].config.get("reward", {}).get("normalize", "none") != "none":
-        panels = [Panel("Reward", "Reward of samples (comparable where rewards are the same)", samples)]
-        panels += [Panel("Reward", "Reward on the validation split", validation)]
+        panels = [Panel("Reward", f"{title} of samples (comparable where rewards are the same)", samples)]
+        panels += [Panel("Reward", f"{title} on the validation split", validation)]
     terms = [key for key in keys if key.startswith("reward/") and key not in {*samples, "reward/std"}]
     if len(terms) > 1 or not all(run.equal(key, "reward/total") for key in terms for run in runs):
         for key in terms:
-            title = f"Term {key.removeprefix('reward/')}"
+            title = _with_factor(f"Term {key.removeprefix('reward/')}", key)
             panels.append(Panel("Reward", title, {key: "samples", f"val/{key}": "validation"}))
     panels += FIXED
-    judges = {key: key.removeprefix("val/judge/") for key in keys if key.startswith("val/judge/")}
+    judges = {key: _with_factor(key.removeprefix("val/judge/"), key) for key in keys if key.startswith("val/judge/")}
     panels += [Panel("Held-out judges", name, {key: "validation"}) for key, name in judges.items()]
     drawn = {"hacking/alarm", *terms, *(f"val/{key}" for key in terms)}.union(*(panel.keys for panel in panels))
     for key in keys:
@@ -296,12 +299,27 @@ def _panels(runs: Sequence[RunFolder], single: bool) -> list[Panel]:
 
 def title_of(key: str) -> str:
     """What a validation key is called in tables."""
-    titles = {"val/cider": "CIDEr-D"} | {f"val/{key}": title for key, title in HACKING.items()}
+    titles = {"val/cider": "CIDEr-D (x100)"} | {f"val/{key}": title for key, title in HACKING.items()}
     kind, _, name = key.removeprefix("val/").partition("/")
     plain = {"judge": f"Judge {name}", "reward": f"Reward term {name}"}.get(
         kind if name else "", kind.replace("_", " ")
     )
-    return titles.get(key, plain[:1].upper() + plain[1:])
+    return titles.get(key, _with_factor(plain[:1].upper() + plain[1:], key))
+
+
+def _with_factor(title: str, key: str, runs: Iterable[RunFolder] = ()) -> str:
+    return f"{title} (x100)" if factor_in(runs, key) != 1 else title
+
+
+def factor_in(runs: Iterable[RunFolder], key: str) -> float:
+    """``factor_of`` a key on a page of ``runs``: 100 also for the reward, if that of all of them is CIDEr-D alone."""
+    alone = [run.rewards_cider_alone for run in runs] if key in TOTALS else []
+    return 100.0 if alone and all(alone) else factor_of(key)
+
+
+def _shown(key: str, run: RunFolder, runs: Iterable[RunFolder]) -> list[Point]:
+    """The points of a key as they are shown on a page of ``runs``, CIDEr-D times 100."""
+    return [(step, factor_in(runs, key) * value) for step, value in run.series(key)]
 
 
 @cache
@@ -314,10 +332,11 @@ def definitions() -> Sequence[Definition]:
 
 
 def define(key: str) -> Definition | None:
-    """The definition of a key; ``reward/cider`` has that of ``reward/<term>``."""
+    """The definition of a key as it is shown; ``reward/cider`` has that of ``reward/<term>``."""
     exact = [found for found in definitions() if found.key == key]
     patterns = [found for found in definitions() if "<" in found.key and key.startswith(found.key.partition("<")[0])]
-    return next((found._replace(key=key) for found in exact + patterns), None)
+    shown = {"range": "0 to 1000, times 100"} if factor_of(key) != 1 else {}
+    return next((found._replace(key=key, **shown) for found in exact + patterns), None)
 
 
 def _figure(
@@ -330,10 +349,10 @@ def _figure(
     return figure(title, lines, unit.partition(" (")[0], meanings, alarms=alarms, best=best)
 
 
-def _mean_over_seeds(key: str, seeds: Sequence[RunFolder]) -> list[Point]:
+def _mean_over_seeds(key: str, seeds: Sequence[RunFolder], runs: Sequence[RunFolder]) -> list[Point]:
     """At every step, the mean over the seeds that logged it."""
     by_step: dict[float, list[float]] = {}
     for run in seeds:
-        for step, value in run.series(key):
+        for step, value in _shown(key, run, runs):
             by_step.setdefault(step, []).append(value)
     return [(step, statistics.fmean(values)) for step, values in sorted(by_step.items())]

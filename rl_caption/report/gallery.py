@@ -16,6 +16,7 @@ from rl_caption.config.build import ConfigError, build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row, thumbnail
 from rl_caption.errors import naming
+from rl_caption.evaluation.results import factor_of
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.options import class_names
@@ -24,7 +25,7 @@ MAX_IMAGES = 600
 THUMBNAIL = 176
 """Longest side in pixels."""
 MAX_REFERENCES = 8
-N_GRAM_SCORES = {"CIDEr-D": "cider", "ROUGE-L": "rouge_l"}
+N_GRAM_SCORES = {"CIDEr-D (x100)": "cider", "ROUGE-L": "rouge_l"}
 WORD = re.compile(r"(\w+)")
 
 Captions = Mapping[str, Mapping[str, str]]
@@ -65,7 +66,7 @@ def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
 
 
 def reference_scores(systems: Captions, rows: Mapping[str, Row], tokenizer: str = TOKENIZER) -> Scores:
-    """CIDEr-D (0 to 10) and ROUGE-L (0 to 1) of every caption.
+    """CIDEr-D (times 100: 0 to 1000) and ROUGE-L (0 to 1) of every caption.
 
     Document frequencies are those of the captioned images' references, without EOS, as in ``val/cider``.
     Captions of images without references get no score; the result is empty if fewer than two images have references.
@@ -85,7 +86,7 @@ def reference_scores(systems: Captions, rows: Mapping[str, Row], tokenizer: str 
         texts, refs = [captions[i] for i in ids], [references[i] for i in ids]
         for heading, name in N_GRAM_SCORES.items():
             values = judges[name]([""] * len(ids), texts, references=refs) if ids else []
-            found[heading][system] = dict(zip(ids, values, strict=True))
+            found[heading][system] = {i: factor_of(name) * value for i, value in zip(ids, values, strict=True)}
     return found
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import yaml
 from markupsafe import Markup
 
+from rewards.text.cider import CIDER_DIFFERENCES, CIDER_SCALE
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.evaluation.metrics import JUDGE, words_tokenizer
 from rl_caption.evaluation.results import (
@@ -20,7 +21,7 @@ from rl_caption.evaluation.results import (
     difference_rows,
     shown,
 )
-from rl_caption.report.charts import Series, curves, define, figure, number, parts, templates, title_of
+from rl_caption.report.charts import Series, curves, define, factor_in, figure, number, parts, templates, title_of
 from rl_caption.report.gallery import N_GRAM_SCORES, Captions, Scores, Source, gallery, reference_scores, rows_of_config
 from rl_caption.report.read import (
     Comparison,
@@ -88,7 +89,8 @@ def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int)
     for name, (run, step) in shown.items():
         for judge, found in run.judges(step).items():
             if judge not in {N_GRAM_SCORES[metric] for metric in scores if metric in N_GRAM_SCORES}:
-                scores.setdefault(judge, {})[name] = found
+                column = column_of(JUDGE + judge)
+                scores.setdefault(column.heading, {})[name] = {i: column.factor * x for i, x in found.items()}
     note = f"Greedy captions of split {split}. Words that {next(iter(shown), '')} did not say are marked."
     sections = {
         "Monitor": Markup("").join(_monitor(run, name if several else "") for name, run in runs.items()),
@@ -158,18 +160,25 @@ def _validations(runs: Mapping[str, RunFolder], shown: Mapping[str, tuple[RunFol
     head = ["validation", *(name if "step" in name else f"{name}, step {step}" for name, (_, step) in shown.items())]
     rows: list[list[Cell]] = []
     for key in dict.fromkeys(key for line in lines.values() for key in line if key.startswith("val/")):
-        values = [line[key] for line in lines.values() if key in line]
+        factor = factor_in(runs.values(), key)
+        values = [factor * line[key] for line in lines.values() if key in line]
         found, largest = define(key), max(filter(math.isfinite, values), key=abs, default=0.0)
         about = f"{found.unit}, {found.range}".removeprefix("1, ") if found else ""
-        row = [Cell(title_of(key), about.replace("the judge's, the", "its own unit and"))]
-        row += [Cell(number(line[key], largest) if key in line else LEFT_OUT) for line in lines.values()]
+        title = "Reward (x100)" if key == "val/reward" and factor != 1 else title_of(key)
+        row = [Cell(title, about.replace("the judge's, the", "its own unit and"))]
+        row += [Cell(number(factor * line[key], largest) if key in line else LEFT_OUT) for line in lines.values()]
         if len(runs) == 1 and len(values) == len(lines) > 1:
             change = values[-1] - values[0]
             share = f"{change / abs(values[0]):+.1%}".replace("-", "−") if values[0] else ""
             row.append(Cell(("+" if change > 0 else "") + number(change, largest), share))
         rows += [] if key in doubles else [row]
     head += ["change from first to last"] * (max(map(len, rows), default=0) > len(head))
-    body = parts().table(head, rows, "Validations, as logged") if rows else Markup("")
+    body = parts().table(head, rows, "Validations") if rows else Markup("")
+    if any("val/cider" in line for line in lines.values()):
+        rewarded = any(
+            "cider" in (name, term.get("target")) for run in runs.values() for name, term in run.terms.items()
+        )
+        body += parts().note(" ".join([CIDER_SCALE, *[CIDER_DIFFERENCES] * rewarded]))
     for name, run in runs.items():
         keys = list(dict.fromkeys(key for line in run.validations for key in line if key != "step"))
         every = [[str(x["step"]), *(repr(x[key]) if key in x else LEFT_OUT for key in keys)] for x in run.validations]
@@ -272,7 +281,10 @@ def _run_tiles(run: RunFolder) -> list[tuple[str, str, str]]:
         if values:
             choose = min if metric == LOSS and title != "best reward" else max
             step, best = choose(values, key=lambda pair: pair[1])
-            tiles.append((title, number(best), f"step {step}; {number(values[0][1])} at step {values[0][0]}"))
+            factor = factor_in([run], "val/reward" if title.startswith("best reward") else metric)
+            title += " (x100)" if title == "best reward" and factor != 1 else ""
+            first = number(factor * values[0][1])
+            tiles.append((title, number(factor * best), f"step {step}; {first} at step {values[0][0]}"))
     if run.watched:
         tiles.append(("alarm of reward hacking", f"from step {run.alarms[0]}" if run.alarms else "none", ""))
     planned = run.config.get("train", {}).get("max_steps")

@@ -117,6 +117,13 @@ class RunFolder:
         return " + ".join(f"{term.get('weight', 1):g} {name}" for name, term in self.terms.items())
 
     @property
+    def rewards_cider_alone(self) -> bool:
+        """Whether the reward is CIDEr-D and nothing else."""
+        scaled = self.config.get("reward", {}).get("normalize", "none") != "none"
+        terms = [(name, term.get("target"), term.get("weight", 1)) for name, term in self.terms.items()]
+        return len(terms) == 1 and "cider" in terms[0][:2] and terms[0][2] == 1 and not scaled
+
+    @property
     def best_step(self) -> int | None:
         """Step of the best validation; None where it is not known, or where no step was better than the start."""
         return self.state.get("best_step") or None

@@ -25,7 +25,7 @@ from rl_caption.captioners.hf_families import FAMILIES, check_architectures
 from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, shown
+from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, factor_of, shown
 from rl_caption.report.charts import title_of
 from rl_caption.report.read import EvaluationFolder, ReportError, RunFolder, read_evaluation, read_run
 from rl_caption.training.checkpoint import new_folder
@@ -428,7 +428,7 @@ def _validated(run: RunFolder) -> list[str]:
     keys = dict.fromkeys(key for values in steps.values() for key in values if key.startswith("val/"))
     keys.pop("val/seconds", None)
     rows = [
-        [title_of(key), *(f"{values[key]:.4g}" if key in values else LEFT_OUT for values in steps.values())]
+        [title_of(key), *(f"{factor_of(key) * x[key]:.4g}" if key in x else LEFT_OUT for x in steps.values())]
         for key in keys
     ]
     split = run.config.get("eval", {}).get("split", "val")

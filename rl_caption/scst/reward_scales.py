@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 
 from rewards.base import RewardError
 from rewards.mixed import MixedReward, moments
+from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.engines import autocast, dropout_off
@@ -160,6 +161,8 @@ def scale_report(
         bounds = f"{term.bounds[0]:.4g} to {term.bounds[1]:.4g}"
         shown = ["-" if number is None else f"{number:.4g}" for number in numbers]
         table.append([name, bounds, f"{reward.weights[name]:g}", *shown])
+    if any(isinstance(term, CiderD) for term in reward.rewards.values()):
+        notes.append(CIDER_DIFFERENCES)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in table]
     divided = {"none": "", "per_term": " / std", "per_group": " / within"}[reward.normalize]

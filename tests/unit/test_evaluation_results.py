@@ -87,5 +87,9 @@ def test_judges_have_a_table_with_their_ranges() -> None:
     )
     assert [line.split() for line in lines[2:]] == [["xe", "2", *["0.6124"] * 4], ["scst", "2", *["–"] * 4]]
     assert ", L-CLIPS (scst), RefL, mine (scst), z (scst), penalty (scst): not asked for" in blocks[4]
+    cider = format_table({"xe": with_judges({"cider": (0.0, 10.0)})})
+    assert "cider (x100), 0 to 1000" in cider
+    assert "61.24" in cider, "on the scale of CIDEr"
+    assert "0.6124" not in cider
     differing = {"a": with_judges({"L": (0.0, 2.5)}), "b": with_judges({"L": (0.0, 1.0)})}
     assert "L, ranges differ" in format_table(differing)

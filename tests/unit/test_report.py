@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from rewards.text.cider import CIDER_DIFFERENCES, CIDER_SCALE
 from rl_caption.evaluation import validation_cider
 from rl_caption.report import charts
 from rl_caption.report.charts import (
@@ -94,8 +95,9 @@ def run_html(run_folder: Path) -> str:
 def test_every_logged_number_is_shown_and_no_other(run_folder: Path, run_html: str) -> None:
     points = list(Seen(run_html).lines.values())
     for key in {key for line in LINES for key in line} - {"step", "hacking/alarm"}:
-        assert [[line["step"], line[key]] for line in LINES if key in line] in points, key
-    logged = {(line["step"], value) for line in LINES for value in line.values()}
+        factor = 100 if key == "val/cider" else 1
+        assert [[line["step"], factor * line[key]] for line in LINES if key in line] in points, key
+    logged = {(x["step"], 100 * v if key == "val/cider" else v) for x in LINES for key, v in x.items()}
     assert {tuple(point) for one in points for point in one} <= logged
     table = run_html[run_html.index("All 3 validations") :]
     for line in LINES:
@@ -150,7 +152,8 @@ def test_the_gallery_has_pictures_references_and_the_scores_of_validation(run_fo
     references = {image_id: row["references"] for image_id, row in rows.items()}
     for system, step in enumerate((0, 10, 20)):
         mean = math.fsum(item["scores"][0][system] for item in items) / 30
-        assert mean == pytest.approx(validation_cider(read_run(run_folder).predictions(step), references), abs=1e-6)
+        cider = validation_cider(read_run(run_folder).predictions(step), references)
+        assert mean == pytest.approx(100 * cider, abs=1e-6)
     expected = [[round(index / 32 + step / 64, 6) for step in (0, 10, 20)] for index in range(30)]
     assert [item["scores"][2] for item in items] == expected, "of the judge 'own', after CIDEr-D and ROUGE-L"
     assert "there is a <mark>large</mark> <mark>large</mark> red square 7" in run_html
@@ -296,7 +299,7 @@ def test_an_ablation_shows_means_and_deviations_over_seeds(tmp_path: Path) -> No
     seen = Seen(text)
     assert seen.lines["CIDEr (x100)", "mean over seeds"] == [[0.0, 162.5], [1.0, 262.5]]
     assert [*seen.items[0]["captions"]] == ["start", "alpha=0", "alpha=1"]
-    assert seen.lines["CIDEr-D", "alpha=0"] == [[0, 1.25], [10, 1.75], [20, 0.75]]
+    assert seen.lines["CIDEr-D (x100)", "alpha=0"] == [[0, 125.0], [10, 175.0], [20, 75.0]]
 
 
 def test_evaluations_side_by_side(tmp_path: Path) -> None:
@@ -323,8 +326,8 @@ def test_runs_side_by_side_and_a_judge_that_is_the_validations_cider_is_drawn_on
         write_lines(folder, [x | ({"val/judge/cider": x["val/cider"]} if "val/cider" in x else {}) for x in LINES])
     seen = Seen(render(make_page(folders)))
     assert [*seen.items[0]["captions"]] == ["start", "a/run", "b/run"]
-    assert seen.lines["CIDEr-D", "b/run"] == [[0, 1.25], [10, 1.75], [20, 0.75]]
-    assert re.search(r"CIDEr-D, 0 to 10\s*1.2501.7501.750", seen.text), "step 0, and the best of each"
+    assert seen.lines["CIDEr-D (x100)", "b/run"] == [[0, 125.0], [10, 175.0], [20, 75.0]]
+    assert re.search(r"CIDEr-D, 0 to 1000, times 100\s*125175175", seen.text), "step 0, and the best of each"
     assert "cider" not in {title for title, _ in seen.lines}
 
 
@@ -371,3 +374,27 @@ def test_references_and_images_of_files(tmp_path: Path) -> None:
         Image.new("RGB", (8, 8)).save(tmp_path / f"{one['image_name']}.png")
     main([str(folder), "--references", str(references), "--image_folder", str(tmp_path)])
     assert "No images are shown" not in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("weight", "other"), [(1.0, None), (0.5, "brevity")])
+def test_a_page_has_one_scale_of_cider_and_says_why_reward_and_validation_differ(weight, other, tmp_path) -> None:
+    terms = {"cider": {"weight": weight}} | ({other: {"weight": 0.5}} if other else {})
+    folder = write_run(tmp_path / "mine", reward={"terms": terms})
+    values = {"val/reward": 1.5, "val/reward/cider": 1.5, "val/judge/cider": 0.5}
+    if other:
+        values |= {"val/reward": 0.875}
+    lines: list[dict[str, Any]] = [{"step": 0, "val/cider": 0.25, **values}, {"step": 10, "val/cider": 0.375, **values}]
+    write_lines(folder, [*lines, {"step": 10, "reward/total": values["val/reward"], "reward/cider": 1.5}])
+    (folder / "result.json").write_text(json.dumps({"metric": "val/cider", "best_step": 10, "global_step": 10}))
+    html = render(make_page([folder]))
+    seen = Seen(html)
+    assert seen.lines["CIDEr-D (x100)", "validation"] == [[0, 25.0], [10, 37.5]]
+    assert seen.lines["cider (x100)", "validation"] == [[0, 50.0], [10, 50.0]]
+    total = seen.lines["Reward" if other else "Reward (x100)", "validation"]
+    assert total == [[0, 0.875 if other else 150.0], [10, 0.875 if other else 150.0]]
+    if other:
+        assert seen.lines["Term cider (x100)", "validation"] == [[0, 150.0], [10, 150.0]]
+    assert CIDER_SCALE in seen.text
+    assert CIDER_DIFFERENCES in seen.text
+    shown = html[: html.index("All 2 validations")]
+    assert not re.findall(r"<td>(?:0\.25|0\.2500|1\.5|1\.500)</td>", shown)

@@ -80,7 +80,7 @@ def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -
         "step 10, the best validation by `val/cider`",
         "| reward signature | `SIG+x` |",
         "0.5 cider + 0.5 ref_clipscore; the weight of ref_clipscore is multiplied by 0 at step 0, 1 at step 20",
-        "| CIDEr-D | 1.25 | 1.75 |",
+        "| CIDEr-D (x100) | 125 | 175 |",
         "Decoding: greedy, at most 24 tokens.",
         f"at 1 of 3 validations: steps 20. The reward had risen and the captions had got worse.\n- step 20: {EVIDENCE}",
         "- cider: Vedantam et al.",

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -141,14 +142,14 @@ def check_data(
     check_values: bool = False,
     needs: Collection[str] = ("image", "text"),
 ) -> CheckReport:
-    """Check splits of a dataset: image files, captions, ids, and leakage of images between splits.
+    """Check splits of a dataset: image files, captions, ids, and leakage of images between these and all other splits.
 
     Rendered images have no file to check. Region features are checked by their headers, with ``check_values`` also by
-    their values; loading checks values in any case.
+    their values; loading checks values in any case. Of all other splits, ids and image files are compared.
 
     Args:
         data: the dataset. If it has ``explain_missing(paths)``, the report contains its advice about missing images.
-        splits: the splits to check, also for images that several of them contain.
+        splits: the splits to check.
         on_bad: ``fail`` raises if there is any problem; ``skip`` leaves out bad rows and empty captions. An image in
             several splits then stays in the evaluation split (test before val before train).
         num_workers: threads that read files.
@@ -169,9 +170,14 @@ def check_data(
     missing = _check_files(entries, num_workers, check_pixels, cache, findings) if check_images else []
     _check_features(entries, num_workers, cache, check_values, findings)
     _check_duplicates(entries, findings)
-    _check_leaks(entries, LEAKED_IDS, lambda entry: entry.image_id, findings)
-    _check_leaks(entries, LEAKED_FILES, lambda entry: os.path.abspath(entry.path) if entry.path else None, findings)
-    _check_leaks(entries, LEAKED_CONTENT, lambda entry: entry.content, findings)
+    every = [*entries, *_other_splits(data, names)]
+    if check_images and check_pixels:
+        _hash_copies(every, names, num_workers, cache)
+    _check_leaks(every, names, LEAKED_IDS, lambda entry: entry.image_id, findings)
+    _check_leaks(
+        every, names, LEAKED_FILES, lambda entry: os.path.abspath(entry.path) if entry.path else None, findings
+    )
+    _check_leaks(every, names, LEAKED_CONTENT, lambda entry: entry.content, findings)
     if missing and hasattr(data, "explain_missing"):
         findings[MISSING].advice = data.explain_missing(missing)
     problems = tuple(findings[kind] for kind in ADVICE if kind in findings)
@@ -238,6 +244,33 @@ def _read_split(
         yield entry
 
 
+def _other_splits(data: DataModule, names: Collection[str]) -> Iterator[_Entry]:
+    """What the checks of leakage need of the rows of further splits, where images are files."""
+    for name in [name for name in data.splits if name not in names]:
+        rows = data.split(name)
+        for index in progress(range(len(rows)), f"looking through {name}", "row"):
+            with suppress(DataError):  # a row that lacks what this training needs, but not the others
+                row = rows[index]
+                file = file_of(row.get("image"))
+                if file is None:
+                    break
+                yield _Entry(name, index, row["image_id"], file)
+
+
+def _hash_copies(entries: Sequence[_Entry], names: Collection[str], num_workers: int, cache: str | Path | None) -> None:
+    """Set the content of the files of splits other than ``names`` that have the size of a file in another split."""
+    sizes: dict[int, set[str]] = {}
+    files: list[tuple[_Entry, ImageFile, int]] = []
+    for entry in entries:
+        if entry.file is not None and os.path.isfile(entry.file.path):
+            files.append((entry, entry.file, os.path.getsize(entry.file.path)))
+            sizes.setdefault(files[-1][2], set()).add(entry.split)
+    copies = [(entry, file) for entry, file, size in files if entry.split not in names and len(sizes[size]) > 1]
+    verdicts = check_image_files((file for _, file in copies), num_workers, cache=cache)
+    for entry, file in copies:
+        entry.content = verdicts[file].content
+
+
 def _content(source: Any, check_images: bool) -> str | None:
     """Check an image that is no file; return the hash of a PIL image. Raises ``DataError`` or ``RewardError``."""
     if isinstance(source, Image.Image):
@@ -294,16 +327,20 @@ def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:
 
 
 def _check_leaks(
-    entries: Sequence[_Entry], kind: str, key: Callable[[_Entry], Hashable | None], findings: Findings
+    entries: Sequence[_Entry],
+    names: Collection[str],
+    kind: str,
+    key: Callable[[_Entry], Hashable | None],
+    findings: Findings,
 ) -> None:
-    """Find what several splits contain; only its rows in the most valuable split stay good."""
+    """Find what several splits contain, one of ``names`` at least; only its rows in the most valuable stay good."""
     for value, group in _repeated(entries, key).items():
         first = {entry.split: entry for entry in reversed(group)}
         splits = list(dict.fromkeys(entry.split for entry in group))
         # A file that is in two splits is named as a file, and not once more as equal content.
         files = {os.path.abspath(entry.path) if entry.path else None for entry in group}
         same_file = kind == LEAKED_CONTENT and len(files) == 1 and None not in files
-        if len(splits) < 2 or same_file:
+        if len(splits) < 2 or same_file or not set(splits) & set(names):
             continue
         named = " = ".join(f"{split} {first[split].path or first[split].image_id!r}" for split in splits)
         findings.add(kind, named if kind == LEAKED_CONTENT else f"{value!r} in {' and '.join(splits)}")

@@ -1,5 +1,6 @@
 """Checks before training: every kind of problem, its count, its first offenders, and what is left without it."""
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_caption.data import file_checks
+from rl_caption.config.schema import DataConfig
+from rl_caption.data import checks, file_checks
 from rl_caption.data.base import DataError, DataModule, Row, Splits
 from rl_caption.data.checks import CheckReport, check_data
 from rl_caption.data.file_checks import ImageFile, Verdict, check_image_files
+from rl_caption.data.formats import build_data
 
 
 def dataset(**rows: list[Row]) -> Splits:
@@ -143,6 +146,65 @@ def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None
     assert report.problems[0].offenders == [offender]
     clean = report.filtered(data)
     assert (ids(clean, "train"), ids(clean, "test")) == (["0", "1"], ["3", "copy"])
+
+
+def test_images_of_training_in_a_split_that_is_not_used_are_named(tmp_path: Path) -> None:
+    train, val, test = good_rows(tmp_path, 0, 5), good_rows(tmp_path, 5, 2), good_rows(tmp_path, 7, 3)
+    test.append(row("same file", tmp_path / "1.jpg"))
+    (tmp_path / "copy.jpg").write_bytes((tmp_path / "2.jpg").read_bytes())
+    test.append(row("copy", tmp_path / "copy.jpg"))
+    (tmp_path / "linked.jpg").symlink_to(tmp_path / "5.jpg")
+    test.append(row("link to val", tmp_path / "linked.jpg"))
+    test.append(row("3", photo(tmp_path / "other.jpg", 50)))
+    (tmp_path / "damaged.jpg").write_bytes(b"test is not checked")
+    test += [row("damaged", tmp_path / "damaged.jpg"), row("lost", tmp_path / "lost.jpg")]
+    data = dataset(train=train, val=val, test=test, more=test)
+    report = check_data(data, ["train", "val"], on_bad="skip")
+    assert found(report) == dict(
+        zip((checks.LEAKED_IDS, checks.LEAKED_FILES, checks.LEAKED_CONTENT), (1, 1, 2), strict=True)
+    )
+    assert "'3' in train and test" in str(report)
+    for names in (
+        ("1.jpg' in train and test",),
+        ("train", "2.jpg", "test", "copy.jpg"),
+        ("val", "5.jpg", "test", "linked.jpg"),
+    ):
+        assert all(name in str(report) for name in names)
+    assert [[*report.kept[split]] for split in ("train", "val")] == [[0, 4], [1]]
+    with pytest.raises(DataError, match=r"1\.jpg' in train and test"):
+        check_data(data, ["train", "val"])
+    assert found(check_data(data, ["train"], "skip", check_pixels=False)) == {
+        checks.LEAKED_IDS: 1,
+        checks.LEAKED_FILES: 1,
+    }
+    assert check_data(dataset(train=train, val=val, test=test[:3], more=test[:3]), ["train", "val"]).ok
+
+
+def test_of_other_splits_only_files_of_equal_size_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, test = good_rows(tmp_path, 0, 2), good_rows(tmp_path, 2, 3)
+    (tmp_path / "3.jpg").write_bytes((tmp_path / "3.jpg").read_bytes().ljust(os.path.getsize(tmp_path / "0.jpg") + 50))
+    (tmp_path / "2.jpg").write_bytes((tmp_path / "1.jpg").read_bytes())
+    (tmp_path / "4.jpg").write_bytes((tmp_path / "4.jpg").read_bytes() + bytes(9999))
+    decoded: list[str] = []
+    decode = file_checks.check_image_file
+    monkeypatch.setattr(
+        file_checks, "check_image_file", lambda file: decoded.append(Path(file.path).name) or decode(file)
+    )
+    cache = tmp_path / "checked.json"
+    for expected in (["0.jpg", "1.jpg", "2.jpg"], []):
+        decoded.clear()
+        assert found(check_data(dataset(train=train, test=test), ["train"], "skip", cache=cache)) == {
+            checks.LEAKED_CONTENT: 1
+        }
+        assert sorted(decoded) == expected
+
+
+def test_rows_of_other_splits_that_this_training_could_not_use_are_passed_over(tmp_path: Path) -> None:
+    rows = [json.dumps({"image": str(photo(tmp_path / f"{n}.jpg", n)), "references": ["a dog"], "split": split} | more)
+            for n, (split, more) in enumerate([("train", {"long_reference": "a long dog"}), ("test", {})])]  # fmt: skip
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    data = build_data(DataConfig("jsonl", path=str(tmp_path / "data.jsonl"), long_captions=True))
+    assert check_data(data, ["train"]).ok
 
 
 def test_images_in_memory_leak_by_content_and_other_objects_are_refused() -> None:

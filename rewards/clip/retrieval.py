@@ -137,7 +137,9 @@ class Retrieval(ClipScore):
     ) -> Sequence[float]:
         first: dict[Any, int] = {}
         for row, image_id in enumerate(ids):
-            first.setdefault(image_id, row)
+            own = first.setdefault(image_id, row)
+            if images[row] is not images[own] and images[row] != images[own]:
+                raise RewardError(f"{self.__name__}: image_id {image_id!r} is that of two images: expected one each")
         number = dict(zip(first, range(len(first)), strict=True))
         owners = np.array([number[image_id] for image_id in ids])
         captions = self.embed_texts(texts)

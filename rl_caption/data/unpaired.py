@@ -92,8 +92,9 @@ class CaptionFile(Splits):
     ) -> None:
         files = _caption_files(Path(path))
         items = (
-            (split, caption, f"{file.name}:{number}\t{caption}")
+            (split, caption, f"{name}:{number}\t{caption}")
             for split, file in files.items()
+            for name in [check_text(file.name, "name of a file of captions")]
             for number, caption in _captions(file, column)
         )
         super().__init__(held_out_splits(Path(path), items, 0 if "val" in files else val_fraction, _caption_row), path)
@@ -168,6 +169,7 @@ def _caption_row(index: int, text: str) -> Row:
 
 
 def _targets(file: Path) -> Iterator[tuple[str, str, str]]:
+    check_text(file.name, "name of a file of targets")
     for number, where, item in json_lines(file):
         values = item if isinstance(item, dict) else {}
         caption, target = values.get("caption"), values.get("target")

@@ -35,6 +35,7 @@ from rl_caption.data.curation import (
 from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import write_text
 from rl_caption.data.parts import missing_parts
+from rl_caption.data.plain_files import shown
 from rl_caption.errors import ConfigError, config_errors
 from rl_caption.evaluation.results import markdown
 
@@ -78,6 +79,9 @@ def curate(config: CurateConfig) -> str:
     out, rows = Path(config.out), source.count()
     if not rows:
         raise DataError(f"{config.data} has no rows")
+    if not any(row.get("split", config.split) == config.split for _, row in source.rows()):
+        splits = dict.fromkeys(shown(row["split"]) for _, row in source.rows())
+        raise DataError(f"no row of {config.data} is of split {config.split!r}: it has {', '.join(splits)}")
     files = [out / "parts" / f"{number:06d}.npz" for number in range(-(-rows // config.part_rows))]
     missing, done = missing_parts(out, files, config.worker, _settings(config, source, rewards))
     _make_parts(config, source, rewards, files, missing)

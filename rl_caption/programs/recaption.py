@@ -28,6 +28,7 @@ from rl_caption.data.files import write_json_lines, write_text
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import missing_parts, own_parts
 from rl_caption.errors import ConfigError, config_errors, errors_of_user_code
+from rl_caption.evaluation.metrics import check_one_row_each
 from rl_caption.evaluation.results import markdown
 from rl_caption.options import build_target, check_type, load_target
 from rl_caption.programs.recaptioners import RECAPTIONERS, Recaptioner
@@ -187,13 +188,17 @@ def selected_rows(config: PartsConfig) -> tuple[DataModule, list[tuple[str, Row]
     Raises:
         ConfigError: a split is unknown, ``worker`` is not K/N, or the images are videos.
         DataError: the data cannot be read.
+        EvaluationError: an image id is in several rows of a split: captions and files go by it.
     """
     data = build_data(config.data)
     unknown = sorted(set(config.splits) - set(data.splits))
     if unknown:
         raise ConfigError(f"splits has {unknown}: expected some of {', '.join(data.splits)}")
     own_parts(config.worker, 1)
-    rows = [(name, row) for name in config.splits or data.splits for row in data.split(name)]
+    names = list(dict.fromkeys(config.splits or data.splits))
+    for name in data.splits:  # of splits that are not worked on, images in memory become files, too
+        check_one_row_each(data.split(name), f"split {name!r}")
+    rows = [(name, row) for name in names for row in data.split(name)]
     if any(isinstance(row.get("image"), list | tuple) for _, row in rows):
         raise ConfigError(f"images of {config.data.path or config.data.format} are videos: expected one image each")
     return data, rows

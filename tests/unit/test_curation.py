@@ -12,7 +12,7 @@ from PIL import Image
 from rl_caption.config.programs import CurateConfig, Selection
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
-from rl_caption.data.curation import MEASURES, best, first_of_equals, text_overlap
+from rl_caption.data.curation import MEASURES, Source, best, first_of_equals, text_overlap
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import JudgeConfig
@@ -180,6 +180,20 @@ def test_ends_of_rules_and_selections_are_kept(tmp_path: Path) -> None:
         out = tmp_path / str(len(list(tmp_path.iterdir())))
         curate(options(path, out, rules=rules, select=select))
         assert [text for name, texts in kept(out) for text in texts if name != "c.png"] == expected
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json"])
+def test_a_split_that_no_row_is_of_is_named(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, kind)
+    with pytest.raises(DataError, match=r"rows\.jsonl.*'trian'.*'train', 'test'" if kind == "jsonl" else "'trian'"):
+        curate(options(path, tmp_path / "out", split="trian"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_hidden_files_are_no_data(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl")
+    (tmp_path / "._rows.jsonl").write_bytes(b"what macOS leaves beside every file")
+    assert Source(tmp_path).files == (path,)
 
 
 def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

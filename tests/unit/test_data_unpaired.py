@@ -1,6 +1,7 @@
 """Images without captions and captions without images: splits, ids, what is held out, errors."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,10 @@ def test_names_of_files_may_have_tabs(tmp_path: Path) -> None:
     path = written(tmp_path / "my\ttargets.jsonl", *(json.dumps({"caption": f"a {n}", "target": n}) for n in range(60)))
     rows = CaptionTargets(path, val_fraction=0.2).split("train")
     assert all(row["references"] == [f"a {row['target']:.0f}"] for row in rows)
+    for format in (CaptionFile, CaptionTargets):
+        with pytest.raises(DataError, match="name of a file"):
+            format(path.rename(tmp_path / os.fsdecode(b"not utf-8 \xff")))
+        path = tmp_path / os.fsdecode(b"not utf-8 \xff")
 
 
 def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_out(tmp_path: Path) -> None:

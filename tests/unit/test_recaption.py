@@ -1,5 +1,6 @@
 """Recaptioning and positives: rows that keep what they had, parts that go on, descriptions, drawings, a tiny VLM."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from rl_caption.data.formats import build_data
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.errors import ConfigError
+from rl_caption.evaluation import EvaluationError
 from rl_caption.programs.recaption import make_positives, recaption
 from rl_caption.programs.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
 from rl_caption.reward_models.batch import check_positives
@@ -86,6 +88,28 @@ def test_a_part_without_all_its_rows_is_named_and_loses_none(content: str, tmp_p
     part.unlink()
     recaption(config(tmp_path))
     assert (tmp_path / "captions.jsonl").read_bytes() == written
+
+
+@pytest.mark.parametrize("program", ["recaption", "positives"])
+def test_two_rows_of_one_image_id_are_refused(tmp_path: Path, program: str) -> None:
+    rows = [{"image": f"{n}.png", "image_id": "5", "references": [f"picture {n}"], "split": split}
+            for n, split in enumerate(("train", "train", "test"))]  # fmt: skip
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    for n in range(3):
+        Image.new("RGB", (8, 8), (90 * n, 0, 0)).save(tmp_path / f"{n}.png")
+    data, asked = DataConfig("jsonl", path=str(path)), RecaptionerConfig(f"{__name__}:Counting")
+    for splits in (["train"], ["test"]):
+        out = str(tmp_path / "out")
+        run = partial(recaption, RecaptionConfig(data, recaptioner=asked, splits=splits, out=out))
+        if program == "positives":
+            run = partial(make_positives, PositivesConfig(data, captions=asked, splits=splits, out=out))
+        with pytest.raises(EvaluationError, match=r"split 'train'.*'5'"):
+            run()
+        assert not Path(out).exists()
+    path.write_text("\n".join(map(json.dumps, rows[1:])))  # one in each split
+    recaption(RecaptionConfig(data, recaptioner=asked, splits=["train", "train"], out=str(tmp_path / "out")))
+    assert len(rows_of(tmp_path / "out/captions.jsonl", "train")) == 1
 
 
 class Numbered(Splits):

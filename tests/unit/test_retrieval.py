@@ -115,6 +115,17 @@ def test_scores_against_a_pool_do_not_depend_on_the_batch(tmp_path: Path) -> Non
     assert reward.signature != Retrieval(Compass(), score="reciprocal_rank").signature
 
 
+def test_two_images_of_one_id_are_refused_and_hidden_files_are_not_in_the_pool(tmp_path: Path) -> None:
+    reward = Retrieval(Compass())
+    for image_id in ("a", 3):
+        with pytest.raises(RewardError, match=f"image_id {image_id!r}"):
+            reward(None, ["0", "90"], image=[grey(0), grey(90)], image_id=[image_id] * 2)
+    assert len(reward(None, ["0", "90"], image=[grey(0), grey(0)], image_id=["a"] * 2)) == 2, "equal images are one"
+    grey(0).save(tmp_path / "a.png")
+    (tmp_path / "._a.png").write_bytes(b"what macOS leaves beside every file")
+    assert Retrieval(Compass(), pool=tmp_path).pool == [tmp_path / "a.png"]
+
+
 def test_an_image_without_a_distractor_scores_the_upper_bound(caplog: pytest.LogCaptureFixture) -> None:
     scores: Any = ("log_softmax", "margin", "reciprocal_rank", "recall")
     for number, score in enumerate(scores, start=1):

@@ -1,12 +1,12 @@
 """Programs that work in parts: distribution of the parts over workers, and a check that settings stay the same."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rewards.files import remove_leftovers
 from rl_caption.data.files import write_json
+from rl_caption.data.plain_files import read_json
 from rl_caption.errors import ConfigError
 
 SETTINGS = "parts.json"
@@ -27,7 +27,7 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     """Record the settings of the parts in ``out``. Raises ``ConfigError`` where existing parts have others."""
     file = out / SETTINGS
     if file.exists() and any(path.is_file() and path != file for path in out.rglob("*")):
-        found = json.loads(file.read_text())
+        found = read_json(file, ConfigError)
         changed = [name for name in settings if found.get(name) != settings[name]]
         if changed:
             differences = "; ".join(f"{name} was {found.get(name)!r}, is {settings[name]!r}" for name in changed)

@@ -24,6 +24,9 @@ SPECIAL_TOKENS = re.compile(
 _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 """What each of them begins with, which is found faster."""
 
+MOST_DIGITS = 300
+"""Of a whole number: one of 309 digits is beyond the largest float."""
+
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
@@ -36,6 +39,12 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = _unique(pairs)
     return {key: value for key, value in made.items() if key != "tokens"} if made.get("raw") is not None else made
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"{shown(digits)} has {len(digits)} digits: expected a number that a float can hold")
+    return int(digits)
 
 
 def parse_json(
@@ -51,7 +60,8 @@ def parse_json(
             for COCO).
     """
     try:
-        return json.loads(content, object_pairs_hook=_without_tokens if drop_tokens else _unique)
+        pairs = _without_tokens if drop_tokens else _unique
+        return json.loads(content, object_pairs_hook=pairs, parse_int=_integer)
     except RecursionError as problem:
         raise error(f"{where} cannot be read as JSON: its brackets are nested too deeply") from problem
     except ValueError as problem:  # also not UTF-8, and numbers of thousands of digits
@@ -93,7 +103,8 @@ def read_yaml(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     """Read a YAML file whose value has the type ``kind``. Raises as ``read_json`` does."""
     try:
         content = yaml.safe_load(file.read_bytes())
-        json.dumps(content, default=str)  # refuses what contains itself
+        # Refuses what contains itself, and numbers of hundreds of digits.
+        json.loads(json.dumps(content, default=str), parse_int=_integer)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         raise error(f"{file} is not YAML: {problem}") from problem
     check_type(content, kind, str(file), error)

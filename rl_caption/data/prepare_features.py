@@ -31,8 +31,8 @@ def convert_tsv(
     The layout is recognised by its columns: bottom-up attention (``image_id, image_w, image_h, num_boxes, boxes,
     features``), LXMERT (ten columns, with objects and attributes) and VinVL (``image_id`` and JSON with ``num_boxes``
     and ``features``; or ``image_id, num_boxes, features``). Arrays are base64 of float32. Existing files are kept
-    where they have the features of the image's first line, so an interrupted conversion continues; damaged ones are
-    written again.
+    where they have the features of the image's first usable line, so an interrupted conversion continues; damaged ones
+    are written again. Published files have lines that are cut off, and the same image whole further down.
 
     Args:
         paths: the TSV files.
@@ -53,7 +53,7 @@ def convert_tsv(
     old, done = {name.removesuffix(".npz") for name in names}, set[str]()
     dim = _stored_dim(folder, old, dim)
     _check_space(paths, folder, old, dtype)
-    written = kept = 0
+    written, kept, bad = 0, 0, dict[str, DataError]()
     for path in paths:
         for number, columns in _lines(Path(path)):
             image_id = columns[0].decode(errors="replace")
@@ -63,18 +63,28 @@ def convert_tsv(
             if image_id in done:
                 kept += 1
                 continue
-            arrays = _arrays(columns, where)
-            dim = dim if dim is not None else arrays["features"].shape[1]
-            check_width(arrays["features"].shape[1], dim, arrays["features"].shape, where)
-            finite(arrays["features"], "features", where)
+            try:
+                arrays = _arrays(columns, where)
+                check_width(arrays["features"].shape[1], dim, arrays["features"].shape, where)
+                finite(arrays["features"], "features", where)
+                stored = as_stored(arrays["features"], dtype, where)
+            except DataError as error:
+                if not done:  # a file of another layout, say
+                    raise
+                bad.setdefault(image_id, error)
+                continue
+            dim = arrays["features"].shape[1]
             if image_id in old and _is_stored(arrays["features"], folder / f"{image_id}.npz", image_id, where):
                 kept += 1
             else:
-                arrays["features"] = as_stored(arrays["features"], dtype, where)
+                arrays["features"] = stored
                 with atomic_write(folder / f"{image_id}.npz") as file:
                     np.savez(file, **arrays)
                 written += 1
             done.add(image_id)
+    lost = [error for image_id, error in bad.items() if image_id not in done]
+    if lost:
+        raise DataError(f"{len(lost)} images have no usable line; first: {lost[0]}")
     return written, kept
 
 

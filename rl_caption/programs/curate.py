@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import Reward, score_captions
-from rewards.files import atomic_write
+from rewards.files import UNREADABLE_ARRAY, atomic_write
 from rewards.registry import build
 from rewards.text.tokenize import tokenize
 from rl_caption.config.checks import check
@@ -36,7 +36,7 @@ from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import write_text
 from rl_caption.data.parts import missing_parts
 from rl_caption.data.plain_files import shown
-from rl_caption.errors import ConfigError, config_errors
+from rl_caption.errors import ConfigError, config_errors, naming
 from rl_caption.evaluation.results import markdown
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def curate(config: CurateConfig) -> str:
     _make_parts(config, source, rewards, files, missing)
     if config.worker is not None:
         return done
-    parts = _read_parts(files, list(rewards))
+    parts = _read_parts(files, list(rewards), rows, config.part_rows)
     steps = _select(config, parts)
     return _write(config, source, parts, steps, rewards)
 
@@ -209,15 +209,24 @@ def _key(config: CurateConfig, row: Item, caption: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
-def _read_parts(files: Sequence[Path], scores: Sequence[str]) -> Parts:
-    columns: dict[str, list[NDArray]] = {}
-    for path in progress(files, "reading parts", "part"):
-        with np.load(path) as part:
-            for name in ("captions", "reason", "key", *(f"score_{score}" for score in scores)):
-                columns.setdefault(name, []).append(part[name])
-    arrays = {name: np.concatenate(each) for name, each in columns.items()}
-    found = {score: arrays.pop(f"score_{score}") for score in scores}
-    return Parts(**arrays, scores=found)
+def _read_parts(files: Sequence[Path], scores: Sequence[str], rows: int, part_rows: int) -> Parts:
+    """Read the parts of a data set of ``rows`` rows. Raises ``DataError``, which names the file, for a damaged one."""
+    kinds = {"captions": np.int32, "reason": np.int16, "key": np.uint64, **{f"score_{n}": np.float32 for n in scores}}
+    columns: dict[str, list[NDArray]] = {name: [] for name in kinds}
+    for number, path in enumerate(progress(files, "reading parts", "part")):
+        damaged = f"{path} cannot be read: remove it, and start again, which makes it anew"
+        with naming(damaged, (*UNREADABLE_ARRAY, TypeError, AttributeError), error=DataError), np.load(path) as part:
+            arrays = {name: part[name] for name in kinds}
+            length = dict.fromkeys(kinds, int(arrays["captions"].sum()))
+            length["captions"] = min(part_rows, rows - number * part_rows)
+            for name, kind in kinds.items():
+                if arrays[name].dtype != kind or arrays[name].shape != (length[name],):
+                    found = f"{arrays[name].dtype} {list(arrays[name].shape)}"
+                    raise ValueError(f"{name} is {found}: expected {np.dtype(kind)} [{length[name]}]")
+                columns[name].append(arrays[name])
+    whole = {name: np.concatenate(own) for name, own in columns.items()}
+    found_scores = {score: whole.pop(f"score_{score}") for score in scores}
+    return Parts(**whole, scores=found_scores)
 
 
 def _select(config: CurateConfig, parts: Parts) -> list[tuple[str, NDArray[np.bool_]]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 from urllib.parse import quote
 
 import numpy as np
@@ -27,6 +27,7 @@ from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_json_lines, write_text
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import missing_parts, own_parts
+from rl_caption.data.plain_files import parse_json
 from rl_caption.errors import ConfigError, config_errors, errors_of_user_code
 from rl_caption.evaluation.metrics import check_one_row_each
 from rl_caption.evaluation.results import markdown
@@ -41,6 +42,17 @@ Rows = Sequence[tuple[str, Row]]
 """Rows, each with the name of its split."""
 NewColumns = Callable[[Rows], Sequence[Mapping[str, Any]]]
 """From some rows to the new columns of each."""
+
+
+class _Recaptioned(TypedDict):
+    references: list[str]
+    long_reference: str
+
+
+class _Positives(TypedDict):
+    references: list[str]
+    positive_captions: NotRequired[list[str]]
+    positive_images: NotRequired[list[str]]
 
 
 def recaption(config: RecaptionConfig) -> str:
@@ -72,7 +84,7 @@ def recaption(config: RecaptionConfig) -> str:
     if config.worker is not None:
         return done
     file = Path(config.out) / "captions.jsonl"
-    lines, count = gather_parts(config, data, rows, file)
+    lines, count = gather_parts(config, data, rows, file, _Recaptioned)
     before = [caption for line in lines for caption in line["references"]]
     captions = {"before": before, "after": [line["long_reference"] for line in lines]}
     notes = [f"by {recaptioner.signature}"]
@@ -122,7 +134,7 @@ def make_positives(config: PositivesConfig) -> str:
     if config.worker is not None:
         return done
     file = Path(config.out) / "positives.jsonl"
-    lines, count = gather_parts(config, data, rows, file)
+    lines, count = gather_parts(config, data, rows, file, _Positives)
     kinds = ("references", "positive_captions")
     captions = {name: [text for line in lines for text in line.get(name, [])] for name in kinds}
     notes = [f"{name} by {signature}" for name, signature in made_by.items() if signature is not None]
@@ -261,10 +273,13 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
     return line | {"split": split} | known
 
 
-def gather_parts(config: PartsConfig, data: DataModule, rows: Rows, file: Path) -> tuple[list[dict[str, Any]], int]:
+def gather_parts(
+    config: PartsConfig, data: DataModule, rows: Rows, file: Path, kind: Any
+) -> tuple[list[dict[str, Any]], int]:
     """Write one ``file`` from all parts and the rows of the splits that were not worked on.
 
-    ``rows`` are those of the parts. Returns the lines of the parts, and the number of all lines.
+    ``rows`` are those of the parts, whose lines have the type ``kind`` (``check_type``). Returns the lines of the
+    parts, and the number of all lines. Raises ``DataError``, which names part and line, for a damaged part.
     """
     made: list[dict[str, Any]] = []
     for number, part in enumerate(_part_files(config, len(rows))):
@@ -274,7 +289,10 @@ def gather_parts(config: PartsConfig, data: DataModule, rows: Rows, file: Path) 
             raise DataError(
                 f"{part} has {len(lines)} of {expected} rows: remove it, and start again, which makes it anew"
             )
-        made += map(json.loads, lines)
+        for line, content in enumerate(lines, start=1):
+            where = f"{part}, line {line}"
+            made.append(parse_json(content, where))
+            check_type(made[-1], kind, where, DataError)
     others = [name for name in data.splits if config.splits and name not in config.splits]
     kept = [_line(name, row, Path(config.out)) for name in others for row in data.split(name)]
     write_json_lines(file, [*made, *kept])

@@ -25,6 +25,8 @@ class ReportError(UserError, ValueError):
 
 class _Term(TypedDict, total=False):
     weight: float
+    target: str | None
+    schedule: list[tuple[float, float]] | None
 
 
 class _Alarm(TypedDict):
@@ -38,9 +40,14 @@ CONFIG_KEYS = {
     "eval.split": str | None,
     "train.max_steps": int | None,
     "data": dict[str, Any],
+    "data.path": str | None,
+    "data.format": str | None,
+    "model.init": str | None,
+    "model.name": str | None,
+    "rollout": dict[str, Any],
     "task": str,
 }
-"""The values of ``config.yaml`` that a report reads: dotted key -> type."""
+"""The values of ``config.yaml`` that a report or a model card reads: dotted key -> type."""
 ENV_KEYS = {"versions": dict[str, str | None], "command": list[str]}
 STATE_KEYS = {
     "metric": str,

@@ -5,6 +5,7 @@ Dataset Curation", Findings of ACL 2024, section 2 and appendix A.
 """
 
 import json
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -203,7 +204,7 @@ def _ratings(path: Path) -> dict[str, float]:
     with _reading(path):
         for caption, where, item in _captioned_lines(path):
             rating = item.get("rating")
-            if not isinstance(rating, int | float) or isinstance(rating, bool) or not np.isfinite(rating):
+            if not isinstance(rating, int | float) or isinstance(rating, bool) or not math.isfinite(rating):
                 raise DataError(f"{where}: 'rating' is {shown(rating)}: expected a finite number")
             found[caption].append(float(rating))
     if not found:

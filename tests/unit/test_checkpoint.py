@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from rl_caption.training.checkpoint import (
     CheckpointError,
     clear_leftovers,
+    hash_of,
     load_checkpoint,
     new_folder,
     newest_checkpoint,
@@ -82,6 +83,22 @@ def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(tmp_path
     (tmp_path / "step-00000004" / "file").unlink()
     prune(tmp_path, 2, tmp_path / "step-00000006")
     assert {p.name for p in tmp_path.iterdir()} == {"step-00000002", "step-00000006"}
+
+
+@pytest.mark.parametrize(("keep", "left"), [(0, [8]), (1, [8]), (2, [6, 8]), (9, [2, 4, 6, 8])])
+def test_the_newest_checkpoints_are_kept_and_one_in_any_case(tmp_path: Path, keep: int, left: list[int]) -> None:
+    for step in (2, 4, 6, 8):
+        whole(tmp_path / f"step-{step:08d}")
+    prune(tmp_path, keep, tmp_path / "step-00000008")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:08d}" for step in left]
+
+
+def test_the_hash_of_a_folder_is_of_names_and_contents(tmp_path: Path) -> None:
+    whole(tmp_path / "a"), whole(tmp_path / "b"), whole(tmp_path / "c", "y")
+    assert hash_of(tmp_path / "a") == hash_of(tmp_path / "b") != hash_of(tmp_path / "c")
+    (tmp_path / "b/file").rename(tmp_path / "b/file2")
+    assert hash_of(tmp_path / "a") != hash_of(tmp_path / "b")
+    assert hash_of(tmp_path / "none") not in {hash_of(tmp_path / name) for name in "abc"}
 
 
 @pytest.mark.parametrize(

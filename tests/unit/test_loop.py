@@ -19,11 +19,13 @@ from rl_caption.captioners.base import Decoding
 from rl_caption.cli.main import parse
 from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
 from rl_caption.engines import Averages, dropout_off
+from rl_caption.evaluation import validation_cider
 from rl_caption.training import validation
 from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from rl_caption.training.loop import NonFiniteError, Trainer, schedule_factor
 from rl_caption.training.setup import Context, parameter_groups
 from rl_caption.types import CaptionBatch, TrainState, Validation
+from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 
 
@@ -226,6 +228,16 @@ def test_a_model_leaves_dropout_off_in_the_mode_that_it_came_in(training: bool, 
         assert model[0].training == (training and not enabled)
         raise KeyError
     assert model.training == model[0].training == training
+
+
+def test_validation_decodes_without_dropout_and_leaves_the_policy_as_it_was() -> None:
+    captioner, rows = tiny_captioner(dropout=0.5), tiny_rows(4)
+    captioner.policy.train()
+    arguments = (captioner, captioner.policy, rows, Decoding(max_new_tokens=8), 3, Accelerator(cpu=True))
+    one, other = (validation.decode_candidates(*arguments) for _ in range(2))
+    assert captioner.policy.training
+    captioner.policy.eval()
+    assert one == other == validation.decode_candidates(*arguments)
 
 
 def logged(folder: Path, key: str) -> dict[int, float]:
@@ -497,6 +509,7 @@ def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch
     )
     captioner: Any = SimpleNamespace(policy=None)
     found = validation.CaptionValidator(context, captioner, 20)(0, {})
-    assert found.metrics["val/cider"] > 0
+    assert found.metrics["val/cider"] == validation_cider(CAPTIONS, REFERENCES)
+    assert found.metrics["val/length"] == (5 + 8 + 5 + 12) / 4
     (decoding,) = seen
     assert (decoding.num_beams, decoding.length_penalty, decoding.max_new_tokens) == (*expected, 20)

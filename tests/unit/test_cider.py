@@ -238,3 +238,13 @@ def test_wrong_input_is_refused() -> None:
     ):
         with pytest.raises(RewardError, match=message):
             CiderD(made_df())(None, ["a", "b"], **columns)
+
+
+def test_cached_tokens_belong_to_all_references_of_an_image_and_the_newest_stay() -> None:
+    df = DocumentFrequencies.from_texts([["a dog"], ["two cats"], ["a bird"]], eos=True)
+    lists = [["a dog"], ["a dog", "two cats"], ["a dog", "a bird"]]
+    alone = [CiderD(df)(None, ["two cats"], references=[own])[0] for own in lists]
+    together = CiderD(df, cache_images=2)
+    for _ in range(2):
+        assert [together(None, ["two cats"], references=[own])[0] for own in lists] == alone
+    assert list(together._cache) == [tuple(own) for own in lists[1:]]

@@ -4,6 +4,7 @@ import json
 import logging
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import BertConfig
 
 from rewards.base import RewardError
 from rewards.clip import encoder
-from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.backbone import Backbone, _fingerprint, load_backbone
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import MEMORY_SHARE, CachedEncoder, DualEncoder, EmbeddingCache, entry_bytes
 from rewards.clip.preprocessing import Preprocessing, pixels
@@ -314,3 +315,40 @@ def test_only_the_first_process_says_how_far_it_is(monkeypatch, caplog):
         with caplog.at_level(logging.INFO):
             assert list(encoder.chunks("abc", 2, "embedding letters")) == ["ab", "c"]
         assert caplog.text.count("embedding letters: 2 of 3") == lines
+
+
+def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(tmp_path: Path) -> None:
+    asked: list[str] = []
+    buffer = np.zeros((1, 2), np.float32)
+
+    def embed(cache: EmbeddingCache, item: str, value: float) -> float:
+        def encode(items: Sequence[str]) -> Any:
+            asked.extend(items)
+            buffer[:] = value
+            return buffer
+
+        return float(cache.embed([item], encode, str)[0, 0])
+
+    first = EmbeddingCache("one", tmp_path)
+    assert embed(first, "a", 1.0) == embed(first, "a", 9.0) == 1.0
+    assert embed(first, "b", 2.0) == 2.0
+    assert embed(first, "a", 9.0) == 1.0, "what the encoder does with its memory later does not matter"
+    assert embed(EmbeddingCache("one", tmp_path), "a", 9.0) == 1.0
+    assert asked == ["a", "b"]
+    assert embed(EmbeddingCache("two", tmp_path), "a", 3.0) == 3.0
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
+    (tmp_path / "one").rename(tmp_path / "three")
+    assert embed(EmbeddingCache("three", tmp_path), "a", 4.0) == 4.0
+    assert asked == ["a", "b", "a", "a"]
+
+
+def test_a_fingerprint_changes_with_shape_preprocessing_and_precision_of_equal_weights(tmp_path: Path) -> None:
+    folders = [tiny_student(tmp_path / name, name) for name in ("masked", "full")]
+    loaded = [load_backbone(str(folder)) for folder in folders]
+    states = [each.model.state_dict() for each in loaded]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    parts = loaded[0]._parts()
+    others = [replace(parts, preprocessing=replace(parts.preprocessing, mean=(0.0, 0.0, 0.0)))]
+    found = {loaded[0].fingerprint, loaded[1].fingerprint, *(_fingerprint(other, "fp32") for other in others)}
+    found.add(_fingerprint(parts, "bf16"))
+    assert len(found) == 4

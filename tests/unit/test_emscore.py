@@ -127,6 +127,7 @@ def test_frames_are_embedded_a_single_time(backbone: Backbone, tmp_path: Path) -
     again = pickle.loads(pickle.dumps(EmScore(backbone, idf_captions=TEXTS)))
     assert again.signature == EmScore(backbone, idf_captions=TEXTS).signature
     assert "idf of 2 captions" in again.signature
+    assert again.signature != EmScore(backbone, idf_captions=[*TEXTS[:1], "another"]).signature
     assert "both" in again.signature
 
 

@@ -192,3 +192,15 @@ def test_a_file_that_stays_as_it_is_is_read_once(tmp_path: Path, monkeypatch: py
     key = image_identity(path)
     monkeypatch.setattr("hashlib.file_digest", None)
     assert image_identity(str(path)) == key
+
+
+def test_the_key_of_an_image_changes_with_each_thing_that_it_names(tmp_path: Path) -> None:
+    files = [saved(tmp_path / f"{number}.bmp", noise_image(number)) for number in (1, 2)]
+    for file in files:
+        os.utime(file, ns=(10**9, 10**9))
+    assert files[0].stat().st_size == files[1].stat().st_size
+    grey = Image.fromarray(RAMP)
+    others = [grey, grey.convert("RGB"), Image.fromarray(RAMP.reshape(4, 3)), Image.fromarray(RAMP + 1)]
+    keys = [*map(image_identity, [*files, *others])]
+    assert len(set(keys)) == len(keys)
+    assert image_identity(grey.copy()) == image_identity(grey)

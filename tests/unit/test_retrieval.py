@@ -160,3 +160,26 @@ def test_bad_arguments_are_named(tmp_path: Path) -> None:
     for arguments, message in wrong:
         with pytest.raises(ValueError, match=message):
             Retrieval(Compass(), **arguments)
+
+
+def test_the_signature_names_every_option_and_the_images_of_the_pool(tmp_path: Path) -> None:
+    grey(10).save(tmp_path / "a.png")
+    options: list[dict[str, Any]] = [
+        {},
+        {"scale": 50.0},
+        {"score": "margin"},
+        {"score": "margin", "margin": 0.3},
+        {"score": "recall"},
+        {"score": "recall", "k": 2},
+        {"score": "reciprocal_rank"},
+        {"distractors": 3},
+        {"both": True},
+        {"prefix": "a "},
+        {"pool": tmp_path},
+    ]
+    found = [Retrieval(Compass(), **own).signature for own in options]
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes() + b"0")
+    found.append(Retrieval(Compass(), pool=tmp_path).signature)
+    grey(20).save(tmp_path / "b.png")
+    found.append(Retrieval(Compass(), pool=tmp_path).signature)
+    assert len(set(found)) == len(found)

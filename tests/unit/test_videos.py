@@ -133,3 +133,13 @@ def test_every_format_gives_videos_and_the_checks_read_them(tmp_path: Path, form
     assert list(report.kept["train"]) == [0, 1, 2]
     with pytest.raises(DataError, match="2 of 5 cannot be used"):
         check_row_images(data.split("train"), "the reward")
+
+
+def test_the_key_of_a_frame_changes_with_each_of_its_fields(tmp_path: Path) -> None:
+    for name, last in (("a.gif", 200), ("b.gif", 201)):
+        frames = [Image.new("L", (4, 4), shade) for shade in (0, 100, last)]
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
+    first, second = tmp_path / "a.gif", tmp_path / "b.gif"
+    chosen = [*video_frames(first, 2), video_frames(first, 3)[0], video_frames(second, 2)[0]]
+    chosen += [video_frames(first, 2, span)[0] for span in ((0.0, 0.5), (0.5, 1.0))]
+    assert len({frame.identity() for frame in chosen}) == len(chosen)

@@ -37,6 +37,8 @@ LONGEST = 300
 """Seconds after which a run counts as hanging."""
 PRELOAD = [
     "rl_caption.programs.train",
+    "rl_caption.captioners.huggingface",
+    "rl_caption.captioners.transformer",
     "rl_caption.reward_models.program",
     "open_clip",
     "rl_caption.cli.main",

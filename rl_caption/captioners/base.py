@@ -21,6 +21,10 @@ from rl_caption.options import Range, Temperature, wrong_values
 if TYPE_CHECKING:
     from rl_caption.captioners.decoding import NextLogits
 
+FROM_SCRATCH = "caption_transformer"
+"""``model_type`` of the Transformer of this package."""
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+"""Patterns of the names of weight files in the folder of a saved captioner."""
 FORBIDDEN_LOGIT = -1e9
 """Logit of tokens that a caption may not contain: probability 0 in float32 at any ``Temperature``, yet finite, so that
 entropy is defined."""

@@ -13,12 +13,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers.generation.logits_process import (
-    NoRepeatNGramLogitsProcessor,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
-)
 
 from rewards.text.degeneration import bad_ending
 from rewards.text.tokenize import tokenize
@@ -116,6 +110,8 @@ def decode_with_scores(
 
 def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
     """Processors that depend on the tokens before: repeated n-grams, repeated trigrams, bad endings."""
+    from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
+
     found: list[Processor] = []
     if decoding.no_repeat_ngram_size:
         found.append(NoRepeatNGramLogitsProcessor(decoding.no_repeat_ngram_size))
@@ -128,6 +124,8 @@ def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
 
 def truncations(decoding: Decoding) -> list[Processor]:
     """Processors that truncate the distribution of samples, in the order of Transformers."""
+    from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
+
     found: list[Processor] = []
     if decoding.top_k:
         found.append(TopKLogitsWarper(decoding.top_k))

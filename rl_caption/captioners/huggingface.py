@@ -35,7 +35,7 @@ from rl_caption.captioners.adaptation import (
     save_adapters,
     trained_share,
 )
-from rl_caption.captioners.base import Captioner, CaptionerError, Decoding, Generated, forbid, reading
+from rl_caption.captioners.base import WEIGHTS, Captioner, CaptionerError, Decoding, Generated, forbid, reading
 from rl_caption.captioners.decoding import NextLogits, Prefixes
 from rl_caption.captioners.hf_families import FAMILIES, Conventions, Family, check_architectures, plain_tokens
 from rl_caption.captioners.hf_policy import NO_TOKEN, DecodeState, HuggingFacePolicy
@@ -48,7 +48,6 @@ SETTINGS = "rl_caption.json"
 """File with family and prompt in the folder of an exported model."""
 Q_FORMER = "qformer_tokenizer"
 """Subfolder of InstructBLIP's second tokenizer."""
-WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 ADAPTERS_FOLDER = "adapters"
 """Subfolder of an exported model that holds the low-rank adapters alone."""
 

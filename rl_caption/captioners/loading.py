@@ -1,4 +1,8 @@
-"""Loading a saved captioner of any kind, which its ``config.json`` tells, and making a new one."""
+"""Loading a saved captioner of any kind, which its ``config.json`` tells, and making a new one.
+
+The classes of captioners are imported where one is loaded: Transformers' models bring seconds of imports, torchvision
+and torch's compiler among them, and much of what is wrong with a run is found before.
+"""
 
 import hashlib
 import re
@@ -8,10 +12,7 @@ from typing import Any
 
 from rewards.model_files import export_hint, read_object
 from rewards.trust import check_trusted
-from rl_caption.captioners.base import Captioner, CaptionerError, reading
-from rl_caption.captioners.huggingface import WEIGHTS, HuggingFaceCaptioner
-from rl_caption.captioners.modeling import CaptionTransformerConfig
-from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.captioners.base import FROM_SCRATCH, WEIGHTS, Captioner, CaptionerError, reading
 from rl_caption.errors import ConfigError, errors_of_user_code, naming
 from rl_caption.options import check_options, load_target
 
@@ -41,10 +42,12 @@ def load_captioner(
         ConfigError: ``target`` is not a captioner.
     """
     kind = target or model_type(name) or ""
-    if ":" in kind or kind == CaptionTransformerConfig.model_type:
+    if ":" in kind or kind == FROM_SCRATCH:
         if prompt:
             raise CaptionerError(f"{str(name)!r} is a captioner from scratch, which takes no prompt")
-        if kind == CaptionTransformerConfig.model_type:
+        if kind == FROM_SCRATCH:
+            from rl_caption.captioners.transformer import TransformerCaptioner
+
             return TransformerCaptioner.from_pretrained(name, cache_bytes)
         key = "model.target" if target else f"model_type in {Path(name) / 'config.json'}"
         with reading(name), errors_of_user_code(f"{key} {kind}", error=CaptionerError):
@@ -56,6 +59,8 @@ def load_captioner(
             f"{str(name)!r} is not a saved captioner: it has no config.json, and is no name on the hub (OWNER/MODEL)"
             f"{export_hint(name)}"
         )
+    from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+
     return HuggingFaceCaptioner.from_pretrained(name, prompt, dtype)
 
 

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from rewards.model_files import check_ranges
+from rl_caption.captioners.base import FROM_SCRATCH
 from rl_caption.captioners.packed import CACHE, Packing
 from rl_caption.options import Range, wrong_arguments
 
@@ -53,7 +54,7 @@ class CaptionTransformerConfig(PreTrainedConfig):
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: below ``vocab_size``.
     """
 
-    model_type = "caption_transformer"
+    model_type = FROM_SCRATCH
     is_encoder_decoder = True
 
     def __init__(

@@ -19,9 +19,7 @@ from rewards.registry import load as load_term
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
-from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner, new_captioner
-from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, ScstConfig
 from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import check_data
@@ -89,6 +87,8 @@ def build_captioner(
         _refuse_pretrained_options(config)
         if config.target is not None:
             return new_captioner(config.target, references, config.kwargs)
+        from rl_caption.captioners.transformer import TransformerCaptioner
+
         with config_errors("model"):
             return TransformerCaptioner.from_scratch(
                 references, config.min_count, config.tokenizer, cache_bytes, tokenizer, **config.kwargs
@@ -105,14 +105,16 @@ def build_captioner(
         captioner = load_captioner(config.init, cache_bytes, config.prompt, config.dtype, config.target)
     except CaptionerError as error:
         raise CaptionerError(f"model.init: {error}") from error
-    if isinstance(captioner, HuggingFaceCaptioner):
-        captioner.adapt(config.freeze, asdict(config.lora) if config.lora else None, config.gradient_checkpointing)
+    adapt = getattr(captioner, "adapt", None)  # models of Transformers have it
+    if adapt is not None:
+        adapt(config.freeze, asdict(config.lora) if config.lora else None, config.gradient_checkpointing)
     else:
         _refuse_pretrained_options(replace(config, name="transformer"))
-    if isinstance(captioner, TransformerCaptioner) and captioner.word_level and captioner.split_by != tokenizer:
+    split_by = getattr(captioner, "split_by", None) if getattr(captioner, "word_level", False) else None
+    if split_by not in (None, tokenizer):  # of the Transformer from scratch
         raise ConfigError(
-            f"model.init {config.init!r} has a vocabulary of words by {captioner.split_by!r}, data.tokenizer is "
-            f"{tokenizer!r}: set data.tokenizer to {captioner.split_by}, or train from scratch"
+            f"model.init {config.init!r} has a vocabulary of words by {split_by!r}, data.tokenizer is "
+            f"{tokenizer!r}: set data.tokenizer to {split_by}, or train from scratch"
         )
     return captioner
 

@@ -91,6 +91,38 @@ def test_import_is_light(packages: str, light: set[str]) -> None:
     assert done.stdout.strip() == "[]"
 
 
+FOR_SOME_MODELS = {"transformers.modeling_utils", "torchvision", "torch._dynamo", "scipy", "sklearn", "pandas", "peft"}
+"""What Transformers' models and other packages bring; a run that is refused does not wait for them."""
+RUN = """
+import sys
+from rl_caption.cli.main import main
+main({words!r})
+print(sorted({heavy!r} & set(sys.modules)))
+"""
+
+
+def test_training_programs_bring_no_models_until_one_is_made() -> None:
+    packages = "rl_caption.programs.train, rl_caption.reward_models.program, rl_caption.ablation.runner"
+    heavy = FOR_SOME_MODELS | {"open_clip", "trl", "deepspeed", "pycocoevalcap", "jsonargparse"}
+    done = run_python(LOADED_AFTER.format(packages=packages, heavy=heavy))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+SCORE = ["score", "--captions", "captions.json", "--references", "references.json", "--reward"]
+
+
+@pytest.mark.parametrize("words", [["--help"], [*SCORE, "cider"], [*SCORE, "bleu"], [*SCORE, "rouge_l"]])
+def test_help_and_scores_of_texts_need_nothing_heavy(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "captions.json").write_text('[{"image_id": "a", "caption": "a dog"}]')
+    (tmp_path / "references.json").write_text('{"a": ["the dog", "a cat"]}')
+    code = RUN.format(words=words, heavy=(HEAVY | FOR_SOME_MODELS) - {"PIL", "jsonargparse"})
+    path = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n"
+    done = run_python(path + textwrap.dedent(code), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_these_checks_see_an_offence(tmp_path: Path) -> None:
     package = tmp_path / "offender"
     package.mkdir()

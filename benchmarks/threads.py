@@ -4,7 +4,8 @@
 
 By default threads that wait for another one spin for milliseconds. Both variants take the same steps in turn, each in a
 process of its own with as many threads as there are cores: first alone, then beside ``--others`` processes that do
-nothing but count, which this program starts and ends. The step is that of ``benchmarks.scst_step`` on a CPU.
+nothing but count, which this program starts and ends. The step is that of ``benchmarks.scst_step`` on a CPU, with two
+layers each. No other program should run at the same time.
 """
 
 import multiprocessing
@@ -23,6 +24,7 @@ from benchmarks.scst_step import Bench, Shapes, build_bench, our_step
 from rl_caption.threads import WAIT_VARIABLES, granted_cores, wait_variables
 
 SLEEP, SPIN = "waiting threads sleep", "they spin, as by default"
+SMALL = {"encoder_layers": 2, "decoder_layers": 2}
 benches: list[Bench] = []
 """In a process that trains: its bench."""
 
@@ -68,7 +70,7 @@ def measure(
     """Time of a step, alone and beside other work."""
     if timing.device != "cpu":
         raise SystemExit("threads: expected --device cpu")
-    size = shapes or Shapes(images=images)
+    size = shapes or Shapes(SMALL, words=2000, images=images)
     with ExitStack() as stack:
         pools = {
             name: stack.enter_context(start(variables, size))

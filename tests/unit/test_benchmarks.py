@@ -49,6 +49,7 @@ def shares(rows: list[Measurement]) -> list[float]:
 
 def test_one_table_and_one_file_of_all_that_was_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(startup, "COMMANDS", {startup.NOTHING: ["-c", "pass"], "help": ["-c", "help"]})
+    monkeypatch.setattr(startup, "RUNS", {})
     every.main(["--only", "startup", "--repeats", "1", "--json", str(tmp_path / "rows.json")])
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["baseline"] for row in rows] == ["python -c pass"]

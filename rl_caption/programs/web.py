@@ -42,6 +42,8 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 """Formats of photos that are read; for some others Pillow would start a program such as Ghostscript."""
 MOST_TEXT = 2**16
 """Most bytes of a request besides its photo."""
+MOST_DIGITS = 12
+"""Most digits of a ``Content-Length``."""
 SECONDS = 60
 """A request ends after so many seconds without a byte from the browser."""
 HEADERS = {
@@ -182,7 +184,7 @@ class _Handler(BaseHTTPRequestHandler):
         length, limit = self.headers.get("Content-Length", ""), self.server.config.max_mb
         if not (length.isascii() and length.isdigit()):
             raise RefusedRequest(HTTPStatus.LENGTH_REQUIRED, f"Content-Length is {length!r:.80}: expected a number")
-        if int(length[:20]) > math.ceil(limit * 2**20 / 3) * 4 + MOST_TEXT:
+        if len(length) > MOST_DIGITS or int(length) > math.ceil(limit * 2**20 / 3) * 4 + MOST_TEXT:
             raise RefusedRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the photo is larger than max_mb, {limit} MiB")
         photo: Photo = json_object(self.rfile.read(int(length)), "the request")  # type: ignore[assignment]
         check_type(photo, Photo, "the request", DataError)
@@ -191,11 +193,11 @@ class _Handler(BaseHTTPRequestHandler):
             ("models", photo["models"], models.captioners),
             ("judges", photo["judges"], models.judges),
         ):
-            if not set(chosen) <= known.keys() or (key == "models" and not chosen):
-                raise DataError(f"{key} are {chosen!r:.200}: expected some of {list(known)}")
-        image = read_photo(photo["name"], photo["image"], self.server.config.max_megapixels)
+            if not set(chosen) <= known.keys() or len(set(chosen)) < len(chosen) or (key == "models" and not chosen):
+                raise DataError(f"{key} are {chosen!r:.200}: expected some of {list(known)}, each once")
         references = [text.strip() for text in photo["references"] if text.strip()]
-        with self.server.lock:
+        with self.server.lock:  # also around the photo: a small file may take gigabytes when it is decoded
+            image = read_photo(photo["name"], photo["image"], self.server.config.max_megapixels)
             return models.captions(photo["name"], image, photo["models"], photo["judges"], references)
 
     def _check_sender(self) -> None:

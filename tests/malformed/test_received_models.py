@@ -28,7 +28,9 @@ from rewards.trust import SHIPPED, trust
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli.main import main
 from rl_caption.errors import EXPECTED
+from rl_caption.programs.recaption import file_name
 from rl_caption.programs.recaptioners import VisionLanguageRecaptioner
+from rl_caption.report.read import read_ablation
 from rl_caption.reward_models.distillation import build_tower
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
@@ -367,3 +369,47 @@ def test_a_pickled_checkpoint_is_refused_without_advice(received: Path) -> None:
     torch.save({"state_dict": {"a": Path("x")}}, "clip.pt")
     refusal(lambda: load_backbone(ARCHITECTURE, "clip.pt"), "clip.pt", "PosixPath")
     assert load_backbone(ARCHITECTURE, tiny_checkpoint(received)).context_length
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["notes.txt", "text/notes.txt", "folder"])
+def test_links_out_of_a_model_are_not_published(link: str, whole: Path, received: Path, capsys) -> None:
+    folder = copied(whole, "captioner", received / "model")
+    (folder / "manifest.json").unlink(missing_ok=True)
+    secret = received / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("private")
+    (folder / link).parent.mkdir(exist_ok=True)
+    (folder / link).symlink_to(secret if link == "folder" else secret / "key")
+    with pytest.raises(SystemExit):
+        main(["share", str(folder), "--out", str(received / "shared")])
+    assert str(folder / link) in capsys.readouterr().err
+    assert not list(received.glob("shared/**/key")) + list(received.glob("shared/**/notes.txt"))
+    (folder / link).unlink()
+    (folder / "weights").symlink_to(folder / "model.safetensors")  # inside: a copy of what is published anyway
+    assert main(["share", str(folder), "--out", str(received / "shared")]) == 0
+
+
+def test_a_model_type_is_no_text_of_the_card(whole: Path, received: Path, capsys) -> None:
+    folder = copied(whole, "captioner", received / "model", model_type='x:y"); import os; os.system("touch ran')
+    with pytest.raises(SystemExit):
+        main(["share", str(folder), "--out", str(received / "shared")])
+    assert str(folder) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("split", ["..", ".", "../../out", "/tmp/out", "a/b", "train"])
+def test_a_split_is_a_name_and_no_place(split: str, received: Path) -> None:
+    out = received / "below" / "out"
+    assert (out / "images" / file_name(split)).resolve().parent == (out / "images").resolve()
+    assert file_name("train") == "train"
+
+
+def test_a_table_of_a_received_grid_leads_nowhere_else(received: Path) -> None:
+    (received / "grid").mkdir()
+    (received / "elsewhere").mkdir()
+    (received / "elsewhere/scores.json").write_text("{}")
+    for system in ("../..", str(received)):
+        (received / "grid/runs.csv").write_text(f"system,base,alpha,seed\n{system},,,1\n")
+        refusal(lambda: read_ablation(received / "grid"), "runs.csv, line 2")

@@ -5,7 +5,9 @@ import http.client
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -93,6 +95,8 @@ def test_what_cannot_be_captioned_is_named(server: PageServer) -> None:
         (photo(png(), image="%%%", name="odd.png"), "odd.png cannot be read"),
         (photo(png(), models=[]), "models are []"),
         (photo(png(), judges=["cider"]), "judges are ['cider']"),
+        (photo(png(), models=NAMES[:1] * 2000), "models are ['first', 'first'"),
+        (photo(png(), judges=["ROUGE"] * 2000), "judges are ['ROUGE', 'ROUGE'"),
         (photo(png(), references="a"), "'references'"),
         (b"{", "not JSON"),
     ):
@@ -112,8 +116,31 @@ def test_requests_that_are_not_the_page_s_are_refused(server: PageServer) -> Non
         (404, "POST", "/captions", {"Content_Type": "text/plain"}),
         (411, "POST", "/captions", {"Content_Length": "-1"}),
         (413, "POST", "/captions", {"Content_Length": "9" * 10}),
+        (413, "POST", "/captions", {"Content_Length": "0" * 20 + "9" * 10}),
+        (413, "POST", "/captions", {"Content_Length": "9" * 5000}),
+        (411, "POST", "/captions", {"Content_Length": "²"}),
     ):
         assert exchange(server, method, path, **headers)[0] == status, (method, path, headers)
+
+
+def test_photos_are_decoded_one_at_a_time(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight small files of one colour would take gigabytes together."""
+    open_photos, most, entered = [0], [0], threading.Lock()
+
+    def slow_photo(*arguments: Any) -> Image.Image:
+        with entered:
+            open_photos[0] += 1
+            most[0] = max(most[0], open_photos[0])
+        time.sleep(0.05)
+        with entered:
+            open_photos[0] -= 1
+        return Image.new("RGB", (16, 16))
+
+    monkeypatch.setattr("rl_caption.programs.web.read_photo", slow_photo)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: exchange(server, "POST", "/captions", photo(png())), range(8)))
+    assert [status for status, _ in answers] == [200] * 8
+    assert most == [1]
 
 
 def test_the_host_is_an_address_or_a_name_of_this_machine() -> None:

@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import struct
+import threading
 import time
 import tokenize
 import zipfile
@@ -24,6 +25,8 @@ UNREADABLE_ARRAY = (
     *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 """What numpy and zipfile raise on a file that is damaged, is not an array, or would have to be unpickled."""
+_PARSER = threading.Lock()
+"""Held while a header is parsed: in Python 3.11, ``ast.literal_eval`` of several threads at once can raise."""
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
@@ -103,17 +106,26 @@ def array_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[A
 
     Raises one of ``UNREADABLE_ARRAY`` if there is no such header, or if the file is too short for the array.
     """
+    shape, _, dtype = _header(file, size)
+    return shape, dtype
+
+
+def _header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether it is in Fortran's order, and dtype of an array; see ``array_header``."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
+    with _PARSER:
+        shape, fortran, dtype = read(file)
     needed = file.tell() + math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or needed > size:
         raise ValueError(f"cut off: the shape {list(shape)} of {dtype} takes {needed} bytes, there are {size}")
-    return shape, dtype
+    return shape, fortran, dtype
 
 
 def read_array(file: BinaryIO, size: int) -> NDArray[Any]:
     """Read an array in NumPy's format from ``file`` of ``size`` bytes; never unpickles. Raises as ``array_header``."""
-    array_header(file, size)
-    file.seek(0)
-    return np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-any-return]
+    shape, fortran, dtype = _header(file, size)
+    if dtype.hasobject:
+        raise ValueError("an array of Python objects, which would have to be unpickled")
+    values = np.frombuffer(bytearray(file.read(math.prod(shape) * dtype.itemsize)), dtype, math.prod(shape))
+    return values.reshape(shape, order="F" if fortran else "C")

@@ -41,6 +41,7 @@ from rl_caption.data.files import check_space, write_json
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.loader import AUGMENTATIONS
 from rl_caption.data.loader import augment as augmented
+from rl_caption.data.plain_files import check_text
 from rl_caption.errors import ConfigError
 from rl_caption.options import BatchSize, Workers, shown, wrong_values
 
@@ -259,6 +260,7 @@ def _images(
     for name, file in pairs:
         if os.sep in name:
             raise DataError(f"{path}: image {name!r}: expected an id that can be a file's name")
+        check_text(name, f"{path}: the id of an image")
         if images.setdefault(name, file) != file:
             raise DataError(f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one file per id")
     if not images:

@@ -265,12 +265,16 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path, monkeypatch
     twice.mkdir()
     for suffix in (".png", ".jpg"):
         noise_image(0).save(twice / f"a{suffix}")
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    noise_image(0).save(odd / os.fsdecode(b"not utf-8 \xff.png"))
     (tmp_path / "damaged.h5").write_bytes(b"\x89HDF")
     bare: dict[str, Any] = {"image_root": None, "image_extension": None}
     for wrong, error, message in (
         ({"data": tmp_path / "empty"}, DataError, "image_root"),
         ({"data": tmp_path / "empty", **bare}, DataError, "empty"),
         ({"data": twice, **bare}, DataError, r"'a' is .*a\.jpg.*a\.png"),
+        ({"data": odd, **bare}, DataError, "odd.*udcff"),
         ({"out": tmp_path / "damaged.h5"}, DataError, "damaged.h5"),
         ({"encoder": "torch.nn:Identity"}, ConfigError, "Identity"),
         ({"kwargs": {"gain": float("nan")}}, ConfigError, "nan"),

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -197,7 +198,7 @@ def draw_alpha(systems: Systems, bounds: Bounds, path: Path) -> Path:
     bases = list(dict.fromkeys(members[0].base for members in systems.values() if members[0].alpha is not None))
     starts, figure = starts_of(systems), Figure(figsize=(5.2 * len(bases), 3.6), layout="constrained")
     for index, base in enumerate(bases):
-        left = figure.add_subplot(1, len(bases), index + 1, title=base, xlabel="alpha")
+        left = figure.add_subplot(1, len(bases), index + 1, title=textwrap.fill(base, 44), xlabel="alpha")
         for key, column, colour in [("CIDEr", Column("CIDEr (x100)"), "#1f5f99"), *judges[:1]]:
             axes = left.twinx() if key.startswith(JUDGE) else left
             curve = alpha_curve(systems, base, key, column.factor)
@@ -205,8 +206,8 @@ def draw_alpha(systems: Systems, bounds: Bounds, path: Path) -> Path:
             axes.errorbar(alphas, means, deviations, color=colour, marker="o", capsize=3)
             if (start := starts[base].evaluation.scores["metrics"].get(key)) is not None:
                 axes.axhline(column.factor * start, color=colour, linestyle=":", linewidth=1)
-            axes.set_ylabel(column.heading, color=colour)
+            axes.set_ylabel(textwrap.fill(column.heading, 34), color=colour)
             axes.tick_params(axis="y", labelcolor=colour)
     with atomic_write(path) as file:
-        figure.savefig(file, dpi=150, format="png")
+        figure.savefig(file, dpi=150, format="png", bbox_inches="tight")
     return path

@@ -34,7 +34,7 @@ SPLITS = {
 }
 PICTURE_IMAGES = 8
 GALLERY_IMAGES = 100
-TILE, GAP, LINE = 128, 16, 17
+TILE, GAP, LINE, TEXT_WIDTH = 128, 16, 17, 250
 """Pixels of the picture: an image, the space around it, a line of text."""
 
 
@@ -164,21 +164,31 @@ def caption_sheet(
         columns: images in a row.
     """
     font, extra = ImageFont.load_default(14), LINE // 3
+    names = {name: _wrapped(name, font) for name in captions}
     cells = [
-        [(name, textwrap.wrap(texts[index], 34) or ["(empty)"]) for name, texts in captions.items()]
+        [(names[name], _wrapped(texts[index] or "(empty)", font)) for name, texts in captions.items()]
         for index in range(len(images))
     ]
-    needed = [max(TILE, sum(LINE * (1 + len(lines)) + extra for _, lines in cell)) + 2 * GAP for cell in cells]
+    needed = [
+        max(TILE, sum(LINE * (len(name) + len(lines)) + extra for name, lines in cell)) + 2 * GAP for cell in cells
+    ]
     heights = [max(needed[first : first + columns]) for first in range(0, len(images), columns)]
-    width = TILE + 2 * GAP + 250
+    width = TILE + 2 * GAP + TEXT_WIDTH
     sheet = Image.new("RGB", (columns * width + GAP, sum(heights) + GAP), (255, 255, 255))
     draw = ImageDraw.Draw(sheet)
     for index, image in enumerate(images):
         left, top = GAP + (index % columns) * width, GAP + sum(heights[: index // columns])
         sheet.paste(image.resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
         for name, lines in cells[index]:
-            draw.text((left + TILE + GAP, top), name, (110, 112, 120), font)
-            for row, line in enumerate(lines, 1):
-                draw.text((left + TILE + GAP, top + row * LINE), line, (20, 20, 24), font)
-            top += LINE * (1 + len(lines)) + extra
+            for row, line in enumerate([*name, *lines]):
+                colour = (110, 112, 120) if row < len(name) else (20, 20, 24)
+                draw.text((left + TILE + GAP, top + row * LINE), line, colour, font)
+            top += LINE * (len(name) + len(lines)) + extra
     return sheet
+
+
+def _wrapped(text: str, font: Any) -> list[str]:
+    """Lines of a text that are at most ``TEXT_WIDTH`` pixels wide in a font."""
+    widths = range(34, 4, -1)
+    wrapped = (textwrap.wrap(text, width) or ["(empty)"] for width in widths)
+    return next((lines for lines in wrapped if max(map(font.getlength, lines)) <= TEXT_WIDTH), [text])

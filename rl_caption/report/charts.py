@@ -24,7 +24,9 @@ from rl_caption.report.read import RunFolder
 
 Point = tuple[float, float]
 LEFT, RIGHT, TOP, BOTTOM = 46, 350, 10, 166
-"""Coordinates of the axes in an image of 360 x 190."""
+"""Coordinates of the axes in an image of 360 x 190; wide labels move the left one further in."""
+DIGIT = 6.4
+"""Widest digit of a label, in the units of these coordinates."""
 MAX_POINTS = 2000
 """Points of a line; where there are more, the smallest and largest value of every stretch are drawn."""
 SMOOTH_FROM = 40
@@ -65,6 +67,20 @@ class Axis(NamedTuple):
         step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.75)
         counts = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
         return [(self.at(count * step), _tidy(f"{count * step:.6g}")) for count in counts]
+
+    def spread(self, least: float, most: float) -> list[tuple[float, float, str]]:
+        """Coordinates of ``ticks`` and of the middles of their texts, which stay between ``least`` and ``most``.
+
+        Texts that would touch the one before them are empty.
+        """
+        found: list[tuple[float, float, str]] = []
+        for at, text in self.ticks:
+            half = DIGIT * len(text) / 2
+            middle = round(min(max(at, least + half), most - half), 1)
+            free = middle - half > least
+            found.append((at, middle, text if free else ""))
+            least = middle + half + DIGIT if free else least
+        return found
 
 
 def number(value: float, largest: float = 0.0) -> str:
@@ -121,8 +137,9 @@ def figure(
         return Markup("")
     xs = [x for one in drawn for x, _ in one.points] + [0.0] * (x_name == "step")
     ys = [y + sign * one.errors.get(x, 0.0) for one in drawn for x, y in one.points for sign in (-1, 1)]
-    x = Axis(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + max(1.0, abs(min(xs))), LEFT, RIGHT)
     y = Axis(*_with_margin(min(ys), max(ys)), BOTTOM, TOP)
+    left = max(LEFT, math.ceil(DIGIT * max(len(text) for _, text in y.ticks)) + 8)
+    x = Axis(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + max(1.0, abs(min(xs))), left, RIGHT)
     data = {"x": x, "y": y, "xName": x_name, "series": [(one.name, _thinned(one.points)) for one in drawn]}
     label = f"{title}: {', '.join(one.name for one in drawn)}"
     chart = parts().chart(label, json.dumps(data), x, y, x_name, [_line(one, x, y) for one in drawn], alarms, best)

@@ -58,3 +58,10 @@ def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(tmp_path, m
     monkeypatch.setattr(demo, "_judge_all", lambda *_: [])  # it would judge the same captioners again
     assert main([]) == 0
     assert {path: path.read_text() for path in steps} == steps
+
+
+def test_long_names_and_words_stay_inside_the_sheet() -> None:
+    long = {"SCST on " + "W" * 60: ["W" * 70, ""], "x": ["a", "b"]}
+    sheet = caption_sheet([Image.new("RGB", (8, 8))] * 2, long, columns=1)
+    margin = sheet.crop((sheet.width - GAP, 0, sheet.width, sheet.height))
+    assert margin.getcolors() == [(GAP * sheet.height, (255, 255, 255))]

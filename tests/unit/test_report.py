@@ -6,6 +6,7 @@ import re
 import tomllib
 from html import unescape
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rewards.text.cider import CIDER_DIFFERENCES, CIDER_SCALE
 from rl_caption.evaluation import validation_cider
 from rl_caption.report import charts
 from rl_caption.report.charts import (
+    DIGIT,
     MAX_POINTS,
     METRICS_PAGE,
     Series,
@@ -398,3 +400,18 @@ def test_a_page_has_one_scale_of_cider_and_says_why_reward_and_validation_differ
     assert CIDER_DIFFERENCES in seen.text
     shown = html[: html.index("All 2 validations")]
     assert not re.findall(r"<td>(?:0\.25|0\.2500|1\.5|1\.500)</td>", shown)
+
+
+@pytest.mark.parametrize("y", [[1.2e-4, 1.45e-4], [-0.00125, -0.0011], [1.234e6, 1.3e6], [0.4, 1.5], [-1.5e-7, 2e-7]])
+@pytest.mark.parametrize("last", [100, 123456, 1500000])
+def test_no_label_of_a_chart_is_cut_or_touches_another(y: list[float], last: int) -> None:
+    svg = str(figure("Loss", [Series("total", [(0, y[0]), (last, y[1])])]))
+    below: list[tuple[float, float]] = []
+    for attributes, text in re.findall(r"<text ([^>]*)>([^<]*)</text>", svg):
+        place = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
+        width = DIGIT * len(text)
+        start = float(place["x"]) - width * {"end": 1.0, "middle": 0.5}.get(place.get("text-anchor", ""), 0.0)
+        assert 0 <= start <= start + width <= 360, text
+        if text and place["y"] == "182":  # below the axis
+            below.append((start, start + width))
+    assert all(before[1] <= after[0] for before, after in pairwise(sorted(below)))

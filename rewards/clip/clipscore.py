@@ -133,7 +133,7 @@ class ClipScore:
             if is_main_process():
                 logger.warning(
                     "%s: %d of %d captions score 0, as their cosines under %s are below 0: nothing tells them apart. "
-                    "Weights that are trained as SPECS's are want the reward specs with scale: shifted",
+                    "For weights of SPECS, use the reward specs with kwargs {scale: shifted}",
                     self.__name__, below, len(texts), self.backbone.signature,
                 )  # fmt: skip
         return self._with_references(self._scores(cosines), captions, references).tolist()

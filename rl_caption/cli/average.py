@@ -1,4 +1,4 @@
-"""The averaging program: makes one captioner of several that were fine-tuned from one start."""
+"""Average the weights of several captioners that were fine-tuned from one start."""
 
 import argparse
 import os
@@ -23,7 +23,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="rl-caption average", description=__doc__)
     add = parser.add_argument
     add("--models", nargs="+", required=True, metavar="FOLDER", help="exports of captioners, trained from one start")
-    add("--weights", nargs="+", type=float, metavar="W", help="one a captioner, of sum 1 (default: all the same)")
+    add(
+        "--weights",
+        nargs="+",
+        type=float,
+        metavar="W",
+        help="a weight for each captioner, which sum to 1 (default: all the same)",
+    )
     add("--out", type=Path, required=True, help="folder of the new captioner; it must not exist")
     add_trust(parser)
     given = parser.parse_args(argv)
@@ -43,6 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for member in members:
         print(f"{member['weight']:.3g} of {member['model']} (distance from the first: {member['distance']:.2%})")
     if max(found.distances) > FAR:
-        print(f"WARNING: a distance above {FAR:.0%}: captioners of different starts have no use of a mean")
+        print(f"WARNING: a distance above {FAR:.0%}: a mean of captioners that have no common start is of no use")
     print(f"wrote {out}")
     return 0

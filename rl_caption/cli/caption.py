@@ -1,6 +1,7 @@
 """The captioning program: photos and folders of photos in, captions out."""
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -124,10 +125,19 @@ def main(argv: list[str] | None = None) -> int:
     add("--prompt", help="what captions of a hub model go on from (default: as exported, or none)")
     add("--beams", type=int, default=1, dest="num_beams", help="beam width; 1 is greedy (default: 1)")
     add("--max_new_tokens", type=int, default=24, help="length limit in tokens (default: 24)")
+    options = re.findall(
+        r"^ {8}(\w+): (.+?)\.$(?=\n {8}\w|\n? {4}\Z)", str(DecodeConfig.__doc__), re.MULTILINE | re.DOTALL
+    )
+    meanings = {name: " ".join(text.replace("``", "").split()) for name, text in options}
     for name, kind in get_type_hints(DecodeConfig).items():
         if name not in ("num_beams", "max_new_tokens"):
             action: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind}
-            add(f"--{name}", default=getattr(DecodeConfig, name), help=f"decode.{name} of evaluate", **action)
+            add(
+                f"--{name}",
+                default=getattr(DecodeConfig, name),
+                help=meanings.get(name, f"decode.{name} of evaluate"),
+                **action,
+            )
     add("--rerank", help="choose among several captions: consensus, or a reward that needs no references")
     add("--rerank_kwargs", default="{}", metavar="JSON", help="arguments of --rerank, as an object")
     add("--seed", type=int, default=0, help="of samples (default: 0)")

@@ -87,7 +87,8 @@ class CheckReport:
         warned = [f"WARNING: {sentence}" for sentence in self.warnings]
         if self.ok:
             return "\n".join([f"data: no problems in {sum(self.rows.values())} rows ({splits})", *warned])
-        lines = [f"data: {len(self.problems)} kinds of problem in {sum(self.rows.values())} rows ({splits}):"]
+        found = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        lines = [f"data: {found} in {sum(self.rows.values())} rows ({splits}):"]
         lines += [f"  - {problem}" for problem in self.problems]
         if self.skips:
             left_out = [f"{name} {n - len(self.kept[name])} of {n} rows" for name, n in self.rows.items()]

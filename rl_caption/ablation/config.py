@@ -1,4 +1,4 @@
-"""Configuration of ``ablate.py``: dataclasses only, as in ``rl_caption.config.schema``."""
+"""Configuration of ``ablate``: dataclasses only, as in ``rl_caption.config.schema``."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -42,10 +42,10 @@ class CellConfig:
 
 @dataclass
 class AblateConfig(TrustConfig):
-    """``ablate.py``: a grid of self-critical runs from one starting checkpoint, and a table of what came of them.
+    """``ablate``: a grid of self-critical runs from one starting checkpoint, and a table of what came of them.
 
     Args:
-        base: configuration of ``scst.py`` that all cells share; its ``model.init`` is the starting policy.
+        base: configuration of ``scst`` that all cells share; its ``model.init`` is the starting policy.
         bases: name to such a configuration, in place of ``base``: the grid is run on each (pixels and regions, say).
         data: keys that replace those of the ``data`` of every base, such as ``{path: /disk/coco}``; runs before the
             cells on the same data take them, too.
@@ -57,9 +57,9 @@ class AblateConfig(TrustConfig):
         policy: which weights of a run are evaluated: ``last``, after its last step, or ``best`` by its validation,
             whose CIDEr-D is at its best before a reward without CIDEr-D has done anything.
         num_beams: of the decoding that is evaluated; 1 is greedy.
-        length_penalty: of beam search, as in ``evaluate.py``.
+        length_penalty: of beam search, as in ``evaluate``.
         metrics: which scores.
-        tokenizer: as in ``evaluate.py``.
+        tokenizer: as in ``evaluate``.
         judges: heading to a reward that is a further column, trained on or not; the first one is drawn over alpha.
         show_images: number of images, the first of the split, whose captions by all systems ``captions.md`` shows.
         jobs: runs at a time, each in its own process with its share of the CPU cores and GPUs.

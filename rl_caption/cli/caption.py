@@ -125,10 +125,10 @@ def main(argv: list[str] | None = None) -> int:
     add("--prompt", help="what captions of a hub model go on from (default: as exported, or none)")
     add("--beams", type=int, default=1, dest="num_beams", help="beam width; 1 is greedy (default: 1)")
     add("--max_new_tokens", type=int, default=24, help="length limit in tokens (default: 24)")
-    options = re.findall(
+    documented = re.findall(
         r"^ {8}(\w+): (.+?)\.$(?=\n {8}\w|\n? {4}\Z)", str(DecodeConfig.__doc__), re.MULTILINE | re.DOTALL
     )
-    meanings = {name: " ".join(text.replace("``", "").split()) for name, text in options}
+    meanings = {name: " ".join(text.replace("``", "").split()) for name, text in documented}
     for name, kind in get_type_hints(DecodeConfig).items():
         if name not in ("num_beams", "max_new_tokens"):
             action: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind}

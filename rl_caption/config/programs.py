@@ -9,7 +9,7 @@ from rl_caption.options import BatchSize, Range, Resamples, Seed, Steps, Weight,
 
 @dataclass
 class ConcretenessConfig(TrustConfig):
-    """``concreteness.py``: scores of captions, their combination, and targets for a student (docs/icc.md).
+    """``concreteness``: scores of captions, their combination, and targets for a student (docs/icc.md).
 
     Args:
         captions: JSON lines with ``caption``, or a text file with a caption a line.
@@ -57,7 +57,7 @@ class Selection:
 
 @dataclass
 class CurateConfig(TrustConfig):
-    """``curate.py``: rank and filter the captions of a data set (docs/curation.md).
+    """``curate``: rank and filter the captions of a data set (docs/curation.md).
 
     Args:
         data: a file, JSON lines (``.jsonl``), Parquet (``.parquet``) or Karpathy JSON (``.json``), or a folder of such
@@ -107,7 +107,7 @@ class RecaptionerConfig:
 
     Args:
         target: ``captioner`` (one of ours), ``vision_language`` (Transformers), ``scenes`` (exact descriptions of
-            generated scenes), or ``package.module:Class`` of a ``Recaptioner``; null, of ``positives.py``, writes none.
+            generated scenes), or ``package.module:Class`` of a ``Recaptioner``; null, of ``positives``, writes none.
         kwargs: arguments of it (docs/recaptioning.md).
     """
 
@@ -155,7 +155,7 @@ class PartsConfig(TrustConfig):
 
 @dataclass
 class RecaptionConfig(PartsConfig):
-    """``recaption.py``: write a new, long caption of every image of a data set (docs/recaptioning.md).
+    """``recaption``: write a new, long caption of every image of a data set (docs/recaptioning.md).
 
     Args:
         recaptioner: who writes the captions.
@@ -171,7 +171,7 @@ class RecaptionConfig(PartsConfig):
 
 @dataclass
 class PositivesConfig(PartsConfig):
-    """``positives.py``: generated captions of images, and images of captions, as PAC-S learns from (docs/pac.md).
+    """``positives``: generated captions of images, and images of captions, as PAC-S learns from (docs/pac.md).
 
     Args:
         captions: who writes ``positive_captions`` of each image.
@@ -186,7 +186,7 @@ class PositivesConfig(PartsConfig):
 
 @dataclass
 class CompareRetrievalConfig(TrustConfig):
-    """``retrieval.py``: image-text retrieval by dual encoders, side by side (docs/judging.md).
+    """``retrieval``: image-text retrieval by dual encoders, side by side (docs/judging.md).
 
     Args:
         models: heading to a dual encoder.

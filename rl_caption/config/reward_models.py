@@ -1,4 +1,4 @@
-"""Configuration of ``train_reward_model.py``: dataclasses only."""
+"""Configuration of ``reward_model``: dataclasses only."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
@@ -238,7 +238,7 @@ class RewardModelEvalConfig(EvalConfig):
 
 @dataclass
 class RewardModelConfig(TrustConfig):
-    """``train_reward_model.py``: a dual encoder, a tower of one, or a text model.
+    """``reward_model``: a dual encoder, a tower of one, or a text model.
 
     Args:
         task: ``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S: also on generated images

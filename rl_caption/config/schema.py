@@ -330,7 +330,7 @@ class RunConfig:
 
 @dataclass
 class XeConfig(TrustConfig):
-    """``train_xe.py``: a captioner by cross-entropy.
+    """``xe``: a captioner by cross-entropy.
 
     Args:
         model: the captioner.
@@ -349,7 +349,7 @@ class XeConfig(TrustConfig):
 
 @dataclass
 class ScstConfig(TrustConfig):
-    """``scst.py``: a captioner by self-critical sequence training.
+    """``scst``: a captioner by self-critical sequence training.
 
     Args:
         model: the captioner; ``model.init`` is the one to start from.
@@ -423,10 +423,10 @@ class DecodeConfig:
 
 @dataclass
 class RetrievalConfig:
-    """The dual encoder of ``retrieval.py``, or under which captions find their image (docs/evaluation.md).
+    """The dual encoder of ``retrieval``, or under which captions find their image (docs/evaluation.md).
 
     Args:
-        backbone: folder or name of the encoder, as for CLIP-based rewards (docs/clipscore.md); ``evaluate.py``: null
+        backbone: folder or name of the encoder, as for CLIP-based rewards (docs/clipscore.md); ``evaluate``: null
             computes no recall.
         pretrained: with the name of an architecture: a tag such as ``openai``, or a checkpoint file.
         kwargs: further options of it, such as ``{device: cuda, precision: fp16, cache_dir: FOLDER}``.
@@ -439,7 +439,7 @@ class RetrievalConfig:
 
 @dataclass
 class EvaluateConfig(TrustConfig):
-    """``evaluate.py``: captions of a split, or of a file, against references.
+    """``evaluate``: captions of a split, or of a file, against references.
 
     Args:
         model: folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a model on the hub.
@@ -500,12 +500,12 @@ class EvaluateConfig(TrustConfig):
 
 @dataclass
 class WebConfig(TrustConfig):
-    """``web.py``: a page in the browser that captions photos by several captioners, side by side.
+    """``web``: a page in the browser that captions photos by several captioners, side by side.
 
     Args:
         models: folders of saved captioners, such as ``runs/NAME/export/best``, or names of models on the hub; changes
             are shown against the first.
-        judges: heading to a reward that scores the captions, as in ``evaluate.py``: of captions and images, or of
+        judges: heading to a reward that scores the captions, as in ``evaluate``: of captions and images, or of
             references, which are typed into the page.
         decode: greedy, beam search, or one sample.
         seed: of samples.

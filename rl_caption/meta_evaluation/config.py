@@ -1,4 +1,4 @@
-"""Configuration of ``judge.py``."""
+"""Configuration of ``judge``."""
 
 from dataclasses import dataclass, field
 
@@ -28,14 +28,14 @@ class ScenesConfig:
 
 @dataclass
 class JudgeSetConfig(TrustConfig):
-    """``judge.py``: how well metrics agree with human judgements of captions (docs/judging.md).
+    """``judge``: how well metrics agree with human judgements of captions (docs/judging.md).
 
     Args:
         set: name of the set of judgements, or ``scenes``: the truth of the generated world.
         data: folder of the set's files; for ``scenes`` nothing.
         images: folder of the set's images; null looks for it in ``data``.
         metrics: names with commas: cider, bleu (1 to 4), bleu1, rouge, meteor, spice, or any reward; or a list.
-        judges: heading to a reward with arguments, as in ``evaluate.py``: CLIPScore with its backbone, say.
+        judges: heading to a reward with arguments, as in ``evaluate``: CLIPScore with its backbone, say.
         set_kwargs: further options of the set, such as ``{aspect: throughness}`` of composite.
         partial: accept other numbers of judgements than the published ones.
         bootstrap: resamples of images for the 95 % intervals; 0 computes none.

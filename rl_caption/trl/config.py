@@ -1,4 +1,4 @@
-"""Configuration of ``grpo_vlm.py``: dataclasses only, as in ``rl_caption.config.schema``."""
+"""Configuration of ``grpo_vlm``: dataclasses only, as in ``rl_caption.config.schema``."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -98,7 +98,7 @@ class VlmTrainConfig:
 
 @dataclass
 class VlmEvalConfig:
-    """The evaluation after the last step, as by ``evaluate.py``.
+    """The evaluation after the last step, as by ``evaluate``.
 
     Args:
         split: its name; null evaluates nothing.
@@ -107,7 +107,7 @@ class VlmEvalConfig:
         batch_size: images decoded at a time, in each process.
         num_beams: 1 is greedy.
         metrics: which scores.
-        tokenizer: as in ``evaluate.py``; ``auto`` follows ``data.tokenizer``.
+        tokenizer: as in ``evaluate``; ``auto`` follows ``data.tokenizer``.
         judges: heading to a reward whose mean is one more metric.
     """
 
@@ -146,7 +146,7 @@ class VlmRunConfig:
 
 @dataclass
 class GrpoVlmConfig(TrustConfig):
-    """``grpo_vlm.py``: a decoder-only vision-language model by TRL's trainers.
+    """``grpo_vlm``: a decoder-only vision-language model by TRL's trainers.
 
     Args:
         trainer: ``grpo`` or ``rloo``.

@@ -82,8 +82,9 @@ class DiffusionImages:
         diffusers = optional("diffusers", f"diffusers:{model} needs", "diffusers")
         self._device = default_device(device)
         with naming(f"diffusers:{model} cannot be loaded", (OSError, ValueError, KeyError)):
+            check_pipeline(diffusers.DiffusionPipeline.load_config(model), getattr(diffusers, "pipelines", None))
             pipeline = diffusers.DiffusionPipeline.from_pretrained(
-                model, torch_dtype=getattr(torch, DTYPES[precision]), use_safetensors=True
+                model, trust_remote_code=False, torch_dtype=getattr(torch, DTYPES[precision]), use_safetensors=True
             )
         pipeline.scheduler = diffusers.DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config)
         self._pipeline = pipeline.to(self._device)
@@ -106,6 +107,18 @@ class DiffusionImages:
     def _generator_of(self, caption: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self.seed} {caption}".encode(errors="surrogatepass")).digest()
         return torch.Generator(self._device).manual_seed(int.from_bytes(digest[:8], "big"))
+
+
+def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
+    """Check the ``model_index.json`` of a pipeline, each of whose parts is a pair of library and class.
+
+    Raises:
+        ValueError: a library, which diffusers would import, is not its own or Transformers or one of ``pipelines``.
+    """
+    for name, part in index.items():
+        library = part[0] if isinstance(part, list | tuple) and part else None
+        if library not in (None, "diffusers", "transformers") and not hasattr(pipelines, str(library)):
+            raise ValueError(f"model_index.json: {name} is {part!r:.80}: expected a class of diffusers or transformers")
 
 
 def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:

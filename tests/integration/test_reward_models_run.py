@@ -18,6 +18,7 @@ from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.pac import PacScore
 from rewards.clip.pretrained import load_text_encoder
 from rewards.registry import build
+from rewards.trust import trust
 from rl_caption.data.base import load_image
 from rl_caption.data.encode_features import encode_features
 from rl_caption.data.scenes import ScenesData
@@ -88,6 +89,12 @@ def written(folder: Path) -> dict[str, dict[str, Any]]:
     for name, config in configs.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
     return configs
+
+
+@pytest.fixture(autouse=True)
+def trusted_encoder(trust_of_one_test: None) -> None:
+    """This process loads what the programs exported, too."""
+    trust(["tests.encoders_for_tests:TinyImageEncoder"])
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def test_features_of_a_frozen_encoder_are_read_instead_of_images(tmp_path: Path)
     parts = {"image": PartConfig(encoder), "text": PartConfig(save_text_encoder(tmp_path / "text"))}
     pretrained_dual(EncoderConfig(kwargs={"embed_dim": 8, "hidden": 0}, **parts)).save_pretrained(tmp_path / "dual")
     data = ["--data.path", str(tmp_path / "data"), "--data.image_root", "images"]
-    words = ["--models.dual.backbone", str(tmp_path / "dual"), *data]
+    words = ["--models.dual.backbone", str(tmp_path / "dual"), "--trust", encoder, *data]
     from_pixels = run(tmp_path / "pixels", *words)["models"]
     for file in (tmp_path / "data/images").iterdir():
         file.write_bytes(b"no image")

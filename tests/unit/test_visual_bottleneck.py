@@ -159,7 +159,8 @@ def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> 
         pipelines.append(Pipeline())
         return pipelines[-1]
 
-    loaded = SimpleNamespace(from_pretrained=load)
+    parts = {"_class_name": "X", "unet": ["diffusers", "UNet"], "safety_checker": [None, None]}
+    loaded = SimpleNamespace(from_pretrained=load, load_config=lambda model: parts)
     scheduler = SimpleNamespace(from_config=lambda config: f"DPM of {config}")
     module = SimpleNamespace(__version__="0", DiffusionPipeline=loaded, DPMSolverMultistepScheduler=scheduler)
     monkeypatch.setitem(sys.modules, "diffusers", module)
@@ -170,6 +171,10 @@ def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> 
     assert prompts == ["a dog", "a cat"], "the captioner is prompted, not the pipeline"
     assert options == {"guidance_scale": 9.0, "num_inference_steps": 20}
     assert again == noise[1:], "the noise of a caption does not depend on its batch"
+    parts["vae"] = ["os", "system"]
+    with pytest.raises(ValueError, match="vae"):
+        DiffusionImages("somebody/else", device="cpu")
+    del parts["vae"]
     assert noise[0] != noise[1], "captions have noise of their own"
     assert pipelines[0].scheduler == "DPM of config"
     assert "9" in images.signature

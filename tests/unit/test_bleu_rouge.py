@@ -50,6 +50,11 @@ def test_longest_common_subsequence() -> None:
     assert longest_common_subsequence(long, long) == 300
 
 
+def test_captions_without_a_word_agree_with_each_other_alone() -> None:
+    assert [rouge_l([], [own]) for own in ([], ["a"], ["-"])] == [1.0, 0.0, 0.0]
+    assert rouge_l(["a"], [[]]) == 0.0
+
+
 def test_rewards() -> None:
     references = [["A dog runs.", "The dog is running!"], ["two cats"]]
     for reward, name in ((Bleu(), "bleu4"), (Bleu(1), "bleu1"), (RougeL(), "rouge_l")):

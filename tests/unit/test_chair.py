@@ -147,6 +147,7 @@ def test_a_detector_looks_at_each_image_once(tmp_path: Path) -> None:
     image = noise_image(1)
     for frames in (image, [image, image], (image, image)):  # PIL images have no hash
         assert reward(None, ["a bird", "a dog"], image=[frames, frames]) == [1.0, 0.0]
+    assert all(not isinstance(key, int) for key in reward._seen), "an id of an object may be another's later"
     reward.detector = lambda images: []
     reward.detector.signature = "lambda"
     with pytest.raises(RewardError, match="lambda looked at 1 images and told 0"):

@@ -55,6 +55,12 @@ def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_en
     assert torch.equal(made(text_encoder, pool="last").text_features(ids), last)
 
 
+def test_the_context_is_the_shorter_of_what_is_asked_for_and_what_the_encoder_has(text_encoder: str) -> None:
+    longest = made(text_encoder, context_length=2**20).context_length
+    assert longest == made(text_encoder).text_encoder.context_length < 2**20
+    assert made(text_encoder, context_length=longest - 1).context_length == longest - 1
+
+
 @pytest.mark.parametrize(("pool", "cell_width"), [("mean", 0), ("max", 0), ("mean", 6), ("max", 6)])
 def test_image_embeddings_are_of_the_pooled_grid(text_encoder: str, pool: Any, cell_width: int) -> None:
     dual = made(text_encoder, image_pool=pool, cell_width=cell_width)

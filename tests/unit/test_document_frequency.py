@@ -132,6 +132,13 @@ def test_both_conventions_of_ref_len(protocol: int, tmp_path: Path) -> None:
         assert dict(df.table.items()) == dict(counted(eos=df.eos).table.items())
 
 
+def test_fifty_is_a_number_of_images_and_anything_below_a_logarithm(tmp_path: Path) -> None:
+    path = tmp_path / "words.p"
+    for ref_len, logarithm in ((50, math.log(50)), (49.5, 49.5)):
+        path.write_bytes(pickle.dumps({"document_frequency": {("a",): 1.0}, "ref_len": ref_len}))
+        assert load_legacy_pickle(path).log_documents == pytest.approx(logarithm, rel=1e-15)
+
+
 def test_python_2_strings_are_read(tmp_path: Path) -> None:
     # {'document_frequency': {('caf\xc3\xa9',): 2.0}, 'ref_len': 100} as Python 2.7 writes it with protocol 0
     written = b"(dp0\nS'ref_len'\np1\nI100\nsS'document_frequency'\np2\n(dp3\n(S'caf\\xc3\\xa9'\np4\ntp5\nF2.0\nss."

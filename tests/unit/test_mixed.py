@@ -247,6 +247,14 @@ def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_pa
         assert len(loads) == 2, other
 
 
+def test_a_reweighted_mixture_is_the_same_but_for_its_weights() -> None:
+    mixed = MixedReward({"x": (build("rouge_l"), 1.0)}, "per_group", {"x": (0.5, 2.0)}, "char")
+    other = mixed.reweighted({"x": 0.25})
+    assert (other.weights, other.rewards) == ({"x": 0.25}, mixed.rewards)
+    for name in ("normalize", "length_ratios", "tokenizer", "columns"):
+        assert getattr(other, name) == getattr(mixed, name)
+
+
 def test_only_terms_that_ask_for_the_same_network_and_cache_share_an_encoder() -> None:
     given = {"backbone": "ViT-B-32", "pretrained": "openai"}
     key = _encoder_key("clipscore", given)

@@ -233,6 +233,15 @@ def test_a_score_that_shares_the_teachers_folder_has_embeddings_of_length_1_and_
     assert torch.equal(again, raw)
 
 
+def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(backbone: Backbone) -> None:
+    teacher = Teacher(backbone, ("image",), Accelerator(cpu=True), augmented=True)
+    teacher.prepare(ROWS, "random", MUCH)
+    pixels = torch.stack([backbone.preprocessing(row["image"]).flip(-1) for row in ROWS])
+    seen = teacher(PairBatch(ROWS, {"image": pixels}, []))["image"]
+    assert torch.equal(seen, backbone.encode_pixels(pixels, normalize=False))
+    assert not torch.allclose(seen, teacher.image_embeddings(ROWS), atol=1e-3)
+
+
 def test_a_table_made_in_parts_is_the_same(backbone, monkeypatch):
     right, sizes, encode = expected(backbone), [], backbone.encode_texts
 

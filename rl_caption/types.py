@@ -136,5 +136,9 @@ class TrainState:
     """What the numbers of the reward (or teacher) depend on; a resumed run must have the same."""
     vocabulary: str = ""
     """Hash of the model's tokens and their ids; empty where they are unknown, and in checkpoints of older versions."""
+    data: dict[str, str] = field(default_factory=dict)
+    """``data.fingerprint`` of the training and validation images; empty in checkpoints of older versions."""
+    configuration: dict[str, Any] = field(default_factory=dict)
+    """The resolved configuration, less what changes nothing; empty in checkpoints of older versions."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Values of the task that outlive a restart, such as the starting policy's caption statistics."""

@@ -1,13 +1,17 @@
 """Programs that work in parts: distribution of the parts over workers, and a check that settings stay the same."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rewards.files import remove_leftovers
 from rl_caption.data.files import write_json
-from rl_caption.data.plain_files import read_json
+from rl_caption.data.fingerprint import changes
+from rl_caption.data.plain_files import check_type, read_json
 from rl_caption.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 SETTINGS = "parts.json"
 """File of the settings that made the parts in a folder."""
@@ -24,14 +28,31 @@ def own_parts(worker: str | None, total: int) -> range:
 
 
 def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
-    """Record the settings of the parts in ``out``. Raises ``ConfigError`` where existing parts have others."""
+    """Record the settings of the parts in ``out``. Raises ``ConfigError`` where existing parts have others.
+
+    ``data`` among them is a ``fingerprint``: times of files that differ are told, and what an older version did not
+    record is not compared.
+    """
     file = out / SETTINGS
     if file.exists() and any(path.is_file() and path != file for path in out.rglob("*")):
         found = read_json(file, ConfigError)
-        changed = [name for name in settings if found.get(name) != settings[name]]
+        changed = [name for name in settings if name != "data" and found.get(name) != settings[name]]
         if changed:
             differences = "; ".join(f"{name} was {found.get(name)!r}, is {settings[name]!r}" for name in changed)
             raise ConfigError(f"{out} has parts of other settings: {differences}; name another out")
+        recorded = found.get("data", {})
+        check_type(recorded, dict[str, str], f"{file}, 'data'", ConfigError)
+        files, copied = changes(recorded, settings.get("data", {}))
+        if "data" in settings and "data" not in found:
+            logger.info("%s: its parts are of an older version, their data are not compared", out)
+        if copied:
+            logger.warning(
+                "%s: files of the data have changed: %s; names and sizes are the same, as in a copy",
+                out,
+                "; ".join(copied),
+            )
+        if files:
+            raise ConfigError(f"{out} has parts of other data: {'; '.join(files)}; name another out")
     write_json(file, settings)
 
 

@@ -34,6 +34,7 @@ from rl_caption.data.curation import (
 )
 from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import write_text
+from rl_caption.data.fingerprint import fingerprint
 from rl_caption.data.parts import missing_parts
 from rl_caption.data.plain_files import shown
 from rl_caption.errors import ConfigError, config_errors, naming
@@ -136,6 +137,9 @@ def _settings(config: CurateConfig, source: Source, rewards: Mapping[str, Reward
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     settings["rules"] = [list(rule) for rule in config.rules.items()]  # a list: parts have the rules' numbers
     settings["scores"] = {name: reward.signature for name, reward in rewards.items()}
+    if any("image" in reward.columns for reward in rewards.values()):  # others read no image
+        every = fingerprint({"rows": (row for _, row in source.rows())})
+        settings["data"] = {name: value for name, value in every.items() if not name.endswith(("ids", "texts"))}
     settings["files"] = {}
     for file in source.files:
         with file.open("rb") as content:

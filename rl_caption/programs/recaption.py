@@ -25,6 +25,7 @@ from rl_caption.config.programs import PartsConfig, PositivesConfig, RecaptionCo
 from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_json_lines, write_text
+from rl_caption.data.fingerprint import fingerprint
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import missing_parts, own_parts
 from rl_caption.data.plain_files import parse_json
@@ -229,7 +230,9 @@ def make_parts(
     other settings. ``what`` is the title of the progress bar.
     """
     files, out = _part_files(config, len(rows)), Path(config.out)
-    settings = {"rows": len(rows), "captions_before": _fingerprint(rows), "part_rows": config.part_rows}
+    by_split = {split: [row for _, row in own] for split, own in groupby(rows, itemgetter(0))}
+    settings: dict[str, Any] = {"rows": len(rows), "captions_before": _fingerprint(rows)}
+    settings |= {"part_rows": config.part_rows, "data": fingerprint(by_split)}
     missing, done = missing_parts(out, files, config.worker, {**settings, **made_by})
     for number in progress(missing, what, "part"):
         part = rows[number * config.part_rows : (number + 1) * config.part_rows]

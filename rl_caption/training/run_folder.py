@@ -5,6 +5,7 @@ import platform
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -114,9 +115,17 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
 
     A key that the saved file lacks, because an older version wrote it, counts as having its default.
     """
-    if not saved.is_file():
-        return [f"{saved} is missing"]
-    old, default = read_config(saved), _plain(type(config)())
+    return changed_settings(read_config(saved), config) if saved.is_file() else [f"{saved} is missing"]
+
+
+def settings_of(config: TrainingConfig) -> dict[str, Any]:
+    """The sections of a configuration that may change what is computed, as JSON would store them."""
+    return {key: value for key, value in _plain(config).items() if not f"{key}.".startswith(FREE_TO_CHANGE)}
+
+
+def changed_settings(old: Mapping[str, Any], config: TrainingConfig) -> list[str]:
+    """``changed_keys`` of a saved configuration that was read already."""
+    old, default = dict(old), _plain(type(config)())
     for section, value in old.items():
         if isinstance(value, dict) and isinstance(default.get(section), dict):
             old[section] = default[section] | value

@@ -26,6 +26,7 @@ from rl_caption.config.build import build_data, checked_splits, quiet_libraries,
 from rl_caption.config.checks import check
 from rl_caption.config.reward_models import RewardModelConfig, TrainingConfig
 from rl_caption.data.base import Row
+from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.data.plain_files import hashed
 from rl_caption.engines import (
@@ -48,7 +49,7 @@ from rl_caption.training.checkpoint import (
     load_full_state,
     read_state,
 )
-from rl_caption.training.run_folder import find_checkpoint
+from rl_caption.training.run_folder import changed_settings, find_checkpoint, settings_of
 from rl_caption.types import TrainState
 
 CHECKED_IMAGES = ".checked_images.json"
@@ -123,7 +124,7 @@ class Context:
             vocabulary: the model's tokens and their ids, which must be those of the checkpoint.
 
         Raises:
-            CheckpointError: the signature or the vocabulary is not that of the checkpoint.
+            CheckpointError: the signature, the data, the configuration or the vocabulary is not that of the checkpoint.
         """
         resume = self.config.run.resume
         state = read_state(self.checkpoint) if self.checkpoint else TrainState(signature=signature)
@@ -132,6 +133,7 @@ class Context:
                 f"{self.checkpoint} was trained on the {self.signature_of} {state.signature!r}, this run asks "
                 f"for {signature!r}: set run.resume to true to go on all the same"
             )
+        self._check_inputs(state)
         state.signature = signature
         tokens = json.dumps(sorted((vocabulary or {}).items())).encode()
         own = hashlib.blake2b(tokens, digest_size=8).hexdigest() if vocabulary else ""
@@ -160,6 +162,34 @@ class Context:
             state.metric, state.measured = metric, measured
         self.accelerator.init_trackers(self.folder.name, config={"signature": signature})
         return state
+
+    def _check_inputs(self, state: TrainState) -> None:
+        """Refuse a checkpoint of other data or of another run, where ``run.resume`` is ``auto``; update ``state``.
+
+        A checkpoint names its configuration as well as the run folder does: it may have been copied there.
+        """
+        now = fingerprint({"train": self.train_rows, self.config.eval.split: self.val_rows})
+        resume, wrong = self.config.run.resume, ""
+        if self.checkpoint is not None:
+            data, times = changes(state.data, now)
+            other = changed_settings(state.configuration, self.config) if state.configuration else []
+            if data:
+                wrong = f"was trained on other data: {'; '.join(data)}"
+            elif other and resume == "auto":
+                wrong = f"is of another configuration, perhaps of another run: {'; '.join(other)}"
+            elif not state.data:
+                print_main(self.accelerator, f"{self.checkpoint} is of an older version: its data are not compared")
+            elif times:
+                copied = "names and sizes are the same, as in a copy"
+                print_main(self.accelerator, f"WARNING: files of the data have changed: {'; '.join(times)}; {copied}")
+        if wrong and resume == "auto":
+            raise CheckpointError(
+                f"{self.checkpoint} {wrong}. Put back what it was, choose another run.dir, or set run.resume to true "
+                "to go on all the same"
+            )
+        if wrong:
+            print_main(self.accelerator, f"WARNING: {self.checkpoint} {wrong}")
+        state.data, state.configuration = now, settings_of(self.config)
 
     def _lost_best(self, state: TrainState) -> str:
         """Why ``export/best`` is not the best model that the checkpoint knows of; an empty string if it is."""
@@ -230,6 +260,11 @@ def setup(config: TrainingConfig, needs: Collection[str] = ("image", "text")) ->
         with accelerator.main_process_first():  # it clears what a killed save left before the others look
             checkpoint = find_checkpoint(config)
         train_rows, val_rows = _rows(config, accelerator, needs)
+        if train.batch_size > len(train_rows):
+            raise ConfigError(
+                f"train.batch_size is {train.batch_size}: the training split has {len(train_rows)} usable images, "
+                "and a batch has none twice. Lower it"
+            )
         yield Context(config, accelerator, train_rows, val_rows, micro, checkpoint)
 
 

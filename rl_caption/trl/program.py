@@ -7,11 +7,12 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import torch
 from accelerate import PartialState
@@ -35,7 +36,9 @@ from rl_caption.config.build import (
 )
 from rl_caption.data.base import COLUMNS
 from rl_caption.data.files import write_json
+from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size
+from rl_caption.data.plain_files import read_json
 from rl_caption.engines import accelerator_kwargs, print_main, usable_precision, use_cpu
 from rl_caption.errors import ConfigError, config_errors, not_installed
 from rl_caption.evaluation import (
@@ -66,6 +69,18 @@ from rl_caption.training.validation import decode_candidates
 from rl_caption.trl.config import GrpoVlmConfig
 from rl_caption.trl.model import Vlm, adapt, export, load_processor, load_vlm, load_weights
 from rl_caption.trl.rows import FinishedAware, trl_dataset
+
+INPUTS = "inputs.json"
+"""File of a checkpoint that says what the run was trained on."""
+
+
+class Inputs(TypedDict):
+    """Content of ``INPUTS``."""
+
+    reward: str
+    """Signature of the reward."""
+    data: dict[str, str]
+    """``data.fingerprint`` of the training images."""
 
 
 def mistakes(config: GrpoVlmConfig) -> list[str]:
@@ -266,6 +281,8 @@ class _Run:
         references = references_of(self.train_rows)
         with state.main_process_first():
             self.reward = build_reward(config.reward, references, self.folder, config.data.tokenizer)
+        self.inputs: Inputs = {"reward": self.reward.signature, "data": fingerprint({"train": self.train_rows})}
+        self._check_inputs()
         known = {*COLUMNS, "finished"}
         for name, term in self.reward.rewards.items():
             if not term.columns <= known:
@@ -281,6 +298,27 @@ class _Run:
             words = words_tokenizer(config.eval.tokenizer, config.data.tokenizer)
             self.judges = build_judges(config.eval.judges, None, references_of(self.eval_rows), "eval.judges", words)
             check_judges(self.judges, self.eval_rows, f"split {self.split!r}")
+
+    def _check_inputs(self) -> None:
+        """Raise CheckpointError for a checkpoint of another reward or other data, unless ``run.resume`` is true."""
+        if self.checkpoint is None:
+            return
+        file, resume = self.checkpoint / INPUTS, self.config.run.resume
+        if not file.is_file():
+            print_main(self.state, f"{self.checkpoint} is of an older version: its reward and data are not compared")
+            return
+        before = read_json(file, CheckpointError, Inputs)
+        data, times = changes(before["data"], self.inputs["data"])
+        wrong = [f"data: {'; '.join(data)}"] if data else []
+        if before["reward"] != self.inputs["reward"]:
+            wrong.append(f"reward: {before['reward']} -> {self.inputs['reward']}")
+        if wrong and resume == "auto":
+            raise CheckpointError(
+                f"{self.checkpoint} was trained on others: {'; '.join(wrong)}. Put back what they were, choose another "
+                "run.dir, or set run.resume to true to go on all the same"
+            )
+        if wrong or times:
+            print_main(self.state, f"WARNING: {self.checkpoint} was trained on others: {'; '.join([*wrong, *times])}")
 
     def train_and_evaluate(self) -> str:
         """Train, evaluate before and after, export; return the table of scores, empty outside the main process."""
@@ -336,7 +374,7 @@ class _Run:
                 args=arguments,
                 train_dataset=trl_dataset(self.train_rows, config.model.prompt),
                 processing_class=vlm.processor,
-                callbacks=[_Log(self.folder / "metrics.jsonl", self.reward)],
+                callbacks=[_Log(self.folder / "metrics.jsonl", self.reward, self.inputs)],
                 peft_config=adapters,
             )
         except (ValueError, ImportError, NotImplementedError) as error:
@@ -412,8 +450,13 @@ def skip_epochs(trainer: Any, epochs: int) -> None:
 class _Log(TrainerCallback):
     """Appends what TRL logs to ``metrics.jsonl``, prints it, and ends a run whose loss is not finite."""
 
-    def __init__(self, path: Path, reward: MixedReward) -> None:
-        self.path, self.reward = path, reward
+    def __init__(self, path: Path, reward: MixedReward, inputs: Mapping[str, Any]) -> None:
+        self.path, self.reward, self.inputs = path, reward, inputs
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write what the run was trained on into the checkpoint that was just saved."""
+        if state.is_world_process_zero:
+            write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / INPUTS, self.inputs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Use ``train.lr`` and ``train.weight_decay`` as given now, not the checkpoint's (``run.resume: true``)."""

@@ -21,6 +21,7 @@ from rewards.registry import build
 from rl_caption.cli.main import main, parse
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.errors import ConfigError
+from rl_caption.launch import LaunchError
 from rl_caption.report.read import ReportError, read_run
 from rl_caption.report.share import share
 from rl_caption.training.checkpoint import CheckpointError
@@ -148,6 +149,15 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     assert order[3] != order[1], "a pass has its own order"
     stopped = tmp_path / "stopped"
     shutil.copytree(run, stopped)
+    inputs = run / "checkpoints/checkpoint-4/inputs.json"
+    recorded = json.loads(inputs.read_text())
+    for key, value in (("reward", "another"), ("data", {"train texts": "8 rows 0"})):
+        other = tmp_path / key
+        shutil.copytree(run, other)
+        (other / "result.json").unlink()
+        (other / "checkpoints/checkpoint-4/inputs.json").write_text(json.dumps(recorded | {key: value}))
+        with pytest.raises(CheckpointError, match=f"{key}.*{'another' if key == 'reward' else 'train texts'}"):
+            fine_tune(settings(folder, other, **changes))
     for name in ("export", "eval/test"):
         shutil.rmtree(stopped / name)
     (stopped / "result.json").unlink()
@@ -285,7 +295,7 @@ def test_images_are_opened_once_a_batch(folder: Path, monkeypatch: pytest.Monkey
 
 def test_sharded_weights_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as `accelerate launch --use_fsdp` does
-    with pytest.raises(ConfigError, match="FSDP shards the weights"):
+    with pytest.raises(LaunchError, match="ACCELERATE_USE_FSDP"):
         fine_tune(settings(folder, tmp_path / "run"))
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
     engine = SimpleNamespace(zero_stage=3)

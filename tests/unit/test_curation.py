@@ -1,6 +1,7 @@
 """Curation: measures by hand, selection, runs that go on where they were stopped, kept rows that training reads."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ class Length:
         Length.scored += len(completions)
         assert len(columns["image"]) == len(columns["image_id"]) == len(completions)
         return [float(len(caption)) for caption in completions]
+
+
+class Seen(Length):
+    """A score that reads images."""
+
+    columns = frozenset({"image"})
 
 
 ROWS = [
@@ -194,6 +201,21 @@ def test_hidden_files_are_no_data(tmp_path: Path) -> None:
     path = write(tmp_path, "jsonl")
     (tmp_path / "._rows.jsonl").write_bytes(b"what macOS leaves beside every file")
     assert Source(tmp_path).files == (path,)
+
+
+def test_parts_of_images_that_were_replaced_do_not_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
+    config = replace(options(path, out), scores={"seen": JudgeConfig(f"{__name__}:Seen")})
+    curate(config)
+    os.utime(tmp_path / "photos" / ROWS[0][0], (1, 1))
+    curate(config)
+    assert "rows times" in caplog.text
+    Image.new("RGB", (400, 40)).save(tmp_path / "photos" / ROWS[0][0])
+    with pytest.raises(ConfigError, match="rows files"):
+        curate(config)
+    settings = json.loads((out / "parts.json").read_text())
+    (out / "parts.json").write_text(json.dumps({key: own for key, own in settings.items() if key != "data"}))
+    curate(config)  # parts of an older version
 
 
 def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

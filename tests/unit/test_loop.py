@@ -197,11 +197,48 @@ def test_the_optimizer_is_that_of_the_configuration(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"train_rows": [{"image_id": "1", "references": ["a cat"]}]}, "train texts"),
+        ({"val_rows": [{"image_id": "2", "references": ["a dog"]}]}, "val ids"),
+        ({"config": XeConfig(train=XeTrainConfig(seed=7))}, "train.seed: 0 -> 7"),
+    ],
+    ids=["captions", "validation images", "another run"],
+)
+def test_a_checkpoint_of_other_data_or_of_another_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], name: str
+) -> None:
+    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
+    context = Context(XeConfig(run=RunConfig(resume="auto")), Accelerator(cpu=True), rows, rows, 1)
+    saved = save_checkpoint(context.accelerator, tmp_path, context.start(), 1)
+    again = replace(context, checkpoint=saved)
+    assert again.start().data
+    other = replace(again, **changed)
+    with pytest.raises(CheckpointError, match=name):
+        other.start()
+    other.config.run.resume = True
+    assert other.start().data
+    assert ("WARNING" in capsys.readouterr().err) == ("config" not in changed), "the configuration is told elsewhere"
+
+
+def test_a_checkpoint_of_an_older_version_goes_on_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: Any = [{"image_id": "1", "references": ["a dog"]}]
+    context = Context(XeConfig(run=RunConfig(resume="auto")), Accelerator(cpu=True), rows, rows, 1)
+    saved = save_checkpoint(context.accelerator, tmp_path, TrainState(), 1)
+    state = replace(context, checkpoint=saved).start()
+    assert "older version" in capsys.readouterr().err
+    assert state.data
+    assert state.configuration
+
+
 def test_an_export_that_is_not_the_checkpoints_is_not_its_best(tmp_path: Path) -> None:
     trainer, _, _ = make_trainer(tmp_path, [0.5, 0.1], eval_every=1, max_steps=2)
     trainer.fit()
     context = replace(trainer.context, checkpoint=tmp_path / "checkpoints/step-00000002")
-    context.config.train.max_steps = 4
+    context.config.train.max_steps, context.config.run.resume = 4, True
     assert context.start().best_metric == 0.5
     (tmp_path / "export/best/score").write_text("7")
     state = context.start()

@@ -1,0 +1,74 @@
+"""Whether the data of a program that goes on are those that it began with; cheap, as no file is opened."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+TEXTS = ("references", "prompt", "long_reference", "short_references", "positive_captions", "negatives", "target")
+FILES = ("image", "features", "positive_images")
+PARTS = ("ids", "texts", "files", "times")
+TIMES = " times"
+"""End of the names whose difference is told, but is no other data: a copy of a folder may have new times."""
+
+
+def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, str]:
+    """Number and hashes of the rows of each split, in their order.
+
+    ``SPLIT ids`` is of the image ids, ``SPLIT texts`` of everything that people or models wrote, ``SPLIT files`` of the
+    names and sizes of images and features (not of their folders), and ``SPLIT times`` of their times of change in
+    seconds. Files that are missing count as empty; images that are no files are not in it.
+    """
+    found: dict[str, str] = {}
+    for split, rows in splits.items():
+        digests, count = {part: hashlib.blake2b(digest_size=8) for part in PARTS}, 0
+        for row in rows:
+            count += 1
+            paths = dict.fromkeys(path for key in FILES for path in _files(row.get(key)))
+            files = [(path.name, _stat(path)) for path in paths]
+            content = {
+                "ids": row["image_id"],
+                "texts": [row.get(key) for key in TEXTS],
+                "files": [(name, size) for name, (size, _) in files],
+                "times": [time for _, (_, time) in files],
+            }
+            for part, values in content.items():
+                digests[part].update(json.dumps(values).encode())
+        found |= {f"{split} {part}": f"{count} rows {digest.hexdigest()}" for part, digest in digests.items()}
+    return found
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """``NAME: BEFORE -> NOW`` of what differs between two fingerprints: in data, and in times alone.
+
+    Names that are not in ``before`` are left out, as an older version may have written it.
+    """
+    odd = [name for name in now if name in before and before[name] != now[name]]
+    said = {name: f"{name}: {before[name]} -> {now[name]}" for name in odd}
+    data = [said[name] for name in odd if not name.endswith(TIMES)]
+    return data, [said[name] for name in odd if name.endswith(TIMES)]
+
+
+def _files(value: Any) -> Iterator[Path]:
+    """The files of an image, of frames of a video, or of region features."""
+    if isinstance(value, str | Path):
+        yield Path(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _files(item)
+    elif (location := getattr(value, "location", None)) is not None:  # features, or keys in an HDF5 file
+        store = Path(value.store.path)
+        yield from (*_files(location), *([store] if store.is_file() else []), *_files(value.views))
+    elif (path := getattr(value, "path", None)) is not None:  # a frame: of a video file, or of a folder of images
+        yield from sorted(Path(path).iterdir()) if os.path.isdir(path) else [Path(path)]
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    """Size in bytes, and time of change in seconds; zeros where there is no file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_size, int(found.st_mtime)

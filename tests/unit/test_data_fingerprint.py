@@ -1,0 +1,80 @@
+"""Whether data are those that a program began with: each thing that may change, and a copy of the folder."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.videos import VideoFrame
+from rl_caption.data.features import FeatureOptions, features_of
+from rl_caption.data.fingerprint import changes, fingerprint
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    """Two rows of images, features, generated images and a video, whose files are made where they are missing."""
+    folder.mkdir(exist_ok=True)
+    for name in ("a.png", "b.png", "a.npy", "b.npy", "p.png", "clip/0.png", "clip/1.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        if not (folder / name).exists():
+            (folder / name).write_bytes(name.encode())
+    rows: list[Any] = [
+        {"image_id": "a", "image": folder / "a.png", "references": ["a dog"], "positive_images": [folder / "p.png"]},
+        {"image_id": "b", "image": str(folder / "b.png"), "references": ["a cat", "two cats"], "prompt": "on"},
+    ]
+    for row, found in zip(rows, features_of(rows, folder, FeatureOptions()), strict=True):
+        row["features"] = found
+    frames = [VideoFrame(str(folder / "clip"), index, 2) for index in range(2)]
+    return [*rows, {"image_id": "clip", "image": frames, "references": []}]
+
+
+def difference(folder: Path, change: Callable[[list[dict[str, Any]]], Any]) -> tuple[list[str], list[str]]:
+    """Names of what differs after a change of rows or files."""
+    before = fingerprint({"train": rows_in(folder)})
+    rows = rows_in(folder)
+    change(rows)
+    data, times = changes(before, fingerprint({"train": rows}))
+    return [line.split(":")[0] for line in data], [line.split(":")[0] for line in times]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda rows: rows[0].update(image_id="c"), "train ids"),
+        (lambda rows: rows[1]["references"].append("x"), "train texts"),
+        (lambda rows: rows[1].update(prompt="off"), "train texts"),
+        (lambda rows: rows[0].update(long_reference="x"), "train texts"),
+        (lambda rows: rows[0].update(negatives=[["x"]]), "train texts"),
+        (lambda rows: rows[0].update(positive_captions=["x"]), "train texts"),
+        (lambda rows: rows[0].update(target=0.5), "train texts"),
+        (lambda rows: rows[0]["image"].write_bytes(b"another image"), "train files"),
+        (lambda rows: rows[0]["image"].with_name("b.npy").write_bytes(b"other features"), "train files"),
+        (lambda rows: rows[0]["image"].with_name("p.png").write_bytes(b"another image"), "train files"),
+        (lambda rows: rows[0]["image"].with_name("clip").joinpath("1.png").write_bytes(b"other frame"), "train files"),
+        (lambda rows: rows[0]["image"].with_name("clip").joinpath("2.png").write_bytes(b""), "train files"),
+        (lambda rows: rows[0]["image"].unlink(), "train files"),
+        (lambda rows: rows[0].update(image=rows[0]["image"].with_name("p.png")), "train files"),
+    ],
+)
+def test_each_change_of_the_data_is_named(tmp_path: Path, change: Callable[[Any], Any], name: str) -> None:
+    assert difference(tmp_path / "data", lambda rows: None) == ([], [])
+    assert name in difference(tmp_path / "data", change)[0]
+
+
+def test_the_order_and_the_number_of_rows_count(tmp_path: Path) -> None:
+    assert "train ids" in difference(tmp_path / "data", list.reverse)[0]
+    assert "train ids" in difference(tmp_path / "data", list.pop)[0]
+
+
+def test_new_times_alone_are_told_apart_and_a_folder_may_move(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    assert difference(folder, lambda rows: os.utime(folder / "a.png", (1, 1))) == ([], ["train times"])
+    before = fingerprint({"train": rows_in(folder)})
+    shutil.copytree(folder, tmp_path / "copy")
+    assert changes(before, fingerprint({"train": rows_in(tmp_path / "copy")})) == ([], []), "copytree keeps times"
+
+
+def test_what_an_older_version_did_not_record_is_not_compared(tmp_path: Path) -> None:
+    assert changes({}, fingerprint({"train": rows_in(tmp_path / "data")})) == ([], [])

@@ -327,3 +327,15 @@ def test_specificity_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, sy
         assert metrics[f"specificity/{name}_margin"].item() == pytest.approx(margin, rel=1e-4, abs=1e-6)
         assert metrics[f"specificity/{name}_rate"].item() == pytest.approx(sum(gap > 0 for gap in gaps) / 4)
     assert metrics["specificity/contrastive"].item() == pytest.approx(contrast, rel=1e-5)
+
+
+def test_what_is_logged_counts_both_directions_and_no_tie() -> None:
+    """The second caption is nearer to the first image, yet the nearest of the second image."""
+    image, text = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.1]])
+    student = {"image": image, "text": text, "text_false0": text, "scale": torch.tensor(2.0)}
+    metrics = contrastive(student, {"false": torch.ones(2, 1)})[1]
+    logged = [float(metrics[f"contrastive/{key}"]) for key in ("accuracy", "hard_negatives", "scale")]
+    assert logged == [0.75, 0.0, 2.0]
+    student |= dict.fromkeys(("text_base", "text_positive", "text_negative"), text)
+    metrics = specificity(student, {"triplet": torch.ones(2)})[1]
+    assert [float(metrics[f"specificity/{name}_rate"]) for name in ("positive", "negative")] == [0.0, 0.0]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rewards.base import RewardError
 from rl_caption.cli.main import main
 from rl_caption.config.programs import ConcretenessConfig
 from rl_caption.data.base import DataError
@@ -157,7 +158,11 @@ def test_with_ratings_scores_are_combined(tmp_path: Path, capsys: pytest.Capture
         ({"scorers": {}}, ConfigError, "scorers is empty"),
         ({"scorers": {"x": JudgeConfig()}}, ConfigError, "scorers.x: reward 'x' is unknown"),
         ({"scorers": {"x": JudgeConfig(f"{__name__}:References", {"letter": "a"})}}, ConfigError, "captions alone"),
-        ({"scorers": {"x": JudgeConfig(f"{__name__}:Share", {"letter": "a", "scale": 9.0})}}, ConfigError, "in .0, 1."),
+        (
+            {"scorers": {"x": JudgeConfig(f"{__name__}:Share", {"letter": "a", "scale": 9.0})}},
+            RewardError,
+            "share of a",
+        ),
         ({"captions": "/nowhere"}, DataError, "/nowhere cannot be read"),
     ],
 )

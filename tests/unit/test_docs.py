@@ -114,7 +114,11 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], bool]:
     read, read_known = programs.parse, argparse.ArgumentParser.parse_known_args
 
     def parse_and_end(*arguments: Any) -> None:
-        read(*arguments)
+        try:
+            read(*arguments)
+        except SystemExit as ended:  # --help
+            if ended.code != 0:
+                raise
         raise Parsed
 
     def parse_args(parser: argparse.ArgumentParser, arguments: Any = None, namespace: Any = None) -> None:

@@ -208,7 +208,8 @@ class Trainer:
             newest = newest_checkpoint(self.checkpoints)
             if newest is not None:  # the last save may have been killed before it pruned
                 prune(newest.parent, self.context.config.run.keep_checkpoints, newest)
-            write_result(self.folder, asdict(self.state))
+            inputs = ("data", "configuration")  # of checkpoints, which are resumed
+            write_result(self.folder, {key: value for key, value in asdict(self.state).items() if key not in inputs})
         self.accelerator.wait_for_everyone()  # every process then finds the result
         if self.state.stopped is not None:
             log.message(f"stopped at step {self.state.global_step} of {self.max_steps}: {self.state.stopped}")

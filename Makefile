@@ -93,7 +93,7 @@ release: $(STAMP)
 	$(VENV_PYTHON) -m venv --clear build/release
 	build/release/bin/python -m pip install dist/*.whl
 	build/release/bin/python -m rl_caption.torchvision_remedy install
-	RL_CAPTION_INSTALLED=build/release/bin $(OFFLINE) $(VENV_PYTHON) -m pytest -q tests/integration/test_wheel.py
+	RL_CAPTION_INSTALLED=build/release/bin $(OFFLINE) $(VENV_PYTHON) -m pytest -q tests/core/integration/test_wheel.py
 	@ls -l dist
 	@echo "Left to you: read the changelog once more, then"
 	@echo "  git tag -a v$(version) -m 'rl-caption $(version)' && git push origin v$(version)"

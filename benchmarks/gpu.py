@@ -46,7 +46,7 @@ class Part:
     tiny: str = ""
 
 
-TESTS = "pytest -q -rs -p no:cacheprovider -m gpu tests/integration/test_gpu.py -k"
+TESTS = "pytest -q -rs -p no:cacheprovider -m gpu tests/core/integration/test_gpu.py -k"
 FEW = "--images 4 --prefix-images 2"
 COMMANDS: dict[str, dict[str, Part]] = {
     "first": {

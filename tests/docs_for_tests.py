@@ -189,7 +189,7 @@ def exists(path: str) -> bool:
 
 
 def takes_minutes(words: list[str]) -> bool:
-    """Benchmarks repeat what they time; each is tested at small sizes (tests/unit/test_benchmarks.py)."""
+    """Benchmarks repeat what they time; each is tested at small sizes (tests/core/unit/test_benchmarks.py)."""
     module = words[2] if words[:2] == ["python", "-m"] else ""
     return words[:2] == ["make", "bench"] or bool(re.match(r"benchmarks(?!\.studies)|.*l_clip_size$", module))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.io import savemat
 
-from rl_caption.meta_evaluation.sets.pairs import SUGARCREPE, SUGARCREPE_PP, VALSE
+from rl_caption.lab.meta_evaluation.sets.pairs import SUGARCREPE, SUGARCREPE_PP, VALSE
 
 IMAGES = ["1_a.jpg", "2_b.jpg", "3_c.jpg"]
 WORDS = ["a dog runs", "a cat sits", "two men talk"]

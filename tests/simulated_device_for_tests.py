@@ -27,7 +27,7 @@ REWARDS = (
     "rewards.clip.bottleneck",
     "rewards.text.frozen_model",
     "rewards.text.grammar",
-    "rl_caption.reward_models.visual_bottleneck",
+    "rl_caption.lab.visual_bottleneck",
 )
 """The modules whose models go to ``default_device``."""
 

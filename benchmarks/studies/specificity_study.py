@@ -38,9 +38,9 @@ from rl_caption.data.scenes.world import Draws
 from rl_caption.errors import ConfigError, config_errors, user_errors
 from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.retrieval import retrieval_recall
-from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
-from rl_caption.meta_evaluation.figures import UNDEFINED, markdown
-from rl_caption.meta_evaluation.specificity import (
+from rl_caption.lab.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
+from rl_caption.lab.meta_evaluation.figures import UNDEFINED, markdown
+from rl_caption.lab.meta_evaluation.specificity import (
     Chain,
     ChainScores,
     make_chains,
@@ -48,7 +48,7 @@ from rl_caption.meta_evaluation.specificity import (
     score_chains,
     specificity_rates,
 )
-from rl_caption.programs.retrieval import WAYS, texts_of
+from rl_caption.lab.retrieval import WAYS, texts_of
 
 logger = logging.getLogger(__name__)
 

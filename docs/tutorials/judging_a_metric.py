@@ -119,8 +119,8 @@ rl_caption(
 # `correlations` takes any scores and any ratings, also those of a metric that is no reward of this package:
 
 # %%
-from rl_caption.meta_evaluation.correlation import correlations
-from rl_caption.meta_evaluation.sets import load
+from rl_caption.lab.meta_evaluation.correlation import correlations
+from rl_caption.lab.meta_evaluation.sets import load
 
 (rated,) = load("ratings", "ratings.jsonl")
 scores = SharedWords()(None, rated.captions, references=rated.references)

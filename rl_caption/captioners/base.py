@@ -181,7 +181,7 @@ class Captioner(Protocol):
 
     A captioner inherits from this class, sets the attributes that have no value here and implements the abstract
     methods. The other methods have defaults that are slower and give the same numbers. A complete example is
-    ``tests/extensions/test_captioner.py``.
+    ``tests/core/extensions/test_captioner.py``.
 
     An argument ``model`` may be the policy wrapped for distributed training; ``policy`` is always the module itself.
     """

@@ -15,17 +15,17 @@ from rl_caption import __version__
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.cli.configuration import UsageError, parse, refuse_odd_words, with_lists
 from rl_caption.config.overrides import Chain
-from rl_caption.config.programs import (
+from rl_caption.config.reward_models import RewardModelConfig
+from rl_caption.config.schema import EvaluateConfig, ScstConfig, WebConfig, XeConfig
+from rl_caption.errors import ConfigError
+from rl_caption.lab.config import (
     CompareRetrievalConfig,
     ConcretenessConfig,
     CurateConfig,
     PositivesConfig,
     RecaptionConfig,
 )
-from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import EvaluateConfig, ScstConfig, WebConfig, XeConfig
-from rl_caption.errors import ConfigError
-from rl_caption.meta_evaluation.config import JudgeSetConfig
+from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.threads import set_threads
 from rl_caption.trl.config import GrpoVlmConfig
 
@@ -199,31 +199,31 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     "reward_model": (reward_model, "train a model that scores captions: contrastive, or distilled"),
     "evaluate": (evaluate, "judge captions of a split or of a file"),
     "web": (
-        Configured(WebConfig, "rl_caption.programs.web:serve", ("--models",)),
+        Configured(WebConfig, "rl_caption.lab.web:serve", ("--models",)),
         "caption photos in a page in the browser, by several captioners side by side",
     ),
     "judge": (
-        Configured(JudgeSetConfig, "rl_caption.meta_evaluation.program:compare_with_people"),
+        Configured(JudgeSetConfig, "rl_caption.lab.meta_evaluation.program:compare_with_people"),
         "how well metrics agree with human judgements of captions",
     ),
     "retrieval": (
-        Configured(CompareRetrievalConfig, "rl_caption.programs.retrieval:compare_retrieval"),
+        Configured(CompareRetrievalConfig, "rl_caption.lab.retrieval:compare_retrieval"),
         "how well dual encoders find the captions of images, and the images of captions",
     ),
     "curate": (
-        Configured(CurateConfig, "rl_caption.programs.curate:curate"),
+        Configured(CurateConfig, "rl_caption.lab.curate:curate"),
         "rank and filter the captions of a data set by rules and scores",
     ),
     "recaption": (
-        Configured(RecaptionConfig, "rl_caption.programs.recaption:recaption"),
+        Configured(RecaptionConfig, "rl_caption.lab.recaption:recaption"),
         "write a new, long caption of every image of a data set",
     ),
     "positives": (
-        Configured(PositivesConfig, "rl_caption.programs.recaption:make_positives"),
+        Configured(PositivesConfig, "rl_caption.lab.recaption:make_positives"),
         "write captions of images, and images of captions, for PAC-S to learn from",
     ),
     "concreteness": (
-        Configured(ConcretenessConfig, "rl_caption.reward_models.concreteness:make_targets"),
+        Configured(ConcretenessConfig, "rl_caption.lab.concreteness:make_targets"),
         "concreteness of captions: scores, their combination, targets for a student",
     ),
     "ablate": (ablate, "compare rewards: a grid of self-critical runs from one checkpoint"),
@@ -235,7 +235,7 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     "caption": ("rl_caption.cli.caption", "caption photos with a trained captioner"),
     "average": ("rl_caption.cli.average", "one captioner of the mean weights of several from one start (model soup)"),
     "report": ("rl_caption.report.program", "a page of a run, an ablation, or several runs or evaluations"),
-    "share": ("rl_caption.report.share", "a trained model with its model card, in a folder or on the Hugging Face hub"),
+    "share": ("rl_caption.lab.share", "a trained model with its model card, in a folder or on the Hugging Face hub"),
     "configs": ("rl_caption.cli.configs", "the recipes that the package brings: list, show NAME"),
     "doctor": ("rl_caption.cli.doctor", "versions, devices, what is missing and what that costs"),
     "demo": ("rl_caption.cli.demo", "the whole job on a generated world"),

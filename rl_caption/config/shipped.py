@@ -18,12 +18,12 @@ CONFIGURATIONS = {
     "ablate": "rl_caption.ablation.config:AblateConfig",
     "web": "rl_caption.config.schema:WebConfig",
     "grpo_vlm": "rl_caption.trl.config:GrpoVlmConfig",
-    "judge": "rl_caption.meta_evaluation.config:JudgeSetConfig",
-    "retrieval": "rl_caption.config.programs:CompareRetrievalConfig",
-    "curate": "rl_caption.config.programs:CurateConfig",
-    "recaption": "rl_caption.config.programs:RecaptionConfig",
-    "positives": "rl_caption.config.programs:PositivesConfig",
-    "concreteness": "rl_caption.config.programs:ConcretenessConfig",
+    "judge": "rl_caption.lab.meta_evaluation.config:JudgeSetConfig",
+    "retrieval": "rl_caption.lab.config:CompareRetrievalConfig",
+    "curate": "rl_caption.lab.config:CurateConfig",
+    "recaption": "rl_caption.lab.config:RecaptionConfig",
+    "positives": "rl_caption.lab.config:PositivesConfig",
+    "concreteness": "rl_caption.lab.config:ConcretenessConfig",
 }
 """Program that takes ``--config`` -> ``module:Name`` of its configuration class."""
 LAUNCHER_KEYS = {"compute_environment", "distributed_type"}

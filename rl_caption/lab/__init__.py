@@ -1,0 +1,1 @@
+"""The lab: what the papers need beside training. It imports the core; nothing of the core imports it."""

@@ -1,0 +1,401 @@
+"""Figures of agreement of a metric with a set of judgements, with bootstrap intervals over images, as tables.
+
+Judgements of one image are not independent, so images are drawn with replacement, each with all of its judgements
+(Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 1979).
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import permutations, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from rl_caption.data.files import write_json, write_text
+from rl_caption.evaluation.confidence import ENDS, drawn_weights
+from rl_caption.evaluation.results import LEFT_OUT as UNDEFINED
+from rl_caption.evaluation.results import csv_text, markdown
+from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
+from rl_caption.lab.meta_evaluation.correlation import (
+    UndefinedCorrelation,
+    group_numbers,
+    grouped_tau_b,
+    kendall_tau_b,
+    kendall_tau_c,
+    pearson,
+    sampled_spearman,
+    spearman,
+    tau_of_table,
+)
+from rl_caption.lab.meta_evaluation.sets import CaptionGroups, CaptionPairs, JudgementSet, RatedCaptions
+
+Floats = NDArray[np.float64]
+Interval = tuple[float, float]
+NO_REFERENCES = ""
+"""The condition of metrics that see no references."""
+CHANCE = "blind: chance"
+BLIND = {CHANCE: 0, "blind: longer": 1, "blind: shorter": -1}
+"""Heading of a baseline that sees neither image nor references -> factor of the length of the caption, its score."""
+NOTABLE = 0.1
+MAX_CELLS = 5_000_000
+"""Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are correlated item by item."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of one metric on one set, such as ``tau_c``, ``HC`` or ``4 references, all pairs``."""
+
+    name: str
+    value: float | None
+    """A correlation in [-1, 1] or an accuracy in [0, 1]; None where it is not defined."""
+    count: int
+    """Judgements or pairs that it is computed from."""
+    low: float | None = None
+    """Ends of the 95 % bootstrap interval; None where it was not asked for or is not defined."""
+    high: float | None = None
+    published: bool = False
+    """Whether papers print this one for the set."""
+    note: str = ""
+
+
+@dataclass
+class SetResult:
+    """All metrics on one set, or on one part of it, by the heading of the metric."""
+
+    name: str
+    description: str
+    convention: str
+    count: int
+    excluded: dict[str, int]
+    """Why judgements of the files are not among them -> how many."""
+    figures: dict[str, list[Figure]] = field(default_factory=dict)
+    signatures: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Why a metric could not be computed."""
+    drawn: str = "images"
+    """What is drawn with replacement for the intervals."""
+    blind: list[str] = field(default_factory=list)
+    """Headings of metrics and baselines that see neither image nor references."""
+
+
+Measured = tuple[Sequence[float | None], Sequence[Interval | None], str]
+"""Values, their intervals (none where they were not asked for), and a note."""
+
+
+def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int = 0, seed: int = 0) -> list[Figure]:
+    """Correlate [N] scores with the ratings of a set.
+
+    Returns ``tau_b`` and ``tau_c``; ``pearson`` or ``spearman`` where papers print that for the set, and both for
+    captions without images; and ``tau_b within images`` where the set asks for it. Published figures come first.
+    Intervals are of ``resamples`` draws of images; 0 computes none.
+    """
+    published = {"pearson", "spearman", "tau_b"} if part.text_alone else {part.published}
+    found: list[Figure] = []
+
+    def measure(names: Sequence[str], compute: Callable[..., Measured], *arguments: Any) -> None:
+        """Append the figures ``names`` of the set; those that are undefined, with the reason."""
+        try:
+            values, bounds, note = compute(part, scores, *arguments)
+        except UndefinedCorrelation as error:
+            values, bounds, note = [None] * len(names), [], str(error)
+        for name, value, own in zip_longest(names, values, bounds):
+            found.append(_figure(name, value, len(part.captions), own, name in published, note))
+
+    measure(["tau_b", "tau_c"], _taus, resamples, seed)
+    if part.published == "pearson":
+        measure(["pearson"], _correlation, False, resamples, seed)
+    if part.text_alone:
+        measure(["spearman"], _correlation, True, resamples, seed)
+    elif part.published == "spearman":
+        measure(["spearman"], _sampled_spearman, seed)
+    if part.within_images:
+        measure(["tau_b within images"], _within_images)
+    return sorted(found, key=lambda figure: not figure.published)
+
+
+def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> Measured:
+    values = kendall_tau_b(scores, part.ratings), kendall_tau_c(scores, part.ratings)
+    levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
+    rated, rating_ranks = np.unique(np.asarray(part.ratings, np.float64), return_inverse=True)
+    cells = rating_ranks * len(levels) + score_ranks
+
+    def resampled(weights: NDArray[np.int64]) -> Sequence[float]:
+        """tau_b and tau_c of a resample that has caption n ``weights[n]`` times; NaN where they are undefined."""
+        try:
+            if len(rated) * len(levels) > MAX_CELLS:
+                items = np.repeat(np.arange(len(cells)), weights)
+                drawn = score_ranks[items].tolist(), rating_ranks[items].tolist()
+                return kendall_tau_b(*drawn), kendall_tau_c(*drawn)
+            table = np.bincount(cells, weights, len(rated) * len(levels))
+            return tau_of_table(table.reshape(len(rated), len(levels)))
+        except UndefinedCorrelation:
+            return np.nan, np.nan
+
+    return values, intervals(resampled, part.image_ids, resamples, seed), ""
+
+
+def _correlation(part: RatedCaptions, scores: Sequence[float], ranked: bool, resamples: int, seed: int) -> Measured:
+    """Pearson's correlation over all, or with ``ranked`` Spearman's."""
+    both = np.array([scores, part.ratings], np.float64)
+
+    def resampled(weights: NDArray[np.int64]) -> Floats:
+        drawn = np.repeat(both, weights, axis=1)
+        with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
+            return np.asarray(np.corrcoef(rankdata(drawn, axis=1) if ranked else drawn))[:1, 1]
+
+    value = (spearman if ranked else pearson)(scores, part.ratings)
+    return [value], intervals(resampled, part.image_ids, resamples, seed), ""
+
+
+def _sampled_spearman(part: RatedCaptions, scores: Sequence[float], seed: int) -> Measured:
+    drawn = sampled_spearman(scores, part.ratings, part.captions, seed=seed)
+    note = (
+        f"spearman is the mean over {len(drawn)} samples of half of the captions, each with one of its images; "
+        f"their standard deviation is {100 * drawn.std():.1f}"
+    )
+    return [float(drawn.mean())], [], note
+
+
+def _within_images(part: RatedCaptions, scores: Sequence[float]) -> Measured:
+    grouped = grouped_tau_b(scores, part.ratings, part.image_ids)
+    note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
+    return [grouped.mean], [], note
+
+
+def pair_figures(
+    part: CaptionPairs,
+    first: Mapping[str, Sequence[float]],
+    second: Mapping[str, Sequence[float]],
+    resamples: int = 0,
+    seed: int = 0,
+) -> list[Figure]:
+    """Compute how often scores prefer the better caption of a pair.
+
+    ``first`` and ``second`` are condition of the references -> [P] scores of the first and of the second captions;
+    a metric without references has the one condition ``NO_REFERENCES``. Returns, for each condition or for the average
+    over conditions that are draws, a figure for each kind, where the set shows them, and a summary: ``all pairs`` or
+    ``mean of kinds``.
+    """
+    won = {name: wins(first[name], second[name], part.preference, part.ties) for name in first}
+    if part.averaged:
+        won = {NO_REFERENCES: np.mean(list(won.values()), axis=0)}
+    found = []
+    for name, values in won.items():
+        tied = np.mean(np.asarray(first[name]) == np.asarray(second[name])) if name in first else 0.0
+        prefix = f"{name}, " if name else ""
+        note = f"{prefix}{100 * tied:.1f} % of pairs have equal scores, which count as {part.ties}" if tied else ""
+        found += _accuracies(part, values, prefix, f"{prefix}all pairs", note, resamples, seed)
+    return found
+
+
+def group_figures(
+    part: CaptionGroups, scores: Sequence[float], cosines: Floats | None = None, resamples: int = 0, seed: int = 0
+) -> list[Figure]:
+    """Compute the share of G groups whose scores are in order: for each figure of a set, its kinds, then the summary.
+
+    ``scores`` is [G * K]. ``cosines``, [G, K, K], are between the captions of a group; without them the figures of
+    texts alone are left out.
+    """
+    count = len(part.kinds)
+    values = np.asarray(scores, np.float64).reshape(count, -1)
+    orders = {name: [(values[:, i], values[:, j]) for i, j in own] for name, own in part.above.items()}
+    if cosines is not None:
+        for name, own in part.texts_above.items():
+            orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in own]
+    found = []
+    for name, order in orders.items():
+        if part.ties == "random":
+            won = in_random_order(values, part.above[name])
+        else:
+            won = np.min([wins(*pair, np.ones(count), part.ties) for pair in order], axis=0)
+        tied = np.any([high == low for high, low in order], axis=0).mean()
+        note = f"{name}: {100 * tied:.1f} % of groups have equal scores, which count as {part.ties}" if tied else ""
+        found += _accuracies(part, won, f"{name}, ", name, note, resamples, seed)
+    return found
+
+
+def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
+    """Probability [G] that i is ahead of j in all pairs (i, j) of ``above``, by the [G, K] values of K captions.
+
+    Equal values are in random order, for which all K! orders are tried.
+    """
+    orders = list(permutations(range(values.shape[1])))
+    held = np.zeros(len(values))
+    for order in orders:
+        ahead = [
+            (values[:, i] > values[:, j]) | ((values[:, i] == values[:, j]) & (order[i] > order[j])) for i, j in above
+        ]
+        held += np.all(ahead, axis=0)
+    return held / len(orders)
+
+
+def blind_figures(part: JudgementSet, resamples: int = 0, seed: int = 0) -> dict[str, list[Figure]]:
+    """Compute the figures of the ``BLIND`` baselines, by their headings: chance, the longer and the shorter caption.
+
+    Lengths are in characters, and equal ones count by their expectation in a random order, whatever ties count in the
+    set. The baselines are for sets of hard negatives: groups, and pairs of which the first caption is always the better
+    one. For other sets the result is empty.
+    """
+    found = {}
+    for heading, factor in BLIND.items():
+        if isinstance(part, CaptionGroups):
+            scores = [factor * float(len(text)) for text in part.captions]
+            own = group_figures(replace(part, ties="random"), scores, None, resamples, seed)
+        elif isinstance(part, CaptionPairs) and set(part.preference) == {1.0}:
+            first, second = ([factor * float(len(text)) for text in texts] for texts in (part.first, part.second))
+            own = pair_figures(
+                replace(part, ties="half"), {NO_REFERENCES: first}, {NO_REFERENCES: second}, resamples, seed
+            )
+        else:
+            return {}
+        found[heading] = [replace(figure, note="") for figure in own]
+    return found
+
+
+def found_blindly(blind: Mapping[str, Sequence[Figure]]) -> list[str]:
+    """Describe those of ``blind_figures`` that are above chance by more than ``NOTABLE``."""
+    by_length = [(heading, figure) for heading in blind if heading != CHANCE for figure in blind[heading]]
+    chance = {figure.name: figure.value for figure in blind.get(CHANCE, ())}
+    return [
+        f"{figure.name} {100 * figure.value:.1f} % by {heading.removeprefix('blind: ')}"
+        for heading, figure in by_length
+        if figure.value is not None and figure.value > (chance[figure.name] or 0.0) + NOTABLE
+    ]
+
+
+def wins(
+    first: Sequence[float] | Floats,
+    second: Sequence[float] | Floats,
+    preference: Sequence[float] | Floats,
+    ties: str = "wrong",
+) -> Floats:
+    """Return what each of P pairs counts, [P]: 1 if scores prefer the better caption, 0 if not.
+
+    Pairs on which people are divided evenly (preference 0.5) count 0.5. Equal scores count 0 with ``ties`` ``wrong``,
+    0.5 with ``half`` and 1 with ``right``.
+    """
+    left, right, better = (np.asarray(values, np.float64) for values in (first, second, preference))
+    if not len(left) == len(right) == len(better) or not len(left):
+        raise ValueError(f"{len(left)} and {len(right)} scores for {len(better)} pairs: expected as many, at least 1")
+    if not np.isfinite([left, right]).all():
+        raise ValueError("a score is not finite")
+    won = np.where(better == 1, left > right, right > left).astype(np.float64)
+    won[left == right] = {"wrong": 0.0, "half": 0.5, "right": 1.0}[ties]
+    won[better == 0.5] = 0.5
+    return won
+
+
+def _accuracies(
+    part: CaptionPairs | CaptionGroups, won: Floats, prefix: str, title: str, note: str, resamples: int, seed: int
+) -> list[Figure]:
+    image_ids = part.image_ids[:: len(part.image_ids) // len(won)]
+    kinds, kind_indices = list(dict.fromkeys(part.kinds)), group_numbers(part.kinds)
+
+    def rates(weights: NDArray[np.int64]) -> Floats:
+        """The accuracy of each kind, then the summary."""
+        counts = np.bincount(kind_indices, weights, len(kinds))
+        with np.errstate(invalid="ignore"):  # a resample may lack a kind: NaN, which its mean leaves out
+            own = np.bincount(kind_indices, weights * won, len(kinds)) / counts
+        summary = (weights * won).sum() / weights.sum() if part.summary == "pairs" else np.nanmean(own)
+        return np.append(own, summary)
+
+    values = rates(np.ones(len(won), np.int64))
+    bounds = intervals(rates, image_ids, resamples, seed) or [None] * len(values)
+    found = []
+    if part.shown_kinds:
+        for kind, count, value, own in zip(kinds, np.bincount(kind_indices), values, bounds, strict=False):
+            found.append(_figure(prefix + kind, value, int(count), own, note=note))
+    title = f"{prefix}mean of kinds" if part.summary == "kinds" and len(kinds) > 1 else title
+    return [*found, _figure(title, values[-1], len(won), bounds[-1], note=note)]
+
+
+def _figure(
+    name: str, value: float | None, count: int, bounds: Interval | None, published: bool = True, note: str = ""
+) -> Figure:
+    low, high = bounds or (None, None)
+    return Figure(name, None if value is None else float(value), count, low, high, published, note)
+
+
+def intervals(
+    statistic: Callable[[NDArray[np.int64]], Sequence[float] | Floats],
+    groups: Sequence[Hashable],
+    resamples: int = 1000,
+    seed: int = 0,
+) -> list[Interval | None]:
+    """Return the 95 % percentile intervals of K statistics; empty with 0 resamples.
+
+    ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where one is ever NaN (not defined),
+    its interval is None. ``groups`` is [N], the image (or another group) of each item, by which items are drawn.
+    """
+    found = np.array([statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64)
+    bounds = [np.quantile(column, ENDS).tolist() if np.isfinite(column).all() else None for column in found.T]
+    return [None if own is None else (own[0], own[1]) for own in bounds]
+
+
+def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]) -> list[Path]:
+    """Write ``agreement.md``, ``agreement.csv`` and ``agreement.json``; return their paths in this order."""
+    paths = [folder / f"agreement.{kind}" for kind in ("md", "csv", "json")]
+    write_text(paths[0], "\n".join(as_markdown(result, config.bootstrap) for result in results))
+    write_text(paths[1], _csv(results))
+    write_json(paths[2], {"config": asdict(config), "sets": [asdict(result) for result in results]})
+    return paths
+
+
+def as_markdown(result: SetResult, resamples: int) -> str:
+    """A line for each metric, a column for each figure, times 100 as papers print them; notes below."""
+    names = list(dict.fromkeys(figure.name for own in result.figures.values() for figure in own))
+    published = {figure.name for own in result.figures.values() for figure in own if figure.published}
+    published = set() if published == set(names) else published  # all of them: nothing is marked
+    head = ["metric"]
+    for name in names:
+        title = f"{name}, x100" if name.startswith(("tau", "pearson", "spearman")) else f"{name}, % right"
+        head.append(f"**{title}**" if name in published else title)
+    lines = []
+    for metric, own in result.figures.items():
+        found = {figure.name: figure for figure in own}
+        lines.append([metric, *(_cell(found.get(name)) for name in names)])
+    lines += [[metric, *[UNDEFINED] * len(names)] for metric in result.left_out]
+    notes = [f"- Convention: {result.convention}"]
+    notes += [f"- Excluded: {count}, {reason}" for reason, count in result.excluded.items() if count]
+    if resamples:
+        notes.append(f"- In brackets: 95 % bootstrap interval, {resamples} resamples of {result.drawn}")
+    if published:
+        notes.append(f"- Bold: what papers print for {result.name}")
+    if result.blind:
+        notes.append(f"- See neither image nor references: {', '.join(result.blind)}")
+    easy = found_blindly({heading: own for heading, own in result.figures.items() if heading in BLIND})
+    if easy:
+        notes.append(
+            f"- Found without a look at the image, more than {100 * NOTABLE:.0f} above chance: {'; '.join(easy)}"
+        )
+    for metric, own in result.figures.items():
+        notes += dict.fromkeys(f"- {metric}: {figure.note}" for figure in own if figure.note)
+    notes += [f"- {UNDEFINED} {metric}: {reason}" for metric, reason in result.left_out.items()]
+    notes += [f"- {metric}: `{signature}`" for metric, signature in result.signatures.items()]
+    return "\n\n".join([f"## {result.name}: {result.description}", markdown(head, lines), "\n".join(notes)]) + "\n"
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None or figure.value is None:
+        return UNDEFINED
+    text = f"{100 * figure.value:z.1f}"
+    if figure.low is None or figure.high is None:
+        return text
+    return f"{text} [{100 * figure.low:z.1f}, {100 * figure.high:z.1f}]"
+
+
+def _csv(results: Sequence[SetResult]) -> str:
+    """All figures, unrounded: correlations in [-1, 1], accuracies in [0, 1]; what is not defined is empty."""
+    lines: list[list[Any]] = [
+        ["set", "metric", "figure", "value", "low", "high", "count", "published_convention", "signature", "note"]
+    ]
+    for result in results:
+        for metric, own in result.figures.items():
+            for figure in own:
+                values = [figure.value, figure.low, figure.high, figure.count, figure.published]
+                lines.append([result.name, metric, figure.name, *values, result.signatures[metric], figure.note])
+        lines += [[result.name, metric, *[None] * 7, reason] for metric, reason in result.left_out.items()]
+    return csv_text(lines)

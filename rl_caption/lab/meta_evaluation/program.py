@@ -1,0 +1,336 @@
+"""Scores sets of human judgements with metrics and reports how well they agree: the program behind ``judge.py``."""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rewards.base import Reward, RewardError, as_texts, checked_scores, reference_lists
+from rewards.clip.clipscore import ClipScore
+from rewards.registry import build, load
+from rewards.text.cider import CiderD
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.tokenize import TOKENIZER, tokenize, tokenizer_of, untested_texts
+from rl_caption.config.build import ConfigError, quiet_libraries
+from rl_caption.config.checks import check
+from rl_caption.data.base import DataError
+from rl_caption.data.file_checks import missing_files
+from rl_caption.errors import config_errors
+from rl_caption.evaluation import JavaError, check_writable, find_java
+from rl_caption.evaluation.metrics import SCORERS
+from rl_caption.lab.meta_evaluation import sets
+from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
+from rl_caption.lab.meta_evaluation.figures import (
+    NO_REFERENCES,
+    Figure,
+    SetResult,
+    blind_figures,
+    group_figures,
+    pair_figures,
+    rated_figures,
+    write_results,
+)
+from rl_caption.lab.meta_evaluation.scenes import scenes_sets
+from rl_caption.lab.meta_evaluation.sets import CaptionGroups, JudgementSet, RatedCaptions
+from rl_caption.lab.meta_evaluation.sets.pairs import Region
+from rl_caption.monitoring.config import JudgeConfig
+
+logger = logging.getLogger(__name__)
+
+NAMES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "bleu": {f"BLEU-{n}": ("bleu", {"n": n}) for n in (1, 2, 3, 4)},
+    **{f"bleu{n}": {f"BLEU-{n}": ("bleu", {"n": n})} for n in (1, 2, 3, 4)},
+    "rouge": {"ROUGE-L": ("rouge_l", {})},
+    "rouge_l": {"ROUGE-L": ("rouge_l", {})},
+    "cider": {"CIDEr": ("cider", {})},
+    "meteor": {"METEOR": (f"{__name__}:ToolkitMetric", {"metric": "meteor"})},
+    "length": {"length": ("rewards.text.concreteness:CaptionLength", {})},
+    "spice": {"SPICE": (f"{__name__}:ToolkitMetric", {"metric": "spice"})},
+}
+"""Name on the command line -> heading -> (name of the reward, its arguments)."""
+NOT_REACHED = "not computed: the program ended before"
+
+
+class ToolkitMetric:
+    """METEOR or SPICE of single captions as a ``Reward``, by the Java programs of the COCO toolkit, in [0, 1].
+
+    Captions and references are tokenised by ``rewards.text.tokenize``. Not for training: every call starts a Java
+    program. ``JavaError`` where that fails.
+    """
+
+    columns = frozenset({"references"})
+    bounds = (0.0, 1.0)
+    tokenizer = TOKENIZER
+
+    def __init__(self, metric: str) -> None:
+        """Choose ``meteor`` or ``spice``."""
+        self.__name__ = metric
+
+    @property
+    def signature(self) -> str:
+        """Name and version of the toolkit."""
+        from importlib.metadata import version
+
+        return f"{self.__name__.upper()}[pycocoevalcap{version('pycocoevalcap')}]+ptb"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions by the column ``references`` (N lists of captions)."""
+        texts = as_texts(completions)
+        rows = enumerate(reference_lists(columns, self.__name__, len(texts)))
+        candidates = {str(number): " ".join(tokenize(text)) for number, text in enumerate(texts)}
+        references = {str(number): [" ".join(tokenize(text)) for text in own] for number, own in rows}
+        try:
+            _, scores = SCORERS[self.__name__](candidates, references).values[self.__name__.upper()]
+        except ValueError as error:
+            raise RewardError(f"metric {self.__name__!r}: {error}") from error
+        return checked_scores(self, scores, len(texts))
+
+
+def build_metrics(
+    names: str | Sequence[str], judges: Mapping[str, JudgeConfig], parts: Sequence[JudgementSet] = ()
+) -> dict[str, Reward | str]:
+    """Return heading -> metric, or why it is left out (no Java).
+
+    Args:
+        names: of ``NAMES``, or of rewards that need no arguments; with commas, or a list.
+        judges: heading -> reward with arguments. CIDEr-D is without EOS unless its arguments say otherwise.
+        parts: the sets that will be scored.
+
+    Raises:
+        ConfigError: there is no metric, one is there twice or does not exist, or one needs what ``parts`` do not have.
+            This is checked before any weights are loaded.
+    """
+    asked: dict[str, tuple[str, dict[str, Any], str]] = {}
+    for name in (part.strip() for part in (names.split(",") if isinstance(names, str) else names)):
+        for heading, (reward, arguments) in NAMES.get(name, {name: (name, {})} if name else {}).items():
+            if heading in asked:
+                raise ConfigError(f"metrics: {heading} is asked for twice")
+            asked[heading] = reward, arguments, "metrics"
+    for heading, judge in judges.items():
+        if heading in asked:
+            raise ConfigError(f"judges.{heading} is among the metrics, too: give it another heading")
+        asked[heading] = judge.target or heading, dict(judge.kwargs), f"judges.{heading}"
+    if not asked:
+        raise ConfigError(f"metrics is {names!r} and judges is empty: name at least one metric, such as cider")
+    kinds: dict[str, Any] = {}
+    for heading, (reward, _, key) in asked.items():
+        try:
+            kinds[heading] = load(reward)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}. Besides rewards there are {', '.join(NAMES)}") from error
+        columns = getattr(kinds[heading], "columns", None)
+        if isinstance(columns, frozenset):  # some classes decide on their columns when they are built
+            _check_columns(heading, columns, parts)
+    metrics: dict[str, Reward | str] = {}
+    for heading, (reward, arguments, key) in asked.items():
+        own = {"eos": False} if kinds[heading] is CiderD else {}
+        try:
+            if kinds[heading] is ToolkitMetric:
+                find_java()
+            with config_errors(key):
+                metric = metrics[heading] = build(reward, **(own | arguments))
+        except JavaError as error:
+            metrics[heading] = str(error)
+        else:
+            _check_columns(heading, metric.columns, parts)
+    return metrics
+
+
+def compare_with_people(config: JudgeSetConfig) -> str:
+    """Score a set with all metrics, write the tables and return them as Markdown.
+
+    The tables are written after every metric, so that finished figures survive one that fails.
+
+    Raises:
+        ConfigError: a setting or metric that does not exist, or a metric that needs what the set does not have.
+        DataError: files that are missing, wrong or incomplete.
+        RewardError: a metric failed.
+        EvaluationError: the results cannot be written.
+    """
+    quiet_libraries()
+    check(config)
+    folder = check_writable(config.out)
+    parts = _read(config)
+    metrics = build_metrics(config.metrics, config.judges, parts)
+    results = [_without_figures(part, metrics) for part in parts]
+    for part, result in zip(parts, results, strict=True):
+        for _ in _computed(part, result, metrics, config.bootstrap, config.seed):
+            write_results(folder, config, results)
+    paths = write_results(folder, config, results)
+    print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
+    return paths[0].read_text(encoding="utf-8")
+
+
+def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
+    if config.set == "scenes":
+        unused = [key for key in ("data", "images", "set_kwargs") if getattr(config, key)]
+        if unused:
+            raise ConfigError(f"{unused[0]} is of no use with set: scenes, whose settings are under scenes.data")
+        return scenes_sets(config.scenes, config.seed)
+    if config.data is None:
+        raise ConfigError(f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)")
+    parts = sets.load(config.set, config.data, config.images, config.partial, config.set_kwargs)
+    for part in parts:
+        if isinstance(part, RatedCaptions) and len(part.ratings) < 2:
+            raise DataError(f"{part.name} has {len(part.ratings)} judgement in {config.data!r}: a correlation needs 2")
+    return parts
+
+
+def _check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgementSet]) -> None:
+    """Refuse a metric that needs columns or images which the sets do not have."""
+    other = sorted(columns - {"references", "image", "image_id"})
+    if other:
+        raise ConfigError(f"{heading} needs the columns {other}, which sets of judgements do not have")
+    for part in parts:
+        text_alone = isinstance(part, RatedCaptions) and part.text_alone
+        remedy = "images alone, or see docs/judging.md for the file that has them"
+        if text_alone:
+            remedy = "the caption alone, as icc, perplexity or length"
+        if "references" in columns and (isinstance(part, CaptionGroups) or not part.references):
+            raise ConfigError(
+                f"{heading} compares with references, and {part.name} was found without any: choose a metric that "
+                f"looks at {remedy}"
+            )
+        if "image" not in columns:
+            continue
+        if text_alone:
+            raise ConfigError(f"{heading} looks at images, and {part.name} has none: choose a metric of {remedy}")
+        if part.images is None:
+            raise ConfigError(
+                f"{heading} looks at images, and those of {part.name} were not found: set images to their folder "
+                "(docs/judging.md says where to get them)"
+            )
+        images = {image.path if isinstance(image, Region) else image for image in part.images}
+        lost = sorted(missing_files(images))
+        if lost:
+            raise ConfigError(
+                f"{heading} looks at images, and {len(lost)} of {len(images)} of {part.name} are not there, such as "
+                f"{lost[0]!r}: set images to their folder"
+            )
+
+
+def _without_figures(part: JudgementSet, metrics: Mapping[str, Reward | str]) -> SetResult:
+    count = len(part.kinds if isinstance(part, CaptionGroups) else part.image_ids)
+    left_out = {name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()}
+    drawn = "captions" if isinstance(part, RatedCaptions) and part.text_alone else "images"
+    described = part.name, _described(part), part.convention, count, dict(part.excluded)
+    return SetResult(*described, left_out=left_out, drawn=drawn)
+
+
+def _computed(
+    part: JudgementSet, result: SetResult, metrics: Mapping[str, Reward | str], resamples: int, seed: int
+) -> Iterator[None]:
+    """Compute the figures of ``part`` into ``result``; yield after every metric."""
+    if isinstance(part, RatedCaptions):
+        for heading, scores in part.released.items():
+            result.figures[heading] = rated_figures(part, scores, resamples, seed)
+            result.signatures[heading] = "as released with the set"
+    for heading, metric in metrics.items():
+        if isinstance(metric, str):
+            continue
+        logger.info("%s: scoring by %s", part.name, heading)
+        try:
+            result.figures[heading] = score_set(part, metric, resamples, seed)
+        except JavaError as error:
+            result.left_out[heading] = str(error)
+            continue
+        except RewardError as error:
+            raise RewardError(f"{heading} on {part.name}: {error}") from error
+        own = "+df[one document for each judgement]" if isinstance(metric, CiderD) and metric.df is None else ""
+        result.signatures[heading] = metric.signature + own + untested_texts(metric, _texts(part))
+        if not metric.columns:
+            result.blind.append(heading)
+        del result.left_out[heading]
+        yield
+    for heading, figures in blind_figures(part, resamples, seed).items():
+        result.figures[heading] = figures
+        result.signatures[heading] = "number of characters; equal ones in random order"
+        result.blind.append(heading)
+
+
+def _described(part: JudgementSet) -> str:
+    images = len(set(part.image_ids))
+    if not isinstance(part, RatedCaptions):
+        groups = f"groups of {len(part.captions) // len(part.kinds)}" if isinstance(part, CaptionGroups) else "pairs of"
+        kinds = len(set(part.kinds))
+        described = f"{len(part.kinds)} {groups} captions of {images} images"
+        return described + (f", {kinds} kinds" if kinds > 1 else "")
+    captions = f"{len(part.captions)} judgements of captions"
+    if not part.text_alone:
+        captions += f" of {images} images"
+    return f"{captions}, {len(set(part.ratings))} different ratings"
+
+
+def _texts(part: JudgementSet) -> Iterator[str]:
+    """All captions and references of a set."""
+    if isinstance(part, CaptionGroups):
+        return iter(part.captions)
+    if isinstance(part, RatedCaptions):
+        return chain(part.captions, *(part.references or ()))
+    return chain(part.first, part.second, *(chain(*rows) for rows in part.references.values()))
+
+
+def score_set(part: JudgementSet, metric: Reward, resamples: int = 0, seed: int = 0) -> list[Figure]:
+    """Score a set with one metric and compute its figures of agreement, with intervals of ``resamples`` draws.
+
+    CIDEr-D without document frequencies of its own counts one document for each judgement, not one for each image, as
+    the published figures do (pycocoevalcap on all judgements in one call).
+    """
+    if isinstance(part, RatedCaptions):
+        (scores,) = _scores(part, metric, [(part.captions, part.references)])
+        return rated_figures(part, scores, resamples, seed)
+    if isinstance(part, CaptionGroups):
+        (scores,) = _scores(part, metric, [(part.captions, None)])
+        cosines = None
+        if part.texts_above and isinstance(metric, ClipScore):
+            embeddings = metric.embed_texts(part.captions).astype(np.float64)
+            rows = embeddings.reshape(len(part.kinds), -1, embeddings.shape[1])
+            cosines = rows @ rows.transpose(0, 2, 1)  # [G, K, K]
+        return group_figures(part, scores, cosines, resamples, seed)
+    conditions: Mapping[str, Any] = part.references if "references" in metric.columns else {NO_REFERENCES: None}
+    batches = [(texts, references) for references in conditions.values() for texts in (part.first, part.second)]
+    scored = _scores(part, metric, batches)
+    first, second = (dict(zip(conditions, own, strict=True)) for own in (scored[::2], scored[1::2]))
+    return pair_figures(part, first, second, resamples, seed)
+
+
+Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
+"""[N] captions of the N images of a set, and [N] lists of references."""
+
+
+def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> list[list[float]]:
+    """Score all batches in one call, with equal rows scored once; returns [N] scores of each batch.
+
+    CIDEr-D without document frequencies of its own takes them from its batch, and is called for each.
+    """
+    scorer: Any = metric
+    if isinstance(metric, CiderD) and metric.df is None:
+        if len(batches) > 1:
+            return [own for batch in batches for own in _scores(part, metric, [batch])]
+        rows = [tuple(row) for row in batches[0][1] or ()]
+        split = tokenizer_of(metric.tokenizer)
+        tokens = {row: [split(text) for text in row] for row in set(rows)}
+        how: dict[str, Any] = {"eos": metric.eos, "n": metric.n, "tokenizer": metric.tokenizer}
+        df = DocumentFrequencies.from_references((tokens[row] for row in rows), **how)
+        scorer = CiderD(df, sigma=metric.sigma, **how)
+    seen = part.images if "image" in metric.columns else None
+    images: list[Any] = [None] * len(part.image_ids) if seen is None else list(seen)
+    # Two regions of one file are two images.
+    identities = [image if isinstance(image, str | Path | Region) else id(image) for image in images]
+    keys = [
+        list(zip(part.image_ids, identities, texts, map(tuple, references or [()] * len(texts)), strict=True))
+        for texts, references in batches
+    ]
+    numbers = {key: number for batch in keys for number, key in enumerate(batch)}  # different rows: one of each
+    columns: dict[str, Any] = {"image_id": [key[0] for key in numbers]}
+    if batches[0][1] is not None:
+        columns["references"] = [list(key[3]) for key in numbers]
+    if seen is not None:
+        columns["image"] = [images[number] for number in numbers.values()]
+    scores = checked_scores(metric, scorer(None, [key[2] for key in numbers], **columns), len(numbers))
+    by_key = dict(zip(numbers, scores, strict=True))
+    return [[by_key[key] for key in batch] for batch in keys]

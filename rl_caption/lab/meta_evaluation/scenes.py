@@ -1,0 +1,124 @@
+"""Captions of generated scenes, whose truth is known: references, samples and hard negatives, rated by the oracle."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from rewards.text.tokenize import tokenize
+from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
+from rl_caption.captioners.loading import load_captioner
+from rl_caption.config.build import ConfigError, build_data, usable_split
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.scenes import hard_negatives, oracle
+from rl_caption.engines import dropout_off
+from rl_caption.lab.meta_evaluation.config import ScenesConfig
+from rl_caption.lab.meta_evaluation.sets import JudgementSet
+from rl_caption.lab.meta_evaluation.sets.base import Pair, Rating, caption_pairs, rated_captions
+from rl_caption.scst.rollout import sample_captions
+from rl_caption.types import CaptionBatch
+
+
+def rate_captions(
+    rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[str]]], seed: int = 0
+) -> list[JudgementSet]:
+    """Collect the captions of R scenes, rate them by the oracle's F1, and pair references with their hard negatives.
+
+    Rated are, for each scene, its first reference, hard negatives of it (at most one of each kind, chosen by ``seed``)
+    and ``samples`` (source -> [R] lists of captions); a caption from several sources is rated once. Metrics see the
+    other references, less those with the same tokens as the first.
+
+    All rated captions are lower-case tokens joined by spaces, as a captioner writes them: a full stop would tell
+    references and negatives from samples. The oracle reads both forms alike.
+
+    Raises:
+        DataError: a row has no scene, or fewer than two different references.
+    """
+    rated: list[tuple[Rating, Any]] = []
+    pairs: list[tuple[Pair, Any, list[str]]] = []
+    for number, row in enumerate(tqdm(list(rows), desc="judging captions", unit="scene", delay=2, disable=None)):
+        if row.get("scene") is None:
+            raise DataError(f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth")
+        true, *rest = row["references"] or [""]
+        others = [text for text in rest if _plain(text) != _plain(true)]
+        if not others:
+            raise DataError(
+                f"image {row['image_id']!r} has {len(row['references'])} references and the first is judged: none is "
+                "left for the metrics; raise data.kwargs.captions_per_image"
+            )
+        negatives = hard_negatives(row["scene"], true, seed)
+        written = [text for own in samples.values() for text in own[number]]
+        image_id, image = row["image_id"], row["image"]
+        for text in dict.fromkeys(map(_plain, (true, *written, *(text for _, text in negatives)))):
+            rated.append((Rating(image_id, text, oracle(text, row["scene"]).f1, others), image))
+        for kind, false in negatives:
+            pairs.append((Pair(image_id, _plain(true), _plain(false), kind), image, others))
+    judged, images = (list(column) for column in zip(*rated, strict=True))
+    convention = "the rating is the F1 of the facts of a caption against the scene"
+    made = rated_captions("scenes, oracle F1", judged, images, None, convention, within_images=True)
+    found: list[JudgementSet] = [made]
+    if pairs:
+        both, images, shown = (list(column) for column in zip(*pairs, strict=True))
+        convention = "the reference scores higher than the hard negative made from it; equal scores are wrong"
+        found.append(caption_pairs("scenes, hard negatives", both, images, {"": shown}, convention))
+    return found
+
+
+def _plain(text: str) -> str:
+    return " ".join(tokenize(text))
+
+
+@torch.no_grad()
+def sample_at_temperatures(
+    captioner: Captioner,
+    rows: Sequence[Row],
+    temperatures: Sequence[float],
+    max_new_tokens: int = 24,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> dict[str, list[list[str]]]:
+    """Caption R rows greedily and by a sample at each of several temperatures, on the CPU, dropout off.
+
+    ``max_new_tokens`` includes EOS; ``batch_size`` changes no caption. Returns ``greedy`` and ``sample at
+    <temperature>`` -> [R] lists of captions.
+    """
+    if not temperatures or len(set(temperatures)) != len(temperatures):
+        raise ValueError(f"temperatures is {list(temperatures)}: expected different ones, at least one")
+    decodings = [Decoding(1, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)]
+    found: dict[str, list[list[str]]] = {"greedy": []}
+    found |= {f"sample at {value:g}": [] for value in temperatures}
+    starts = range(0, len(rows), batch_size)
+    policy = captioner.policy
+    with dropout_off(policy):
+        for start in tqdm(starts, desc="sampling", unit="batch", delay=2, disable=None):
+            batch_rows = rows[start : start + batch_size]
+            batch = CaptionBatch(batch_rows, captioner.preprocess(batch_rows))
+            for number, decoding in enumerate(decodings):
+                # Another step for every temperature: with the same noise, samples would be near copies.
+                rollout = sample_captions(captioner, policy, batch, decoding, seed, step=number)
+                found[f"sample at {decoding.temperature:g}"] += rollout.texts
+                found["greedy"] += [[text] for text in rollout.greedy_texts or []]
+    return found
+
+
+def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
+    """Return captions of scenes rated by the oracle's F1 and, if there are any, pairs of references and hard negatives.
+
+    Raises ``ConfigError`` where the data are no scenes or a setting is out of range.
+    """
+    if config.data.format not in ("scenes", "moving_scenes"):
+        raise ConfigError(f"scenes.data.format is {config.data.format!r}: only generated scenes have a known truth")
+    data = build_data(config.data)
+    rows = list(data.split(usable_split(data, config.split))[: config.max_images])
+    if not rows:
+        raise DataError(f"scenes.split is {config.split!r}, which has no images: expected at least one")
+    samples = {}
+    if config.captioner is not None:
+        try:
+            samples = sample_at_temperatures(load_captioner(config.captioner), rows, config.temperatures, seed=seed)
+        except CaptionerError as error:
+            raise CaptionerError(f"scenes.captioner: {error}") from error
+        except ValueError as error:
+            raise ConfigError(f"scenes: {error}") from error
+    return rate_captions(rows, samples, seed)

@@ -1,0 +1,453 @@
+"""Sets of captions that people rated; one function for each, named as in ``SETS``."""
+
+import ast
+import io
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from PIL import Image
+
+from rewards.base import RewardError
+from rewards.images import UNREADABLE, open_image
+from rl_caption.data.base import DataError
+from rl_caption.data.plain_files import single_spaced
+from rl_caption.lab.curation import open_parquet
+from rl_caption.lab.meta_evaluation.sets.base import (
+    COCO_CAPTIONS,
+    Files,
+    Images,
+    RatedCaptions,
+    Rating,
+    Row,
+    coco_id,
+    coco_references,
+    json_lines,
+    json_object,
+    json_rows,
+    other_captions,
+    rated_captions,
+    table_rows,
+)
+from rl_caption.options import Range
+
+FLICKR8K = (
+    "Flickr8k_text.zip (captions and annotations) and Flickr8k_Dataset.zip (photos), University of Illinois, "
+    "https://hockenmaier.cs.illinois.edu/8k-pictures.html, or the copies that are named there"
+)
+FLICKR8K_TOKENS = "Flickr8k.token.txt"
+FLICKR8K_IMAGES = ("images", "Flickr8k_Dataset", "Flicker8k_Dataset")
+OWN_REFERENCE = "the caption is one of the image's references"
+AMT = (
+    "the AMT evaluation of 'From Images to Sentences through Scene Description Graphs' (Aditya et al., Arizona State "
+    "University and University of Maryland, https://imagesdg.wordpress.com/image-to-scene-description-graph/)"
+)
+COMPOSITE = {
+    "8k": (997, FLICKR8K_TOKENS, "the captions of Flickr8k (Flickr8k_text.zip)"),
+    "30k": (991, "results_20130124.token", "the captions of Flickr30k (flickr30k.tar.gz, University of Illinois)"),
+    "coco": (2007, COCO_CAPTIONS, "the COCO annotations (annotations_trainval2014.zip, cocodataset.org)"),
+}
+"""Part -> published number of images, file of references, where that is from."""
+COMPOSITE_IMAGES = {"8k": ("Flickr8k_Dataset", "Flicker8k_Dataset"), "30k": ("flickr30k-images", "flickr30k_images")}
+TRAIN_REFERENCES = "captions_train2014.json"
+"""Read, too, where it is there: captions of COCO's training images."""
+HUB = {
+    "polaris": "the dataset yuwd/Polaris on the Hugging Face hub, Parquet files or polaris_test.csv and images.tar.gz",
+    "nebula": "the dataset Ka2ukiMatsuda/Nebula on the Hugging Face hub, Parquet files; or nebula_test.json from "
+    "https://github.com/hjkim811/EXPERT",
+}
+HUB_COUNTS = {
+    "polaris": {"train": 78_630, "validation": 26_268, "test": 26_122},
+    "nebula": {"train": 26_382, "valid": 3_298, "test": 3_298},
+}
+"""Set -> split -> published number of judgements."""
+COCO = f"{COCO_CAPTIONS} and val2014 from https://cocodataset.org/"
+THUMB = f"mscoco/mscoco_THumB-1.0.jsonl of https://github.com/jungokasai/THumB; {COCO}"
+CXC = f"the folder data of https://github.com/google-research-datasets/Crisscrossed-Captions; {COCO}"
+ICC_CAPTIONS = "https://github.com/moranyanuka/icc, the captions that people rated"
+BRYSBAERT = "Concreteness_ratings_Brysbaert_et_al_BRM.txt of Brysbaert et al. 2014, http://crr.ugent.be/archives/1330"
+
+
+def flickr8k_expert(given: Files) -> list[RatedCaptions]:
+    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, or ``flickr8k.json``.
+
+    Hodosh, Young and Hockenmaier, JAIR 2013; protocol of CLIPScore (Hessel et al., EMNLP 2021): three experts rate a
+    pair of image and caption from 1 to 4, each rating is a judgement, and captions among the image's references are
+    left out.
+    """
+    files = ["ExpertAnnotations.txt", "flickr8k.json"]
+    rows, path = _flickr8k(given, files, ["first", "second", "third"], [])
+    kept = [row for row in rows if row.caption not in (row.references or ())]
+    given.check_count(f"judgements in {path}", len(kept), 16_992)
+    convention = "each of the three experts' ratings of a caption is a judgement; 5 references"
+    excluded = {OWN_REFERENCE: len(rows) - len(kept)}
+    return [rated_captions(given.name, kept, given.image_folder(*FLICKR8K_IMAGES), "tau_c", convention, excluded)]
+
+
+def flickr8k_crowdflower(given: Files) -> list[RatedCaptions]:
+    """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``, or ``crowdflower_flickr8k.json``.
+
+    Source as for ``flickr8k_expert``. The rating is the fraction of people who found that the caption fits, and
+    judged captions are taken out of the references.
+    """
+    files = ["CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json"]
+    rows, path = _flickr8k(given, files, ["share"], ["yes", "no"])
+    given.check_count(f"judgements in {path}", len(rows), 47_830)
+    # In the JSON file judged captions are out already, and such an image has fewer than five references.
+    rows = _without_judged(rows, path, complete=5)
+    convention = "the rating is the share of people who said yes; judged captions are not among the references"
+    return [rated_captions(given.name, rows, given.image_folder(*FLICKR8K_IMAGES), "tau_b", convention)]
+
+
+def _flickr8k(given: Files, files: list[str], rated: list[str], others: list[str]) -> tuple[list[Rating], Path]:
+    """Judgements with all captions of their image, and their file; ``rated`` are the columns that are ratings."""
+    path = given.require(FLICKR8K, *files)
+    if path.suffix == ".json":
+        rows = [row._replace(image=Path(row.image).name, group=None) for row in _flickr8k_json(path)]
+    else:
+        rows, tokens = [], given.require(FLICKR8K, FLICKR8K_TOKENS)
+        captions, references = _read_tokens(tokens)
+        given.check_count(f"captions in {tokens}", len(captions), 40_460)
+        for row in table_rows(path, ["image", "caption", *rated, *others], "\t", head=False):
+            for key, known in (("caption", captions), ("image", references)):
+                if row.values[key] not in known:
+                    raise row.refused(key, f"one of {tokens.name}")
+            image, caption = row.values["image"], captions[row.values["caption"]]
+            rows += [Rating(image, caption, row.number(column), references[image]) for column in rated]
+    return rows, path
+
+
+def _read_tokens(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Read ``IMAGE#NUMBER<tab>CAPTION`` lines: caption id -> caption, and file name of an image -> its captions."""
+    captions: dict[str, str] = {}
+    references: dict[str, list[str]] = {}
+    for row in table_rows(path, ["id", "caption"], "\t", head=False):
+        caption_id, caption = row.values["id"], single_spaced(row.values["caption"])
+        image, mark, _ = caption_id.partition("#")
+        if not mark:
+            raise row.refused("id", "a caption id, IMAGE#NUMBER")
+        captions[caption_id] = caption
+        references.setdefault(image, []).append(caption)
+    return captions, references
+
+
+def _without_judged(rows: Sequence[Rating], path: Path, complete: int = 1) -> list[Rating]:
+    """Take judged captions out of the references of their image; each judgement removes one equal reference.
+
+    Images with fewer than ``complete`` references keep all of them.
+    """
+    others = {row.image: list(row.references or ()) for row in rows}
+    full = {image for image, texts in others.items() if len(texts) >= complete}
+    for row in rows:
+        if row.image in full and row.caption in others[row.image]:
+            others[row.image].remove(row.caption)
+    bare = [image for image, texts in others.items() if not texts]
+    if bare:
+        raise DataError(f"{path}: all references of {len(bare)} images are judged, such as {bare[0]!r:.80}")
+    return [row._replace(references=others[row.image]) for row in rows]
+
+
+def composite(given: Files, aspect: Literal["correctness", "throughness"] = "correctness") -> list[RatedCaptions]:
+    """Read ``8k_ASPECT.csv``, ``30k_ASPECT.csv`` and ``coco_ASPECT.csv``; with ``partial``, those that are there.
+
+    Aditya et al., "From Images to Sentences through Scene Description Graphs", 2015: captions of Flickr8k, Flickr30k
+    and COCO by people and by two systems, rated 1 to 5. Papers print ``correctness``; ``throughness`` (so in the names
+    of the files) is the other. Papers differ in how many captions they count: here all with a rating.
+    """
+    rows: list[Rating] = []
+    photos: list[Path] = []
+    skipped: Counter[str] = Counter()
+    for part, (published, file, source) in COMPOSITE.items():
+        if given.partial and not (given.folder / f"{part}_{aspect}.csv").is_file():
+            continue
+        path = given.require(AMT, f"{part}_{aspect}.csv")
+        own = list(_turk_judgements(path, skipped))
+        given.check_count(f"images in {path}", len({image for image, _, _ in own}), published)
+        known = _composite_references(given.require(source, file), part)
+        for image, caption, rating in own:
+            references = known.get(coco_id(image) if part == "coco" else image)
+            if references is None:
+                more = f" (of training images: {TRAIN_REFERENCES})" if part == "coco" else ""
+                raise DataError(f"{path} judges captions of {image!r:.80}, of which {file} has none{more}")
+            rows.append(Rating(image, caption, rating, references))
+            coco_folder = re.search(r"COCO_(\w+)_\d+\.\w+$", image)  # COCO_val2014_...
+            names = COMPOSITE_IMAGES.get(part, coco_folder.groups() if coco_folder else ())
+            if folder := given.image_folder(*names):
+                photos.append(folder / image)
+    given.check_count("judgements", len(rows))
+    found = photos if len(photos) == len(rows) else None
+    convention = "each rated caption is a judgement; judged captions are not among the references"
+    rows = _without_judged(rows, given.folder)
+    return [rated_captions("composite", rows, found, "tau_c", convention, dict(skipped))]
+
+
+def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:
+    """Image, caption and rating from a file of Mechanical Turk: a row an image, separated by semicolons."""
+    wanted = ["Input.image_url", "Input.text1", "Answer.Q1Answer"]
+    for row in table_rows(path, wanted, ";", spreadsheet=True):
+        url = row.values["Input.image_url"].strip()
+        if not url:
+            skipped["rows without an image"] += 1
+            continue
+        for column in (column for column in row.values if re.fullmatch(r"Input\.text\d+", column)):
+            answer, caption = column.replace("Input.text", "Answer.Q") + "Answer", single_spaced(row.values[column])
+            if caption and row.values.get(answer, "").strip().isdigit():
+                yield url.rsplit("/", 1)[-1], caption, row.number(answer)
+            else:
+                skipped["captions without a rating"] += 1
+
+
+def _composite_references(path: Path, part: str) -> dict[str, list[str]]:
+    if part != "coco":
+        return _read_tokens(path)[1]
+    files = [path, path.with_name(TRAIN_REFERENCES)]
+    return {
+        image: list(own.values()) for file in files if file.is_file() for image, own in coco_references(file).items()
+    }
+
+
+def polaris(given: Files, split: Literal["train", "validation", "test"] = "test") -> list[RatedCaptions]:
+    """Read ``polaris_SPLIT.csv``, ``polaris_SPLIT.json`` or Parquet files.
+
+    Wada et al., "Polos", CVPR 2024: outputs of captioners, rated in [0, 1].
+    """
+    return _polaris(given, split)
+
+
+def nebula(given: Files, split: Literal["train", "valid", "test"] = "test") -> list[RatedCaptions]:
+    """Read ``nebula_SPLIT.csv``, ``nebula_SPLIT.json`` or Parquet files.
+
+    Matsuda et al., "DENEB", ACCV 2024; the JSON file is that of Kim et al., "EXPERT", 2025.
+    """
+    return _polaris(given, split)
+
+
+def _polaris(given: Files, split: str) -> list[RatedCaptions]:
+    name = given.name
+    stem = f"{name}_{'val' if split in ('valid', 'validation') else split}"
+    found: Images = given.image_folder("images", name.capitalize())
+    caption, rating, image = "mt", "score", "imgid"
+    if (path := given.folder / f"{stem}.csv").is_file():
+        read = [_listed(row) for row in table_rows(path, [caption, "refs", rating, image])]
+    elif (path := given.folder / f"{stem}.json").is_file():
+        read = [Row({**row.values, image: f"{row.text(image)}.jpg"}, row.where) for row in json_rows(path)]
+    else:
+        data = given.folder / "data" if (given.folder / "data").is_dir() else given.folder
+        files = tuple(sorted(data.glob(f"{split}-*.parquet")))
+        if not files:
+            raise DataError(f"{name} needs {split}-*.parquet in {str(data)!r}. Get it: {HUB[name]}")
+        # Polaris names no image: rows with the same references are of the same one.
+        caption, stored, image = ("cand", "img", "refs") if name == "polaris" else ("mt", "image", "file_name")
+        rating = "human_score"
+        read = list(_parquet_rows(files, [caption, rating, "refs", image]))
+        found = [StoredImage(files, stored, number) for number in range(len(read))]
+    rows = [
+        Rating(
+            "\n".join(row.captions("refs")) if image == "refs" else str(row.values[image]),
+            row.caption(caption),
+            row.number(rating),
+            row.captions("refs"),
+        )
+        for row in read
+    ]
+    given.check_count(f"judgements of split {split}", len(rows), HUB_COUNTS[name][split])
+    return [rated_captions(name, rows, found, "tau_c", f"each row of split {split} is a judgement")]
+
+
+def _listed(row: Row) -> Row:
+    """The row of a CSV file, in which ``refs`` is Python's own form of a list."""
+    try:
+        return Row({**row.values, "refs": ast.literal_eval(row.values["refs"])}, row.where)
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
+        raise row.refused("refs", "a list of texts") from error
+
+
+def _parquet_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
+    for path in files:
+        with open_parquet(path) as content:
+            rows = content.read(columns).to_pylist()
+        if rows and not set(columns) <= rows[0].keys():
+            raise DataError(f"{path} has not all of the columns {columns}")
+        yield from (Row(values, f"{path}, row {number}") for number, values in enumerate(rows))
+
+
+@lru_cache(maxsize=1)
+def _stored_images(files: tuple[Path, ...], column: str) -> list[bytes]:
+    """The image files in a column of Parquet files; only metrics that look at images wait for them."""
+    found = []
+    for row in _parquet_rows(files, [column]):
+        stored = row.values[column]
+        if not isinstance(stored, dict) or not isinstance(stored.get("bytes"), bytes):
+            raise row.refused(column, "the bytes of an image")
+        found.append(stored["bytes"])
+    return found
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """An image in a row of Parquet files."""
+
+    files: tuple[Path, ...]
+    column: str
+    row: int
+
+    def render(self) -> Image.Image:
+        """Decode it; ``RewardError`` where it cannot be decoded."""
+        try:
+            stored = _stored_images(self.files, self.column)[self.row]
+            return open_image(Image.open(io.BytesIO(stored)), own_mode=True)
+        except (*UNREADABLE, RewardError) as error:
+            raise RewardError(f"an image of a Parquet file cannot be read: {error}") from error
+
+
+def thumb(given: Files, aspect: Literal["total", "precision", "recall"] = "total") -> list[RatedCaptions]:
+    """Read ``mscoco_THumB-1.0.jsonl``: two sets, without and with the captions by people.
+
+    THumB 1.0 (Kasai et al., NAACL 2022): captions of COCO's test images by four systems and by a person; ``P`` and
+    ``R`` are 1 to 5, ``human_score`` their mean less penalties. References are the image's COCO captions less the one
+    that was judged as a person's, where ``captions_val2014.json`` is there; else there are none.
+    """
+    aspects = {"total": "human_score", "precision": "P", "recall": "R"}
+    path = given.require(THUMB, "mscoco_THumB-1.0.jsonl")
+    photos = given.image_folder("val2014", "images")
+    found = json_lines(path)
+    given.check_count(f"judgements in {path}", len(found), 2_500)
+    is_human = [row.text("SYS") == "Human" for row in found]
+    rows = [Rating(row.text("image"), row.text("hyp"), row.number(aspects[aspect])) for row in found]
+    by_people = {row.image: row.caption for row, human in zip(rows, is_human, strict=True) if human}
+    judged = [(row.image, by_people.get(row.image, "")) for row in rows]
+    if others := other_captions(given.folder / COCO_CAPTIONS, judged, path):
+        rows = [row._replace(references=own) for row, own in zip(rows, others, strict=True)]
+    by_systems = [row for row, human in zip(rows, is_human, strict=True) if not human]
+    given.check_count(f"captions by systems in {path}", len(by_systems))
+    convention = "each caption is a judgement; references are the image's captions less the judged one by a person"
+    return [
+        rated_captions(f"thumb {aspect}, {title}", own, photos, "pearson", convention)
+        for title, own in (("without captions by people", by_systems), ("with captions by people", rows))
+    ]
+
+
+def cxc(given: Files, split: Literal["val", "test"] = "test") -> list[RatedCaptions]:
+    """Read the image-text ratings, ``sits_SPLIT.csv``; references are the image's captions less the judged one.
+
+    CxC (Parekh et al., "Crisscrossed Captions", EACL 2021): captions of COCO rated 0 to 5 for their own and for other
+    images; the ids are those of the annotations of ``captions_val2014.json``. ``partial`` is of no effect: the paper
+    does not print the number of ratings of a split.
+    """
+    path = given.require(CXC, f"sits_{split}.csv", f"data/sits_{split}.csv")
+    file = given.require(CXC, COCO_CAPTIONS)
+    references = coco_references(file)
+    known = {sentence: caption for own in references.values() for sentence, caption in own.items()}
+    rows = []
+    for row in table_rows(path, ["caption", "image", "agg_score"]):
+        sentence, image = row.values["caption"].rpartition(":")[2], row.text("image")
+        if sentence not in known:
+            raise row.refused("caption", f"a caption of {file.name}")
+        others = [text for key, text in references.get(coco_id(image), {}).items() if key != sentence]
+        if not others:
+            raise row.refused("image", f"an image of which {file.name} has another caption")
+        rows.append(Rating(image, known[sentence], row.number("agg_score"), others))
+    given.check_count(f"ratings in {path}", len(rows))
+    convention = (
+        "each pair of caption and image is a judgement; references are the image's captions less the judged one"
+    )
+    photos = given.image_folder("val2014", "images")
+    return [rated_captions(f"cxc {split}", rows, photos, "spearman", convention)]
+
+
+def ratings(given: Files, within_images: bool = True) -> list[RatedCaptions]:
+    """Read any file of ratings, given by its path or as the only ``.jsonl`` file of a folder; two formats.
+
+    - JSON lines, one rated caption each: ``image``, ``caption``, ``rating`` (a number), and optionally ``references``
+      (a list of strings; in all lines or in none) and ``group`` (the image, if absent). Several ratings of a caption
+      are several lines. DeCapBench (five captions of each image, one rating each) is written so.
+    - ``flickr8k.json`` and ``crowdflower_flickr8k.json``, or any other ``.json`` file of their form: an object of
+      image id -> ``{image_path, ground_truth, human_judgement: [{caption, rating}]}``. White space is made single, and
+      a judgement without a number (NaN) is left out, as in the loader of PAC-S.
+
+    ``images`` is the folder that names of images are relative to, by default that of the file. ``partial`` is of no
+    effect. ``within_images`` also compares the captions of one group with each other; groups are the ``image_ids``.
+    """
+    path = given.folder
+    if path.is_dir():
+        files = sorted(file for file in path.glob("*.jsonl") if not file.name.startswith("."))
+        if len(files) != 1:
+            raise DataError(f"{str(path)!r} has {len(files)} .jsonl files: expected one, or the file itself")
+        path = files[0]
+    rows = _flickr8k_json(path) if path.suffix == ".json" else _rating_lines(path)
+    if not rows:
+        raise DataError(f"{path} has no ratings: expected JSON lines with 'image', 'caption' and 'rating'")
+    folder = given.images or path.parent
+    photos = folder if os.path.isfile(folder / rows[0].image) else None
+    return [rated_captions(path.stem, rows, photos, None, "each line is a judgement", within_images=within_images)]
+
+
+def _rating_lines(path: Path) -> list[Rating]:
+    found, rows = [], json_lines(path)
+    have = any("references" in row.values for row in rows)
+    for row in rows:
+        if have and "references" not in row.values:
+            raise DataError(f"{row.where} has no 'references', other rows have: expected them in all or in none")
+        references = row.texts("references") if have else None
+        image, group = row.text("image"), row.identifier("group") if "group" in row.values else None
+        found.append(Rating(image, row.text("caption"), row.number("rating"), references, group))
+    return found
+
+
+def _flickr8k_json(path: Path) -> list[Rating]:
+    found, content = [], json_object(path, "an object of image id -> object")
+    for image_id in content.values:
+        item = content.row(image_id)
+        image, references = item.text("image_path"), item.captions("ground_truth")
+        for row in item.rows("human_judgement"):
+            value = row.values.get("rating")
+            if not (isinstance(value, float) and math.isnan(value)):
+                found.append(Rating(image, row.caption("caption"), row.number("rating"), references, image_id))
+    return found
+
+
+def icc_captions(given: Files, first: Annotated[int, Range(min=2, max=10**6)] | None = None) -> list[RatedCaptions]:
+    """Read ``caption_concreteness_annotations.csv``: captions of LAION that people rated 0 to 3 (docs/icc.md).
+
+    Yanuka et al., "ICC", Findings of ACL 2024. ``first`` takes the first so many rows: the first 200 of the 500 give
+    the paper's figures. The column ``icc_score`` are the scores that the authors released. ``images`` is of no effect.
+    """
+    path = given.require(ICC_CAPTIONS, "caption_concreteness_annotations.csv")
+    rows = list(table_rows(path, ["caption", "concreteness_annotation", "icc_score"]))
+    given.check_count(f"captions in {path}", len(rows), 500)
+    if first is not None and not 2 <= first <= len(rows):
+        raise DataError(f"icc_captions: first is {first}: expected 2 to {len(rows)}, the captions in {path}")
+    rows, name = rows[:first], "icc_captions" + (f", first {first}" if first else "")
+    released = {"ICC (released scores)": [row.number("icc_score") for row in rows]}
+    convention = "each caption is a judgement; there is no image"
+    return [_texts_alone(name, rows, "caption", "concreteness_annotation", convention, released=released)]
+
+
+def icc_words(given: Files, part_of_speech: str | None = "Noun") -> list[RatedCaptions]:
+    """Read the concreteness ratings (1 to 5, means over people) of 39,954 words and two-word expressions.
+
+    Brysbaert, Warriner and Kuperman, "Concreteness ratings for 40 thousand generally known English word lemmas",
+    Behavior Research Methods 2014. ``part_of_speech`` is a value of the column ``Dom_Pos``: 14,592 words are ``Noun``
+    (the ICC paper has 14,562 nouns, and does not say which it left out); None takes all 39,954. ``images`` is of no
+    effect.
+    """
+    path = given.require(BRYSBAERT, "Concreteness_ratings_Brysbaert_et_al_BRM.txt")
+    rows = list(table_rows(path, ["Word", "Conc.M", "Dom_Pos"], "\t"))
+    given.check_count(f"words in {path}", len(rows), 39_954)
+    chosen = [row for row in rows if part_of_speech in (None, row.values["Dom_Pos"])]
+    given.check_count(f"words with Dom_Pos {part_of_speech!r} in {path}", len(chosen))
+    excluded = {} if part_of_speech is None else {f"Dom_Pos is not {part_of_speech}": len(rows) - len(chosen)}
+    name = "icc_words" + (f", {part_of_speech}" if part_of_speech else "")
+    convention = "each word is a judgement, its mean rating; there is no image"
+    return [_texts_alone(name, chosen, "Word", "Conc.M", convention, excluded)]
+
+
+def _texts_alone(name: str, rows: Sequence[Row], caption: str, rating: str, *args: Any, **kwargs: Any) -> RatedCaptions:
+    judged = [Rating(str(number), row.caption(caption), row.number(rating), None) for number, row in enumerate(rows)]
+    return rated_captions(name, judged, None, "pearson", *args, text_alone=True, **kwargs)

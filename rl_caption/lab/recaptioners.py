@@ -1,0 +1,201 @@
+"""Recaptioners, which write new captions of images: a captioner of ours, a vision-language model, a generated scene."""
+
+import string
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from rewards.model_files import load_complete, transformers_options
+from rl_caption.config.checks import check, decoding_of
+from rl_caption.config.schema import DecodeConfig
+from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.scenes.language import long_reference
+from rl_caption.data.scenes.negatives import hard_negatives
+from rl_caption.data.scenes.world import Draws
+from rl_caption.errors import ConfigError, config_errors
+
+PROMPT = (
+    "Describe this image in detail: objects, their attributes, numbers and positions, and readable text. "
+    "Write only what can be seen, and do not guess. A caption that came with it, which may be wrong: {caption}"
+)
+FIELDS = ("caption", "prompt", "image_id")
+
+
+class Recaptioner(Protocol):
+    """Writes new captions of images. ``signature`` names the model and its options, in reports and for resuming."""
+
+    signature: str
+
+    def __call__(self, rows: Sequence[Row]) -> Sequence[str | list[str]]:
+        """Return a new caption of each row's image, or a list of them; a row may have captions and a prompt."""
+        ...
+
+
+def _named(model: str) -> str:
+    """The name of a model. A folder may have other weights later, so its name gets the start of their hash."""
+    from rl_caption.captioners.loading import weights_hash
+
+    weights = weights_hash(model)
+    return model if weights == model else f"{model},{weights[:12]}"
+
+
+class CaptionerRecaptioner:
+    """Writes captions with a captioner.
+
+    Args:
+        model: folder of a saved captioner, or its name on the hub.
+        num_beams: width of beam search; 1 decodes greedily.
+        max_new_tokens: most tokens of a caption.
+        batch_size: images that are captioned at a time.
+        seed: of sampling.
+        **decode: further options of ``DecodeConfig``. ``num_return_sequences`` (of beam search) or ``num_samples``
+            give several captions of each image.
+
+    Raises:
+        CaptionerError: ``model`` is no captioner.
+        ConfigError: the options of decoding contradict each other.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        num_beams: int = 1,
+        max_new_tokens: int = 64,
+        batch_size: int = 32,
+        seed: int = 0,
+        **decode: Any,
+    ) -> None:
+        from accelerate import Accelerator
+
+        from rl_caption.captioners.loading import load_captioner
+
+        options = DecodeConfig(num_beams=num_beams, max_new_tokens=max_new_tokens, batch_size=batch_size, **decode)
+        check(options)
+        self.decoding = decoding_of(options)
+        self.captioner, self.batch_size, self.seed = load_captioner(model), batch_size, seed
+        self.accelerator = Accelerator()
+        self.policy = self.captioner.policy.to(self.accelerator.device)
+        told = decode | ({"seed": seed} if self.decoding.num_samples else {})
+        more = "".join(f",{name}{value}" for name, value in told.items())
+        self.signature = f"captioner[{_named(model)},beams{num_beams},tokens{max_new_tokens}{more}]"
+
+    def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
+        """Caption the images. Samples are a function of the seed and the image id, not of the batch."""
+        from rl_caption.training.validation import decode_candidates
+
+        decode = self.captioner, self.policy, rows, self.decoding, self.batch_size, self.accelerator
+        found = decode_candidates(*decode, seed=self.seed)
+        return [[candidate.caption for candidate in found[row["image_id"]]] for row in rows]
+
+
+class VisionLanguageRecaptioner:
+    """Asks a vision-language model of Transformers for a description.
+
+    Args:
+        name: folder of the model, or its name on the hub.
+        prompt: the question. ``{caption}`` stands for the image's first caption (alt text, for example), ``{prompt}``
+            for the row's own prompt (a page title, for example), ``{image_id}`` for the image's id.
+        max_new_tokens: most tokens of an answer.
+        batch_size: images that are described at a time.
+        dtype: of the weights, such as ``bfloat16``; ``auto`` takes that of the file.
+        device: such as ``cuda:0``; None takes a GPU if there is one.
+        num_beams: width of beam search; 1 decodes greedily.
+        num_return_sequences: how many of the best beams are kept, at most ``num_beams``.
+
+    Raises:
+        ConfigError: the model cannot be loaded, has no chat template, or ``prompt`` has an unknown field.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        prompt: str = PROMPT,
+        max_new_tokens: int = 256,
+        batch_size: int = 8,
+        dtype: str = "auto",
+        device: str | None = None,
+        num_beams: int = 1,
+        num_return_sequences: int = 1,
+    ) -> None:
+        from transformers import AutoModelForImageTextToText, AutoProcessor
+
+        unknown = {field for _, field, _, _ in string.Formatter().parse(prompt) if field is not None} - {*FIELDS}
+        if unknown:
+            raise ConfigError(f"prompt has the fields {sorted(unknown)}: expected some of {FIELDS}")
+        if not 1 <= num_return_sequences <= num_beams:
+            raise ConfigError(f"num_return_sequences is {num_return_sequences}: expected 1 to num_beams, {num_beams}")
+        with config_errors(f"vision_language: the model {name!r} cannot be loaded"):
+            options = transformers_options(name)
+            self.processor: Any = AutoProcessor.from_pretrained(name, padding_side="left", **options)
+            model: Any = load_complete(AutoModelForImageTextToText, name, dtype=dtype, **options)
+        if not getattr(self.processor, "chat_template", None):
+            raise ConfigError(f"vision_language: the processor of {name!r} has no chat template")
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.model, self.prompt = model.to(self.device).eval(), prompt
+        self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
+        self.beams = {"num_beams": num_beams, "num_return_sequences": num_return_sequences}
+        more = f",beams{num_beams},best{num_return_sequences}" if num_beams > 1 else ""
+        self.signature = f"vision_language[{_named(name)},tokens{max_new_tokens}{more}] {prompt!r}"
+
+    def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
+        """Describe the images, by greedy or beam search."""
+        starts = range(0, len(rows), self.batch_size)
+        return [own for start in starts for own in self._answers(rows[start : start + self.batch_size])]
+
+    @torch.inference_mode()
+    def _answers(self, rows: Sequence[Row]) -> list[list[str]]:
+        asked = []
+        for row in rows:
+            known = {"caption": next(iter(row["references"]), ""), "prompt": row.get("prompt", "")}
+            text = self.prompt.format(**known, image_id=row["image_id"])
+            asked.append([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}])
+        texts = [self.processor.apply_chat_template(one, add_generation_prompt=True) for one in asked]
+        images = [[load_image(row["image"])] for row in rows]
+        inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt").to(self.device)
+        made = self.model.generate(**inputs, do_sample=False, max_new_tokens=self.max_new_tokens, **self.beams)
+        answers = made[:, inputs["input_ids"].shape[1] :]
+        found = [" ".join(text.split()) for text in self.processor.batch_decode(answers, skip_special_tokens=True)]
+        each = self.beams["num_return_sequences"]
+        return [found[start : start + each] for start in range(0, len(found), each)]
+
+
+class SceneRecaptioner:
+    """Describes generated scenes from what is known of them, as well or badly as it is asked to.
+
+    Args:
+        keep: probability that a sentence of the full description is kept, in (0, 1]; at least one is.
+        wrong: probability that a sentence is replaced by a false one (a hard negative), in [0, 1].
+        seed: of these draws.
+    """
+
+    def __init__(self, keep: float = 1.0, wrong: float = 0.0, seed: int = 0) -> None:
+        if not (0 < keep <= 1 and 0 <= wrong <= 1):
+            raise ConfigError(f"keep is {keep}, wrong is {wrong}: expected probabilities, keep above 0")
+        self.keep, self.wrong, self.seed = keep, wrong, seed
+        self.signature = f"scenes[keep{keep:g},wrong{wrong:g},seed{seed}]"
+
+    def __call__(self, rows: Sequence[Row]) -> list[str]:
+        """Describe the scenes; a pure function of them and the options. Raises ``DataError`` for other images."""
+        return [self._description(row) for row in rows]
+
+    def _description(self, row: Row) -> str:
+        scene = row.get("scene")
+        if scene is None:
+            raise DataError(f"image {row['image_id']!r} is no generated scene, which recaptioner scenes describes")
+        draws = Draws("recaption", self.seed, repr(scene))
+        sentences = [f"{part}." for part in long_reference(scene, self.seed).removesuffix(".").split(". ")]
+        kept = [sentence for sentence in sentences if draws.chance(self.keep)] or [draws.choice(sentences)]
+        told = []
+        for sentence in kept:
+            false = [text for kind, text in hard_negatives(scene, sentence, self.seed) if kind != "word_order"]
+            told.append(draws.choice(false) if false and draws.chance(self.wrong) else sentence)
+        return " ".join(told)
+
+
+RECAPTIONERS = {
+    "captioner": "rl_caption.lab.recaptioners:CaptionerRecaptioner",
+    "vision_language": "rl_caption.lab.recaptioners:VisionLanguageRecaptioner",
+    "scenes": "rl_caption.lab.recaptioners:SceneRecaptioner",
+}
+"""Name of a ``Recaptioner`` -> ``module:Name``."""

@@ -1,0 +1,149 @@
+"""The retrieval program: how well dual encoders find the captions of images, and the images of captions, in a split."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.nn.functional import normalize
+
+from rewards.clip.encoder import CachedEncoder, Embeddings
+from rl_caption.config.build import build_data, quiet_libraries, usable_split
+from rl_caption.config.checks import check
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.files import write_json, write_text
+from rl_caption.errors import ConfigError
+from rl_caption.evaluation import check_writable
+from rl_caption.evaluation.metrics import check_has_images
+from rl_caption.evaluation.results import markdown
+from rl_caption.evaluation.retrieval import KS, both_ways
+from rl_caption.lab.config import CompareRetrievalConfig
+from rl_caption.lab.meta_evaluation.figures import intervals
+from rl_caption.programs.evaluate import load_dual_encoder
+from rl_caption.reward_models.distillation import embed_features, reads_features
+
+Texts = tuple[list[str], list[int]]
+"""[M] captions, and [M] the row of each."""
+WAYS = {"i2t": "image to text", "t2i": "text to image"}
+FIGURES = {
+    f"{way}_{name}": f"{words}, {heading}"
+    for way, words in WAYS.items()
+    for name, heading in [*((f"r{k}", f"R@{k}, %") for k in KS), ("median_rank", "median rank")]
+}
+"""Key in ``retrieval.json`` -> heading."""
+
+
+def compare_retrieval(config: CompareRetrievalConfig) -> str:
+    """Measure all models, write ``retrieval.md`` and ``retrieval.json`` after each, and return the table.
+
+    Raises:
+        ConfigError: there is no model, or one cannot be loaded.
+        DataError: the data cannot be read, or an image has no caption.
+        RewardError: an image cannot be read.
+    """
+    quiet_libraries()
+    check(config)
+    folder = check_writable(config.out)
+    if not config.models:
+        raise ConfigError("models is empty: name at least one, such as --models.student.backbone FOLDER")
+    data = build_data(config.data)
+    rows = list(data.split(usable_split(data, config.split))[: config.max_images])
+    check_has_images("retrieval", rows, f"split {config.split!r}")
+    texts = texts_of(rows)
+    for name, wanted in config.models.items():
+        if wanted.backbone is None:
+            raise ConfigError(f"models.{name}.backbone is not set: a folder, or the name of an open_clip architecture")
+    encoders = {name: load_dual_encoder(wanted, f"models.{name}") for name, wanted in config.models.items()}
+    found: dict[str, Any] = {}
+    for name, encoder in encoders.items():
+        found[name] = _measured(encoder, rows, texts, config)
+        table = _table(config, found, {name: len(own) for name, (own, _) in texts.items()}, len(rows))
+        write_text(folder / "retrieval.md", table)
+        write_json(folder / "retrieval.json", {"config": asdict(config), "images": len(rows), "models": found})
+    print(f"wrote {folder / 'retrieval.md'}, {folder / 'retrieval.json'}", file=sys.stderr)
+    return table
+
+
+def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
+    """Return the captions of rows by kind: ``references`` and, where all rows have a long caption, ``long``.
+
+    ``references`` are the short ones where the data use long captions as references.
+
+    Raises:
+        DataError: an image has no reference.
+    """
+    kinds = {"references": [row.get("short_references", row["references"]) for row in rows]}
+    if rows and all(row.get("long_reference") for row in rows):
+        kinds["long"] = [[row["long_reference"]] for row in rows]
+    for row, own in zip(rows, kinds["references"], strict=True):
+        if not own:
+            raise DataError(f"image {row['image_id']!r} has no reference: retrieval needs at least one of each image")
+    found = {}
+    for name, column in kinds.items():
+        pairs = [(text, number) for number, own in enumerate(column) for text in own]
+        found[name] = [text for text, _ in pairs], [number for _, number in pairs]
+    return found
+
+
+def _measured(
+    encoder: CachedEncoder, rows: Sequence[Row], texts: Mapping[str, Texts], config: CompareRetrievalConfig
+) -> dict[str, Any]:
+    """What the model is, and its figures for each set of texts."""
+    backbone: Any = encoder.encoder
+    if reads_features(backbone, config.data.features_root):
+        images: Embeddings = normalize(embed_features(backbone, rows), dim=1).numpy()
+    else:
+        images = encoder.embed_images([row["image"] for row in rows])
+    found = {}
+    for name, (captions, owners) in texts.items():
+        distinct = {text: row for row, text in enumerate(dict.fromkeys(captions))}
+        embedded = encoder.embed_texts(list(distinct))[[distinct[text] for text in captions]]
+        ranks = both_ways(images, embedded, owners)
+        figures: dict[str, Any] = {}
+        for way, groups in (("i2t", list(range(len(rows)))), ("t2i", owners)):
+            figures |= _figures(way, ranks[way], groups, config)
+        found[name] = {"texts": len(captions), "cut": backbone.too_long(captions), "figures": figures}
+    parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
+    return {"signature": encoder.signature, "parameters": parameters, "captions": found}
+
+
+def _figures(
+    way: str, ranks: NDArray[np.float64], images: Sequence[int], config: CompareRetrievalConfig
+) -> dict[str, dict[str, float | None]]:
+    """Recall and median rank of Q queries by their ``ranks``, [Q, 1 + K], with intervals over their images, [Q]."""
+
+    def statistic(weights: NDArray[np.int64]) -> NDArray[np.float64]:
+        drawn = np.repeat(ranks, weights, axis=0)
+        return np.append(drawn[:, 1:].mean(axis=0), np.median(drawn[:, 0]))
+
+    values = statistic(np.ones(len(ranks), np.int64)).tolist()
+    bounds = intervals(statistic, images, config.bootstrap, config.seed) or [None] * len(values)
+    keys = [key for key in FIGURES if key.startswith(way)]
+    return {
+        key: {"value": value, "low": own[0] if own else None, "high": own[1] if own else None}
+        for key, value, own in zip(keys, values, bounds, strict=True)
+    }
+
+
+def _table(config: CompareRetrievalConfig, found: Mapping[str, Any], counts: Mapping[str, int], images: int) -> str:
+    """A line for each model and set of texts; notes below."""
+    lines = []
+    for name, model in found.items():
+        for texts, own in model["captions"].items():
+            shown = [_shown(key, own["figures"][key]) for key in FIGURES]
+            lines.append([name, f"{model['parameters'] / 1e6:.2f}", texts, *shown, f"{own['cut']}"])
+    head = ["model", "parameters, millions", "texts", *FIGURES.values(), "texts cut"]
+    described = " and ".join(f"{count} {'long captions' if name == 'long' else name}" for name, count in counts.items())
+    notes = [f"- {name}: `{model['signature']}`" for name, model in found.items()]
+    if config.bootstrap:
+        notes.insert(0, f"- In brackets: 95 % bootstrap interval, {config.bootstrap} resamples of images as queries")
+    title = f"## Retrieval on {config.split}: {images} images, {described}"
+    return "\n".join([title, "", markdown(head, lines), "", *notes]) + "\n"
+
+
+def _shown(key: str, figure: Mapping[str, float | None]) -> str:
+    factor = 1 if key.endswith("rank") else 100
+    value, *ends = (None if end is None else f"{factor * end:.1f}" for end in figure.values())
+    return f"{value}" if None in ends else f"{value} [{ends[0]}, {ends[1]}]"

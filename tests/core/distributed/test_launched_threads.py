@@ -1,0 +1,36 @@
+"""The user's number of CPU threads, and how they wait, under real launchers."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_caption.threads import SPIN_COUNT, granted_cores
+from tests.core.unit.test_threads import MODULE, SCRIPT, threads_of
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(sys.platform != "linux", reason="torch has libgomp on Linux"),
+]
+ONE = ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+ACCELERATE = ["-m", "accelerate.commands.launch", *ONE]
+OURS = ["-m", "rl_caption.launch", *ONE]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+
+
+@pytest.mark.parametrize(
+    ("command", "user", "threads"),
+    [
+        ([*ACCELERATE, *SCRIPT], "", [granted_cores()]),
+        ([*ACCELERATE, *MODULE], "1", [1]),
+        ([*ACCELERATE, "--num_cpu_threads_per_process", "3", *SCRIPT], "", [3]),
+        ([*OURS, *MODULE], "3", [3]),
+        ([*TORCHRUN, "2", *MODULE], "", 2 * [max(granted_cores() // 2, 1)]),
+        ([*TORCHRUN, "2", *SCRIPT], "3", [3, 3]),
+    ],
+    ids=["accelerate", "accelerate, user", "accelerate, option", "ours", "torchrun", "torchrun, user"],
+)
+def test_threads_under_a_launcher(command: list[str], user: str, threads: list[int], tmp_path: Path) -> None:
+    found, spins = threads_of(command, tmp_path, **({"OMP_NUM_THREADS": user} if user else {}))
+    assert [int(numbers.split()[0]) for numbers in found] == threads
+    assert SPIN_COUNT in spins

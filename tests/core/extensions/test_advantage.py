@@ -1,0 +1,133 @@
+"""An advantage from outside: a function in a file of one's own, and its name in the configuration (docs/scst.md)."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_caption.config.build import build_decoding
+from rl_caption.config.schema import ScstConfig
+from rl_caption.errors import ConfigError
+from rl_caption.options import Range
+from rl_caption.scst.advantages import build_advantage
+from tests.captioners_for_tests import tiny_captioner
+from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
+from tests.training_for_tests import checked_run, lines, run_two, scst_config
+
+NAME = "tests.core.extensions.test_advantage:step_norm"
+
+
+def step_norm(
+    rewards: Tensor, greedy_rewards: Tensor | None, epsilon: Annotated[float, Range(above=0, max=1)] = 1e-4
+) -> Tensor:
+    """Mean-centred by image, divided by the standard deviation of the whole step's rewards; [B, K] -> [B, K]."""
+    centred = rewards.double() - rewards.double().mean(1, keepdim=True)
+    return (centred / (rewards.double().std() + epsilon)).to(rewards.dtype)
+
+
+class Halfway:
+    """A baseline between 0 and the greedy caption's reward."""
+
+    needs_greedy = True
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def __call__(self, rewards: Tensor, greedy_rewards: Tensor | None) -> Tensor:
+        assert greedy_rewards is not None
+        return rewards - self.share * greedy_rewards.unsqueeze(1)
+
+
+OPTIONS = {"train.advantage": NAME, "train.advantage_kwargs": {"epsilon": 0.01}, "rollout.num_samples": 3}
+
+
+@pytest.mark.distributed
+def test_a_run_trains_with_it_in_one_process_or_two(start: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    ended = checked_run(scst_config(one, start, **OPTIONS), one, "scst")
+    assert f"+{NAME}(epsilon=0.01)[nspi3]" in ended.output, "the signature names it"
+    for rank in run_two(scst_config(two, start, **OPTIONS, **{"train.micro_batch_size": 2}), two, "scst"):
+        assert rank.code == 0, rank.output
+    alone, together = (
+        [line for line in lines(folder, "metrics.jsonl") if "advantage/abs" in line] for folder in (one, two)
+    )
+    assert len(alone) == 4
+    for a, b in zip(alone, together, strict=True):
+        assert a["advantage/abs"] > 0.1
+        assert a["advantage/abs"] == pytest.approx(b["advantage/abs"], rel=1e-5)
+        assert a["loss/total"] == pytest.approx(b["loss/total"], rel=1e-4, abs=1e-6)
+
+
+def test_it_sees_the_whole_step_however_it_is_split() -> None:
+    captioner = tiny_captioner()
+    task = scst_task(captioner, advantage=NAME)
+    whole = gradient(captioner, task, batches_of(captioner, 8, 8))
+    for size in (4, 2):
+        assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, size)))
+    halves = [gradient(captioner, task, batches_of(captioner, 8, 4)[half : half + 1]) for half in (0, 1)]
+    assert any(not torch.allclose(halves[0][name] + halves[1][name], 2 * whole[name], atol=1e-4) for name in whole)
+
+
+def test_greedy_captions_are_decoded_where_it_asks_for_them() -> None:
+    config = ScstConfig()
+    assert not build_decoding(config).with_greedy
+    config.train.advantage = "tests.core.extensions.test_advantage:Halfway"
+    config.train.advantage_kwargs = {"share": 0.5}
+    assert build_decoding(config).with_greedy
+    advantage = build_advantage(config.train.advantage, config.train.advantage_kwargs)
+    assert advantage(torch.ones(2, 3), torch.full((2,), 4.0)).tolist() == [[-1.0] * 3] * 2
+
+
+def rewards_alone(rewards: Tensor) -> Tensor:
+    """Takes one argument too few."""
+    return rewards
+
+
+class RewardsAlone:
+    """So does its call."""
+
+    def __call__(self, rewards: Tensor) -> Tensor:
+        return rewards
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "part"),
+    [
+        ("gredy", {}, "train.advantage is 'gredy' (did you mean greedy?)"),
+        (NAME, {"rewards": 1}, "train.advantage_kwargs.rewards is no option"),
+        ("tests.core.extensions.test_advantage:Halfway", {}, "train.advantage_kwargs.share is not set"),
+        ("tests.core.extensions.test_advantage:rewards_alone", {}, "train.advantage is"),
+        ("tests.core.extensions.test_advantage:RewardsAlone", {}, "train.advantage is"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(name: str, kwargs: dict[str, Any], part: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_advantage(name, kwargs)
+    assert part in str(refused.value)
+
+
+def test_another_shape_is_an_error() -> None:
+    captioner = tiny_captioner()
+    task = scst_task(captioner)
+    task.advantage = lambda rewards, greedy: rewards.mean(1, keepdim=True)
+    with pytest.raises(ConfigError, match=r"train.advantage.*\[4, 1\].*\[4, 4\]"):
+        next(task.training_step(batches_of(captioner, 4, 4), 0))
+
+
+@pytest.mark.parametrize("answer", [None, [[0.0] * 4] * 4], ids=["nothing", "lists"])
+def test_an_answer_that_is_no_tensor_is_an_error(answer: Any) -> None:
+    captioner = tiny_captioner()
+    task = scst_task(captioner)
+    task.advantage = lambda rewards, greedy: answer
+    with pytest.raises(ConfigError, match=r"train\.advantage"):
+        next(task.training_step(batches_of(captioner, 4, 4), 0))
+
+
+def test_what_it_raises_is_told_with_its_own_line() -> None:
+    captioner = tiny_captioner()
+    task = scst_task(captioner)
+    task.advantage = lambda rewards, greedy: rewards / greedy["missing"]
+    with pytest.raises(ConfigError, match=r"^train.advantage .*: .*test_advantage.py, line \d+: .*greedy\["):
+        next(task.training_step(batches_of(captioner, 4, 4), 0))

@@ -1,0 +1,184 @@
+"""A captioner from outside: a class in a file of one's own, and its name in the configuration (docs/captioners.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from rewards.trust import trust
+from rl_caption.captioners.base import Captioner, CaptionerError, Decoding, caption_mask, forbid
+from rl_caption.captioners.config import ModelConfig
+from rl_caption.captioners.loading import load_captioner
+from rl_caption.config.build import build_captioner
+from rl_caption.config.checks import mistakes
+from rl_caption.config.schema import XeConfig
+from rl_caption.data.base import Row, load_image
+from rl_caption.errors import ConfigError
+from rl_caption.options import Range
+from rl_caption.scst.rollout import sampling_noise
+from tests.captioners_for_tests import REFERENCES, sample_slowly, tiny_rows
+from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
+from tests.training_for_tests import DATA, checked_run, lines, run, scst_config, weights, xe_config
+
+NAME = "tests.core.extensions.test_captioner:GruCaptioner"
+PAD, EOS = 0, 1
+
+
+class Gru(nn.Module):
+    """Mean colours of a 4 x 4 grid start a GRU over the words."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.image, self.words = nn.Linear(48, width), nn.Embedding(words, width)
+        self.gru, self.logits = nn.GRU(width, width, batch_first=True), nn.Linear(width, words)
+
+    def forward(self, colours: Tensor, token_ids: Tensor) -> Tensor:
+        """Logits [B, K, L, V] of ``token_ids`` [B, K, L], from ``colours`` [B, 48]."""
+        flat = token_ids.flatten(0, 1)
+        before = torch.cat([torch.full_like(flat[:, :1], EOS), flat[:, :-1]], dim=1)
+        start = self.image(colours).repeat_interleave(token_ids.shape[1], 0).unsqueeze(0)
+        states, _ = self.gru(self.words(before), start)
+        return self.logits(states).unflatten(0, token_ids.shape[:2])
+
+
+class GruCaptioner(Captioner):
+    eos_token_id, pad_token_id, forbidden = EOS, PAD, (PAD,)
+
+    def __init__(self, words: list[str], width: int) -> None:
+        self.words, self.width, self.policy = words, width, Gru(len(words) + 2, width)
+
+    @classmethod
+    def from_scratch(
+        cls, references: Sequence[list[str]], width: Annotated[int, Range(min=1, max=1024)] = 8
+    ) -> GruCaptioner:
+        return cls(sorted({word for texts in references for text in texts for word in text.split()}), width)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> GruCaptioner:
+        config = json.loads((Path(path) / "config.json").read_text())
+        captioner = cls(config["words"], config["width"])
+        captioner.policy.load_state_dict(load_file(Path(path) / "model.safetensors"))
+        return captioner
+
+    def save_pretrained(self, policy: nn.Module, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        config = {"model_type": NAME, "words": self.words, "width": self.width}
+        (path / "config.json").write_text(json.dumps(config))
+        save_file(policy.state_dict(), path / "model.safetensors")
+
+    def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        images = [np.asarray(load_image(row["image"]).resize((4, 4)), dtype=np.float32) for row in rows]
+        return {"colours": torch.from_numpy(np.stack(images)).flatten(1) / 255}
+
+    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
+        known = {word: number + 2 for number, word in enumerate(self.words)}
+        return [[*(known[word] for word in text.split() if word in known), EOS][:max_tokens] for text in texts]
+
+    def decode(self, token_ids: Tensor) -> list[str]:
+        return [" ".join(self.words[number - 2] for number in ids if number > EOS) for ids in token_ids.tolist()]
+
+    def token_logits(
+        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        logits = forbid(model(**inputs, token_ids=token_ids), self.forbidden)
+        return logits if mask is None else logits[mask]
+
+
+class NoWords(GruCaptioner):
+    def __init__(self, words: list[str], width: int) -> None:
+        pass
+
+
+def tiny(seed: int = 0) -> GruCaptioner:
+    torch.manual_seed(seed)
+    captioner = GruCaptioner.from_scratch(REFERENCES, width=16)
+    with torch.no_grad():
+        captioner.policy.logits.weight.mul_(4)
+    captioner.policy.eval()
+    return captioner
+
+
+def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
+    start, folder = tmp_path / "xe", tmp_path / "scst"
+    checked_run(xe_config(start, model={"target": NAME, "kwargs": {"width": 12}}, **{"train.max_steps": 2}), start)
+    ended = run(scst_config(tmp_path / "untrusted", start / "export/best"), tmp_path / "untrusted", "scst")
+    assert ended.code == 1
+    assert NAME in ended.output, "its config.json alone runs nothing"
+    scst = scst_config(folder, start / "export/best", **{"train.max_steps": 2, "model.target": NAME})
+    checked_run(scst, folder, "scst")
+    logged = [line for line in lines(folder) if "reward/total" in line]
+    assert [line["step"] for line in logged] == [1, 2]
+    before, after = weights(start / "export/best"), weights(folder / "checkpoints/step-00000002")
+    assert not any(torch.equal(before[name], after[name]) for name in before), "all of it is trained"
+    model, out = folder / "export/best", tmp_path / "evaluation"
+    config = {"model": str(model), "trust": [NAME], "data": DATA, "split": "val", "metrics": ["cider"]}
+    more = {"tokenizer": "python", "decode": {"max_new_tokens": 8}, "out": str(out)}
+    checked_run({**config, **more}, out, "evaluate")
+    best = json.loads((folder / "result.json").read_text())["best_step"]
+    validated = (folder / "eval" / f"step-{best:08d}" / "predictions.json").read_text()
+    assert json.loads((out / "predictions.json").read_text()) == json.loads(validated)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fixed_shapes", [False, True])
+def test_captions_without_a_cache_are_those_of_each_caption_alone(fixed_shapes: bool) -> None:
+    captioner = tiny()
+    inputs, noise = captioner.preprocess(tiny_rows(3)), sampling_noise(0, 0, ["a", "b", "c"], 4, 8)
+    decoding = Decoding(num_samples=4, max_new_tokens=8, temperature=1.3, fixed_shapes=fixed_shapes)
+    tokens = captioner.generate(captioner.policy, inputs, decoding, noise)
+    mask = caption_mask(tokens, EOS)
+    assert not mask.all(), "the case must hold a caption that ends early"
+
+    def next_logits(one: dict[str, Tensor], ids: list[int]) -> Tensor:
+        return captioner.token_logits(captioner.policy, one, torch.tensor([[[*ids, PAD]]]))[0, 0, -1]
+
+    expected, _ = sample_slowly(captioner, inputs, noise, 1.3, next_logits)
+    assert torch.equal(tokens[:, :4], expected[..., : tokens.shape[-1]])
+    greedy = captioner.token_logits(captioner.policy, inputs, tokens[:, 4:]).argmax(-1)
+    assert torch.equal(greedy[mask[:, 4:]], tokens[:, 4:][mask[:, 4:]])
+
+
+def test_its_step_does_not_depend_on_how_it_is_split() -> None:
+    captioner: Any = tiny()
+    task = scst_task(captioner, advantage="greedy", xe_weight=0.1)
+    split = gradient(captioner, task, batches_of(captioner, 8, 2))
+    assert_equal_gradients(gradient(captioner, task, batches_of(captioner, 8, 8)), split)
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        ({"target": "nowhere.at_all:Gru"}, "model.target is 'nowhere.at_all:Gru': module"),
+        ({"target": "tests.core.extensions.test_captioner:Gru"}, "expected a class that inherits from"),
+        ({"target": NAME, "kwargs": {"widht": 3}}, f"model.kwargs.widht is no option of {NAME}"),
+        ({"target": NAME, "kwargs": {"width": 0}}, "model.kwargs.width is 0: expected at least 1"),
+        ({"target": NAME, "tokenizer": "words.json"}, "model.tokenizer is 'words.json': it is not for model.target"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_any_work(model: dict[str, Any], part: str) -> None:
+    (found,) = mistakes(XeConfig(model=ModelConfig(**model)))
+    assert part in found
+
+
+def test_what_it_lacks_is_named(tmp_path: Path) -> None:
+    target = "tests.core.extensions.test_captioner:NoWords"
+    with pytest.raises(ConfigError, match="NoWords': its instances have no policy"):
+        build_captioner(ModelConfig(target=target), REFERENCES, 0)
+    captioner = tiny()
+    captioner.save_pretrained(captioner.policy, tmp_path)
+    trust([NAME, "nowhere.at_all:Gru"])
+    with pytest.raises(CaptionerError, match="takes no prompt"):
+        load_captioner(tmp_path, prompt="a photo of")
+    with pytest.raises(ConfigError, match=r"model\.freeze is for a model of Transformers"):
+        build_captioner(ModelConfig(init=str(tmp_path), freeze=["gru.*"]), REFERENCES, 0)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "nowhere.at_all:Gru"}))
+    with pytest.raises(CaptionerError, match=r"model_type in .*config\.json is 'nowhere\.at_all:Gru': module"):
+        load_captioner(tmp_path)

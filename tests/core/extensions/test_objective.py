@@ -1,0 +1,136 @@
+"""An objective from outside: a class in a file of one's own, and its name in the configuration (docs/scst.md)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_caption.errors import ConfigError
+from rl_caption.options import Range
+from rl_caption.scst.objectives import Metrics, Reinforce, build_objective
+from rl_caption.types import Scores
+from tests.captioners_for_tests import tiny_captioner
+from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
+from tests.training_for_tests import checked_run, lines, run, scst_config
+
+NAME = "tests.core.extensions.test_objective:ClippedReinforce"
+
+
+@dataclass(frozen=True)
+class ClippedReinforce:
+    """REINFORCE as a mean over captions, with advantages clipped to [-limit, limit]; logs how far the policy went."""
+
+    limit: Annotated[float, Range(above=0, max=1e6)] = 1.0
+    needs_reference = True
+
+    def __call__(
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        ref_logprobs: Tensor | None,
+        mask: Tensor,
+        scores: Scores,
+        advantages: Tensor,
+    ) -> tuple[Tensor, Tensor, Metrics]:
+        assert ref_logprobs is not None
+        assert advantages.shape == scores.samples.shape == mask.shape[:2]
+        captions = mask.any(-1).sum()
+        moved = (logprobs - ref_logprobs).detach().sum()
+        weights = advantages.clamp(-self.limit, self.limit).unsqueeze(-1)
+        return -(weights * logprobs).sum(), captions, {"policy/moved": (moved, captions)}
+
+
+def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
+    options = {"train.kl_coef": 0.0, "train.objective": NAME, "train.objective_kwargs": {"limit": 0.5}}
+    folder, other = tmp_path / "scst", tmp_path / "other"
+    ended = checked_run(scst_config(folder, start, **options), folder, "scst")
+    logged = [line for line in lines(folder, "metrics.jsonl") if "policy/moved" in line]
+    assert [line["step"] for line in logged] == [1, 2, 3, 4]
+    assert logged[0]["policy/moved"] == pytest.approx(0.0, abs=1e-5), "the first step is that of the starting policy"
+    assert logged[-1]["policy/moved"] != 0
+    assert f"+{NAME}(limit=0.5)" in ended.output, "the signature names it"
+    mistaken = scst_config(other, start, **options | {"train.objective_kwargs": {"limits": 0.5}})
+    refused = run(mistaken, other, "scst")
+    assert refused.code == 1
+    assert "train.objective_kwargs.limits is no option" in refused.output
+    assert not other.exists(), "refused before any work"
+
+
+def test_without_a_clip_it_is_reinforce() -> None:
+    captioner = tiny_captioner()
+    start = tiny_captioner(seed=9).policy.eval().requires_grad_(False)
+    batches = batches_of(captioner, 4, 4)
+    found = gradient(captioner, scst_task(captioner, objective=ClippedReinforce(1e6), ref_policy=start), batches)
+    expected = gradient(captioner, scst_task(captioner, loss_reduction="sequence"), batches)
+    assert_equal_gradients(found, expected)
+
+
+def test_the_count_may_be_any_total_of_weights() -> None:
+    captioner, found, total = tiny_captioner(), [], 0.25
+    for count in (torch.tensor(1.0), torch.tensor(total)):
+        task = scst_task(captioner, objective=lambda *given, count=count: (-given[0].sum(), count, {}))
+        found.append(gradient(captioner, task, batches_of(captioner, 4, 4)))
+    assert_equal_gradients(found[0], {name: total * value for name, value in found[1].items()}, atol=1e-5)
+
+
+def five_arguments(logprobs: Tensor, old_logprobs: Tensor, ref: Tensor, mask: Tensor, scores: Any) -> None:
+    """Takes one argument too few."""
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        lambda logprobs, *others: -logprobs.sum(),
+        lambda logprobs, *others: (1.0, 2.0, {}),
+        lambda logprobs, *others: logprobs.nothing(),
+    ],
+    ids=["a loss alone", "numbers", "an error"],
+)
+def test_a_wrong_answer_is_an_error_of_the_objective(objective: Any) -> None:
+    captioner = tiny_captioner()
+    task = scst_task(captioner)
+    task.objective = objective
+    with pytest.raises(ConfigError, match=r"^train\.objective"):
+        next(task.training_step(batches_of(captioner, 4, 4), 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "shared", "part"),
+    [
+        ("nowhere.at_all:Loss", {}, {}, "module 'nowhere.at_all' cannot be imported"),
+        ("tests.core.extensions.test_objective:Loss", {}, {}, "has no class or function 'Loss'"),
+        (NAME, {"limit": 0}, {}, "train.objective_kwargs.limit is 0: expected more than 0"),
+        ("reinforce", {"kl_coef": 0.1}, {}, "its key is train.kl_coef"),
+        ("ppo_clip", {"clip_low": 1.5}, {}, "train.objective_kwargs.clip_low is 1.5: expected at most 1"),
+        ("dico", {"temperature": 0}, {}, "train.objective_kwargs.temperature is 0: expected at least 1e-06"),
+        ("dico", {}, {"kl_coef": 0.1}, "train.kl_coef is 0.1: train.objective dico has no such option"),
+        ("risk", {}, {"loss_reduction": "sequence"}, "train.loss_reduction is 'sequence': train.objective risk"),
+        ("tests.core.extensions.test_objective:five_arguments", {}, {}, "train.objective is"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(name, kwargs, shared, part):
+    with pytest.raises(ConfigError) as refused:
+        build_objective(name, kwargs, **shared)
+    assert part in str(refused.value)
+
+
+def test_reinforce_takes_the_keys_that_it_has() -> None:
+    assert build_objective("reinforce", {}, "sequence", 0.3) == Reinforce("sequence", 0.3)
+    assert vars(build_objective(NAME, {})) == {"limit": 1.0}
+    assert [Reinforce(kl_coef=weight).needs_reference for weight in (0.0, 1e-4, 2.0)] == [False, True, True]
+
+
+def test_terms_may_have_means_of_their_own() -> None:
+    """A sum and a count for each term: the KL penalty is a mean over tokens, whatever the policy gradient is."""
+    mask = torch.tensor([[[True, True, False], [True, False, False]]])
+    logprobs, reference = -torch.rand(1, 2, 3) * mask, -torch.rand(1, 2, 3) * mask
+    scores = Scores(torch.tensor([[1.0, 2.0]]), None)
+    advantages = torch.tensor([[-0.5, 0.5]])
+    total, count, metrics = Reinforce("sequence", 0.5)(logprobs, logprobs, reference, mask, scores, advantages)
+    penalty = 0.5 * 0.5 * float((logprobs - reference).square().sum())
+    assert count.tolist() == [2, 3]
+    assert total.tolist() == pytest.approx([0.5 * float(logprobs[0, 0].sum() - logprobs[0, 1].sum()), penalty])
+    assert set(metrics) == {"loss/policy"}

@@ -1,0 +1,107 @@
+"""A reward from outside: a class in a file of one's own, and its name in the configuration (docs/rewards.md)."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.base import Reward, as_texts, checked_scores, required_column
+from rewards.registry import build, describe
+from rl_caption.cli.main import main
+from rl_caption.config.build import build_reward
+from rl_caption.config.schema import RewardConfig, RewardTerm
+from rl_caption.errors import ConfigError
+from tests.training_for_tests import checked_run, lines, scst_config
+
+NAME = "tests.core.extensions.test_reward:LengthMatch"
+
+
+class LengthMatch:
+    """Closeness of a caption's length to a number of words: 1 - |length - words| / words, at least 0.
+
+    ``words``, 1 to 100, is the length that scores 1; captions that did not end score ``unfinished``, 0 to 1.
+    """
+
+    __name__ = "length_match"
+    columns = frozenset({"finished"})
+    bounds = (0.0, 1.0)
+
+    def __init__(self, words: int = 6, unfinished: float = 0.0) -> None:
+        if not 1 <= words <= 100:
+            raise ValueError(f"words is {words}: expected 1 to 100")
+        if not 0 <= unfinished <= 1:
+            raise ValueError(f"unfinished is {unfinished}: expected 0 to 1")
+        self.words, self.unfinished = words, unfinished
+
+    @property
+    def signature(self) -> str:
+        return f"length_match[{self.words},unfinished{self.unfinished:g}]"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        texts = as_texts(completions)
+        finished = required_column({"finished": [True] * len(texts)} | columns, "finished", self.__name__, len(texts))
+        scores = [
+            max(0.0, 1 - abs(len(text.split()) - self.words) / self.words) if done else self.unfinished
+            for text, done in zip(texts, finished, strict=True)
+        ]
+        return checked_scores(self, scores, len(texts))
+
+
+class Closeness(LengthMatch):
+    """``LengthMatch`` for files of captions, which do not record whether a caption ended."""
+
+    columns: frozenset[str] = frozenset()
+
+
+def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
+    terms = {"length": {"weight": 0.5, "target": NAME, "kwargs": {"words": 4}}, "cider": {"weight": 0.5}}
+    folder = tmp_path / "scst"
+    ended = checked_run(scst_config(folder, start, **{"train.max_steps": 2, "reward.terms": terms}), folder, "scst")
+    logged = [line for line in lines(folder, "metrics.jsonl") if "reward/length" in line]
+    assert [line["step"] for line in logged] == [1, 2]
+    for line in logged:
+        assert 0 <= line["reward/length"] <= 1
+        assert line["reward/total"] == pytest.approx(0.5 * line["reward/length"] + 0.5 * line["reward/cider"], abs=1e-6)
+    assert "0.5*[length_match[4,unfinished0]]" in ended.output, "the signature names it"
+
+
+def test_captions_in_files_are_scored_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    captions, out = tmp_path / "captions.json", tmp_path / "scores.json"
+    captions.write_text(json.dumps([{"image_id": "1", "caption": "a dog"}, {"image_id": "2", "caption": "a dog runs"}]))
+    name = NAME.replace("LengthMatch", "Closeness")
+    words = ["--captions", str(captions), "--out", str(out), "--reward", name, "--kwargs"]
+    assert main(["score", *words, '{"words": 2}']) == 0
+    assert json.loads(out.read_text()) == {
+        "reward": "length_match",
+        "signature": "length_match[2,unfinished0]",
+        "mean": 0.75,
+        "scores": {"1": 1.0, "2": 0.5},
+    }
+    with pytest.raises(SystemExit) as ended:
+        main(["score", *words, '{"words": 2, "unfinished": 3}'])
+    assert ended.value.code == 1
+    assert "unfinished is 3: expected 0 to 1" in capsys.readouterr().err
+
+
+def test_it_is_a_reward_like_those_of_the_package() -> None:
+    reward = build(NAME, words=3)
+    assert isinstance(reward, Reward)
+    assert reward(None, ["a b c", "a", "a b c"], finished=[True, True, False]) == [1.0, pytest.approx(1 / 3), 0.0]
+    assert describe(NAME).endswith("at least 0. (in [0, 1]; columns: finished)")
+
+
+@pytest.mark.parametrize(
+    ("target", "kwargs", "part"),
+    [
+        (NAME, {"words": 200}, "reward.terms.mine: words is 200: expected 1 to 100"),
+        (NAME, {"word": 3}, "does not take word; it takes: words"),
+        (f"{__name__}:Missing", {}, "has no class 'Missing'"),
+        (f"{__name__}:Path", {}, "which is not a reward"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(target: str, kwargs: dict[str, Any], part: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_reward(RewardConfig(terms={"mine": RewardTerm(target=target, kwargs=kwargs)}), [["a dog"]])
+    assert part in str(refused.value)

@@ -1,0 +1,223 @@
+"""Code from outside that fails: one error that names the target and its key, and then the user's own line."""
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from rewards.base import RewardError
+from rewards.text.chair import Chair
+from rl_caption.captioners.config import ModelConfig
+from rl_caption.config.build import build_captioner, build_data
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import DataError
+from rl_caption.data.negatives import NEGATIVES, POSITIVES
+from rl_caption.errors import ConfigError, errors_of_user_code, user_errors
+from rl_caption.lab.config import PositivesConfig, RecaptionConfig, RecaptionerConfig, TextToImageConfig
+from rl_caption.lab.recaption import make_positives, recaption
+from rl_caption.launch import stop_requests
+from rl_caption.reward_models.program import _caption_source
+from rl_caption.scst.advantages import build_advantage
+from tests.captioners_for_tests import REFERENCES
+from tests.core.extensions.test_captioner import GruCaptioner
+from tests.training_for_tests import DATA, run, xe_config
+
+ROWS = [{"image_id": "1", "image": "1.png", "references": ["a dog"]}]
+
+
+def no_key() -> Any:
+    return {}["caption"]
+
+
+def no_file() -> Any:
+    return open("nowhere/at/all")
+
+
+def leaves() -> Any:
+    sys.exit(0)
+
+
+def in_a_library() -> Any:
+    return signal.Signals(1000)
+
+
+@pytest.mark.parametrize(
+    ("call", "line", "raised"),
+    [
+        (no_key, 'return {}["caption"]', "KeyError: 'caption'"),
+        (no_file, 'return open("nowhere/at/all")', "FileNotFoundError"),
+        (leaves, "sys.exit(0)", "SystemExit: 0"),
+        (in_a_library, "return signal.Signals(1000)", "ValueError: 1000 is not a valid Signals"),
+    ],
+)
+def test_the_target_comes_first_and_then_the_own_line(call: Callable[[], Any], line: str, raised: str) -> None:
+    with pytest.raises(ConfigError) as failed, errors_of_user_code("data.target x:Y"):
+        call()
+    message = str(failed.value)
+    assert message.startswith(f"data.target x:Y: {__file__}, line ")
+    assert line in message
+    assert raised in message
+
+
+def test_what_is_not_the_users_passes() -> None:
+    with pytest.raises(RewardError, match="as it is"), errors_of_user_code("key"):
+        raise RewardError("as it is")
+    with pytest.raises(ConfigError, match="inner: "), errors_of_user_code("outer"), errors_of_user_code("inner"):
+        no_key()
+
+
+def test_a_signal_ends_the_program_while_a_users_code_runs() -> None:
+    with pytest.raises(SystemExit, match="143"), stop_requests(leave=True), errors_of_user_code("key"):
+        signal.raise_signal(signal.SIGTERM)
+
+
+class Named:
+    """A target of each kind, which does what ``does`` says when it is called."""
+
+    signature = "named"
+    does: ClassVar[Callable[[], Any]] = no_key
+
+    def __call__(self, *arguments: Any) -> Any:
+        return type(self).does()
+
+
+class Rows(Named):
+    """Rows that cannot be read."""
+
+    splits = ("train",)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self()
+
+    def split(self, name: str) -> Any:
+        return self if name == "train" else self()
+
+
+NAME, DATA_NAME = f"{__name__}:Named", f"{__name__}:Rows"
+SCENES = DataConfig(**DATA)
+
+
+def recaptioned(out: Path) -> Any:
+    return recaption(RecaptionConfig(SCENES, recaptioner=RecaptionerConfig(NAME), out=str(out)))
+
+
+def captioned(out: Path) -> Any:
+    return make_positives(PositivesConfig(SCENES, captions=RecaptionerConfig(NAME), out=str(out)))
+
+
+def drawn(out: Path) -> Any:
+    return make_positives(PositivesConfig(SCENES, images=TextToImageConfig(NAME), out=str(out)))
+
+
+def detected(out: Path) -> Any:
+    return Chair(["dog"], references=False, detector=NAME)(None, ["a dog"], image=["1.png"])
+
+
+def opposed(out: Path) -> Any:
+    return _caption_source(NEGATIVES, "negatives.source", NAME, {}, ROWS)  # type: ignore[arg-type]
+
+
+def reworded(out: Path) -> Any:
+    return _caption_source(POSITIVES, "negatives.positive_source", NAME, {}, ROWS)  # type: ignore[arg-type]
+
+
+def read(out: Path) -> Any:
+    return build_data(DataConfig(target=DATA_NAME)).split("train")[0]
+
+
+KINDS: dict[str, tuple[Callable[[Path], Any], list[Any]]] = {
+    f"recaptioner.target {NAME}": (recaptioned, [None, 7, "text", [None] * 32, [["a", 1]] * 32, ["a"], {}]),
+    f"captions.target {NAME}": (captioned, [None, 7, "text", [None] * 32, ["a"] * 33]),
+    f"images.target {NAME}": (drawn, [None, 7, "text", [], [None] * 1000]),
+    "detector named": (detected, [None, 7, "dog", ["dog"], [["dog"], []], [[1]]]),
+    f"negatives.source {NAME}": (opposed, [None, 7, "text", ["a cat"], [("a",)], [("a", 1)]]),
+    f"negatives.positive_source {NAME}": (reworded, [None, 7, "text", [1], [("a", "b")]]),
+    f"data.target {DATA_NAME}": (
+        read,
+        [None, 7, {}, {"image_id": "1"}, ROWS[0] | {"references": "a dog"}, ROWS[0] | {"image_id": 1}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("does", [no_key, no_file, leaves])
+def test_a_target_that_fails_is_named(name: str, does: Callable[[], Any], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Named, "does", does)
+    with pytest.raises((ConfigError, DataError, RewardError)) as failed:
+        KINDS[name][0](tmp_path)
+    assert name.rpartition(" ")[2] in str(failed.value)
+    assert name.partition(" ")[0] in str(failed.value)
+    assert f"{__file__}, line " in str(failed.value)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_target_that_returns_something_else_is_named(name: str, tmp_path: Path, monkeypatch) -> None:
+    call, answers = KINDS[name]
+    for number, answer in enumerate(answers):
+        monkeypatch.setattr(Named, "does", lambda answer=answer: answer)
+        with pytest.raises((ConfigError, DataError, RewardError)) as failed:
+            call(tmp_path / str(number))
+        assert name.rpartition(" ")[2] in str(failed.value) or "named" in str(failed.value), answer
+
+
+def one_argument(rewards: Any) -> Any:
+    return rewards
+
+
+def test_what_cannot_be_called_as_it_will_be_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"train\.advantage is .*one_argument"):
+        build_advantage(f"{__name__}:one_argument", {})
+
+
+class Failing(GruCaptioner):
+    def preprocess(self, rows: Sequence[Any]) -> Any:
+        return no_key()
+
+
+class Unmade(GruCaptioner):
+    @classmethod
+    def from_scratch(cls, references: Any) -> Any:  # type: ignore[override]
+        return no_key()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_captioner_that_fails_ends_the_run_with_one_line(tmp_path: Path, workers: int) -> None:
+    target = f"{__name__}:Failing"
+    config = xe_config(tmp_path, model={"target": target, "kwargs": {"width": 4}}, **{"data.num_workers": workers})
+    ended = run(config, tmp_path)
+    assert ended.code == 1, ended.output
+    assert f"error: model.target {target}: {__file__}, line " in ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_a_captioner_that_cannot_be_made_is_named() -> None:
+    target = f"{__name__}:Unmade"
+    with pytest.raises(ConfigError) as failed:
+        build_captioner(ModelConfig(target=target), REFERENCES, 0)
+    assert target in str(failed.value)
+    assert "KeyError" in str(failed.value)
+
+
+def test_what_nothing_else_names_is_named_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, user_errors():
+        no_key()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.parametrize("text", ["x = {}['y']", "import nowhere.at_all", "x = (", "raise OSError('no'"])
+def test_a_module_that_cannot_be_imported_is_named(text: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"own_module_{np.abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(ConfigError, match=name):
+        build_data(DataConfig(target=f"{name}:Data"))
+    with pytest.raises(ValueError, match=name):
+        Chair(["dog"], detector=f"{name}:Detector")

@@ -1,0 +1,326 @@
+"""The benchmarks run and compare what they say they compare. No time is asserted."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from accelerate.state import AcceleratorState
+
+from benchmarks import __main__ as every
+from benchmarks import cider, evaluation, gpu, hf_step, memory, scst_step, startup, threads
+from benchmarks.harness import Measurement, Timing, command
+from benchmarks.l_clip import CACHED, FULL, TRIMMED, caption_words, load_encoders, reward_variants, write_images
+from benchmarks.l_clip import Shapes as ClipShapes
+from benchmarks.l_clip import measure as measure_l_clip
+from benchmarks.scst_step import PHASES, Bench, Shapes
+from benchmarks.studies import l_clip_size
+from rewards.clip.student import LCLIP, LCLIPConfig
+from rl_caption.captioners.base import Decoding
+from rl_caption.scst.rollout import sample_captions
+from rl_caption.types import CaptionBatch
+from tests.captioners_for_tests import SHAPE
+from tests.captions_for_tests import needs_java
+from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
+from tests.hf_models_for_tests import SIDE, save_model
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+TIMING = Timing(repeats=1)
+TINY: dict[str, Any] = {"captioner": {**SHAPE, "num_heads": 2}, "regions": 3, "region_dim": 6}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_state() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state()  # other tests may have another precision
+
+
+def shares(rows: list[Measurement]) -> list[float]:
+    return [row.ratio for row in rows if row.unit == "of the time"]
+
+
+def test_one_table_and_one_file_of_all_that_was_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(startup, "COMMANDS", {startup.NOTHING: ["-c", "pass"], "help": ["-c", "help"]})
+    monkeypatch.setattr(startup, "RUNS", {})
+    every.main(["--only", "startup", "--repeats", "1", "--json", str(tmp_path / "rows.json")])
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["baseline"] for row in rows] == ["python -c pass"]
+    assert all(row.keys() == {"name", "baseline", "ratio", "unit", "detail"} and row["ratio"] > 0 for row in rows)
+    printed = capsys.readouterr().out
+    assert printed.startswith("torch ")
+    assert all(f"| {row['name']} | {row['baseline']} |" in printed for row in rows)
+
+
+def test_every_benchmark_has_a_command_and_imports_only_what_the_package_needs() -> None:
+    """A machine with a GPU may lack what only a baseline or a part needs."""
+    for name in every.BENCHMARKS.values():
+        assert f"python -m benchmarks.{name}" in (import_module(f"benchmarks.{name}").__doc__ or "")
+    names = ["engine_memory", "studies.growth", "studies.l_clip_size", *every.BENCHMARKS.values()]
+    code = "import sys; sys.modules.update(dict.fromkeys(('pycocoevalcap', 'open_clip', 'trl', 'deepspeed')))\n"
+    code += "\n".join(f"import benchmarks.{name}" for name in names)
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
+
+
+def test_options_are_checked_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(timing: Timing, only: list[str]) -> list[Measurement]:
+        raise AssertionError("runs")
+
+    for main, name in ((every.main, "startup"), (partial(command, None, measure, only=("a", "b")), "a")):
+        for options in (["--repeats", "0"], ["--json", "missing/rows.json"]):
+            with pytest.raises(SystemExit):
+                main([*options, "--only", name])
+            assert f"error: {options[0]}" in capsys.readouterr().err
+
+
+def test_self_critical_step_and_both_baselines_run() -> None:
+    shapes = Shapes(**TINY, words=40, images=3, prefix_images=2, samples=2, tokens=4)
+    rows = list(scst_step.measure(TIMING, shapes, temperature=0.5))
+    assert [row.baseline for row in rows[:2]] == ["generate twice, 3 images", "prefix with gradient, 2 images"]
+    assert len(shares(rows)) == len(PHASES)
+    assert sum(shares(rows)) == pytest.approx(1.0)
+
+
+def test_cider_and_the_toolkit_have_the_same_scores() -> None:
+    (row,) = cider.measure(TIMING, images=4, samples=2)
+    assert (row.baseline, row.unit) == ("pycocoevalcap's scorer", "x as fast")
+    assert "8 captions, 5 references each, scores equal to the bit" in row.detail
+
+
+def test_both_ways_of_waiting_are_timed_alone_and_beside_other_work() -> None:
+    shapes = Shapes(**TINY, words=40, images=2, samples=2, tokens=4)
+    alone, beside = threads.measure(TIMING, others=1, shapes=shapes)
+    assert alone.name == beside.name == threads.SLEEP
+    assert alone.detail.endswith("alone")
+    assert beside.detail.endswith("beside 1 busy processes")
+
+
+PRETRAINED = {"images": 2, "samples": 3, "tokens": 8, "length": 4.0}
+CLASSES: dict[str, Any] = {
+    "blip": transformers.BlipForConditionalGeneration,
+    "vit_gpt2": transformers.VisionEncoderDecoderModel,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any, int]]:
+    """In place of ``hf_step.MODELS``."""
+    folders = {name: save_model(name, tmp_path_factory.mktemp(name)) for name in CLASSES}
+    return {name: (f"Tiny {name}", partial(CLASSES[name].from_pretrained, folders[name]), SIDE) for name in CLASSES}
+
+
+def test_the_step_and_both_baselines_run_and_what_fits_is_computed(models, monkeypatch):
+    monkeypatch.setattr(hf_step, "MODELS", models)
+    monkeypatch.setattr(hf_step, "FITS", ((2, 3), (3, 3), (2, 5)))
+    rows = list(hf_step.measure(TIMING, ["vit_gpt2"], **PRETRAINED))
+    baselines = ["generate twice, images copied", "generate twice, states copied"]
+    assert [row.baseline for row in rows if row.unit == "x as fast"] == baselines
+    assert [row.name.split(",")[0] for row in rows[2:6]] == list(PHASES)
+    assert sum(shares(rows)) == pytest.approx(1.0)
+    peaks = {row.baseline: row.ratio for row in rows if row.unit == "x less"}
+    assert list(peaks) == baselines
+    assert min(peaks.values()) > 0
+    _, *fits = hf_step.measure(TIMING, ["blip"], fits=True, **PRETRAINED)
+    assert [row.name.split(",")[0] for row in fits] == [f"images x 3 captions in {card} GB" for card in (24, 80, 141)]
+
+
+def test_captions_end_and_both_baselines_have_the_same_gradient(models, monkeypatch):
+    for name in ("blip", "vit_gpt2"):
+        bench = hf_step.build_bench(*models[name][1:], Shapes(**PRETRAINED), "cpu", "no")
+        decoding = Decoding(num_samples=40, max_new_tokens=8)
+        lengths = sample_captions(bench.captioner, bench.policy, bench.batch, decoding, 0, 0).mask.sum(-1)
+        assert lengths.float().std() > 0.5, name
+    drawn = torch.tensor([[328, 5, 6, 7, 329], [328, 8, 329, 329, 329], [328, 9, 10, 329, 329]]).repeat(2, 1)
+    found: list[dict[str, torch.Tensor]] = []
+
+    def keep(bench: Bench) -> None:
+        found.append({n: p.grad.clone() for n, p in bench.policy.named_parameters() if p.grad is not None})
+        bench.optimizer.zero_grad()
+
+    monkeypatch.setattr(
+        bench.policy.model, "generate", lambda num_return_sequences=1, **_: drawn[:: 4 - num_return_sequences]
+    )
+    monkeypatch.setattr(type(bench), "update", keep)
+    monkeypatch.setattr(scst_step, "toolkit_rewards", lambda *_: torch.arange(6.0))
+    for copied in hf_step.COPIED:
+        scst_step.generate_step(bench, bench.batch, copied)
+    largest = max(gradient.abs().max() for gradient in found[0].values())
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        assert torch.allclose(gradient, found[1][name], rtol=1e-3, atol=float(1e-5 * largest)), name
+
+
+MEMORY = Shapes(**TINY, words=400, images=10, prefix_images=2, samples=3, tokens=4)
+
+
+def test_bytes_that_are_allocated_at_the_same_time() -> None:
+    def known_step(bench: Bench, batch: CaptionBatch) -> None:
+        """At most 4000 + 8000 bytes at a time; 16,000 in all."""
+        first = torch.zeros(1000)
+        second = first.double()
+        del first
+        third = second[:500].float()
+        del second, third
+        torch.zeros(500)
+
+    bench, kept = memory.prepared(MEMORY, "no", "cpu"), []
+    batch = bench.part(2)
+    peak = memory.count_peak(known_step, bench, batch)
+    assert peak.step == 12_000
+    numbers = sum(parameter.numel() for parameter in bench.policy.parameters())
+    each_tensor = 4 * len(list(bench.policy.parameters()))  # Adam counts its steps for each
+    assert peak.held == 12 * numbers + each_tensor + sum(value.nbytes for value in batch.inputs.values())
+    assert peak.total == peak.held + 12_000
+    with pytest.raises(RuntimeError, match="40 bytes more than it began with"):
+        memory.count_peak(lambda *_: kept.append(torch.zeros(10)), bench, bench.part(1))
+
+
+def test_bytes_of_an_image_and_a_caption_are_fitted_and_inverted() -> None:
+    true, sizes = memory.UnitBytes(1000, 20, 3), ((2, 1), (4, 1), (2, 5))
+    found = memory.fit(sizes, [int(true.at(*size)) for size in sizes])
+    assert (found.fixed, found.image, found.caption) == pytest.approx((1000, 20, 3))
+    assert [true.largest(available, samples=5) for available in (1000 + 10 * (20 + 5 * 3), 10)] == [10, 0]
+
+
+def test_small_steps_predict_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in large steps, log-probabilities are taken in blocks that are small compared with the logits.
+    monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 4 * MEMORY.words)
+    rows = list(memory.measure(TIMING, MEMORY, ["no"], small=((4, 2), (7, 2), (4, 4))))
+    assert [row.baseline for row in rows[:2]] == ["generate twice", "prefix with gradient"]
+    assert all(row.ratio > 1 for row in rows[:2]), "the step of the package needs least"
+    predicted = [row.ratio for row in rows if row.baseline == "predicted from small steps"]
+    assert predicted == pytest.approx([1, 1], rel=0.02)
+    assert [row.name.split(" GB")[0].split()[-1] for row in rows[-3:]] == ["24", "80", "141"]
+
+
+STUDENT = LCLIPConfig(
+    embed_dim=16, image_size=32, patch_size=16, image_width=32, image_heads=4, image_blocks=1, text_width=32,
+    text_heads=4, text_blocks=1, embedding_rank=8,
+)  # fmt: skip
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> ClipShapes:
+    tiny_checkpoint(tmp_path)  # makes the architecture known
+    step = Shapes(**TINY, words=60, tokens=5)
+    return ClipShapes(teacher=ARCHITECTURE, student=STUDENT, step=step, images=3, captions=2)
+
+
+def test_every_part_is_compared(shapes: ClipShapes) -> None:
+    rows = list(measure_l_clip(TIMING, shapes, images=2, samples=2))
+    rows += l_clip_size.measure(TIMING, shapes, pairs=3)
+    assert all(row.ratio > 0 for row in rows)
+    assert len({(row.name, row.baseline) for row in rows}) == len(rows) == 7 + 7 + 2 + 5 + 9
+    assert len(shares(rows)) == 4
+    assert all(share < 1 for share in shares(rows))
+
+
+def test_caching_and_trimming_change_no_score_and_save_what_they_say(shapes: ClipShapes, tmp_path: Path) -> None:
+    teacher, student = load_encoders(shapes, tmp_path, "cpu")
+    lengths: list[int] = []
+    images: list[int] = []
+    model = student._parts().model
+    model.text.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
+    model.image.register_forward_pre_hook(lambda module, inputs: images.append(len(inputs[0])))
+    files = write_images(tmp_path, shapes.images)
+    variants = reward_variants(shapes, files, caption_words(shapes.step.words), teacher, student)
+    for name in ("CLIPScore", "L-CLIPScore"):
+        scores = variants[f"{name}, {FULL}"]()
+        assert len(set(scores)) > 2
+        assert variants[f"{name}, {CACHED}"]() == pytest.approx(scores, abs=1e-6)
+        assert variants[f"{name}, {TRIMMED}"]() == pytest.approx(scores, abs=1e-6)
+    assert lengths[:2] == [77, 77]
+    assert lengths[2] <= 22
+    assert images == [3, 3, 3], "each variant embeds its images"
+    for how, embedded in ((FULL, [3]), (CACHED, []), (TRIMMED, [])):
+        images.clear()
+        variants[f"L-CLIPScore, {how}"]()
+        assert images == embedded
+
+
+def test_multiply_adds_of_the_image_tower_are_those_counted_by_hand() -> None:
+    model = LCLIP(STUDENT).eval()
+    width, tokens, heads, patches = 32, 5, 4, 4
+    projections = tokens * (4 * width * width + 2 * 4 * width * width)
+    attention = 2 * tokens * tokens * width + 2 * heads * heads * tokens * tokens
+    expected = patches * 3 * 16 * 16 * width + 2 * (projections + attention) + width * 16
+    found = l_clip_size.multiply_adds(lambda: model.encode_image(torch.zeros(2, 3, 32, 32)))
+    assert found == 2 * expected
+
+
+@needs_java
+def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captions, references = evaluation.generated(3)
+    (tmp_path / "predictions").mkdir()
+    named = [{"image_name": name, "captions": texts} for name, texts in references.items()]
+    (tmp_path / "refs.json").write_text(json.dumps(named))
+    found = [{"image_name": name, "caption": text} for name, text in captions.items()]
+    (tmp_path / "predictions" / "mine.json").write_text(json.dumps(found))
+    (row,) = evaluation.measure(TIMING, data=str(tmp_path))
+    assert (row.name, row.baseline) == ("evaluation, mine", "pycocoevalcap with Java")
+    assert "3 images, 6 scores equal to the bit" in row.detail
+    monkeypatch.setattr(evaluation, "by_toolkit", lambda *_: {"BLEU-1": 0.5})
+    assert evaluation.compare(captions, references) == "differ: BLEU-1"
+
+
+def test_parts_for_a_gpu_go_on_where_they_ended_and_never_mix_with_a_rehearsal(tmp_path, monkeypatch):
+    codes, started = iter([0, 3, 0]), []
+
+    def run_part(part: gpu.Part, *_: Any) -> dict[str, Any]:
+        started.append(part.module.split()[0])
+        return {"code": next(codes), "seconds": 1, "rows": [], "log": "its log"}
+
+    monkeypatch.setattr(gpu, "run_part", run_part)
+    words = ["first", "--out", str(tmp_path), "--only", "tests", "towers"]
+    rehearsal = [*words, "--device", "cpu", "--tiny"]
+    assert [gpu.main(rehearsal), gpu.main(rehearsal), gpu.main(rehearsal)] == [1, 0, 0]
+    assert started == ["pytest", "benchmarks.studies.l_clip_size", "benchmarks.studies.l_clip_size"]
+    assert "## towers: passed" in (tmp_path / "first.md").read_text()
+    with pytest.raises(SystemExit, match=r"first\.json"):
+        gpu.main(words)
+
+
+def test_commands_for_a_gpu_fit_their_time() -> None:
+    for parts in gpu.COMMANDS.values():
+        assert sum(part.seconds for part in parts.values()) <= 320
+
+
+def test_a_part_that_takes_too_long_is_cut_off_and_its_rows_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    (tmp_path / "slow_part.py").write_text(
+        "import sys, time, pathlib\n"
+        "pathlib.Path(sys.argv[sys.argv.index('--json') + 1]).write_text('[1]')\n"
+        "print('begun', flush=True)\ntime.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = gpu.run_part(gpu.Part("slow_part", 2), "cpu", tiny=False)
+    assert (result["code"], result["rows"], result["log"]) == (None, [1], "begun\n")
+
+
+def test_packages_that_a_machine_lacks_are_found_with_what_they_need() -> None:
+    missing = [
+        package.partition("==")[0] for package in gpu.missing_packages("torch 2.11, numpy, pyyaml, timm, tqdm,\nregex")
+    ]
+    assert {"jsonargparse", "typeshed-client", "open-clip-torch", "ftfy", "wcwidth", "pycocoevalcap"} <= set(missing)
+    assert not {"torch", "numpy", "timm"} & set(missing)
+
+
+def test_a_wheel_of_pycocoevalcap_keeps_its_cider_alone(tmp_path) -> None:
+    wheel = tmp_path / "pycocoevalcap-1.2-py3-none-any.whl"
+    names = ["__init__.py", "cider/cider.py", "meteor/meteor-1.5.jar", "spice/lib/x.jar"]
+    with zipfile.ZipFile(wheel, "w") as file:
+        for name in [*(f"pycocoevalcap/{name}" for name in names), "pycocoevalcap-1.2.dist-info/METADATA"]:
+            file.writestr(name, "text")
+    gpu.keep_cider(wheel)
+    with zipfile.ZipFile(wheel) as file:
+        assert sorted(file.namelist()) == [
+            "pycocoevalcap-1.2.dist-info/METADATA",
+            "pycocoevalcap/__init__.py",
+            "pycocoevalcap/cider/cider.py",
+        ]

@@ -1,0 +1,219 @@
+"""The command line: what is refused before anything is loaded, and overrides that arrive."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_caption import __version__
+from rl_caption.ablation.config import AblateConfig, AlphaConfig
+from rl_caption.cli.configuration import parse, with_lists
+from rl_caption.cli.main import PROGRAMS, main, reward_model, scst
+from rl_caption.config.schema import EvaluateConfig, JudgeConfig, RewardTerm, ScstConfig
+from rl_caption.lab.config import CurateConfig, Selection
+from rl_caption.programs import train as programs
+from rl_caption.reward_models import checks, program
+from rl_caption.training.run_folder import write_result
+
+FILE = """
+reward:
+  terms:
+    cider: {weight: 0.5}
+    rouge_l: {weight: 0.5, kwargs: {beta: 1.2, more: null}}
+train: {lr: 1.0e-3, betas: [0.9, 0.98]}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "a.yaml").write_text(FILE)
+    return str(tmp_path / "a.yaml")
+
+
+def refused(kind: type[Any], arguments: list[str], capsys: Any) -> str:
+    with pytest.raises(SystemExit) as ended:
+        parse(kind, arguments, "scst.py")
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    return message
+
+
+def test_a_file_and_overrides(file: str) -> None:
+    overrides = ["--train.lr", "1e-5", "--run.resume", "false", "--reward.terms.cider.weight", "0.3"]
+    arguments = ["--reward.terms.rouge_l.kwargs.beta", "1e-1", "--reward.terms.cider.kwargs.n=3"]
+    arguments += ["--reward.terms.rouge_l.kwargs.more.key", "a"]
+    config = parse(ScstConfig, ["--config", file, *overrides, *arguments], "scst.py")
+    assert config.train.lr == 1e-5
+    assert config.train.betas == (0.9, 0.98)
+    assert config.train.advantage == "leave_one_out", "defaults stay"
+    assert config.run.resume is False
+    assert {name: (term.weight, term.kwargs) for name, term in config.reward.terms.items()} == {
+        "cider": (0.3, {"n": 3}),
+        "rouge_l": (0.5, {"beta": 0.1, "more": {"key": "a"}}),
+    }
+
+
+def test_no_in_yaml_is_a_precision(tmp_path: Path) -> None:
+    """YAML 1.1 reads it as false."""
+    (tmp_path / "a.yaml").write_text("train: {mixed_precision: no}\n")
+    assert parse(ScstConfig, ["--config", str(tmp_path / "a.yaml")], "scst.py").train.mixed_precision == "no"
+
+
+def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("reward: {terms: {cider: {}, bleu: {}}}\n")
+    for arguments in (["--config", str(tmp_path / "a.yaml")], ["--reward.terms={cider: {}, bleu: {}}"]):
+        terms = parse(ScstConfig, arguments, "scst.py").reward.terms
+        assert terms == {"cider": RewardTerm(), "bleu": RewardTerm()}
+    grid = ["--alpha={values: [0, 1], terms: {bleu: {}}, against: {cider: {}}}"]
+    alpha = parse(AblateConfig, grid, "ablate.py", checked=False).alpha
+    assert alpha == AlphaConfig([0, 1], {"bleu": RewardTerm()}, {"cider": RewardTerm()})
+
+
+def test_items_on_the_command_line_take_no_options_from_the_file(file: str, tmp_path: Path) -> None:
+    for words in (["--reward.terms={rouge_l: {}}"], ["--reward.terms", "{rouge_l: {}}"]):
+        assert parse(ScstConfig, ["--config", file, *words], "scst.py").reward.terms == {"rouge_l": RewardTerm()}
+    (tmp_path / "c.yaml").write_text("data: D\nselect: [{score: clip, top: 0.5}]")
+    words = ["--config", str(tmp_path / "c.yaml"), "--select", "[{score: clip, min: 0.2}]"]
+    assert parse(CurateConfig, words, "curate.py", checked=False).select == [Selection("clip", min=0.2)]
+
+
+def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:
+    for arguments, report in ((["--report", "--out", "x"], True), (["--report", "false"], False), (["--report"], True)):
+        assert parse(EvaluateConfig, arguments, "evaluate.py").report is report
+    assert with_lists(["--a", "--compare", "x", "y", "--b"], "--compare") == ["--a", '--compare=["x", "y"]', "--b"]
+    assert with_lists(["--compare=[x]"], "--compare") == ["--compare=[x]"]
+
+
+def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
+    judges = "judges: {L-CLIPS: {target: l_clipscore, kwargs: {backbone: a, prefix: 'It shows '}}}"
+    (tmp_path / "e.yaml").write_text(judges)
+    more = ["--judges.L-CLIPS.kwargs.backbone", "b # c", "--judges.l_clipscore.kwargs.backbone", "d"]
+    config = parse(EvaluateConfig, ["--config", str(tmp_path / "e.yaml"), *more], "evaluate.py")
+    assert config.judges == {
+        "L-CLIPS": JudgeConfig("l_clipscore", {"backbone": "b # c", "prefix": "It shows "}),
+        "l_clipscore": JudgeConfig(None, {"backbone": "d"}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--reward.terms={cider: {wieght: 1}}"], "wieght"),
+        (["--reward.terms.cider.kwargs.n"], "--reward.terms.cider.kwargs.n"),
+        (["--reward.terms.cider.kwarg.n", "3"], "cider.kwarg: did you mean reward.terms.cider.kwargs?"),
+        (["--config", "F", "--reward.terms.rouge_l.kwargs.beta.x", "3"], "beta is 1.2, which has no keys"),
+        (["--train.lr", "1", "--config", "F"], "--config must come first: --train.lr"),
+        (["--config", "F", "--config", "F"], "--config is given twice"),
+        (["--config", "F", "--train.lrr", "1"], "train.lrr: did you mean train.lr?"),
+        (["--config", "F", "--train.batch", "8"], "train.batch: did you mean train.batch_size?"),
+        (["--config", "F", "--train.max_stesp", "8"], "train.max_stesp: did you mean train.max_steps?"),
+        (["--train.learning_rate=8"], "train.learning_rate: did you mean train.lr?"),
+        (["--lr", "8"], "lr: did you mean train.lr?"),
+        (["--train.every", "8"], "train.every: did you mean eval.every?"),
+        (["--reward.terms.cider.weigth", "3"], "reward.terms.cider.weigth: did you mean reward.terms.cider.weight?"),
+        (["--confg", "F"], "confg: did you mean config?"),
+        (["--train.foo", "8"], "train.foo: expected one of max_steps, epochs"),
+        (["--train.grad_clip_norm", "abc"], "train.grad_clip_norm is 'abc': expected a number or null"),
+        (["--train.threads=1.5"], "train.threads is 1.5: expected a whole number or null"),
+        (["--train.betas", "3"], "train.betas is 3: expected a list of 2"),
+        (["--model.lora", "3"], "model.lora is 3: expected options such as r,"),
+        (["--reward.terms", "3"], "reward.terms is 3: expected names"),
+        (["--reward.terms.cider", "abc"], "reward.terms.cider is 'abc': expected options such as weight,"),
+        (["--reward.terms.cider.schedule", "[[1, 2], [3]]"], "reward.terms.cider.schedule, [1] is [3]"),
+        (["--reward_models", "null"], "reward_models is null: expected a list"),
+        (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml"),
+    ],
+)
+def test_what_cannot_be_understood_is_named(file: str, arguments: list[str], part: str, capsys: Any) -> None:
+    message = refused(ScstConfig, [word.replace("F", file) for word in arguments], capsys)
+    assert part in message
+    assert "Union" not in message
+    assert "class" not in message
+
+
+def test_programs_are_listed(capsys: Any) -> None:
+    assert main(["--help"]) == 0
+    assert "self-critical" in capsys.readouterr().out
+    assert main([]) == 2
+    output = capsys.readouterr().out
+    assert all(f"  {name} " in output for name in PROGRAMS)
+    with pytest.raises(SystemExit) as ended:
+        main(["train"])
+    assert ended.value.code == 2
+    assert "'train' is not one of xe, scst" in capsys.readouterr().err
+    for name, near in (("scstt", "scst"), ("train_xe", "xe"), ("train_reward_model.py", "reward_model")):
+        with pytest.raises(SystemExit):
+            main([name])
+        assert f"did you mean {near}?" in capsys.readouterr().err
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.split()[-1] == __version__
+
+
+@pytest.mark.parametrize(("name", "word"), [("score", "a\0b"), ("doctor", "9" * 400), ("scst", "a\udc80b")])
+def test_words_that_no_option_can_mean_are_refused_by_every_program(name: str, word: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--config", word])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("error:") == 1
+
+
+CHAIN = {
+    "teacher": "task: contrastive\ndata: {path: old, image_root: images}\nrun: {dir: D/teacher}",
+    "other": "task: contrastive\ndata: {path: another, image_root: images}\nrun: {dir: D/other}",
+    "model": "task: distill_image\nwarm_start: [D/teacher.yaml, D/other.yaml]\n"
+    "teacher: {name: D/teacher/export/best}\ndata: {path: old, image_root: images}\nrun: {dir: D/model}",
+    "xe": "data: {path: old, image_root: pictures, kwargs: {max_images: {train: 9}}}\nrun: {dir: D/xe}",
+    "scst": "warm_start: D/xe.yaml\nreward_models: [D/model.yaml]\nmodel: {init: D/xe/export/best}\n"
+    "data: {path: old, image_root: images, kwargs: {max_images: {train: 9}}}",
+}
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Configuration files that start from one another; program's folder -> configuration that it would train."""
+    found: dict[str, Any] = {}
+    for name, text in CHAIN.items():
+        (tmp_path / f"{name}.yaml").write_text(text.replace("D/", f"{tmp_path}/"))
+
+    def train(config: Any) -> None:
+        found[Path(config.run.dir).name] = config
+        write_result(Path(config.run.dir), {})
+
+    monkeypatch.chdir(tmp_path)
+    for place in ("train_xe", "train_scst", "check_images_early", "check_weights_early"):
+        monkeypatch.setattr(programs, place, train if place.startswith("train") else lambda *_: None)
+    monkeypatch.setattr(program, "train_reward_model", train)
+    monkeypatch.setattr(checks, "check_config", lambda _: None)
+    return found
+
+
+def test_overrides_of_data_reach_earlier_runs_on_the_same_data(trained, tmp_path, caplog):
+    caplog.set_level("INFO")
+    arguments = ["--config", f"{tmp_path}/scst.yaml", "--data.path", "new", "--data.image_root=photos", "--train.lr=1"]
+    assert scst([*arguments, "--data.kwargs.max_images.train", "5"]) == 0
+    assert {name: (config.data.path, config.data.image_root) for name, config in trained.items()} == {
+        "xe": ("new", "pictures"),
+        "teacher": ("new", "photos"),
+        "other": ("another", "photos"),
+        "model": ("new", "photos"),
+        "run": ("new", "photos"),
+    }
+    kwargs = {name: config.data.kwargs for name, config in trained.items()}
+    assert kwargs["xe"] == kwargs["run"] == {"max_images": {"train": 5}}
+    assert kwargs["model"] == {}
+    assert trained["xe"].train.lr != 1, "of data only"
+    (line,) = [record.message for record in caplog.records if "--data.path=new" in record.message]
+    assert f"{tmp_path}/xe.yaml (data.image_root 'pictures')" in line
+    assert f"{tmp_path}/other.yaml (data.path 'another')" in line
+
+
+def test_another_teacher_reaches_earlier_stages_and_takes_the_place_of_the_one_that_they_train(trained, tmp_path):
+    stage = CHAIN["model"].replace("D/model", "D/dual").replace("[D/teacher.yaml, D/other.yaml]", "[D/model.yaml]")
+    (tmp_path / "dual.yaml").write_text(stage.replace("D/", f"{tmp_path}/"))
+    words = ["--teacher.name", "ViT-B-32", "--teacher.pretrained=openai"]
+    assert reward_model(["--config", f"{tmp_path}/dual.yaml", *words]) == 0
+    assert list(trained) == ["other", "model", "dual"], "the teacher of the file is not trained"
+    for stage in ("model", "dual"):
+        assert (trained[stage].teacher.name, trained[stage].teacher.pretrained) == ("ViT-B-32", "openai")
+    assert trained["other"].teacher.name is None

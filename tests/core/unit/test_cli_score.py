@@ -1,0 +1,275 @@
+"""Files of captions and references, and the program that scores them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rewards.text.cider import cider_d
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.tokenize import tokenize
+from rl_caption.cli.score import main, score_files
+from rl_caption.data.base import DataError
+from rl_caption.data.files import find_images, read_captions, read_references
+from rl_caption.evaluation import EvaluationError
+from tests.clip_for_tests import tiny_student
+
+CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
+REFERENCES = {str(number): texts for number, texts in enumerate(CASE["references"], 1)}
+CAPTIONS = [{"image_id": number, "caption": text} for number, text in enumerate(CASE["candidates"], 1)]
+
+
+def saved(folder: Path, name: str, content: Any) -> Path:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Captions and references of four images."""
+    contents = {"captions": CAPTIONS, "references": REFERENCES}
+    return {name: saved(tmp_path, f"{name}.json", content) for name, content in contents.items()}
+
+
+def karpathy(references: dict[str, list[str]]) -> dict[str, Any]:
+    splits = ["train", "restval", "val", "test"]
+    return {
+        "dataset": "tiny",
+        "images": [
+            {
+                "imgid": int(key) - 1,
+                "cocoid": int(key),
+                "filename": f"COCO_{key}.jpg",
+                "split": split,
+                "sentences": [{"raw": text, "tokens": text.split()} for text in texts],
+            }
+            for (key, texts), split in zip(references.items(), splits, strict=True)
+        ],
+    }
+
+
+def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
+    content = karpathy(REFERENCES)
+    path = saved(tmp_path, "dataset.json", content)
+    assert list(read_references(path, "train")) == ["1", "2"]
+    assert list(read_references(path, "test")) == ["4"]
+    with pytest.raises(DataError, match=r"no split 'dev'.*train, restval, val, test"):
+        read_references(path, "dev")
+    for record in content["images"]:
+        del record["cocoid"]
+        for sentence in record["sentences"]:
+            del sentence["raw"]
+    assert list(read_references(saved(tmp_path, "dataset.json", content))) == ["0", "1", "2", "3"]
+    with pytest.raises(DataError, match="has no splits"):
+        read_references(saved(tmp_path, "references.json", REFERENCES), "test")
+
+
+def test_bad_files_are_explained(tmp_path: Path) -> None:
+    """What random damage (tests/core/malformed) does not make; the forms of references are read there, too."""
+    for read, content, message in (
+        (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images are with an empty reference .first: '1'"),
+        (read_references, [{"image_id": i, "captions": ["a"]} for i in (1, "1")], "more than once .*'1'"),
+        (read_references, {"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]}, "not among 'imag"),
+        (read_references, {"images": [{"id": 1}, {"id": 1}], "annotations": []}, "more than once under 'images'"),
+        (read_captions, [*CAPTIONS, CAPTIONS[1], CAPTIONS[1]], "2 images are captioned more than once .first: '2'"),
+        (read_captions, [{"image_id": 7, "caption": " "}], "1 images are without a word.*'7'"),
+    ):
+        with pytest.raises(DataError, match=rf"file\.json.*{message}"):
+            read(saved(tmp_path, "file.json", content))
+
+
+def test_images_are_found_by_name_stem_and_number(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("a.jpg", "sub/COCO_val2014_000000391895.jpg", "b.png", "sub/b.jpg"):
+        (tmp_path / name).touch()
+    found = find_images(tmp_path, ["a.jpg", "a", "391895"])
+    assert [Path(path).name for path in found] == ["a.jpg", "a.jpg", "COCO_val2014_000000391895.jpg"]
+    with pytest.raises(DataError, match=r"1 of 1 images are with more than one file .first: 'b'"):
+        find_images(tmp_path, ["b"])
+    with pytest.raises(DataError, match=r"1 of 2 images are without a file here .first: 'c'"):
+        find_images(tmp_path, ["a", "c"])
+    with pytest.raises(DataError, match="does not exist"):
+        find_images(tmp_path / "absent", ["a"])
+
+
+def test_references_are_json_lines_as_of_data(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"image": "photos/1.jpg", "references": ["a dog"]},
+        {"image": "photos/2.jpg", "references": ["a cat"], "split": "test", "image_id": 7},
+    ]
+    path = saved(tmp_path, "data.jsonl", "".join(json.dumps(row) + "\n\n" for row in rows))
+    assert read_references(path) == {"photos/1.jpg": ["a dog"], "7": ["a cat"]}
+    assert read_references(path, "test") == {"7": ["a cat"]}
+    assert read_references(path, "test").elsewhere == {"photos/1.jpg"}
+    assert read_references(path, "train", by="image_name") == {"1.jpg": ["a dog"]}
+    assert read_references(saved(tmp_path, "one.jsonl", json.dumps(rows[0]))) == {"photos/1.jpg": ["a dog"]}
+    assert read_references(saved(tmp_path, "one.jsonl", json.dumps(rows[0])), "test", has_splits=False)
+    rows[0]["refernces"] = rows[0].pop("references")
+    with pytest.raises(DataError, match=r"data\.jsonl, row 2.*references"):
+        read_references(saved(tmp_path, "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows[::-1])))
+    captions = "".join(json.dumps(row) + "\n" for row in CAPTIONS)
+    assert read_captions(saved(tmp_path, "captions.jsonl", captions)) == {
+        str(row["image_id"]): row["caption"] for row in CAPTIONS
+    }
+    assert read_captions(saved(tmp_path, "captions.jsonl", json.dumps(CAPTIONS[0])))
+
+
+def test_captions_by_path_are_scored_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my" / "photos").mkdir(parents=True)
+    lines = []
+    for key, texts in REFERENCES.items():
+        Image.new("RGB", (32, 32)).save(tmp_path / "my" / "photos" / f"{key}.png")
+        lines.append(json.dumps({"image": f"photos/{key}.png", "references": texts}) + "\n")
+    references = saved(tmp_path / "my", "data.jsonl", "".join(lines))
+    student = tiny_student(tmp_path / "student") and {"backbone": str(tmp_path / "student")}
+    monkeypatch.chdir(tmp_path)
+    written = [{"image_id": f"my/photos/{row['image_id']}.png", "caption": row["caption"]} for row in CAPTIONS]
+    captions = saved(tmp_path, "captions.json", written)
+    expected = score_files("cider", saved(tmp_path, "plain.json", CAPTIONS), saved(tmp_path, "r.json", REFERENCES))
+    for source in (references, tmp_path / "r.json"):
+        assert list(score_files("cider", captions, source)["scores"].values()) == list(expected["scores"].values())
+    scores = [
+        score_files("l_clipscore", captions, images=folder, kwargs=student)["scores"] for folder in (".", "my/photos")
+    ]
+    assert list(scores[0]) == [row["image_id"] for row in written]
+    assert scores[0] == scores[1]
+    by_lines = score_files("l_clipscore", captions, references, kwargs=student)["scores"]
+    assert list(by_lines.values()) == list(scores[0].values())
+
+
+def test_only_images_are_found_and_an_exact_name_wins(tmp_path: Path) -> None:
+    for name in ("1.txt", "1.png", "x_1.png", "._1.png", "y_02.png", "z_2.png", "3.jpg.png", "3.jpg", "4.txt"):
+        (tmp_path / name).touch()
+    found = find_images(tmp_path, ["1", "1.png", "x_1", "3.jpg", "3", "y_02"])
+    assert [Path(path).name for path in found] == ["1.png", "1.png", "x_1.png", "3.jpg", "3.jpg", "y_02.png"]
+    with pytest.raises(DataError, match=r"'2' is .*y_02\.png and .*z_2\.png"):
+        find_images(tmp_path, ["1", "2"])
+    with pytest.raises(DataError, match=r"first: '4'.*\.png"):
+        find_images(tmp_path, ["4"])
+
+
+# the program
+
+
+def test_files_are_scored_the_published_way(tmp_path: Path) -> None:
+    captions = saved(tmp_path, "captions.json", CAPTIONS)
+    references = saved(tmp_path, "references.json", karpathy(REFERENCES))
+    result = score_files("cider", captions, references, out=tmp_path / "scores.json")
+    assert list(result) == ["reward", "signature", "mean", "scores"]
+    assert (result["reward"], result["signature"]) == ("cider", "NO<EOS>_w/oInit+Cider-D[n4,s6.0]")
+    assert result["scores"] == pytest.approx(dict(zip("1234", CASE["cider_d"], strict=True)), rel=1e-12)
+    assert result["mean"] == pytest.approx(2.9901221045895823, rel=1e-12)
+    assert json.loads((tmp_path / "scores.json").read_text()) == result
+    named = [{"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]} for row in CAPTIONS]
+    by_name = score_files("cider", saved(tmp_path, "named.json", named), references)
+    assert by_name["scores"] == {f"COCO_{key}.jpg": value for key, value in result["scores"].items()}
+
+
+@pytest.mark.parametrize(("reward", "tokenizer", "noted"), [("cider", None, True), ("rouge_l", "none", False)])
+def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
+    reward, tokenizer, noted, files, tmp_path
+):
+    saved(tmp_path, "captions.json", [CAPTIONS[0] | {"caption": "a sign that reads 猫"}, *CAPTIONS[1:]])
+    found = score_files(reward, **files, tokenizer=tokenizer)["signature"]
+    assert ("+PTB-python[1 of " in found) == noted
+
+
+def test_eos_and_document_frequencies_by_request(files: dict[str, Path], tmp_path: Path) -> None:
+    references = files["references"]
+    result = score_files("cider", **files, eos=True)
+    assert list(result["scores"].values()) == pytest.approx(CASE["cider_d_eos"], rel=1e-12)
+    tokens = [[tokenize(text) for text in texts] for texts in CASE["references"]]
+    df = DocumentFrequencies.from_references(tokens, eos=False)
+    df.save(tmp_path / "df.npz")
+    one = saved(tmp_path, "one.json", CAPTIONS[:1])
+    result = score_files("cider", one, references, df=tmp_path / "df.npz")
+    assert result["scores"] == {"1": pytest.approx(CASE["cider_d"][0], rel=1e-12)}
+    assert result["signature"] == f"NO<EOS>_wInit+Cider-D[n4,s6.0]+df[{df.fingerprint[:8]}]"
+    with pytest.raises(DataError, match="without <eos>"):
+        score_files("cider", one, references, df=tmp_path / "df.npz", eos=True)
+
+
+def test_what_cannot_be_scored_is_explained(files: dict[str, Path]) -> None:
+    for arguments, message in (
+        ({"reward": "cidr"}, "Did you mean 'cider'"),
+        ({"reward": "rouge_l", "eos": True}, "'rouge_l' has no 'eos'"),
+        ({"reward": "rouge_l", "df": "df.npz"}, "'rouge_l' has no 'df'"),
+        ({"references": None}, "needs a file of references: give --references"),
+        ({"kwargs": {"sigma": -1}}, "sigma is -1"),
+        ({"df": "absent.npz"}, "absent.npz"),
+    ):
+        with pytest.raises(DataError, match=message):
+            score_files(**{"reward": "cider", **files, **arguments})  # type: ignore[arg-type]
+
+
+def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> None:
+    """The tokenizer would remove ``.`` and lower-case the rest."""
+    captions = saved(tmp_path, "c.json", [{**row, "caption": f"A {row['caption']} ."} for row in CAPTIONS])
+    references = saved(
+        tmp_path, "r.json", {key: [f"A {text} ." for text in texts] for key, texts in REFERENCES.items()}
+    )
+    tokens = {key: [["A", *text.split(), "."] for text in texts] for key, texts in REFERENCES.items()}
+    candidates = [["A", *row["caption"].split(), "."] for row in CAPTIONS]
+    df = DocumentFrequencies.from_references(tokens.values(), eos=False, tokenizer="none")
+    found = score_files("cider", captions, references, tokenizer="none")
+    assert list(found["scores"].values()) == pytest.approx(cider_d(candidates, list(tokens.values()), df), rel=1e-12)
+    assert found["signature"].endswith("+tokenizer:none")
+    assert found["scores"] != score_files("cider", captions, references)["scores"]
+    df.save(tmp_path / "df.npz")
+    with pytest.raises(DataError, match=r"'none'.*'ptb'"):
+        score_files("cider", captions, references, df=tmp_path / "df.npz")
+    with pytest.raises(DataError, match="'grammar' has no 'tokenizer'"):
+        score_files("grammar", captions, tokenizer="none")
+
+
+def test_scores_that_can_only_be_0_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    same = saved(tmp_path, "r.json", dict.fromkeys(REFERENCES, REFERENCES["1"]))
+    for count in (1, 3):
+        caplog.clear()
+        assert score_files("cider", saved(tmp_path, "c.json", CAPTIONS[:count]), same)["mean"] == 0
+        (warning,) = [record.message for record in caplog.records]
+        assert f"({count})" in warning
+    caplog.clear()
+    score_files("cider", saved(tmp_path, "c.json", CAPTIONS), saved(tmp_path, "r.json", REFERENCES))
+    assert not caplog.records
+
+
+def test_a_result_that_cannot_be_written_is_known_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file" / "s.json"):
+        with pytest.raises(EvaluationError, match=re.escape(str(out.parent))):
+            main(["--reward", "cider", "--captions", "absent.json", "--out", str(out)])
+
+
+class Bright:
+    """Whether image and id belong together."""
+
+    __name__, columns, bounds, signature = "bright", frozenset({"image", "image_id"}), (0.0, 1.0), "bright"
+
+    def __call__(self, prompts: Any, completions: list[str], **columns: Any) -> list[float]:
+        return [float(Path(path).stem == key) for path, key in zip(columns["image"], columns["image_id"], strict=True)]
+
+
+def test_rewards_from_outside_get_images(files: dict[str, Path], tmp_path: Path) -> None:
+    captions = files["captions"]
+    (tmp_path / "images").mkdir()
+    for row in CAPTIONS:
+        (tmp_path / "images" / f"{row['image_id']}.jpg").touch()
+    assert score_files(f"{__name__}:Bright", captions, images=tmp_path / "images")["mean"] == 1
+    with pytest.raises(DataError, match="give --images"):
+        score_files(f"{__name__}:Bright", captions)
+
+
+def test_main_prints_the_scale_and_writes(files, tmp_path, capsys):
+    arguments = ["--reward", "cider", *(f"--{name}={path}" for name, path in files.items())]
+    assert main([*arguments, "--out", str(tmp_path / "s.json"), "--kwargs", '{"sigma": 6}']) == 0
+    printed = capsys.readouterr().out
+    assert "cider 2.990122 (mean of 4 captions" in printed
+    assert "[0, 10]" in printed
+    assert json.loads((tmp_path / "s.json").read_text())["mean"] == pytest.approx(2.9901221045895823)
+    with pytest.raises(DataError, match="--kwargs"):
+        main([*arguments, "--kwargs", "[1]"])

@@ -1,0 +1,307 @@
+"""Every configuration that is shipped is understood by its program, and none of them hides a misspelt key."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import yaml
+
+from rl_caption.ablation.config import AblateConfig
+from rl_caption.ablation.plan import base_files, make_cells, mistakes
+from rl_caption.cli import configs
+from rl_caption.cli.main import parse
+from rl_caption.config.build import build_data
+from rl_caption.config.checks import mistakes as config_mistakes
+from rl_caption.config.reward_models import RewardModelConfig
+from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, WebConfig, XeConfig
+from rl_caption.config.shipped import CONFIGURATIONS, find_config, shipped_configs
+from rl_caption.errors import ConfigError
+from rl_caption.lab.config import ConcretenessConfig, PositivesConfig
+from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
+from rl_caption.options import Range
+from rl_caption.programs.train import selecting_metric
+from rl_caption.trl.config import GrpoVlmConfig
+from rl_caption.trl.program import mistakes as vlm_mistakes
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+LAUNCHERS = CONFIGS / "accelerate"
+TRAINING = sorted(path for path in CONFIGS.rglob("*.yaml") if LAUNCHERS not in path.parents)
+
+
+KINDS: list[tuple[set[str], type[Any]]] = [
+    ({"base", "bases", "cells", "alpha"}, AblateConfig),
+    ({"task"}, RewardModelConfig),
+    ({"splits"}, PositivesConfig),
+    ({"scorers"}, ConcretenessConfig),
+    ({"set"}, JudgeSetConfig),
+    ({"trainer"}, GrpoVlmConfig),
+    ({"rollout", "reward", "warm_start"}, ScstConfig),
+    ({"predictions", "decode", "metrics", "out"}, EvaluateConfig),
+    ({"train"}, XeConfig),
+]
+"""Keys that only the configuration of one program has, those of earlier lines left out."""
+
+
+@cache
+def program_of(path: Path) -> type[Any]:
+    keys = set(yaml.safe_load(path.read_text()))
+    return next(kind for own, kind in KINDS if own & keys)
+
+
+@cache
+def parsed(path: Path | str) -> Any:
+    path = CONFIGS.parent / path
+    return parse(program_of(path), ["--config", str(path)], "test")
+
+
+def made_by(files: list[str]) -> set[str]:
+    """What the reward models of ``files``, and those that they start from, export."""
+    made: set[str] = set()
+    for stage in map(parsed, files):
+        made |= {f"{stage.run.dir}/export/best"} | made_by(stage.warm_start)
+    return made
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
+    config, written = parsed(path), yaml.safe_load(path.read_text())
+    for section, values in written.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if not isinstance(value, dict | list):
+                assert getattr(getattr(config, section), key) == value, f"{section}.{key}"
+    read, made = [], set()
+    if isinstance(config, AblateConfig):
+        assert mistakes(config) == []
+    elif isinstance(config, GrpoVlmConfig):
+        assert vlm_mistakes(config) == []
+    elif isinstance(config, PositivesConfig):
+        assert config_mistakes(config) == []
+    elif isinstance(config, RewardModelConfig):
+        read = [config.teacher.name, config.model.init, config.model.image_init, config.model.text_init]
+        made = made_by(config.warm_start)
+    elif isinstance(config, ScstConfig):
+        read = [term.kwargs.get("backbone") for term in config.reward.terms.values()]
+        made = made_by(config.reward_models)
+        assert config.monitor.best_by is not None
+        metric = selecting_metric(config.monitor, config.reward.terms, config.monitor.judges or {})
+        assert (metric == "val/cider") == ("cider" in config.reward.terms), "a reward without CIDEr-D may lower it"
+        if config.warm_start is not None:
+            stage = parsed(config.warm_start)
+            assert config.model.init == f"{stage.run.dir}/export/best"
+            assert config.data == stage.data
+    assert {folder for folder in read if folder and folder.startswith("runs/")} <= made
+
+
+def test_recipes_and_what_they_name_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {str(path.relative_to(CONFIGS).with_suffix("")): path for path in CONFIGS.rglob("*.yaml")}
+    assert {name: file.read_text() for name, file in shipped_configs().items()} == {
+        name: path.read_text() for name, path in names.items()
+    }
+    for path in TRAINING:
+        written = yaml.safe_load(path.read_text())
+        for key in ("warm_start", "reward_models", "base"):
+            for name in [found] if isinstance(found := written.get(key, []), str) else found:
+                assert find_config(name).samefile(CONFIGS.parent / name), f"{path}: {key}"
+    Path("demo").mkdir()
+    for name in ("demo", "demo.yaml", "./configs/demo.yaml"):
+        assert parse(ScstConfig, ["--config", name], "test") == parsed("configs/demo.yaml")
+    Path("demo.yaml").write_text("run: {dir: mine}")
+    assert parse(ScstConfig, ["--config", "demo.yaml"], "test").run.dir == "mine", "a file that is there wins"
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("dmo", "the nearest are demo"),
+        ("scenes_lclip", "reward_models/scenes_lclip,"),
+        ("!", "rl-caption configs list"),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_named_with_the_nearest(name: str, part: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        parse(ScstConfig, ["--config", name], "test")
+    message = capsys.readouterr().err
+    assert repr(name) in message
+    assert part in message
+
+
+def test_recipes_are_listed_by_program_in_eighty_columns_the_core_first(capsys: Any) -> None:
+    assert configs.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    names, programs = [], []
+    for line in lines:
+        if line.startswith("rl-caption ") and line.endswith(" --config NAME"):
+            programs.append(line.split()[1])
+        elif line.startswith("  ") and line[2] != " ":
+            names.append(line.split()[0])
+            kind = None if names[-1].startswith("accelerate/") else program_of(shipped_configs()[names[-1]])
+            assert kind is None or kind is resolve_name(CONFIGURATIONS[programs[-1]])
+    assert programs[:2] == ["scst", "xe"]
+    assert names[0].startswith("own_")
+    assert sorted(names) == sorted(shipped_configs())
+    assert all(path.read_text().startswith("# ") for path in shipped_configs().values())
+    assert configs.main(["show", "demo"]) == 0
+    assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()
+
+
+def test_the_configuration_of_another_program_is_named_with_that_program(capsys: Any) -> None:
+    for path in TRAINING:
+        for kind in (XeConfig, ScstConfig, RewardModelConfig, EvaluateConfig):
+            if kind is not program_of(path):
+                with pytest.raises(SystemExit):
+                    parse(kind, ["--config", str(path)], "test")
+                message = capsys.readouterr().err
+                program = next(name for name, own in CONFIGURATIONS.items() if resolve_name(own) is program_of(path))
+                assert f"rl-caption {program} --config {path}" in message
+    with pytest.raises(SystemExit):
+        parse(XeConfig, ["--config", "accelerate/cpu2"], "test")
+    assert "accelerate launch" in capsys.readouterr().err
+
+
+def test_a_key_that_does_not_exist_is_refused(tmp_path: Path, capsys: Any) -> None:
+    for kind, path in {program_of(path): path for path in TRAINING}.items():
+        config = yaml.safe_load(path.read_text())
+        owner = config["scenes"] if kind is JudgeSetConfig else config
+        owner.setdefault("data", {})["fromat"] = "scenes"
+        (tmp_path / "misspelt.yaml").write_text(yaml.safe_dump(config))
+        with pytest.raises((SystemExit, ConfigError)) as ended:
+            parse(kind, ["--config", str(tmp_path / "misspelt.yaml")], "test")
+        message = capsys.readouterr().err + str(ended.value)
+        assert "data.fromat" in message or (kind is ConcretenessConfig and "no key data" in message)
+
+
+def test_coco_is_evaluated_as_in_the_literature() -> None:
+    """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20 words."""
+    config = parsed("configs/coco_evaluate.yaml")
+    assert (config.decode.num_beams, config.decode.length_penalty, config.decode.max_new_tokens) == (5, 0.0, 20)
+
+
+def test_models_that_the_documentation_names_are_made_by_a_configuration() -> None:
+    configs = [parsed(path) for path in TRAINING]
+    pages = {page.name: page.read_text() for page in (CONFIGS.parent / "docs").glob("*.md")}
+    made = set(re.findall(r"--run\.dir (runs/[\w/]+)", "\n".join(pages.values())))
+    made |= {config.run.dir for config in configs if hasattr(config, "run")}
+    grids = [config for config in configs if isinstance(config, AblateConfig)]
+    made |= {f"{cell.folder.parent}/seed/run" for config in grids for cell in make_cells(config)}
+    found = {
+        (name, run) for name, text in pages.items() for run in re.findall(r"(runs/[\w/]+)/export/(?:best|last)", text)
+    }
+    assert ("judging.md", "runs/scenes/lclip") in found
+    assert [(name, run) for name, run in sorted(found) if re.sub(r"/seed\d+/", "/seed/", run) not in made] == []
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("ablate_*.yaml")), ids=lambda path: path.name)
+def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(path: Path) -> None:
+    config = parsed(path)
+    models = made_by(config.reward_models)
+    for cell in {(cell.base, cell.label): cell for cell in make_cells(config)}.values():  # whatever its seed
+        base = str(CONFIGS.parent / base_files(config)[cell.base])
+        planned = parse(ScstConfig, ["--config", base, *cell.arguments()], "test")
+        kwargs = [term.kwargs for term in planned.reward.terms.values()] + [j.kwargs for j in config.judges.values()]
+        assert {given["backbone"] for given in kwargs if "backbone" in given} <= models
+
+
+@pytest.mark.parametrize("file", ["ablate_alpha.yaml", "ablate_coco_alpha.yaml"])
+def test_the_alpha_grid_is_that_of_the_paper(file: str) -> None:
+    cells = {cell.alpha: cell for cell in make_cells(parsed(f"configs/{file}")) if cell.alpha is not None}
+    weights = {alpha: {name: term.weight for name, term in cell.terms.items()} for alpha, cell in cells.items()}
+    assert weights == {
+        0.0: {"cider": 1.0},
+        0.3: {"l_clipscore": 0.3, "cider": 0.7},
+        0.5: {"l_clipscore": 0.5, "cider": 0.5},
+        0.7: {"l_clipscore": 0.7, "cider": 0.3},
+        1.0: {"l_clipscore": 1.0},
+    }
+
+
+def test_launcher_configurations_load() -> None:
+    from accelerate.commands.config import load_config_from_file
+
+    for path in LAUNCHERS.glob("*.yaml"):
+        config = load_config_from_file(str(path))
+        assert config.num_machines == 1
+        assert config.mixed_precision == (path.stem if path.stem in ("bf16", "fp16") else "no")
+
+
+PROGRAMS = (*(kind for _, kind in KINDS if kind is not PositivesConfig), WebConfig)
+
+
+def options(kind: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and annotation of every option of a configuration, those of lists and dictionaries included."""
+    if is_dataclass(kind):
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            yield from options(hint, f"{key}.{name}" if key else name)
+    elif get_origin(kind) is not Annotated and get_args(kind) and get_origin(kind) is not Literal:
+        for inner in get_args(kind):
+            yield from options(inner, key)
+    else:
+        yield key, kind
+
+
+@pytest.mark.parametrize("kind", PROGRAMS, ids=lambda kind: kind.__name__)
+def test_every_number_has_a_range_with_two_ends_and_a_default_inside(kind: type[Any]) -> None:
+    for key, hint in options(kind):
+        assert hint not in (int, float), f"{key} has no range"
+        if get_origin(hint) is Annotated:
+            (given,) = hint.__metadata__
+            assert isinstance(given, Range)
+            assert all(given.expected(value) for value in (-math.inf, math.inf, math.nan)), key
+    assert config_mistakes(default(kind)) == []
+
+
+def default(kind: type[Any]) -> Any:
+    required = {JudgeSetConfig: {"set": "x"}, ConcretenessConfig: {"captions": "x"}}
+    return kind(**required.get(kind, {}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        (XeConfig, "train.betas", (0.9, 1.0)),
+        (ScstConfig, "reward.terms", {"cider": RewardTerm(weight=math.nan)}),
+        (ScstConfig, "run.dir", "a\udc80b"),
+        (JudgeSetConfig, "scenes.temperatures", [1.0, 0.0]),
+    ],
+)
+def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) -> None:
+    config = default(kind)
+    path, _, name = key.rpartition(".")
+    setattr(attrgetter(path)(config), name, value)
+    (line,) = config_mistakes(config)
+    assert line.startswith(key)
+    assert ": expected" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "parts"),
+    [
+        (XeConfig, "data: {format: scenes, path: d.json}", ("data.path", "'d.json'")),
+        (XeConfig, "data: {format: images, path: d}", ("data.format", "'images'", "distill_image")),
+        (XeConfig, "data: {format: jsonl, path: d, augment: [crop, rand_augment]}", ("data.augment", "'rand_augment'")),
+        (RewardModelConfig, "{task: distill_text, data: {format: images, path: d}}", ("data.format", "distill_image")),
+        (XeConfig, "train: {schedule: step, decay_every: 5, decay_epochs: 3}", ("train.decay_every", "decay_epochs")),
+        (ScstConfig, "rollout: {num_samples: 1}", ("rollout.num_samples is 1", "leave_one_out")),
+        (EvaluateConfig, "{predictions: p.json, prompt: a}", ("prompt", "'a'")),
+        (JudgeSetConfig, "{set: scenes, scenes: {data: {path: x}}}", ("scenes.data.path",)),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(kind, text, parts, tmp_path):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        parse(kind, ["--config", str(tmp_path / "a.yaml")], "test")
+    assert all(part in str(refused.value) for part in (*parts, "a.yaml"))
+
+
+def test_arguments_of_the_generated_world_are_of_their_type() -> None:
+    for key, value in (("seed", 1.5), ("num_train", "many"), ("positives", 1)):
+        with pytest.raises(ConfigError, match=rf"data\.kwargs\.{key} is {value!r}: expected"):
+            build_data(DataConfig(format="scenes", kwargs={key: value}))

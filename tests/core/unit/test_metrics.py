@@ -1,0 +1,122 @@
+"""Averages are of elements, not of averages; every logged key is defined in docs/metrics.md."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from rl_caption.engines import Averages
+from rl_caption.scst.rollout import log_rollout
+from rl_caption.types import CaptionBatch, Rollout, Scores
+from tests.reward_models_for_tests import chain, text_chain
+from tests.training_for_tests import changed, checked_run, lines, scst_config, xe_config
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+ONLY_FP16 = {"train/skipped", "train/loss_scale"}
+"""Which no CPU trains in; ``test_loop.py`` has them logged."""
+
+
+def test_parts_of_unequal_size_count_by_element() -> None:
+    averages = Averages()
+    averages.add("a", torch.tensor([1.0, 2.0, 3.0]))
+    averages.add("a", [10.0])
+    averages.add("b", 4)
+    averages.add_sum("c", 6.0, 4)
+    averages.add_sum("nothing", 0.0, 0)
+    assert averages.reduce(Accelerator(cpu=True)) == {"a": 4.0, "b": 4.0, "c": 1.5}
+    averages.add("a", [1.0, float("nan")])
+    assert math.isnan(averages.reduce(Accelerator(cpu=True))["a"]), "NaN is not hidden"
+
+
+def test_what_is_logged_of_a_rollout_is_worked_by_hand() -> None:
+    """Two images, two samples each; one ends with EOS at the length limit of 4, one is cut off there."""
+    lengths = torch.tensor([[3, 1], [4, 4]])
+    rollout = Rollout(
+        token_ids=torch.zeros(2, 2, 4, dtype=torch.long),
+        mask=torch.arange(4) < lengths.unsqueeze(-1),
+        finished=torch.tensor([[True, True], [True, False]]),
+        texts=[["a dog a dog", "a dog a dog"], ["a cat with", ""]],
+        greedy_texts=["a dog", "a cat"],
+        greedy_finished=torch.tensor([True, True]),
+    )
+    batch = CaptionBatch([{"image_id": name, "references": []} for name in "ab"], {})
+    scores = Scores(
+        torch.tensor([[0.0, 2.0], [1.00001, 1.00009]]), torch.tensor([3.0, 5.0]), {"x": [1.0, 2.0, 3.0, 6.0]}
+    )
+    advantage, accelerator, averages = torch.tensor([[-2.0, 0.0], [0.0, 0.0]]), Accelerator(cpu=True), Averages()
+    records = log_rollout([batch], [rollout], [scores], [advantage], averages)
+    assert averages.reduce(accelerator) == pytest.approx(
+        {
+            "reward/total": 1.000025,
+            "reward/std": (1.0 + 0.00004) / 2,
+            "reward/greedy": 4.0,
+            "reward/x": 3.0,
+            "advantage/mean": -0.5,
+            "advantage/abs": 0.5,
+            "advantage/zero_fraction": 0.5,
+            "completion/length": 3.0,
+            "completion/eos_fraction": 0.75,
+            "hacking/repeated_ngrams": (1 / 3 + 1 / 3 + 0 + 0) / 4,
+            "hacking/duplicates": 0.25,
+            "hacking/bad_endings": 0.5,
+        },
+        rel=1e-4,
+    )
+    first = {"image_id": "a", "samples": rollout.texts[0], "rewards": [0.0, 2.0], "greedy": "a dog"}
+    assert records == [
+        first,
+        {"image_id": "b", "samples": ["a cat with", ""], "rewards": [1.0, 1.0001], "greedy": "a cat"},
+    ]
+    characters = Averages()
+    bare = replace(rollout, greedy_texts=None, greedy_finished=None)
+    records = log_rollout([batch], [bare], [replace(scores, greedy=None)], [advantage], characters, "char")
+    assert {"reward/greedy", "hacking/bad_endings"} == averages.sums.keys() - characters.sums.keys()
+    assert records[0]["greedy"] is None
+
+
+def documented() -> set[str]:
+    """Keys in the first column of the page's tables."""
+    return set(re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(), re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Every key of ``metrics.jsonl`` with all terms of the loss on."""
+    folder = tmp_path_factory.mktemp("runs")
+    xe, scst = folder / "xe", folder / "scst"
+    checked_run(xe_config(xe, **{"train.max_steps": 2}), xe)
+    folders = [xe, scst, folder / "ppo", folder / "dico", folder / "risk"]
+    scheduled = {f"{key}schedule": [[0, 1.0]] for key in ("reward.terms.cider.", "rollout.temperature_")}
+    reuse = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
+    dico, risk = ({"train.objective": name, "train.kl_coef": 0.0} for name in ("dico", "risk"))
+    for path, options in zip(folders[1:], (scheduled | {"train.kl_target": 0.1}, reuse, dico, risk), strict=True):
+        checked_run(scst_config(path, xe / "export/best", **{"train.max_steps": 2} | options), path, "scst")
+    for name, config in (chain(folder) | text_chain(folder)).items():
+        config = changed(config, {"train.max_steps": 2, "warm_start": []})
+        if name == "text":
+            config = changed(config, {"negatives": {"count": 2, "source": "scenes"}, "loss": {"hard": 0.5}})
+        checked_run(config, folder / name, "reward_model")
+        folders.append(folder / name)
+    return {key for folder in folders for line in lines(folder) for key in line}
+
+
+def test_the_page_defines_exactly_what_is_logged(logged: set[str]) -> None:
+    terms = {key for key in logged if key.startswith("reward/")} - {"reward/total", "reward/greedy", "reward/std"}
+    assert terms == {"reward/cider"}
+    named = {"val/reward/cider": "val/reward/<term>", "schedule/weight/cider": "schedule/weight/<term>"}
+    named |= dict.fromkeys(["val/judge/bleu4", "val/judge/rouge_l"], "val/judge/<name>")
+    assert named.keys() <= logged
+    assert {named.get(key, key) for key in logged - terms} | {"reward/<term>"} | ONLY_FP16 == documented()
+
+
+def test_every_row_of_the_page_is_complete() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(documented()), "a key is defined twice"
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert len(cells) == 4, row
+        assert all(cells), f"meaning, unit or range is missing: {row}"

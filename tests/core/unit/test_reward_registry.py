@@ -1,0 +1,99 @@
+"""Rewards by name: listing, building, and what is refused."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rewards.registry import REWARDS, available, build, describe, parameters
+from rewards.text.cider import CiderD
+
+
+class WordCount:
+    """Number of words, as often as asked."""
+
+    __name__ = "words"
+    columns = frozenset({"image_id"})
+    bounds = (0.0, math.inf)
+    signature = "words"
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        return [self.factor * len(text.split()) for text in completions]
+
+
+class NoReward:
+    """Has nothing that a reward has."""
+
+
+def test_every_name_describes_itself_and_names_a_class() -> None:
+    assert available() == sorted(REWARDS)
+    for name in available():
+        assert describe(name).startswith(f"{name}: ")
+        assert isinstance(parameters(name), list)
+
+
+def test_build_passes_arguments_and_takes_targets_from_outside() -> None:
+    assert isinstance(build("cider", eos=False), CiderD)
+    assert build("bleu", n=2).__name__ == "bleu2"
+    made = build(f"{__name__}:WordCount", factor=2)
+    assert made(None, ["a b"]) == [4]
+    assert describe(f"{__name__}:WordCount").endswith(
+        "Number of words, as often as asked. (in [0, inf]; columns: image_id)"
+    )
+
+
+def test_what_cannot_be_built_is_explained() -> None:
+    wrong: list[tuple[str, dict[str, Any], str]] = [
+        ("cidr", {}, "'cidr' is unknown. Did you mean 'cider'.*Available: bertscore, bleu, chair, cider"),
+        ("cider", {"sigmaa": 1}, "'cider' does not take sigmaa; it takes: .*sigma"),
+        ("rewards.clipscore:ClipScore", {}, "cannot be imported: .*Did you mean 'rewards.clip.clipscore:ClipScore'"),
+        ("rewards.text.cider:CiderE", {}, "no class 'CiderE'"),
+        (f"{__name__}:NoReward", {}, "not a reward"),
+        ("specs", {}, "needs backbone"),
+    ]
+    for name, kwargs, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            build(name, **kwargs)
+
+
+def test_listing_rewards_imports_no_torch() -> None:
+    code = """
+import sys, rewards.registry
+print([name for name in sys.modules if name.startswith(("rewards.text", "rewards.clip"))])
+for name in rewards.registry.available():
+    rewards.registry.describe(name), rewards.registry.parameters(name)
+print(sorted({"torch", "open_clip", "transformers", "rl_caption", "textblob"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+
+
+class WithoutColumns:
+    """Its call does not take the columns that it does not read."""
+
+    __name__, columns, bounds, signature = "without_columns", frozenset(), (0.0, 1.0), ""
+
+    def __call__(self, prompts: Any, completions: Any) -> list[float]:
+        return [0.0 for _ in completions]
+
+
+class OddBounds(WordCount):
+    """The larger bound comes first."""
+
+    bounds = (1.0, 0.0)
+
+
+class NoBounds(WordCount):
+    bounds = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", ["WithoutColumns", "OddBounds", "NoBounds"])
+def test_a_reward_that_cannot_be_called_or_has_no_bounds_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        build(f"tests.core.unit.test_reward_registry:{name}")

@@ -1,0 +1,184 @@
+"""Length standardisation, logistic regression, and the program that writes targets for a student."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rewards.base import RewardError
+from rl_caption.cli.main import main
+from rl_caption.data.base import DataError
+from rl_caption.data.unpaired import CaptionTargets
+from rl_caption.errors import ConfigError
+from rl_caption.lab.concreteness import (
+    Combination,
+    binarize,
+    fit_combination,
+    make_targets,
+    standardize,
+)
+from rl_caption.lab.config import ConcretenessConfig
+from rl_caption.monitoring.config import JudgeConfig
+
+
+class Share:
+    """Share of the caption's characters that are a letter."""
+
+    columns, bounds = frozenset[str](), (0.0, 1.0)
+
+    def __init__(self, letter: str, scale: float = 1.0) -> None:
+        self.letter, self.scale = letter, scale
+        self.__name__ = self.signature = f"share of {letter}"
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        return [self.scale * text.count(self.letter) / len(text) for text in completions]
+
+
+class References(Share):
+    """Needs what captions alone do not have."""
+
+    columns = frozenset({"references"})
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+@pytest.mark.parametrize(("reading", "mean"), [("logit", 0.5), ("median", 0.0)])
+def test_standardisation_by_hand(reading: str, mean: float) -> None:
+    # logit(1/2) = 0 and logit(0.8) = ln 4: mean ln 2, deviation ln 2, so z is -1 and 1.
+    found = standardize([0.5, 0.8, 0.3], [4, 4, 7], reading)
+    assert found.tolist() == pytest.approx([sigmoid(mean - 1), sigmoid(mean + 1), sigmoid(mean)])
+    assert np.median(found) == pytest.approx({"logit": 0.6224593, "median": 0.5}[reading])
+
+
+def test_standardisation_takes_length_out() -> None:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(3, 9, 600)
+    scores = 1 / (1 + np.exp(-generator.normal(-lengths / 2.0, 1.0)))
+    for bin_width in (1, 100):
+        found = standardize(scores, lengths.tolist(), bin_width=bin_width)
+        for group in set(lengths // bin_width):
+            own = lengths // bin_width == group
+            logits = np.log(found[own] / (1 - found[own]))
+            assert (logits.mean(), logits.std()) == pytest.approx((0.5, 1.0))
+            assert (np.argsort(found[own]) == np.argsort(scores[own])).all(), "the order stays"
+
+
+def test_ends_are_clipped_and_others_refused() -> None:
+    # logit(0.1) = -ln 9 and logit(0.9) = ln 9: z is -1 and 1 again.
+    assert standardize([0.0, 1.0], [1, 1], "median", margin=0.1).tolist() == pytest.approx([sigmoid(-1), sigmoid(1)])
+    for wrong in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match=r"needs scores in \[0, 1\]"):
+            standardize([0.5, wrong], [1, 1])
+
+
+def test_ratings_are_cut_above_their_median() -> None:
+    assert binarize([0, 1, 2, 3]) == [False, False, True, True]
+    assert binarize([0, 1, 1, 3]) == [False, False, False, True]
+    with pytest.raises(ValueError, match="none of 3 ratings"):
+        binarize([1, 1, 1])
+
+
+def test_logistic_regression_is_the_optimum() -> None:
+    """Against the first-order conditions, and by hand for one binary feature without penalty."""
+    generator = np.random.default_rng(1)
+    scores = generator.normal(size=(200, 2))
+    labels = (generator.random(200) < 1 / (1 + np.exp(-(2 * scores[:, 0] - scores[:, 1] + 0.5)))).tolist()
+    for l2 in (0.0, 1.0, 10.0):
+        found = fit_combination(scores, labels, l2)
+        residual = np.array(labels) - found(scores)
+        assert residual.sum() == pytest.approx(0, abs=1e-3)
+        assert scores.T @ residual == pytest.approx(l2 * np.array(found.weights), abs=1e-3)
+    # 1 of 4 labels where the feature is 0, 3 of 4 where it is 1: intercept -ln 3, weight 2 ln 3.
+    found = fit_combination([[0]] * 4 + [[1]] * 4, [True, False, False, False, True, True, True, False], l2=0.0)
+    assert [*found.weights, found.intercept] == pytest.approx([2 * math.log(3), -math.log(3)], abs=1e-4)
+    assert Combination([1.0, -2.0], 0.5)([[0.5, 1.0]]).tolist() == pytest.approx([sigmoid(-1.0)])
+    with pytest.raises(ValueError, match="labels are alike"):
+        fit_combination([[0.0], [1.0]], [True, True])
+
+
+CAPTIONS = ["a cat", "two cats", "a great day", "bees", "an aardvark and a cat", "the sea"]
+
+
+def config(folder: Path, **changes: Any) -> ConcretenessConfig:
+    (folder / "captions.txt").write_text("\n".join([*CAPTIONS, "", "a  cat"]))
+    ratings = [("a cat", 3), ("the sea", 2), ("a great day", 0), ("a cat", 2), ("nothing much", 1)]
+    lines = [json.dumps({"caption": caption, "rating": rating}) for caption, rating in ratings]
+    (folder / "ratings.jsonl").write_text("\n".join(lines))
+    scorers = {letter: JudgeConfig(f"{__name__}:Share", {"letter": letter}) for letter in "at"}
+    values = {"captions": str(folder / "captions.txt"), "scorers": scorers, "out": str(folder / "out")} | changes
+    return ConcretenessConfig(**values)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_without_ratings_each_scorer_has_targets_of_its_own(tmp_path: Path) -> None:
+    make_targets(config(tmp_path))
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {
+        *("scores.jsonl", "combination.json", "targets_a.jsonl", "targets_t.jsonl")
+    }
+    scores = [caption.count("a") / len(caption) for caption in CAPTIONS]
+    expected = standardize(scores, [len(caption.split()) for caption in CAPTIONS]).tolist()
+    found = read(out / "targets_a.jsonl")
+    assert [line["caption"] for line in found] == CAPTIONS, "a caption counts a single time"
+    assert [line["target"] for line in found] == pytest.approx(expected)
+    assert [line["a"] for line in read(out / "scores.jsonl")] == pytest.approx(expected)
+    assert CaptionTargets(out / "targets_a.jsonl", val_fraction=0.4).splits == ("train", "val")
+
+
+def test_with_ratings_scores_are_combined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config(tmp_path)
+    arguments = ["--captions", str(tmp_path / "captions.txt"), "--ratings", str(tmp_path / "ratings.jsonl")]
+    arguments += ["--scorers.a.target", f"{__name__}:Share", "--scorers.a.kwargs.letter", "a"]
+    arguments += ["--scorers.t.target", f"{__name__}:Share", "--scorers.t.kwargs.letter", "t"]
+    more = ["--standardize", "none", "--l2", "0.5", "--out", str(tmp_path / "out")]
+    assert main(["concreteness", *arguments, *more]) == 0
+    summary = json.loads((tmp_path / "out" / "combination.json").read_text())
+    rated = ["a cat", "the sea", "a great day", "nothing much"]  # 2.5, 2, 0, 1: the median is 1.5
+    features = [[caption.count(letter) / len(caption) for letter in "at"] for caption in rated]
+    expected = fit_combination(features, [True, True, False, False], 0.5)
+    assert [summary["weights"][letter] for letter in "at"] == pytest.approx(expected.weights)
+    assert json.loads(capsys.readouterr().out)["intercept"] == pytest.approx(expected.intercept)
+    every = [[caption.count(letter) / len(caption) for letter in "at"] for caption in CAPTIONS]
+    found = [line["target"] for line in read(tmp_path / "out" / "targets.jsonl")]
+    assert found == pytest.approx(expected(every).tolist())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"scorers": {}}, ConfigError, "scorers is empty"),
+        ({"scorers": {"x": JudgeConfig()}}, ConfigError, "scorers.x: reward 'x' is unknown"),
+        ({"scorers": {"x": JudgeConfig(f"{__name__}:References", {"letter": "a"})}}, ConfigError, "captions alone"),
+        (
+            {"scorers": {"x": JudgeConfig(f"{__name__}:Share", {"letter": "a", "scale": 9.0})}},
+            RewardError,
+            "share of a",
+        ),
+        ({"captions": "/nowhere"}, DataError, "/nowhere cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, changes: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make_targets(config(tmp_path, **changes))
+
+
+def test_wrong_ratings_are_named_before_anything_is_scored(tmp_path: Path) -> None:
+    made = config(tmp_path, ratings=str(tmp_path / "ratings.jsonl"), scorers={"x": JudgeConfig("nowhere:Never")})
+    for line, error, message in (
+        ('{"caption": "a cat"}', DataError, r"ratings\.jsonl, line 2: 'rating' is None"),
+        ('{"caption": "", "rating": 1}', DataError, "line 2: 'caption' is ''"),
+        ("[]", DataError, r"line 2 is \[\]"),
+        ('{"caption": "b", "rating": 1}', ConfigError, r"ratings .*none of 2"),
+    ):
+        (tmp_path / "ratings.jsonl").write_text('{"caption": "a", "rating": 1}\n' + line)
+        with pytest.raises(error, match=message):
+            make_targets(made)

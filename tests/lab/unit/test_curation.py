@@ -1,0 +1,289 @@
+"""Curation: measures by hand, selection, runs that go on where they were stopped, kept rows that training reads."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_caption.data.base import DataError
+from rl_caption.data.checks import check_data
+from rl_caption.data.jsonl import JsonLinesData
+from rl_caption.errors import ConfigError
+from rl_caption.lab.config import CurateConfig, Selection
+from rl_caption.lab.curate import curate
+from rl_caption.lab.curation import MEASURES, Source, best, first_of_equals, text_overlap
+from rl_caption.monitoring.config import JudgeConfig
+from tests.interruptions_for_tests import interrupted
+
+
+class Length:
+    """A score without references: the characters of a caption; counts its calls."""
+
+    __name__ = "length"
+    columns: frozenset[str] = frozenset()
+    bounds = (0.0, 1000.0)
+    signature = "length"
+    scored = 0
+
+    def __call__(self, prompts: Any, completions: list[str], **columns: Any) -> list[float]:
+        Length.scored += len(completions)
+        assert len(columns["image"]) == len(columns["image_id"]) == len(completions)
+        return [float(len(caption)) for caption in completions]
+
+
+class Seen(Length):
+    """A score that reads images."""
+
+    columns = frozenset({"image"})
+
+
+ROWS = [
+    ("a.png", ["a dog runs on the beach", "A Dog"], "train"),
+    ("b.png", ["the red ball near a small tree is nice"], "train"),
+    ("a.png", ["a dog runs on the beach"], "train"),
+    ("c.png", ["x"], "test"),
+    ("b.png", ["two cats sleep on a green sofa in the evening"], "train"),
+]
+
+
+def write(folder: Path, kind: str) -> Path:
+    items = [{"image": image, "references": captions, "split": split} for image, captions, split in ROWS]
+    (folder / "photos").mkdir()
+    for name in "abc":
+        Image.new("RGB", (8, 8)).save(folder / f"photos/{name}.png")
+    if kind == "jsonl":
+        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, items)) + "\n\n")
+        return folder / "rows.jsonl"
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(items), folder / "rows.parquet")
+        return folder / "rows.parquet"
+    images = [
+        {"filename": image, "imgid": n, "split": split, "sentences": [{"raw": text} for text in captions]}
+        for n, (image, captions, split) in enumerate(ROWS)
+    ]
+    (folder / "dataset.json").write_text(json.dumps({"images": images}))
+    return folder / "dataset.json"
+
+
+def options(path: Path, out: Path, **changed: Any) -> CurateConfig:
+    scores = {"length": JudgeConfig(f"{__name__}:Length")}
+    return CurateConfig(str(path), image_root="photos", out=str(out), scores=scores, part_rows=2, **changed)
+
+
+def kept(out: Path) -> list[tuple[str, list[str]]]:
+    data = JsonLinesData(out / "kept.jsonl")
+    return [(Path(row["image"]).name, row["references"]) for name in data.splits for row in data.split(name)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "json"])
+def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, kind)
+    rules: dict[str, Any] = {"words": [3, None], "capitalised": [None, 0.5]}
+    select = [Selection("length", top=2), Selection("length", max=40)]
+    config = options(path, tmp_path / "out", rules=rules, duplicates="pair", select=select)
+    table = curate(config)
+    # Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of 45 characters.
+    assert kept(tmp_path / "out") == [("b.png", ROWS[1][1]), ("c.png", ["x"])]
+    check_data(JsonLinesData(tmp_path / "out/kept.jsonl"), ["train", "test"], check_pixels=False)
+    counts = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()[2:8]]
+    assert counts == [["0", "5"], ["1", "4"], ["0", "4"], ["1", "3"], ["1", "2"], ["1", "1"]]
+    report = (tmp_path / "out/report.md").read_text()
+    assert "A Dog" in report
+    assert "(length 38.0000)" in report
+    with pytest.raises(ConfigError, match="rules was"):  # another order counts captions for other rules
+        curate(replace(config, rules=dict(reversed(rules.items()))))
+
+
+def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path: Path) -> None:
+    item = {"image": "a.png", "references": ["dog", "a red dog"], "negatives": [["cat"], ["a blue dog"]]}
+    further = {"positive_images": ["0.png", "1.png"], "prompt": None, "text": "on a sign"}
+    (tmp_path / "in.jsonl").write_text(json.dumps(item | further))
+    curate(CurateConfig(str(tmp_path / "in.jsonl"), rules={"words": [2, None]}, out=str(tmp_path / "out")))
+    (row,) = JsonLinesData(tmp_path / "out/kept.jsonl").split("train")
+    assert (row["references"], row["negatives"]) == (["a red dog"], [["a blue dog"]])
+    assert row["positive_images"] == [str(tmp_path / "1.png")], "not relative to another folder"
+    assert json.loads((tmp_path / "out/kept.jsonl").read_text())["text"] == "on a sign", "other columns stay"
+
+
+def test_nulls_of_parquet_are_columns_that_a_row_lacks(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    items = [{"image": "a.png", "references": "x", "split": split, "prompt": None} for split in (None, "test", None)]
+    parquet.write_table(pyarrow.Table.from_pylist(items), tmp_path / "rows.parquet")
+    curate(CurateConfig(str(tmp_path / "rows.parquet"), rules={"words": [2, None]}, out=str(tmp_path / "out")))
+    assert kept(tmp_path / "out") == [("a.png", ["x"])], "rows without a split are curated"
+
+
+def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> None:
+    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
+    whole = curate(options(path, tmp_path / "whole"))
+    with interrupted(np, "savez", after=1):
+        curate(options(path, out))
+    Length.scored = 0
+    assert "1 parts made, 0 were there" in curate(options(path, out, worker="1/2"))
+    assert Length.scored == 1  # of rows 2 and 3, of which one is of another split
+    assert curate(options(path, out)).splitlines()[:-1] == whole.splitlines()[:-1]
+    assert Length.scored == 2
+    curate(options(path, out, select=[Selection("length", bottom=0.5)]))
+    assert Length.scored == 2
+    assert kept(out) == [("a.png", ["a dog runs on the beach", "A Dog"]), ("c.png", ["x"])]
+    with pytest.raises(ConfigError, match="rules was"):
+        curate(options(path, out, rules={"words": [1, 2]}))
+    path.write_text(path.read_text().replace("beach", "coast"))
+    with pytest.raises(ConfigError, match="files was"):
+        curate(options(path, out))
+
+
+def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(tmp_path: Path) -> None:
+    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
+    lines = [
+        json.loads(line) | {"picture": "c.png", "alt": "a cat", "ocr": "stop"} for line in path.open() if line.strip()
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    config = options(path, out, rules={"words": [1, None]}, duplicates="caption")
+    curate(config)
+    for name, value in (
+        ("image_root", None),
+        ("image_column", "picture"),
+        ("caption_column", "alt"),
+        ("split", "test"),
+        ("text_column", "ocr"),
+        ("duplicates", "pair"),
+        ("duplicates", None),
+        ("part_rows", 3),
+        ("rules", {"words": [2, None]}),
+        ("scores", {"length": JudgeConfig("repetition")}),
+        ("scores", {**config.scores, "again": JudgeConfig("repetition")}),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} was"):
+            curate(replace(config, **{name: value}))
+    Length.scored = 0
+    for name, value in (("select", [Selection("length", top=1)]), ("examples", 1), ("seed", 1), ("num_workers", 1)):
+        curate(replace(config, **{name: value}))
+    assert Length.scored == 0
+
+
+def test_ends_of_rules_and_selections_are_kept(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl")
+    for rules, select, expected in (
+        ({"characters": [23, 38]}, [], ["a dog runs on the beach", *ROWS[1][1], "a dog runs on the beach"]),
+        ({"characters": [24, 37]}, [], []),
+        (
+            {},
+            [Selection("length", min=23, max=38)],
+            ["a dog runs on the beach", *ROWS[1][1], "a dog runs on the beach"],
+        ),
+        ({}, [Selection("length", min=24, max=37)], []),
+    ):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        curate(options(path, out, rules=rules, select=select))
+        assert [text for name, texts in kept(out) for text in texts if name != "c.png"] == expected
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json"])
+def test_a_split_that_no_row_is_of_is_named(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, kind)
+    with pytest.raises(DataError, match=r"rows\.jsonl.*'trian'.*'train', 'test'" if kind == "jsonl" else "'trian'"):
+        curate(options(path, tmp_path / "out", split="trian"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_hidden_files_are_no_data(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl")
+    (tmp_path / "._rows.jsonl").write_bytes(b"what macOS leaves beside every file")
+    assert Source(tmp_path).files == (path,)
+
+
+def test_parts_of_images_that_were_replaced_do_not_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, out = write(tmp_path, "jsonl"), tmp_path / "out"
+    config = replace(options(path, out), scores={"seen": JudgeConfig(f"{__name__}:Seen")})
+    curate(config)
+    os.utime(tmp_path / "photos" / ROWS[0][0], (1, 1))
+    curate(config)
+    assert "rows times" in caplog.text
+    Image.new("RGB", (400, 40)).save(tmp_path / "photos" / ROWS[0][0])
+    with pytest.raises(ConfigError, match="rows files"):
+        curate(config)
+    settings = json.loads((out / "parts.json").read_text())
+    (out / "parts.json").write_text(json.dumps({key: own for key, own in settings.items() if key != "data"}))
+    curate(config)  # parts of an older version
+
+
+def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "jsonl")
+    (tmp_path / "photos/b.png").write_bytes(b"no image")
+    monkeypatch.setattr(Length, "columns", frozenset({"image"}))
+    with pytest.raises(DataError, match=r"1 of 2 images.*b\.png"):
+        curate(options(path, tmp_path / "out"))
+    curate(options(path, tmp_path / "out", on_bad="skip"))
+    assert {image for image, _ in kept(tmp_path / "out")} == {"a.png", "c.png"}
+
+
+def test_wrong_settings_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl")
+    for changed, message in (
+        ({"rules": {"word": [1, 2]}}, "rules.word is no measure"),
+        ({"rules": {"words": [None, None]}}, "rules.words is"),
+        ({"rules": {"text_overlap": [0, 0.5]}}, "needs text_column"),
+        ({"select": [Selection("clip", top=1)]}, "select"),
+        ({"select": [Selection("length")]}, "select"),
+        ({"select": [Selection("length", top=1, bottom=1)]}, "select"),
+        ({"worker": "2/2"}, "worker is '2/2'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            curate(options(path, tmp_path / "out", **changed))
+        assert not (tmp_path / "out").exists()
+
+
+def test_wrong_rows_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for line, message in (
+        ('{"image": 3, "references": "x"}', "line 2: 'image' is 3"),
+        ('{"image": "a", "references": 3}', "line 2: 'references'"),
+        ("{", "line 2"),
+        ("[]", "line 2"),
+    ):
+        path.write_text('{"image": "a.png", "references": "a dog"}\n' + line)
+        with pytest.raises(DataError, match=message):
+            curate(options(path, tmp_path / "out"))
+    path.write_text('{"image": "a.png", "text": "a dog"}\n')
+    assert "kept" in curate(options(path, tmp_path / "out", caption_column="text")), "no part was made with others"
+    with pytest.raises(DataError, match="no such file"):
+        curate(options(tmp_path / "absent", tmp_path / "out"))
+    with pytest.raises(DataError, match="text_column is 'ocr'"):
+        curate(options(write(tmp_path, "json"), tmp_path / "out", text_column="ocr", rules={"text_overlap": [0, 0.5]}))
+
+
+def test_measures_by_hand() -> None:
+    for measure, caption, expected in (
+        ("characters", "a dog.", 6),
+        ("words", "A dog, running.", 3),
+        ("capitalised", "A big Dog 3", 2 / 3),
+        ("capitalised", "3 4", 0.0),
+        ("stop_words", "the dog is on a mat", 4),
+        ("stop_word_fraction", "the dog is on a mat", 4 / 6),
+        ("actions", "a man is riding a horse", 1),
+        ("actions", "a nice morning", 0),
+        ("complexity", "a brown dog runs in the grass", 3),
+    ):
+        assert MEASURES[measure](caption) == pytest.approx(expected), (measure, caption)
+
+
+def test_overlap_with_text_in_the_image_and_selection_by_hand() -> None:
+    assert text_overlap("buy Nike shoes now", "NIKE shoes") == 0.5
+    scores = np.array([1, 3, 3, 2], dtype=np.float32)
+    assert best(scores, 1).tolist() == [False, True, False, False]
+    assert best(scores, 0.5).tolist() == [False, True, True, False]
+    assert best(scores, 9).all()
+    assert best(np.ones(100, dtype=np.float32), 0.29).sum() == 29
+    assert best(np.ones(3, dtype=np.float32), 0.9).sum() == 2, "rounded down"
+    assert first_of_equals(np.array([5, 4, 5, 5], dtype=np.uint64)).tolist() == [True, True, False, False]

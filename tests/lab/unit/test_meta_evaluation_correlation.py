@@ -1,0 +1,102 @@
+"""Correlations against arithmetic by hand and scipy."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rl_caption.lab.meta_evaluation.correlation import (
+    UndefinedCorrelation,
+    correlations,
+    grouped_tau_b,
+    kendall_tau_b,
+    kendall_tau_c,
+    pearson,
+    sampled_spearman,
+    tau_of_table,
+)
+
+
+def test_what_has_no_correlation_is_an_error_and_no_number() -> None:
+    for scores, ratings, message in (
+        ([0.5, 0.5, 0.5], [1, 2, 3], r"all 3 scores are 0\.5"),
+        ([0.5, 0.6], [2, 2], "all 2 ratings are 2"),
+        ([1, 2], [1, 2, 3], "2 scores and 3 ratings"),
+        ([1, math.nan], [1, 2], "score 1 is nan"),
+        ([1, 2], [math.inf, 2], "rating 0 is inf"),
+    ):
+        for correlation in (kendall_tau_b, kendall_tau_c, pearson):
+            with pytest.raises(UndefinedCorrelation if "all" in message else ValueError, match=message):
+                correlation(scores, ratings)
+
+
+@pytest.mark.parametrize(("scores", "ratings"), [(5, 4), (40, 3), (2, 2)])
+def test_tau_of_a_table_is_that_of_its_items(scores: int, ratings: int) -> None:
+    generator = np.random.default_rng(10 * scores + ratings)
+    table = generator.integers(3, size=(ratings, scores))
+    table[ratings // 2] += table[0]  # some order
+    rated, scored = (np.repeat(axis.ravel(), table.ravel()) for axis in np.indices(table.shape))
+    expected = [stats.kendalltau(scored, rated, variant=variant).statistic for variant in "bc"]
+    assert tau_of_table(table) == pytest.approx(expected, rel=1e-12)
+    empty = np.zeros((ratings, 1), int)
+    padded = np.hstack([empty, table[:, :1], empty, table[:, 1:]])
+    assert tau_of_table(padded) == pytest.approx(expected, rel=1e-12), "scores that do not occur are no values"
+    with pytest.raises(UndefinedCorrelation):
+        tau_of_table(np.array([[0, 2, 0], [0, 3, 0]]))
+
+
+def test_tau_within_groups() -> None:
+    scores = [1, 2, 2, 1, 5, 5, 7, 8]
+    ratings = [1, 2, 1, 2, 1, 2, 3, 3]
+    groups = ["agrees", "agrees", "opposes", "opposes", "scored alike", "scored alike", "rated alike", "rated alike"]
+    found = grouped_tau_b(scores, ratings, groups)
+    assert found == (pytest.approx((1 - 1 + 0) / 3), 3, 1, 1)
+    with pytest.raises(UndefinedCorrelation, match="none of 2 groups has different ratings"):
+        grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a", "b"])
+    with pytest.raises(ValueError, match="2 groups for 3 scores"):
+        grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a"])
+
+
+def test_spearman_of_samples_is_of_half_of_the_queries_and_one_item_of_each() -> None:
+    """Each query has one item that scores as it is rated and one that does not: the share decides."""
+    queries = [number for number in range(40) for _ in range(2)]
+    ratings = [float(number) for number in queries]
+    assert sampled_spearman(ratings, ratings, queries, samples=5).tolist() == pytest.approx([1] * 5)
+    mixed = [float(number if index % 2 else -number) for index, number in enumerate(queries)]
+    found = sampled_spearman(mixed, ratings, queries, samples=200)
+    assert abs(found.mean()) < 0.1 < found.std()
+    assert found.tolist() == sampled_spearman(mixed, ratings, queries, samples=200).tolist()
+
+
+SCORES, RATINGS = [0.0, 1.0, 2.0, 1.0], [1.0, 2.0, 4.0, 5.0]
+# Means 1 and 3. Deviations -1 0 1 0 and -2 -1 1 2: products 3, squares 2 and 10.
+PCC = 3 / math.sqrt(20)
+
+
+def test_correlations_by_hand() -> None:
+    found = correlations(SCORES, RATINGS)
+    assert found.pearson == pytest.approx(PCC)
+    assert found.inverse_r_squared == pytest.approx(20 / 9)
+    # Differences 1 1 2 4: squares 22.
+    assert found.unfitted_ratings == pytest.approx(22 / 10)
+    assert found.unfitted_scores == pytest.approx(22 / 2)
+    # Pairs: 01 C, 02 C, 03 C, 12 C, 13 tied score, 23 D.
+    assert found.tau_b == pytest.approx(3 / math.sqrt(5 * 6))
+    assert found.tau_c == pytest.approx(2 * 3 / (16 * 2 / 3))
+    assert (found.sample_tau_b, found.notes, found.count) == (None, [], 4)
+    # Within each image the order is right, between the images it is not.
+    grouped = correlations([5, 6, 1, 2], [1, 2, 3, 4], ["a", "a", "b", "b"])
+    assert (grouped.sample_tau_b, grouped.tau_b) == ((1, 2, 0, 0), pytest.approx((2 - 4) / 6))
+
+
+def test_undefined_values_are_none_with_a_reason() -> None:
+    found = correlations([1.0, 1.0], [1.0, 2.0], ["a", "b"])
+    assert found.pearson is found.inverse_r_squared is found.tau_b is found.tau_c is found.unfitted_scores is None
+    assert found.unfitted_ratings == pytest.approx(1 / 0.5)
+    assert found.sample_tau_b is None
+    assert any("pearson: all 2 scores are 1" in note for note in found.notes)
+    assert any("sample-wise: none of 2 groups has different ratings" in note for note in found.notes)
+    uncorrelated = correlations([1, 2, 1, 2], [1, 1, 2, 2])
+    assert (uncorrelated.pearson, uncorrelated.inverse_r_squared) == (0, None)
+    assert "1 / PCC^2: the PCC is 0" in uncorrelated.notes

@@ -1,0 +1,151 @@
+"""Figures of agreement by hand and against scipy, their intervals, and what ties count."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from rl_caption.lab.meta_evaluation import figures as figures_module
+from rl_caption.lab.meta_evaluation.figures import (
+    NO_REFERENCES,
+    blind_figures,
+    found_blindly,
+    in_random_order,
+    intervals,
+    pair_figures,
+    rated_figures,
+    wins,
+)
+from rl_caption.lab.meta_evaluation.sets import CaptionGroups, CaptionPairs, RatedCaptions
+
+
+def test_intervals_have_the_known_width() -> None:
+    values = np.random.default_rng(0).normal(size=400)
+
+    def mean(weights: Any) -> list[float]:
+        return [float((weights * values).sum() / weights.sum())]
+
+    ((low, high),) = [bounds for bounds in intervals(mean, range(400), 2000, seed=0) if bounds is not None]
+    assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.01)
+    assert high - low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(400), rel=0.05)
+    assert intervals(mean, range(400), 0) == []
+
+
+def test_ratings_that_nearly_all_differ_have_the_same_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    ratings = generator.normal(size=60).round(1)
+    scores = (ratings + generator.normal(size=60)).tolist()
+    part = rated_set(captions=["a"] * 60, ratings=ratings.tolist(), image_ids=(np.arange(60) // 2).tolist())
+    expected = rated_figures(part, scores, 30)
+    monkeypatch.setattr(figures_module, "MAX_CELLS", 100)
+    for found, wanted in zip(rated_figures(part, scores, 30), expected, strict=True):
+        assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+    part = rated_set(captions=["a"] * 2, ratings=[1, 2], image_ids=["x", "y"])
+    for figure in rated_figures(part, [1, 2], 20):
+        assert (figure.value, figure.low) == (1, None), "some resamples have one image only"
+
+
+def rated_set(**changes: Any) -> RatedCaptions:
+    values: dict[str, Any] = {"captions": list("abcd"), "ratings": [1, 2, 2, 3], "image_ids": ["x", "x", "y", "y"]}
+    values |= {"name": "set", "images": None, "references": None, "published": "tau_b", "convention": ""}
+    return RatedCaptions(**(values | changes))
+
+
+def test_figures_of_rated_captions() -> None:
+    scores = [0.1, 0.4, 0.2, 0.3]
+    first, second = rated_figures(rated_set(), scores)
+    assert (first.name, first.published, second.name, second.published) == ("tau_b", True, "tau_c", False)
+    for figure, variant in ((first, "b"), (second, "c")):
+        assert figure.value == pytest.approx(kendalltau(scores, [1, 2, 2, 3], variant=variant).statistic)
+        assert (figure.count, figure.low) == (4, None)
+    within = rated_figures(rated_set(within_images=True), scores)[2]
+    assert (within.name, within.value) == ("tau_b within images", 1.0)
+    flat = rated_figures(rated_set(published="tau_c"), [1.0] * 4)
+    assert [figure.value for figure in flat] == [None, None]
+    assert "all 4 scores are 1" in flat[0].note
+    assert flat[0].name == "tau_c"
+
+
+def test_what_a_pair_counts() -> None:
+    first, second, preference = [2, 1, 1, 1, 5], [1, 2, 1, 2, 1], [1, 1, 1, 0, 0.5]
+    assert wins(first, second, preference).tolist() == [1, 0, 0, 1, 0.5]
+    assert wins(first, second, preference, "half").tolist() == [1, 0, 0.5, 1, 0.5]
+    for wrong in (([1, 2], [1], [1, 1]), ([math.nan], [1], [1])):
+        with pytest.raises(ValueError):
+            wins(*wrong)
+
+
+def pair_set(**changes: Any) -> CaptionPairs:
+    values: dict[str, Any] = {"first": list("abc"), "second": list("def"), "preference": [1.0, 1.0, 1.0]}
+    values |= {"kinds": ["u", "u", "v"], "image_ids": ["1", "2", "3"], "images": None, "references": {}}
+    return CaptionPairs(**({"name": "set", "convention": ""} | values | changes))
+
+
+def test_accuracy_is_strict() -> None:
+    first, second = [2.0, 1.0, 1.0], [1.0, 1.0, 0.0]
+    found = pair_figures(pair_set(), {NO_REFERENCES: first}, {NO_REFERENCES: second})
+    assert [(figure.name, figure.value, figure.count) for figure in found] == [
+        ("u", 0.5, 2), ("v", 1, 1), ("all pairs", pytest.approx(2 / 3), 3),
+    ]  # fmt: skip
+    assert "33.3 % of pairs have equal scores, which count as wrong" in found[0].note
+    kinds = pair_figures(pair_set(summary="kinds"), {NO_REFERENCES: first}, {NO_REFERENCES: second})
+    assert (kinds[-1].name, kinds[-1].value) == ("mean of kinds", 0.75)
+
+
+def test_conditions_are_shown_or_averaged() -> None:
+    first = {"1 reference": [2.0, 1.0, 1.0], "4 references": [2.0, 2.0, 1.0]}
+    second = {name: [1.0, 1.5, 0.0] for name in first}
+    shown = pair_figures(pair_set(shown_kinds=False), first, second)
+    assert {figure.name: figure.value for figure in shown} == {
+        "1 reference, all pairs": pytest.approx(2 / 3),
+        "4 references, all pairs": 1.0,
+    }
+    (_, tied) = pair_figures(pair_set(shown_kinds=False), first, first)
+    assert tied.note == "4 references, 100.0 % of pairs have equal scores, which count as wrong"
+    (averaged,) = pair_figures(pair_set(shown_kinds=False, averaged=True), first, second)
+    assert (averaged.name, averaged.value) == ("all pairs", pytest.approx(5 / 6))
+
+
+def test_pairs_have_intervals() -> None:
+    generator = np.random.default_rng(0)
+    count = 200
+    first, second = generator.normal(1, 1, count).tolist(), generator.normal(0, 1, count).tolist()
+    part = pair_set(
+        preference=[1.0] * count, kinds=["u", "v"] * 100, image_ids=[str(n) for n in range(count)],
+    )  # fmt: skip
+    found = pair_figures(part, {"": first}, {"": second}, resamples=500)
+    for figure in found:  # both kinds, and all pairs
+        assert figure.low < figure.value < figure.high
+        width = 2 * 1.96 * math.sqrt(figure.value * (1 - figure.value) / figure.count)
+        assert figure.high - figure.low == pytest.approx(width, rel=0.1)
+
+
+def test_ties_of_groups_by_their_expectation() -> None:
+    above = [(0, 1), (0, 2)]
+    values = np.array([[1.0, 1, 1], [2, 2, 1], [2, 1, 1], [1, 2, 0], [1, 1, 2]])
+    assert in_random_order(values, above) == pytest.approx([1 / 3, 1 / 2, 1, 0, 0])
+    winoground = [(0, 2), (3, 1)], [(0, 1), (3, 2)]  # the captions of either image; the images of either caption
+    text, image, both = (
+        in_random_order(np.zeros((1, 4)), own) for own in (*winoground, [*winoground[0], *winoground[1]])
+    )
+    assert (text, image, both) == pytest.approx((1 / 4, 1 / 4, 1 / 6)), "chance, as the paper prints it"
+
+
+def test_what_is_right_without_a_look() -> None:
+    texts = ["a cat", "a dog on it", "two"], ["a big cat", "a dog", "six"]
+    pairs = CaptionPairs("s", *texts, [1.0] * 3, ["add", "drop", "drop"], ["1", "2", "3"], None, {}, "")
+    found = blind_figures(pairs)
+    assert {name: [figure.value for figure in own] for name, own in found.items()} == {
+        "blind: chance": [0.5, 0.5, 0.5],
+        "blind: longer": [0.0, 0.75, 0.5],
+        "blind: shorter": [1.0, 0.25, 0.5],
+    }
+    assert found_blindly(found) == ["drop 75.0 % by longer", "add 100.0 % by shorter"]
+    divided = CaptionPairs("s", *texts, [1.0, 0.0, 0.5], ["add"] * 3, ["1", "2", "3"], None, {}, "")
+    assert blind_figures(divided) == {}, "no set of hard negatives"
+    order = CaptionGroups(
+        "s", ["a b", "b a", "a cat", "cat"], ["1"] * 4, None, ["k", "k"], {"top": [(0, 1)]}, "", ties="right"
+    )
+    assert [own[-1].value for own in blind_figures(order).values()] == [0.5, 0.75, 0.25]

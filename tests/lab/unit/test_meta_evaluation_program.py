@@ -1,0 +1,292 @@
+"""judge.py: metrics against human judgements, from the command line to the tables."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.base import RewardError
+from rewards.images import frames_of
+from rewards.text.cider import CiderD
+from rewards.videos import VideoFrame
+from rl_caption.cli.main import main
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import DataError
+from rl_caption.errors import ConfigError
+from rl_caption.evaluation import metrics as metrics_module
+from rl_caption.evaluation.toolkit import Scores
+from rl_caption.lab.meta_evaluation.config import JudgeSetConfig, ScenesConfig
+from rl_caption.lab.meta_evaluation.program import ToolkitMetric, build_metrics, compare_with_people, score_set
+from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
+from rl_caption.lab.meta_evaluation.sets.pairs import Region
+from rl_caption.monitoring.config import JudgeConfig
+from tests.clip_for_tests import noise_image, tiny_student
+from tests.judgement_sets_for_tests import BUILDERS
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text())["cases"]
+
+
+class Length:
+    """The number of words; counts its calls."""
+
+    __name__, columns, bounds, signature = "length", frozenset[str](), (0.0, float("inf")), "length"
+
+    def __init__(self) -> None:
+        self.scored: list[str] = []
+        self.calls = 0
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        self.scored += completions
+        self.calls += 1
+        return [float(len(text.split())) for text in completions]
+
+
+class FailsOnPairs(Length):
+    """Fails on any set but the first that it is given."""
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        if self.calls:
+            raise RewardError("out of memory")
+        return super().__call__(prompts, completions, **columns)
+
+
+class Ages(Length):
+    """Needs what no set has."""
+
+    columns = frozenset({"age"})
+
+
+def config(folder: Path, name: str, **changes: Any) -> JudgeSetConfig:
+    BUILDERS[name](folder)
+    values: dict[str, Any] = {"set": name, "data": str(folder), "partial": True, "bootstrap": 0}
+    return JudgeSetConfig(**(values | {"out": str(folder / "out")} | changes))
+
+
+def content(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "out" / "agreement.json").read_text())
+
+
+def test_the_command_line_writes_three_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    BUILDERS["flickr8k_expert"](tmp_path)
+    arguments = ["--set", "flickr8k_expert", "--data", str(tmp_path), "--metrics", "rouge,cider", "--partial", "true"]
+    more = ["--judges.mine.target", f"{__name__}:Length", "--bootstrap", "20", "--out", str(tmp_path / "out")]
+    assert main(["judge", *arguments, *more]) == 0
+    shown = capsys.readouterr().out
+    for text in (
+        "## flickr8k_expert: 6 judgements of captions of 2 images, 3 different ratings",
+        "| metric | **tau_c, x100** | tau_b, x100 |",
+        "- Excluded: 3, the caption is one of the image's references",
+        "- Convention: each of the three experts' ratings",
+        "+df[one document for each judgement]`",
+        "Kendall's tau is not defined",
+    ):
+        assert text in shown
+    assert shown.strip() == (tmp_path / "out" / "agreement.md").read_text().strip()
+    rows = list(csv.DictReader((tmp_path / "out" / "agreement.csv").open()))
+    assert [(row["metric"], row["figure"]) for row in rows] == [
+        (metric, figure) for metric in ("ROUGE-L", "CIDEr", "mine") for figure in ("tau_c", "tau_b")
+    ]
+    assert rows[0]["published_convention"] == "True"
+    (found,) = content(tmp_path)["sets"]
+    assert found["excluded"] == {"the caption is one of the image's references": 3}
+    assert content(tmp_path)["config"]["metrics"] == "rouge,cider"
+    assert found["figures"]["mine"][0]["value"] is None, "all captions have six words"
+
+
+def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(tmp_path: Path) -> None:
+    settings = config(tmp_path, "flickr8k_expert", metrics="cider,length")
+    file = tmp_path / "Flickr8k.token.txt"
+    file.write_text(file.read_text().replace("in place", "猫 in place"), encoding="utf-8")
+    compare_with_people(settings)
+    (found,) = content(tmp_path)["sets"]
+    assert ["+PTB-python[" in found["signatures"][name] for name in ("CIDEr", "length")] == [True, False]
+
+
+def test_equal_rows_are_scored_once(tmp_path: Path) -> None:
+    BUILDERS["flickr8k_expert"](tmp_path)
+    (part,) = load("flickr8k_expert", tmp_path, partial=True)
+    metric = Length()
+    assert {figure.count for figure in score_set(part, metric)} == {6}
+    assert len(metric.scored) == 2, "three experts rated each of two captions"
+    BUILDERS["pascal50s"](tmp_path)
+    (pairs,) = load("pascal50s", tmp_path, partial=True)
+    draws = Length()
+    draws.columns = frozenset({"references"})
+    score_set(pairs, draws)
+    assert len(draws.scored) == 5 * 2 * 4, "a draw shows other references"
+    assert draws.calls == 1, "a Java program starts once"
+
+
+def test_cider_of_a_set_splits_captions_as_it_was_asked_to() -> None:
+    captions = ["一只狗在跑", "两只猫", "猫在睡觉", "一匹马在草地上"]
+    references = [["一只狗在跑步"], ["两只白猫"], ["猫在床上睡觉"], ["马在吃草"]]
+    metric = CiderD(eos=False, tokenizer="char")
+    ratings = metric(None, captions, references=references)
+    part = RatedCaptions("chinese", captions, ratings, [*"abcd"], None, references, None, "")
+    assert len(set(ratings)) == 4
+    assert [figure.value for figure in score_set(part, metric)] == pytest.approx([1, 1])
+
+
+def test_which_figures_a_set_has(tmp_path: Path) -> None:
+    for name, figures in (
+        ("abstract50s", ["all pairs"]),
+        ("pascal50s", ["HC", "HI", "HM", "MM", "mean of kinds"]),
+        ("foil", ["1 reference, all pairs", "4 references, all pairs"]),
+        ("composite", ["tau_c", "tau_b"]),
+    ):
+        (tmp_path / name).mkdir()
+        compare_with_people(config(tmp_path / name, name, metrics=["bleu1", "cider"]))
+        (found,) = content(tmp_path / name)["sets"]
+        assert [figure["name"] for figure in found["figures"]["CIDEr"]] == figures
+        assert ("blind: chance" in found["figures"]) == (name == "foil"), "the others' captions are no hard negatives"
+        if name == "foil":
+            assert [figure["value"] for figure in found["figures"]["BLEU-1"]] == [1.0, 1.0]
+
+
+def test_metrics_of_groups(tmp_path: Path, student: Path) -> None:
+    (tmp_path / "val2017").mkdir()
+    for number in (1, 2):
+        noise_image(number).save(tmp_path / "val2017" / f"{number:012}.jpg")
+    judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(student)})}
+    shown = compare_with_people(config(tmp_path, "sugarcrepe_pp", metrics="length", judges=judges))
+    assert "ITT, mean of kinds, % right" in shown
+    (found,) = content(tmp_path)["sets"]
+    assert "l_clipscore[" in found["signatures"]["L-CLIPS"]
+    assert (found["count"], found["description"]) == (10, "10 groups of 3 captions of 2 images, 5 kinds")
+    named = {heading: {figure["name"][:3] for figure in own} for heading, own in found["figures"].items()}
+    blind = {heading: {"ITT"} for heading in ("blind: chance", "blind: longer", "blind: shorter")}
+    assert named == {"length": {"ITT"}, "L-CLIPS": {"ITT", "TOT"}, **blind}, "words have no text encoder"
+    assert found["blind"] == ["length", *blind]
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_student(tmp_path_factory.mktemp("student"))
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDERS if not name.startswith("icc_")])
+def test_scores_of_images_on_every_set_with_images(tmp_path: Path, student: Path, name: str) -> None:
+    """And those that look at references, too, on sets with references; the others refuse these."""
+    BUILDERS[name](tmp_path)
+    photos = tmp_path / "photos"
+    for below in ("val2014", "flickr30k-images"):
+        (photos / below).mkdir(parents=True)
+    noise_image(0).save(photos / "1.jpg")  # ratings have images where the first one is there
+    parts = load(name, tmp_path, photos, partial=True)
+    frames = [frame for part in parts for image in part.images or () for frame in frames_of(image)]
+    for number, image in enumerate(frames):
+        file = Path(image.path if isinstance(image, Region) else str(image))
+        if isinstance(image, VideoFrame):
+            file = Path(image.path).with_suffix("") / f"{image.index}.png"  # a folder of frames
+        file.parent.mkdir(parents=True, exist_ok=True)
+        noise_image(number).save(file)
+    judges = {reward: JudgeConfig(reward, {"backbone": str(student)}) for reward in ("l_clipscore", "ref_l_clipscore")}
+    settings = config(tmp_path, name, metrics="", judges=judges, images=str(photos))
+    if not all(getattr(part, "references", None) for part in parts):
+        with pytest.raises(ConfigError, match="ref_l_clipscore compares with references"):
+            compare_with_people(settings)
+        del judges["ref_l_clipscore"]
+    compare_with_people(settings)
+    for part, found in zip(parts, content(tmp_path)["sets"], strict=True):
+        assert found["figures"].keys() - found["blind"] == judges.keys()
+        for heading in judges:
+            assert all(figure["count"] > 0 for figure in found["figures"][heading])
+            assert any(figure["value"] is not None for figure in found["figures"][heading]), part.name
+
+
+def test_a_metric_without_what_it_needs_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    for metrics, message in (
+        ("cider", "CIDEr compares with references, and sugarcrepe was found without any"),
+        ("clipscore", "clipscore looks at images, and those of sugarcrepe were not found: set images"),
+        ("clipscore", r"2 of 2 of sugarcrepe are not there, such as '.*000000000001\.jpg'"),
+        (f"{__name__}:Ages", r"needs the columns \['age'\]"),
+    ):  # the default backbone of clipscore would have to be fetched
+        with pytest.raises(ConfigError, match=message):
+            compare_with_people(config(tmp_path, "sugarcrepe", metrics=metrics))
+        if metrics == "clipscore":
+            (tmp_path / "val2017").mkdir(exist_ok=True)
+
+
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    for changes, message in (
+        ({"metrics": "ciderd"}, r"metrics: reward 'ciderd' is unknown.*Besides rewards there are bleu"),
+        ({"metrics": ""}, "name at least one metric"),
+        ({"metrics": "bleu,bleu4"}, "BLEU-4 is asked for twice"),
+        ({"judges": {"CIDEr": JudgeConfig("cider")}}, "judges.CIDEr is among the metrics, too"),
+        ({"judges": {"x": JudgeConfig("rouge_l", {"gamma": 1})}}, "judges.x: reward 'rouge_l' does not take gamma"),
+        ({"bootstrap": -1}, "bootstrap is -1"),
+        ({"data": None}, "data is not set"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            compare_with_people(config(tmp_path, "flickr8k_expert", **({"metrics": "cider"} | changes)))
+
+
+def test_one_judgement_is_too_few(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"image": "1.jpg", "caption": "a dog", "rating": 1.0, "references": ["dogs"]}')
+    with pytest.raises(DataError, match=r"has 1 judgement in .*needs 2"):
+        compare_with_people(JudgeSetConfig("ratings", str(tmp_path), metrics="cider", out=str(tmp_path / "out")))
+
+
+def test_without_java_meteor_is_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    shown = compare_with_people(config(tmp_path, "flickr8k_expert", metrics="rouge,meteor"))
+    assert "| METEOR | – | – |" in shown
+    assert content(tmp_path)["sets"][0]["left_out"] == {"METEOR": "no Java runtime: 'java' is not on PATH"}
+
+
+def test_the_generated_world(tmp_path: Path) -> None:
+    """And a metric that fails late leaves the finished figures."""
+    judges = {name: JudgeConfig(f"{__name__}:{kind}") for name, kind in (("late", "FailsOnPairs"), ("next", "Length"))}
+    settings = JudgeSetConfig("scenes", metrics="rouge", judges=judges, bootstrap=0, out=str(tmp_path / "out"))
+    settings.scenes = ScenesConfig(max_images=12)
+    with pytest.raises(RewardError, match="late on scenes, hard negatives: out of memory"):
+        compare_with_people(settings)
+    rated, pairs = content(tmp_path)["sets"]
+    assert [figure["name"] for figure in rated["figures"]["ROUGE-L"]] == ["tau_b", "tau_c", "tau_b within images"]
+    assert pairs["figures"]["ROUGE-L"][-1]["name"] == "all pairs"
+    assert list(rated["figures"]) == ["ROUGE-L", "late", "next"]
+    assert (list(pairs["figures"]), rated["left_out"]) == (["ROUGE-L"], {})
+    assert pairs["left_out"] == dict.fromkeys(judges, "not computed: the program ended before")
+    shown = (tmp_path / "out" / "agreement.md").read_text()
+    assert "– late: not computed" in shown
+    assert "Bold" not in shown, "nobody prints a figure of this set"
+    empty = DataConfig("scenes", kwargs={"num_train": 0, "num_val": 0, "num_test": 0, "num_unseen": 0})
+    for changes, message in (
+        ({"data": "x"}, "data is of no use"),
+        ({"scenes": ScenesConfig(split="none", max_images=1)}, "split 'none' is not in the data"),
+        ({"scenes": ScenesConfig(empty)}, "scenes.split is 'test', which has no images"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            compare_with_people(JudgeSetConfig("scenes", metrics="rouge", out=str(tmp_path / "out"), **changes))
+
+
+def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
+    made = build_metrics("bleu,rouge,cider", {})
+    for case, names in zip(GOLDEN, (["BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"], ["ROUGE-L"]), strict=True):
+        (part,) = load(case["set"], shared_data / "flickr8k")
+        for name in names:
+            figures = score_set(part, made[name])
+            assert (figures[0].name, figures[0].published) == (case["published"], True)
+            for figure in figures:
+                assert figure.count == case["judgements"]
+                difference = 100 * figure.value - case[figure.name][name]
+                assert abs(difference) < 0.0006, "three decimals are printed"
+                assert abs(difference + 0.002) > 0.0006, "a perturbed last digit would be seen"
+
+
+def test_meteor_of_single_captions_is_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def meteor(candidates: dict[str, str], references: dict[str, list[str]]) -> Scores:
+        calls.append((list(candidates.values()), list(references.values())))
+        return Scores({"METEOR": (0.5, [0.1 * (number + 1) for number in range(len(candidates))])})
+
+    monkeypatch.setitem(metrics_module.SCORERS, "meteor", meteor)
+    metric = ToolkitMetric("meteor")
+    scores = metric(None, ["A dog.", "A cat!", "A dog."], references=[["Dogs."], ["Cats"], ["A dog"]])
+    assert scores == pytest.approx([0.1, 0.2, 0.3])
+    assert calls == [(["a dog", "a cat", "a dog"], [["dogs"], ["cats"], ["a dog"]])]
+    assert metric.signature.startswith("METEOR[pycocoevalcap")

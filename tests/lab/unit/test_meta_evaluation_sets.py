@@ -1,0 +1,432 @@
+"""Sets of human judgements: files of the published formats, counts, and the real sets where they are."""
+
+import io
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rewards.base import RewardError
+from rewards.videos import video_frames
+from rl_caption.data.base import DataError
+from rl_caption.lab.meta_evaluation.figures import group_figures, pair_figures, rated_figures
+from rl_caption.lab.meta_evaluation.sets import SETS, load
+from rl_caption.lab.meta_evaluation.sets.pairs import Region
+from rl_caption.lab.meta_evaluation.sets.rated import OWN_REFERENCE
+from tests.clip_for_tests import noise_image
+from tests.judgement_sets_for_tests import BUILDERS, flickr8k_json, parquet, pascal50s_json
+
+
+def read(name: str, folder: Path, **kwargs: Any) -> Any:
+    """The first part of a set, or the only one."""
+    part, *_ = load(name, folder, partial=True, kwargs=kwargs)
+    return part
+
+
+def test_flickr8k(tmp_path: Path) -> None:
+    BUILDERS["flickr8k_expert"](tmp_path)
+    (tmp_path / "Flickr8k_Dataset").mkdir()
+    found = read("flickr8k_expert", tmp_path)
+    assert found.captions[:3] == ["a cat sits in place 1 ."] * 3, "each expert is a judgement, white space is single"
+    assert (found.ratings, found.published) == ([1, 2, 1, 1, 1, 3], "tau_c")
+    assert found.excluded == {OWN_REFERENCE: 3}, "the caption of the image itself is left out, three times"
+    assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in range(5)]
+    assert found.images == [tmp_path / "Flickr8k_Dataset" / name for name in ["1_a.jpg"] * 3 + ["2_b.jpg"] * 3]
+    found = read("flickr8k_crowdflower", tmp_path)
+    assert (found.ratings, found.published) == ([1, 0.25, 0], "tau_b")
+    others = [f"a dog runs in place {n} ." for n in (1, 2, 3, 4)]
+    assert [list(found.references[row]) for row in (0, 1)] == [others] * 2, "for both captions of the image"
+
+
+def test_json_files_of_flickr8k(tmp_path: Path) -> None:
+    flickr8k_json(tmp_path)
+    item = json.loads((tmp_path / "flickr8k.json").read_text())["1_a"]
+    found = read("flickr8k_expert", tmp_path)
+    assert (found.captions, found.image_ids, found.excluded) == (["a cat"], ["1_a.jpg"], {OWN_REFERENCE: 1})
+    for texts, left in (
+        (["a dog", "a dog", *"bcd"], ["a dog", *"bcd"]),  # one of two equal ones
+        (["a dog", *"bcd"], ["a dog", *"bcd"]),  # one of two was taken out by whoever made the file
+    ):
+        content = {"1_a": {**item, "ground_truth": texts}}
+        (tmp_path / "crowdflower_flickr8k.json").write_text(json.dumps(content))
+        assert read("flickr8k_crowdflower", tmp_path).references == [left] * 2
+
+
+def test_composite(tmp_path: Path) -> None:
+    BUILDERS["composite"](tmp_path)
+    found = read("composite", tmp_path)
+    assert found.ratings == [5, 2, 1, *[5, 2, 1, 3] * 2]
+    assert (found.captions[1], found.images) == ("a thing; with a semicolon", None)
+    assert found.excluded == {"rows without an image": 6}
+    assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in (0, 2, 3, 4)], "less the judged one"
+    assert list(found.references[-1]) == [f"a bus in place {n}" for n in (0, 1, 2, 4)]
+    for name in ("Flickr8k_Dataset", "flickr30k-images", "val2014"):
+        (tmp_path / name).mkdir()
+    assert read("composite", tmp_path).images[-1] == tmp_path / "val2014" / "COCO_val2014_000000000012.jpg"
+
+
+def test_pascal50s(tmp_path: Path) -> None:
+    BUILDERS["pascal50s"](tmp_path)
+    (tmp_path / "JPEGImages").mkdir()
+    found = read("pascal50s", tmp_path)
+    assert (found.kinds, found.preference) == (["HC", "HI", "HM", "MM"], [1, 0, 0.5, 1])
+    assert found.first[1] == "two dogs", "the votes are of the triplets' order"
+    assert (found.image_ids[3], found.images[0]) == ("2008_3.jpg", tmp_path / "JPEGImages" / "2008_0.jpg")
+    assert list(found.references) == [f"draw {n}" for n in range(1, 6)]
+    assert all(len(set(texts)) == 5 for own in found.references.values() for texts in own)
+    assert all(text.startswith("reference") and " of 1" in text for text in found.references["draw 1"][1])
+    assert found.references["draw 1"] != found.references["draw 2"]
+    assert (found.averaged, found.ties) == (True, "half")
+
+
+def test_abstract50s(tmp_path: Path) -> None:
+    BUILDERS["abstract50s"](tmp_path)
+    found = read("abstract50s", tmp_path)
+    assert (found.preference, found.image_ids) == ([1, 0], ["Scene0_0.png", "Scene1_0.png"])
+    assert not found.shown_kinds
+
+
+def test_foil(tmp_path: Path) -> None:
+    BUILDERS["foil"](tmp_path)
+    found = read("foil", tmp_path)
+    assert list(zip(found.first, found.second, strict=True)) == [
+        ("a dog runs.", "a cat runs."),
+        ("a dog runs.", "a cow runs."),
+        ("a bus stops", "a car stops"),
+    ]
+    assert found.references["1 reference"] == [["a dog is running"], ["a dog is running"], ["a bus"]]
+    assert found.references["4 references"][0] == ["a dog is running", "the dog runs", "dog", "dogs run", "one dog"]
+    assert set(found.preference) == {1}
+    once = read("foil", tmp_path, one_per_image=True)
+    assert once.image_ids == ["COCO_val2014_000000000007.jpg", "COCO_val2014_000000000008.jpg"]
+    assert sum(once.excluded.values()) == 1
+    (tmp_path / "captions_val2014.json").unlink()
+    assert read("foil", tmp_path).references == {}
+
+
+def test_aro(tmp_path: Path) -> None:
+    BUILDERS["aro"](tmp_path)
+    (tmp_path / "images").mkdir()
+    noise_image(0).save(tmp_path / "images" / "5.jpg")
+    relations, attributes = load("aro", tmp_path, partial=True)
+    assert relations.kinds == ["on", "on", "in"], "near and of are left out"
+    assert sum(relations.excluded.values()) == 2
+    assert attributes.excluded == {"pairs of attributes that occur less than 25 times": 24}
+    region = relations.images[0]
+    assert (region.box, region.render().size) == ((1, 2, 11, 10), (10, 8))
+    with pytest.raises(RewardError, match=r"none\.jpg' cannot be read"):
+        Region(tmp_path / "none.jpg", (0, 0, 1, 1)).render()
+
+
+def test_valse(tmp_path: Path) -> None:
+    BUILDERS["valse"](tmp_path)
+    (tmp_path / "images").mkdir()
+    found = read("valse", tmp_path)
+    assert (found.kinds[:3], len(found.kinds)) == (["existence", "existence", "plurals"], 22)
+    assert (found.first[1:3], found.second[2]) == (["A dog.", "Many dogs."], "No plurals.")
+    assert (found.images[0], list(found.excluded.values())) == (tmp_path / "images" / "existence.jpg", [11])
+    figures = pair_figures(found, {"": [2.0, 1, *[2] * 20]}, {"": [1.0] * 22})
+    assert (figures[0].name, figures[0].value) == ("existence", 0.5)
+    assert (figures[-1].name, figures[-1].value) == ("mean of kinds", pytest.approx(10.5 / 11))
+    found = read("foil", tmp_path)
+    assert (len(found.first), list(found.excluded.values())) == (2, [1])
+
+
+def test_sugarcrepe_pp(tmp_path: Path) -> None:
+    BUILDERS["sugarcrepe_pp"](tmp_path)
+    found = read("sugarcrepe_pp", tmp_path)
+    assert found.captions[:3] == ["a dog swap_obj", "one dog", "a cat"]
+    assert found.image_ids[2:4] == ["000000000001.jpg", "000000000002.jpg"]
+    near = np.array([[1, 0.9, 0.8], [0.9, 1, 0.7], [0.8, 0.7, 1]])
+    far = np.array([[1, 0.8, 0.7], [0.8, 1, 0.8], [0.7, 0.8, 1]])  # the second caption is as near to the negative
+    figures = group_figures(found, [2.0, 3, 1, 2, 1, 1] * 5, np.array([near, far] * 5))
+    values = {figure.name: (figure.value, figure.count) for figure in figures}
+    assert list(values)[::5] == ["ITT, swap_obj", "ITT, mean of kinds", "TOT, replace_rel"]
+    assert (values["ITT, swap_att"], values["TOT, mean of kinds"]) == ((0.5, 2), (0.5, 10))
+    assert "50.0 % of groups have equal scores, which count as wrong" in figures[0].note
+
+
+def test_winoground(tmp_path: Path) -> None:
+    BUILDERS["winoground"](tmp_path)
+    found = read("winoground", tmp_path)
+    first, second = "dog 0 sees a cat", "a cat sees dog 0"
+    files = "ex_0_img_0.png", "ex_0_img_1.png"
+    scored = list(zip(found.captions[:4], found.image_ids[:4], strict=True))
+    assert scored == [(first, files[0]), (second, files[0]), (first, files[1]), (second, files[1])]
+    # Image by caption: both right; the caption of each image alone; the image of each caption alone.
+    scores = [2.0, 1, 1, 2, 2, 1, 4, 5, 2, 4, 1, 5]
+    figures = {figure.name: figure.value for figure in group_figures(found, scores)}
+    assert figures == {
+        **{"text score, Object": 0.5, "text score, Relation": 1, "text score": pytest.approx(2 / 3)},
+        **{"image score, Object": 1, "image score, Relation": 0, "image score": pytest.approx(2 / 3)},
+        **{"group score, Object": 0.5, "group score, Relation": 0, "group score": pytest.approx(1 / 3)},
+    }
+    drawn = group_figures(found, scores, resamples=50)[-1]
+    assert drawn.low < drawn.value < drawn.high
+
+
+def test_aro_order(tmp_path: Path) -> None:
+    BUILDERS["aro_order"](tmp_path)
+    (tmp_path / "val2014").mkdir()
+    coco, flickr = load("aro_order", tmp_path, partial=True)
+    assert (coco.name, flickr.name, flickr.images) == ("aro_order coco", "aro_order flickr30k", None)
+    assert coco.images[9] == tmp_path / "val2014" / "COCO_val2014_000000000007.jpg"
+    true, *shuffled = coco.captions[:5]
+    assert true == "a brown dog, with a red ball, runs on the green grass"
+    words = sorted(true.replace(",", "").split())
+    assert [sorted(text.replace(",", "").split()) for text in shuffled] == [words] * 4
+    assert true not in shuffled
+    assert coco.captions[5:] == ["dogs"] * 5
+    assert coco.captions == read("aro_order", tmp_path).captions != read("aro_order", tmp_path, seed=1).captions
+    (figure,) = group_figures(coco, [2.0, 1, 1, 1, 3, 1, 1, 1, 1, 1])
+    assert (figure.name, figure.value) == ("precision at 1", 0.5), "one shuffle scores higher; equal scores are right"
+
+
+@pytest.mark.parametrize(("name", "caption", "image"), [("polaris", "cand", "img"), ("nebula", "mt", "image")])
+def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
+    pytest.importorskip("pyarrow")
+    content = io.BytesIO()
+    Image.new("P", (3, 2)).save(content, "PNG")
+    row = {"refs": ["dogs", "a dog runs"], "human_score": 0.25, "file_name": "x.jpg"}
+    for number, stored in ((1, b"none"), (0, content.getvalue())):
+        own = row | {caption: f"dog {number}", image: {"bytes": stored, "path": None}}
+        parquet(tmp_path / "data" / f"test-0000{number}-of-2.parquet", [own])
+    found = read(name, tmp_path)
+    assert (found.captions, found.ratings) == (["dog 0", "dog 1"], [0.25] * 2), "files in their order"
+    assert found.image_ids[0] == ("x.jpg" if name == "nebula" else "dogs\na dog runs")
+    first, second = found.images
+    assert (first.render().size, first.render().mode) == ((3, 2), "P"), "as a file's for a score"
+    with pytest.raises(RewardError, match="cannot be read"):
+        second.render()
+
+
+def test_pascal50s_as_json(tmp_path: Path) -> None:
+    pascal50s_json(tmp_path)
+    found = read("pascal50s", tmp_path)
+    assert found.kinds == ["HC", "HI", "HM", "MM"]
+    assert found.preference == [0, 1, 0, 1], "the label is the place of the better caption"
+    assert (found.first[0], found.second[0], found.image_ids[0]) == ("a dog HC", "a cat", "2008_HC.jpg")
+    assert [[len(texts) for texts in own] for own in found.references.values()] == [[5] * 4]
+    won, lost = (dict.fromkeys(found.references, own) for own in ([1.0, 0, 0, 0], [0.0, 1, 1, 0]))
+    figures = {figure.name: figure.value for figure in pair_figures(found, won, lost)}
+    assert figures == {"HC": 0, "HI": 0, "HM": 1, "MM": 0.5, "mean of kinds": 0.375}
+    released = tmp_path / "pyCIDErConsensus"
+    released.mkdir()
+    BUILDERS["pascal50s"](released)
+    assert len(read("pascal50s", tmp_path).references) == 5, "of both forms, the votes"
+
+
+@pytest.mark.parametrize(
+    ("name", "ratings", "image_ids", "references"),
+    [
+        ("nebula", [1, 0.55], ["59cf.jpg", "aa0c.jpg"], [["dogs", "a dog runs"], ["cats"]]),  # as JSON
+        ("polaris", [0.75, 0.5], ["1.jpg", "2.jpg"], [["a dog runs", "a dog's"], ["cats"]]),  # as CSV
+    ],
+)
+def test_polaris_and_nebula(tmp_path: Path, name: str, ratings: Any, image_ids: list[str], references: Any) -> None:
+    BUILDERS[name](tmp_path)
+    photos = tmp_path / name.capitalize()
+    photos.mkdir()
+    found = read(name, tmp_path)
+    assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], ratings, image_ids)
+    assert (found.references, found.published) == (references, "tau_c")
+    assert found.images == [photos / image for image in image_ids]
+
+
+def test_thumb(tmp_path: Path) -> None:
+    BUILDERS["thumb"](tmp_path)
+    systems, everyone = load("thumb", tmp_path, partial=True)
+    assert (systems.captions, systems.ratings) == (["a thing", "A dog runs", "a thing", "A cat sits"], [4.0, 3.9] * 2)
+    assert len(everyone.captions) == 6
+    assert systems.references[0] == [f"A dog runs in place {n}." for n in (0, 1, 3, 4)], "less the judged person's"
+    assert read("thumb", tmp_path, aspect="precision").ratings == [3, 4, 3, 4]
+    figure, *_ = rated_figures(systems, [1.0, 0.0, 0.75, 0.0], resamples=10)
+    assert (figure.name, figure.published) == ("pearson", True)
+    assert figure.value == pytest.approx(np.corrcoef([1, 0, 0.75, 0], [4, 3.9, 4, 3.9])[0, 1])
+    (tmp_path / "captions_val2014.json").unlink()
+    assert read("thumb", tmp_path).references is None
+
+
+def test_cxc(tmp_path: Path) -> None:
+    BUILDERS["cxc"](tmp_path)
+    found = read("cxc", tmp_path)
+    assert found.captions == ["A dog runs in place 0.", *["A dog runs in place 1."] * 2]
+    assert (found.ratings, found.published) == ([5, 1.8, 4.2], "spearman")
+    assert [len(own) for own in found.references] == [4, 5, 4], "the judged caption is no reference of its own image"
+    assert found.references[1][0] == "A cat sits in place 0."
+    figure, *_ = rated_figures(found, [1.0, 2.0, 3.0])
+    assert (figure.name, figure.value) == ("spearman", None), "one of two captions has no correlation"
+
+
+@pytest.mark.parametrize("core", [b"numpy._core", b"numpy.core"])
+def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
+    """Of the release of EMScore (ShiYaya/emscore, 426e424); NumPy 1 wrote another name of its module."""
+    BUILDERS["vatex_eval"](tmp_path)
+    for file in tmp_path.glob("*.pkl"):
+        file.write_bytes(file.read_bytes().replace(b"numpy._core", core).replace(b"numpy.core", core))
+    (tmp_path / "videos" / "bbb_000002_000012").mkdir(parents=True)
+    found: Any = load("vatex_eval", tmp_path, partial=True, kwargs={"references": 1, "num_frames": 3})
+    assert [part.name for part in found] == [f"vatex_eval, person {number}" for number in (1, 2, 3)]
+    assert [part.ratings for part in found] == [[3, 1, 5], [4, 2, 5], [3, 2, 4]]
+    assert found[0].captions == ["a man runs .", "a dog sits .", "a cat sleeps ."]
+    assert found[0].references == [["a person runs"], ["a dog"], ["a cat"]]
+    first, second, third = found[1].images
+    assert first is second
+    assert first == video_frames(tmp_path / "videos" / "aaa_000001_000011.mp4", 3)
+    assert third == video_frames(tmp_path / "videos" / "bbb_000002_000012", 3)
+    with pytest.raises(DataError, match="references is 3: expected 1 to 2"):
+        read("vatex_eval", tmp_path, references=3)
+
+
+def test_nothing_in_a_pickled_file_is_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    BUILDERS["vatex_eval"](tmp_path)
+    (tmp_path / "gts_list.pkl").write_bytes(b"cbuiltins\nprint\n(S'executed'\ntR.")
+    with pytest.raises(DataError, match=r"gts_list\.pkl cannot be read .*builtins\.print"):
+        load("vatex_eval", tmp_path, partial=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_texts_with_an_impossible_code_point_are_named(tmp_path: Path) -> None:
+    BUILDERS["vatex_eval"](tmp_path)
+    captions = pickle.dumps(np.array(["a man", "a dog", "a cat"], dtype="<U5"), protocol=5)
+    (tmp_path / "candidates_list.pkl").write_bytes(captions.replace("a".encode("utf-32-le"), b"\xff" * 4, 1))
+    with pytest.raises(DataError, match=r"candidates_list\.pkl .*code point 0xffffffff"):
+        load("vatex_eval", tmp_path, partial=True)
+
+
+def test_activitynet_foil(tmp_path: Path) -> None:
+    """Of the release of EMScore (ShiYaya/emscore, 426e424): segments, and references that overlap by over 0.4."""
+    BUILDERS["activitynet_foil"](tmp_path)
+    (tmp_path / "videos").mkdir()
+    found = read("activitynet_foil", tmp_path)
+    assert (found.first, found.second) == (["A man runs.", "A dog barks."], ["A woman runs.", "A cat barks."])
+    assert found.excluded == {"the sentence is the same in both paragraphs": 1}
+    # Seconds 0 to 10 have all of 0 to 4, and 8 of the 28 of 3 to 30; 15 to 40 have 16 of those 28.
+    assert found.references == {"overlapping references": [["A runner."], ["A long run."]]}
+    video = tmp_path / "videos" / "v_1.mp4"
+    assert found.images == [video_frames(video, 10, (0.0, 10.4 / 40)), video_frames(video, 10, (15 / 40, 1.0))]
+
+
+def lines(folder: Path, *rows: Any) -> Path:
+    path = folder / "ratings.jsonl"
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+LINE = {"image": "a.jpg", "caption": "A dog.", "rating": 3}
+
+
+def test_any_file_of_ratings(tmp_path: Path) -> None:
+    path = lines(tmp_path, LINE, "", {**LINE, "rating": 4.5, "group": 7, "system": "x"})
+    found = read("ratings", path)
+    assert (found.captions, found.ratings, found.image_ids) == (["A dog."] * 2, [3.0, 4.5], ["a.jpg", "7"])
+    assert (found.within_images, found.published, found.references, found.images) == (True, None, None, None)
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    odd = {**LINE, "caption": "A dog.\u2028It\u0085runs.", "references": ["a dog", "dogs"]}
+    lines(tmp_path, json.dumps(odd, ensure_ascii=False))
+    found = read("ratings", tmp_path)
+    assert (found.references, found.images) == ([["a dog", "dogs"]], [tmp_path / "a.jpg"])
+    assert found.captions == [odd["caption"]], "only line feeds end a line"
+
+
+def test_wrong_lines_of_ratings_are_named(tmp_path: Path) -> None:
+    for row, message in (
+        ({**LINE, "rating": "x"}, "line 2: 'rating' is 'x': expected a finite number"),
+        ({**LINE, "rating": True}, "line 2: 'rating' is True"),
+        ({**LINE, "caption": " "}, "line 2: 'caption' is ' '"),
+        ({**LINE, "group": [1]}, r"line 2: 'group' is \[1\]"),
+        ({**LINE, "references": ["a dog"]}, "line 1 has no 'references', other rows have"),
+        ("[1]", r"line 2 is \[1\]"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read("ratings", lines(tmp_path, LINE, row))
+    with pytest.raises(DataError, match="no ratings"):
+        read("ratings", lines(tmp_path, ""))
+
+
+def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
+    judgements = [{"caption": "A  dog .", "rating": 2.0}, {"caption": "A cat", "rating": math.nan}]
+    content = {"1_a": {"image_path": "d/1_a.jpg", "ground_truth": ["a dog  runs"], "human_judgement": judgements}}
+    path = tmp_path / "flickr8k.json"
+    path.write_text(json.dumps(content))
+    found = read("ratings", path)
+    assert (found.captions, found.ratings, found.image_ids) == (["A dog ."], [2.0], ["1_a"])
+    assert found.references == [["a dog runs"]]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_missing_files_and_another_number_than_the_published_one_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"Get it: |expected one, or the file itself"):
+        load(name, tmp_path)
+    if name not in ("cxc", "ratings"):
+        BUILDERS[name](tmp_path)
+        with pytest.raises(DataError, match=rf"{name}.* has \d+ .*, published are \d+: "):
+            load(name, tmp_path)
+
+
+LONG = "9" * 5_000
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new", "message"),
+    [
+        ("flickr8k_expert", "ExpertAnnotations.txt", "\t4\t4\t4", "\t4\t4", "line 1 has 4 fields"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "2_b.jpg#1", "2_b.jpg#9", "line 2: 'caption' is '2_b.jpg#9'"),
+        ("flickr8k_crowdflower", "Flickr8k.token.txt", "1_a.jpg#0", "1_a.jpg", "line 1: 'id' is '1_a.jpg'"),
+        ("composite", "8k_correctness.csv", "Input.image_url", "url", "expected Input.image_url"),
+        ("pascal50s", "pair_pascal.mat", None, "text", "cannot be read as a MATLAB file"),
+        ("foil", "foilv1.0_test_2017.json", '"image_id": 8', '"image_id": 9', r"\[3\]: 'image_id' is 9: expected"),
+        ("foil", "foilv1.0_test_2017.json", '"foil": true', '"foil": 1', r"\[1\]: 'foil' is 1: expected true"),
+        ("foil", "captions_val2014.json", None, '{"annotations": []}', "of which captions_val2014.json has no other"),
+        ("sugarcrepe", "captions_val2017.json", None, '{"annotations": []}', "val2017.json has no other caption"),
+        ("valse", "plurals.json", '["Many dogs."]', "[]", r"json, plurals_0: 'caption' is \[\]: expected a list"),
+        ("polaris", "polaris_test.csv", "['cats']", "[" * 5_000, "line 3: 'refs' is '.*expected a list of texts"),
+        ("cxc", "sits_test.csv", "sentid:71", "sentid:999", "line 3: 'caption' is .*sentid:999"),
+        ("activitynet_foil", "anet_entities_test_1.json", "[15, 40]", "[41, 40]", "'timestamps' is .*pairs of seconds"),
+        ("activitynet_foil", "anet_entities_test_2.json", '"A runner.", ', "", "expected 2, one for each"),
+        ("ratings", "mine.jsonl", '"rating": 2', f'"rating": {LONG}', "line 2 is not JSON"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(tmp_path: Path, name: str, file: str, old: str | None, new: str, message: str) -> None:
+    """``old`` is replaced by ``new``, or all of the file."""
+    BUILDERS[name](tmp_path)
+    path = tmp_path / file
+    if old is not None:
+        assert old in path.read_text()
+    path.write_text(new if old is None else path.read_text().replace(old, new, 1))
+    with pytest.raises(DataError, match=message) as raised:
+        load(name, tmp_path, partial=True)
+    assert file in str(raised.value)
+
+
+def test_unknown_names_and_arguments(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'flickr' is not a set of judgements"):
+        load("flickr", tmp_path)
+    with pytest.raises(DataError, match=r"set_kwargs\.side is no option of composite"):
+        load("composite", tmp_path, kwargs={"side": 1})
+    with pytest.raises(DataError, match=r"images = '.*x' is not a folder"):
+        load("sugarcrepe", tmp_path, tmp_path / "x", partial=True)
+
+
+def test_the_real_files_have_the_published_counts(shared_data: Path) -> None:
+    counts = {}
+    for name, folder in (("abstract50s", "abstract48s"), ("foil", "foil"), ("sugarcrepe", "sugarcrepe")):
+        (part,) = load(name, shared_data / folder)
+        counts[name] = len(part.image_ids)
+    assert counts == {"abstract50s": 400, "foil": 943, "sugarcrepe": 7_511}
+
+
+def test_both_forms_of_flickr8k_expert_are_the_same(shared_data: Path, tmp_path: Path) -> None:
+    raw = read("flickr8k_expert", shared_data / "flickr8k")
+    (tmp_path / "flickr8k.json").symlink_to(shared_data / "flickr8k" / "flickr8k.json")
+    made = read("flickr8k_expert", tmp_path)
+    rows = [
+        sorted(zip(part.image_ids, part.captions, part.ratings, map(tuple, part.references or ()), strict=True))
+        for part in (raw, made)
+    ]
+    assert rows[0] == rows[1]

@@ -1,0 +1,121 @@
+"""Specificity rates by hand, chains of generated scenes, and scoring them with any reward."""
+
+import pytest
+
+from rewards.base import RewardError
+from rewards.text.detail_units import detail_units, prefixes
+from rl_caption.data.scenes import ScenesData
+from rl_caption.lab.meta_evaluation import specificity
+from rl_caption.lab.meta_evaluation.specificity import (
+    Chain,
+    ChainScores,
+    make_chains,
+    released_specificity_rates,
+    score_chains,
+    specificity_rates,
+)
+
+# Steps up: yes, tie, yes | yes. Negatives below: yes, tie, no | yes. Micro: 3/4 and 2/4, where a macro average would
+# give (2/3 + 1) / 2 and (1/3 + 1) / 2.
+SCORES = [ChainScores([0.1, 0.2, 0.2, 0.3], [0.0, 0.2, 0.4]), ChainScores([-0.5, 0.0], [-0.6])]
+
+
+def test_rates_by_hand():
+    assert specificity_rates(SCORES) == (3 / 4, 2 / 4, 2, 4)
+
+
+def test_the_released_estimator_by_hand():
+    # First chain: stored .1 .2 .2, all above 0, n = 2: up 1/2, down 1/2. The second: n = -1, skipped.
+    assert released_specificity_rates(SCORES) == (1 / 2, 1 / 2, 1, 2)
+    # A cosine below 0 leaves out a step: stored -.1 .1 .2 .3, n = 2, steps (-.1, .1) and (.1, .2).
+    negative = ChainScores([-0.1, 0.1, 0.2, 0.3, 0.1], [0.0, 0.0, 0.0, 0.0])
+    assert released_specificity_rates([negative]) == (1, 1 / 2, 1, 2)
+    assert specificity_rates([negative]) == (3 / 4, 3 / 4, 1, 4)
+    # Macro: chains weigh alike, (1/2 + 1) / 2.
+    assert released_specificity_rates([*SCORES, negative])[:2] == (3 / 4, 1 / 2)
+    shifted = [ChainScores([s - 1 for s in chain.captions], [s - 1 for s in chain.negatives]) for chain in SCORES]
+    with pytest.raises(ValueError, match="all of 2 captions are skipped"):
+        released_specificity_rates(shifted)
+
+
+@pytest.mark.parametrize("rates", [specificity_rates, released_specificity_rates])
+def test_wrong_chains_are_named(rates):
+    for chains, message in (
+        ([], "no captions"),
+        ([*SCORES[:1], ChainScores([0.1, 0.2], [0.1, 0.2])], "chain 1 has 2 captions and 2 negatives"),
+        ([ChainScores([0.1, float("nan")], [0.1])], "chain 0 has a score that is not finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            rates(chains)
+
+
+def test_chains_are_prefixes_and_units_of_other_images():
+    scenes = ScenesData(num_train=0, num_val=0, num_test=14, num_unseen=0, image_size=32)
+    captions = [row["long_reference"] for row in scenes.split("test")]
+    chains = make_chains(captions)
+    assert make_chains(captions, seed=1) != chains
+    for caption, chain in zip(captions, chains, strict=True):
+        assert chain is not None
+        assert list(chain.captions) == prefixes(detail_units(caption))
+        assert len(chain.negatives) == len(chain.captions) - 1
+        for base, positive, negative in zip(chain.captions, chain.captions[1:], chain.negatives, strict=False):
+            assert negative.startswith(base)
+            assert negative not in (base, positive)
+
+
+def test_chains_end_where_no_other_image_has_a_unit():
+    long = "A dog runs and a cat sits. The sky is blue."
+    assert make_chains([long, long]) == [None, None], "equal captions are one image's"
+    chain, short = make_chains([long, "A bus"])
+    assert short is None, "a caption of one unit"
+    assert chain is not None
+    assert list(chain.negatives) == [f"{base} A bus" for base in chain.captions[:-1]]
+    chain, _ = make_chains([long, "A man waits and a cat sits."])
+    assert chain is None, "the other image's second unit is the true one"
+    with pytest.raises(ValueError, match="1 image ids for 2 captions"):
+        make_chains([long, long], image_ids=["a"])
+
+
+class Words:
+    """Counts the words that a row's image wants."""
+
+    __name__ = "words"
+    columns = frozenset({"image"})
+    bounds = (0.0, 100.0)
+    signature = "words"
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, prompts, completions, *, image):
+        self.calls.append(len(completions))
+        return [sum(word in own for word in text.split()) for text, own in zip(completions, image, strict=True)]
+
+
+class Short(Words):
+    """Returns too few scores."""
+
+    def __call__(self, prompts, completions, **columns):
+        return [0.0]
+
+
+CHAINS = [Chain(["a", "a b", "a b c"], ["a x", "a b y"]), Chain(["b", "b a"], ["b z"])]
+
+
+@pytest.mark.parametrize("batch_size", [3, 100])
+def test_any_reward_scores_chains_in_batches(batch_size, monkeypatch):
+    monkeypatch.setattr(specificity, "BATCH_SIZE", batch_size)
+    reward = Words()
+    scores = score_chains(reward, CHAINS, {"image": [["a", "b"], ["a"]]})
+    assert scores == [([1, 2, 2], [1, 2]), ([0, 1], [0])]
+    assert max(reward.calls) <= batch_size
+    assert sum(reward.calls) == 8
+    # Ups: yes, tie | yes. Negatives: tie, tie | tie.
+    assert specificity_rates(scores) == (2 / 3, 0, 2, 3)
+
+
+def test_scoring_checks_its_input():
+    with pytest.raises(ValueError, match="column 'image' has 1 items for 2 captions"):
+        score_chains(Words(), CHAINS, {"image": [[]]})
+    with pytest.raises(RewardError, match="returned 1 scores for 8"):
+        score_chains(Short(), CHAINS, {"image": [[], []]})

@@ -1,0 +1,258 @@
+"""Recaptioning and positives: rows that keep what they had, parts that go on, descriptions, drawings, a tiny VLM."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import DataError, Row, Splits, load_image
+from rl_caption.data.formats import build_data
+from rl_caption.data.scenes import ScenesData
+from rl_caption.data.scenes.oracle import oracle
+from rl_caption.errors import ConfigError
+from rl_caption.evaluation import EvaluationError
+from rl_caption.lab.config import PositivesConfig, RecaptionConfig, RecaptionerConfig, TextToImageConfig
+from rl_caption.lab.recaption import make_positives, recaption
+from rl_caption.lab.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
+from rl_caption.reward_models.batch import check_positives
+from tests.captioners_for_tests import tiny_captioner, tiny_rows
+from tests.interruptions_for_tests import interrupted
+from tests.training_for_tests import DATA
+from tests.vlm_for_tests import tiny_qwen2_vl
+
+SCENES = DataConfig(**DATA)
+
+
+class Counting:
+    """Says which image it sees; counts its rows."""
+
+    signature = "counting"
+    seen = 0
+
+    def __call__(self, rows: Sequence[Row]) -> list[str]:
+        Counting.seen += len(rows)
+        return [f"A long caption of {row['image_id']}." for row in rows]
+
+
+def config(out: Path, target: str = f"{__name__}:Counting", **changed: Any) -> RecaptionConfig:
+    kwargs = changed.pop("kwargs", {})
+    return RecaptionConfig(SCENES, recaptioner=RecaptionerConfig(target, kwargs), out=str(out), part_rows=3, **changed)
+
+
+def rows_of(file: Path, split: str, **options: Any) -> Sequence[Any]:
+    return build_data(DataConfig(format="jsonl", path=str(file), **options)).split(split)
+
+
+def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(tmp_path, monkeypatch):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    table = recaption(config(whole))
+    assert "| before |" in table
+    assert "| after |" in table
+    old, made = build_data(SCENES), whole / "captions.jsonl"
+    for row, known in zip(rows_of(made, "train", long_captions=False), old.split("train"), strict=True):
+        assert row["references"] == known["references"]
+        assert row["long_reference"] == f"A long caption of {row['image_id']}."
+    for row, known in zip(rows_of(made, "val", long_captions=False), old.split("val"), strict=True):
+        assert row["long_reference"] == known["long_reference"]
+        assert Path(str(row["image"])).is_file()
+    long = rows_of(made, "train", long_captions=True)[0]
+    assert long["references"] == [f"A long caption of {long['image_id']}."]
+
+    monkeypatch.setattr(Counting, "seen", 0)
+    with interrupted(Counting, "__call__", after=1):
+        recaption(config(out))
+    recaption(config(out, worker="1/2"))
+    recaption(config(out))
+    assert Counting.seen == len(old.split("train"))
+    lines, expected = ((folder / "captions.jsonl").read_text().replace(str(folder), "") for folder in (out, whole))
+    assert lines == expected
+    with pytest.raises(ConfigError, match="recaptioner was"):
+        recaption(config(out, "scenes"))
+
+
+@pytest.mark.parametrize("content", ["", '{"image_id": "x"}\n'], ids=["empty", "cut off"])
+def test_a_part_without_all_its_rows_is_named_and_loses_none(content: str, tmp_path: Path) -> None:
+    recaption(config(tmp_path))
+    written = (tmp_path / "captions.jsonl").read_bytes()
+    part = sorted((tmp_path / "parts").glob("*.jsonl"))[0]
+    part.write_text(content)
+    with pytest.raises(DataError, match=part.name):
+        recaption(config(tmp_path))
+    assert (tmp_path / "captions.jsonl").read_bytes() == written
+    part.unlink()
+    recaption(config(tmp_path))
+    assert (tmp_path / "captions.jsonl").read_bytes() == written
+
+
+@pytest.mark.parametrize("program", ["recaption", "positives"])
+def test_two_rows_of_one_image_id_are_refused(tmp_path: Path, program: str) -> None:
+    rows = [{"image": f"{n}.png", "image_id": "5", "references": [f"picture {n}"], "split": split}
+            for n, split in enumerate(("train", "train", "test"))]  # fmt: skip
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    for n in range(3):
+        Image.new("RGB", (8, 8), (90 * n, 0, 0)).save(tmp_path / f"{n}.png")
+    data, asked = DataConfig("jsonl", path=str(path)), RecaptionerConfig(f"{__name__}:Counting")
+    for splits in (["train"], ["test"]):
+        out = str(tmp_path / "out")
+        run = partial(recaption, RecaptionConfig(data, recaptioner=asked, splits=splits, out=out))
+        if program == "positives":
+            run = partial(make_positives, PositivesConfig(data, captions=asked, splits=splits, out=out))
+        with pytest.raises(EvaluationError, match=r"split 'train'.*'5'"):
+            run()
+        assert not Path(out).exists()
+    path.write_text("\n".join(map(json.dumps, rows[1:])))  # one in each split
+    recaption(RecaptionConfig(data, recaptioner=asked, splits=["train", "train"], out=str(tmp_path / "out")))
+    assert len(rows_of(tmp_path / "out/captions.jsonl", "train")) == 1
+
+
+class Numbered(Splits):
+    """Images in memory, with the same ids in both splits."""
+
+    def __init__(self) -> None:
+        images = [row["image"] for row in tiny_rows(8)]
+        rows = [{"image_id": str(index % 4), "image": image, "references": ["a"]} for index, image in enumerate(images)]
+        super().__init__({"train": rows[:4], "val": rows[4:]}, "memory")
+
+
+def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(tmp_path: Path) -> None:
+    model, found = tmp_path / "model", {}
+    kwargs = {"model": str(model), "num_samples": 1, "max_new_tokens": 8, "seed": 1}
+    for seed, splits in ((0, ["train"]), (0, ["train"]), (0, ["train", "val"])):
+        captioner = tiny_captioner(seed)
+        captioner.save_pretrained(captioner.policy, model)
+        out = tmp_path / "-".join(splits)
+        data, asked = DataConfig(target=f"{__name__}:Numbered"), RecaptionerConfig("captioner", kwargs)
+        recaption(RecaptionConfig(data, splits, recaptioner=asked, out=str(out)))
+        made = out / "captions.jsonl"
+        found[len(splits)] = [row["long_reference"] for row in rows_of(made, "train")]
+        for split in ("train", "val"):
+            for row, old in zip(rows_of(made, split), Numbered().split(split), strict=True):
+                assert load_image(row["image"]).tobytes() == load_image(old["image"]).tobytes()
+    assert found[1] == found[2]
+    captioner = tiny_captioner(1)
+    captioner.save_pretrained(captioner.policy, model)
+    with pytest.raises(ConfigError, match="recaptioner was"):
+        recaption(RecaptionConfig(data, splits, recaptioner=asked, out=str(out)))
+
+
+def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for changed, message in (
+        ({"splits": ["training"]}, "splits has"),
+        ({"target": "scenes", "kwargs": {"keep": 0}}, "keep is 0"),
+        ({"language_model": str(tmp_path)}, "language_model"),
+        ({"target": "vision_language", "kwargs": {"name": "x", "prompt": "{title}"}}, "title"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            recaption(config(tmp_path / "out", **changed))
+    videos = replace(config(tmp_path / "out"), data=DataConfig("moving_scenes", kwargs={"num_train": 2}))
+    with pytest.raises(ConfigError, match="are videos"):
+        recaption(videos)
+    for captions, message in ((["one", "another"], "2 captions of an image"), (" ", "no caption of train")):
+        monkeypatch.setattr(Counting, "__call__", lambda self, rows, captions=captions: [captions] * len(rows))
+        with pytest.raises(DataError, match=message):
+            recaption(config(tmp_path / "out"))
+    for changed, message in (({"captions": None}, "neither captions.target"), ({"images": "scene"}, "text_to_image")):
+        with pytest.raises(ConfigError, match=message):
+            make_positives(positives(tmp_path / "out", **changed))
+    monkeypatch.setattr(Painter, "__call__", lambda self, captions: [])
+    with pytest.raises(DataError, match="Painter: it made 0 images of 2 captions"):
+        make_positives(positives(tmp_path / "out", None, f"{__name__}:Painter"))
+
+
+def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
+    rows = ScenesData(num_train=30, num_val=0, num_test=0, num_unseen=0).split("train")
+    exact, thin, wrong = (SceneRecaptioner(*options)(rows) for options in ((1, 0), (0.4, 0), (1, 1)))
+    for row, caption in zip(rows, exact, strict=True):
+        assert oracle(caption, row["scene"]).f1 == 1
+    assert sum(map(len, thin)) < 0.6 * sum(map(len, exact))
+    assert all(oracle(caption, row["scene"]).precision == 1 for row, caption in zip(rows, thin, strict=True))
+    precision = [oracle(caption, row["scene"]).precision for row, caption in zip(rows, wrong, strict=True)]
+    assert sum(precision) / len(precision) < 0.7
+    with pytest.raises(DataError, match="no generated scene"):
+        SceneRecaptioner()([{"image_id": "1", "image": "a.png", "references": []}])
+
+
+def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
+    folder = tiny_qwen2_vl(tmp_path / "vlm")
+    rows = build_data(SCENES).split("train")[:3]
+    options: dict[str, Any] = {"max_new_tokens": 5, "dtype": "float32"}
+    greedy = VisionLanguageRecaptioner(str(folder), "describe this image {caption}", batch_size=3, **options)
+    together = greedy(rows)
+    greedy.batch_size = 1
+    assert greedy(rows) == together
+    assert [len(own) for own in together] == [1, 1, 1]
+    beams = VisionLanguageRecaptioner(str(folder), num_beams=3, num_return_sequences=2, **options)
+    assert [len(own) for own in beams(rows)] == [2, 2, 2]
+    assert "beams3,best2" in beams.signature
+    for name, several, message in ((folder, 2, "num_return_sequences"), (tmp_path / "absent", 1, "cannot be loaded")):
+        with pytest.raises(ConfigError, match=message):
+            VisionLanguageRecaptioner(str(name), num_return_sequences=several)
+
+
+class Two(Counting):
+    """Two captions of each image, and a blank one."""
+
+    def __call__(self, rows: Sequence[Row]) -> list[list[str]]:  # type: ignore[override]
+        return [[caption, " ", f"Once more: {caption}"] for caption in super().__call__(rows)]
+
+
+class Painter:
+    """An image of a caption, as large as the caption is long; counts them."""
+
+    signature = "painter"
+    made = 0
+
+    def __call__(self, captions: Sequence[str]) -> list[Image.Image]:
+        Painter.made += len(captions)
+        return [Image.new("RGB", (len(caption), 8)) for caption in captions]
+
+
+def positives(out: Path, captions: str | None = f"{__name__}:Two", images: str | None = None, **changed: Any) -> Any:
+    painter = TextToImageConfig(images, batch_size=2, captions=changed.pop("of", "all"))
+    own = {"captions": RecaptionerConfig(captions), "images": painter, "out": str(out), "part_rows": 5}
+    return PositivesConfig(changed.pop("data", SCENES), **own, **changed)
+
+
+def test_positives_are_rows_for_pac_s(tmp_path: Path) -> None:
+    table = make_positives(positives(tmp_path, images=f"{__name__}:Painter", splits=["train", "val"]))
+    assert "| references | 190 |" in table
+    assert "| positive_captions | 76 |" in table
+    old = build_data(SCENES)
+    for split in ("train", "val"):
+        rows = rows_of(tmp_path / "positives.jsonl", split)
+        assert [row["references"] for row in rows] == [row["references"] for row in old.split(split)]
+        check_positives(rows, ["image", "text"], "random", split=split)
+        for row in rows:
+            text = f"A long caption of {row['image_id']}."
+            assert row["positive_captions"] == [text, f"Once more: {text}"], "a blank caption is none"
+            sizes = [load_image(image).width for image in row["positive_images"]]
+            assert sizes == [len(caption) for caption in row["references"]], "image k is of reference k"
+
+
+def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_after(tmp_path, monkeypatch):
+    painter, out = f"{__name__}:Painter", tmp_path / "out"
+    make_positives(positives(tmp_path / "captions"))
+    data = DataConfig(format="jsonl", path=str(tmp_path / "captions/positives.jsonl"))
+    again = partial(positives, out, None, painter, data=data, of="first")
+    monkeypatch.setattr(Painter, "made", 0)
+    with interrupted(Painter, "__call__", after=4):  # in the second part
+        make_positives(again())
+    make_positives(again(worker="1/2"))
+    make_positives(again())
+    assert Painter.made == 32
+    check_positives(rows_of(out / "positives.jsonl", "train"), ["image", "text"], "first")
+    with pytest.raises(ConfigError, match="images was 'painter of first references', is 'painter of all"):
+        make_positives(positives(out, None, painter, data=data))
+    file = Path(str(data.path))
+    whole = file.read_text()
+    for old, new in (("red", "blue"), ("A long caption", "A short caption")):  # a reference, a positive caption
+        file.write_text(whole.replace(old, new))
+        with pytest.raises(ConfigError, match="captions_before was"):
+            make_positives(again())

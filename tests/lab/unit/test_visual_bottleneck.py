@@ -1,0 +1,188 @@
+"""VBA: scenes drawn from captions, and captions through text-to-image and a captioner."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rewards.base import RewardError
+from rewards.registry import build
+from rl_caption.data.scenes.drawing import scene_of
+from rl_caption.data.scenes.language import references
+from rl_caption.data.scenes.oracle import oracle
+from rl_caption.data.scenes.world import make_scene
+from rl_caption.lab.visual_bottleneck import DiffusionImages, SceneImages, VisualBottleneck
+from tests.captioners_for_tests import tiny_captioner
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "a large striped red circle on a grey background",
+        "two small blue stars below a green square",
+        "a yellow heart to the left of a pink ring",
+        "There are three plain purple crosses.",
+    ],
+)
+def test_what_a_caption_says_is_true_of_its_scene(caption: str) -> None:
+    scene = scene_of(caption)
+    assert oracle(caption, scene).precision == 1.0
+    assert scene == scene_of(caption)
+    assert scene != scene_of(caption, seed=1), "what it leaves open is drawn"
+
+
+def test_captions_are_drawn_whatever_they_say() -> None:
+    captions = [caption for seed in range(30) for caption in references(make_scene(seed), seed)]
+    precisions = [oracle(caption, scene_of(caption)).precision for caption in captions]
+    assert np.mean(np.array(precisions) == 1.0) > 0.95, "generated ones nearly all as they are"
+    assert min(precisions) > 0.5
+    for caption in ("", "a great day for everyone", "a grey circle", "nine red circles", "a " * 500):
+        assert 1 <= len(scene_of(caption, attempts=4).things) <= 4
+        assert SceneImages(32)([caption])[0].render().size == (32, 32)  # type: ignore[union-attr]
+
+
+class Colours:
+    """Images of one colour each; counts its captions."""
+
+    signature = "colours"
+
+    def __init__(self) -> None:
+        self.captions: list[str] = []
+
+    def __call__(self, captions: Sequence[str]) -> Sequence[Any]:
+        self.captions += captions
+        return [Image.new("RGB", (16, 16), (10 * len(caption), 0, 0)) for caption in captions]
+
+
+@pytest.fixture(scope="module")
+def captioner(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("captioner")
+    made = tiny_captioner()
+    made.save_pretrained(made.policy, folder)
+    return str(folder)
+
+
+def vba(captioner: str, **options: Any) -> VisualBottleneck:
+    return VisualBottleneck(captioner, **{"similarity": "rouge_l", "num_beams": 2, "max_new_tokens": 8} | options)
+
+
+def test_captions_through_images(captioner: str) -> None:
+    reward = vba(captioner, batch_size=2, text_to_image=f"{__name__}:Colours")
+    captions = ["a red circle on a grey field", "  ", "two blue squares", "the dog"]
+    found = reward(None, captions)
+    drawn = reward._images.captions  # type: ignore[attr-defined]
+    assert drawn == [captions[0], captions[2], captions[3]], "a blank caption is not drawn"
+    assert found[1] == 0.0
+    written = [reward.rewrite([caption])[0][0] for caption in captions]
+    expected = build("rouge_l")(None, written, references=[[caption] for caption in captions])
+    assert [found[row] for row in (0, 2, 3)] == pytest.approx([expected[row] for row in (0, 2, 3)])
+    assert reward.signature.startswith("VBA[colours,")
+    assert vba(captioner).signature != vba(captioner, num_beams=1).signature
+
+
+def test_the_most_similar_of_several_beams_counts(captioner: str) -> None:
+    captions = ["a red circle on a grey field", "two blue squares"]
+    reward = vba(captioner, num_beams=3, num_return_sequences=3, text_to_image=f"{__name__}:Colours")
+    rewritten = reward.rewrite(captions)
+    assert [len(set(beams)) for beams in rewritten] == [3, 3]
+    rouge = build("rouge_l")
+    best = [max(rouge(None, beams, references=[[text]] * 3)) for text, beams in zip(captions, rewritten, strict=True)]
+    assert reward(None, captions) == pytest.approx(best)
+    assert reward.signature != vba(captioner, num_beams=3, text_to_image=f"{__name__}:Colours").signature
+
+
+class Signed:
+    """A similarity below 0 and above 1, and NaN."""
+
+    __name__, columns, bounds, signature = "signed", frozenset({"references"}), (-2.0, 2.0), "signed"
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        values = {"red": 2.0, "blue": -1.0}
+        return [values.get(own[0].split()[1], math.nan) for own in columns["references"]]
+
+
+def test_scores_are_clipped(captioner: str) -> None:
+    reward = vba(captioner, similarity=f"{__name__}:Signed", text_to_image_kwargs={"size": 16})
+    assert reward(None, ["a red circle", "a blue circle"]) == [1.0, 0.0]
+    with pytest.raises(RewardError, match="'signed' returned nan for caption 1"):
+        reward(None, ["a red circle", "a green circle"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"similarity": "length_router", "similarity_kwargs": {}}, "needs"),
+        ({"similarity": "repetition"}, "does not compare with references"),
+        ({"text_to_image": "scene"}, "text_to_image is 'scene'.*scenes"),
+        ({"text_to_image": "diffusers:x"}, "needs the package diffusers"),
+        ({"text_to_image": "diffusers:x", "text_to_image_kwargs": {"noise": "batch"}}, "noise"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
+    ],
+)
+def test_wrong_arguments_are_named(captioner, options, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(ValueError, match=message):
+        vba(captioner, **options)
+
+
+class Pipeline:
+    """Stands in for a pipeline of diffusers."""
+
+    def __init__(self) -> None:
+        self.scheduler = SimpleNamespace(config="config")
+        self.calls: list[Any] = []
+
+    def to(self, device: str) -> Pipeline:
+        return self
+
+    def set_progress_bar_config(self, disable: bool) -> None:
+        assert disable
+
+    def __call__(self, prompts: list[str], **options: Any) -> Any:
+        noise = [float(torch.rand(1, generator=own)) for own in options.pop("generator")]
+        self.calls.append((prompts, options, noise))
+        return SimpleNamespace(images=[Image.new("RGB", (8, 8)) for _ in prompts])
+
+
+def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipelines: list[Pipeline] = []
+
+    def load(model: str, **options: Any) -> Pipeline:
+        pipelines.append(Pipeline())
+        return pipelines[-1]
+
+    parts = {"_class_name": "X", "unet": ["diffusers", "UNet"], "safety_checker": [None, None]}
+    loaded = SimpleNamespace(from_pretrained=load, load_config=lambda model: parts)
+    scheduler = SimpleNamespace(from_config=lambda config: f"DPM of {config}")
+    module = SimpleNamespace(__version__="0", DiffusionPipeline=loaded, DPMSolverMultistepScheduler=scheduler)
+    monkeypatch.setitem(sys.modules, "diffusers", module)
+    images = DiffusionImages("stabilityai/stable-diffusion-2", device="cpu")
+    assert len(images(["a dog", "a cat"])) == 2
+    images(["a cat"])
+    (prompts, options, noise), (_, _, again) = pipelines[0].calls
+    assert prompts == ["a dog", "a cat"], "the captioner is prompted, not the pipeline"
+    assert options == {"guidance_scale": 9.0, "num_inference_steps": 20}
+    assert again == noise[1:], "the noise of a caption does not depend on its batch"
+    parts["vae"] = ["os", "system"]
+    with pytest.raises(ValueError, match="vae"):
+        DiffusionImages("somebody/else", device="cpu")
+    del parts["vae"]
+    assert noise[0] != noise[1], "captions have noise of their own"
+    assert pipelines[0].scheduler == "DPM of config"
+    assert "9" in images.signature
+
+    run = DiffusionImages("stabilityai/stable-diffusion-2", device="cpu", noise="run", seed=3)
+    run(["a dog", "a cat"])
+    run(["a cat"])
+    drawn = [value for *_, noise in pipelines[1].calls for value in noise]
+    generator = torch.Generator().manual_seed(3)
+    assert drawn == [float(torch.rand(1, generator=generator)) for _ in range(3)], "one generator for the run"
+    assert run.signature != DiffusionImages("stabilityai/stable-diffusion-2", device="cpu", seed=3).signature

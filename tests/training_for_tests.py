@@ -251,15 +251,20 @@ def _child(
     python_path: str | None = None,
     environment: dict[str, str] | None = None,
     simulated: bool = False,
+    without_lab: bool = False,
 ) -> None:
     """Run the program with a kill armed, NaN in a weight from step ``poison`` on or after step ``spoil``, files
-    limited in size (bytes), or on a simulated device."""
+    limited in size (bytes), on a simulated device, or where ``rl_caption.lab`` cannot be imported."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     sys.argv = ["rl_caption", *arguments]
     os.environ.update(environment or {})
     torch.set_num_threads(1)
+    if without_lab:
+        for name in [name for name in sys.modules if name.startswith("rl_caption.lab.")]:
+            del sys.modules[name]
+        sys.modules["rl_caption.lab"] = None  # type: ignore[assignment]  # importing it is a ModuleNotFoundError
     if python_path is not None:
         sys.path.insert(0, python_path)
     if kill is not None:

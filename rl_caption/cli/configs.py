@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rl_caption.cli.configuration import read_mapping
-from rl_caption.config.shipped import CONFIGURATIONS, find_config, program_of, shipped_configs
+from rl_caption.cli.programs import PROGRAMS, program_of
+from rl_caption.config.shipped import find_config, shipped_configs
 
 WIDTH = 80
 INDENT = 22
@@ -33,14 +34,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _list_lines() -> Iterator[str]:
     """The recipes, program by program, at most ``WIDTH`` columns wide."""
-    recipes: dict[str, list[str]] = {program: [] for program in ("scst", *CONFIGURATIONS)}
+    recipes: dict[str, list[str]] = {program: [] for program in ("scst", *PROGRAMS)}
     files = shipped_configs()
     for name in sorted(files, key=_position):
         recipes.setdefault(program_of(read_mapping(files[name])) or "", []).append(name)
     for program, names in recipes.items():
         if not names:
             continue
-        is_launcher = program not in CONFIGURATIONS
+        is_launcher = program not in PROGRAMS
         yield "accelerate launch --config_file FILE" if is_launcher else f"rl-caption {program} --config NAME"
         if is_launcher:
             yield "(FILE: rl-caption configs show NAME > FILE)"

@@ -19,8 +19,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import yaml
 
 from rewards.trust import trust
+from rl_caption.cli.programs import program_of
 from rl_caption.config.overrides import value_at
-from rl_caption.config.shipped import find_config, program_of
+from rl_caption.config.shipped import find_config
 from rl_caption.errors import ConfigError, config_errors
 from rl_caption.options import check_type, class_names, is_text, option_keys, shown, unknown_keys, wrong_values
 

@@ -9,25 +9,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NamedTuple
 
 from rl_caption import __version__
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.cli.configuration import UsageError, parse, refuse_odd_words, with_lists
+from rl_caption.cli.programs import LAB, PROGRAMS
 from rl_caption.config.overrides import Chain
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import EvaluateConfig, ScstConfig, WebConfig, XeConfig
+from rl_caption.config.schema import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.errors import ConfigError
-from rl_caption.lab.config import (
-    CompareRetrievalConfig,
-    ConcretenessConfig,
-    CurateConfig,
-    PositivesConfig,
-    RecaptionConfig,
-)
-from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.threads import set_threads
-from rl_caption.trl.config import GrpoVlmConfig
 
 logger = logging.getLogger(__name__)
 
@@ -173,81 +164,6 @@ def ablate(arguments: Sequence[str]) -> int:
     return run_ablation(config, parse)
 
 
-class Configured(NamedTuple):
-    """A program that parses a configuration and calls one function with it, whose result is text to print, if any."""
-
-    config: type[Any]
-    function: str
-    """``module:name``; imported once the configuration is read."""
-    lists: tuple[str, ...] = ()
-    """Options that take all words up to the next option."""
-
-    def run(self, name: str, arguments: Sequence[str]) -> int:
-        """Run it as the program ``name``."""
-        for option in self.lists:
-            arguments = with_lists(arguments, option)
-        config = parse(self.config, arguments, f"rl-caption {name}")
-        text = resolve_name(self.function)(config)
-        if text:
-            print(text)
-        return 0
-
-
-PROGRAMS: dict[str, tuple[Any, str]] = {
-    "xe": (xe, "train a captioner by cross-entropy"),
-    "scst": (scst, "fine-tune a captioner by self-critical sequence training"),
-    "reward_model": (reward_model, "train a model that scores captions: contrastive, or distilled"),
-    "evaluate": (evaluate, "judge captions of a split or of a file"),
-    "web": (
-        Configured(WebConfig, "rl_caption.lab.web:serve", ("--models",)),
-        "caption photos in a page in the browser, by several captioners side by side",
-    ),
-    "judge": (
-        Configured(JudgeSetConfig, "rl_caption.lab.meta_evaluation.program:compare_with_people"),
-        "how well metrics agree with human judgements of captions",
-    ),
-    "retrieval": (
-        Configured(CompareRetrievalConfig, "rl_caption.lab.retrieval:compare_retrieval"),
-        "how well dual encoders find the captions of images, and the images of captions",
-    ),
-    "curate": (
-        Configured(CurateConfig, "rl_caption.lab.curate:curate"),
-        "rank and filter the captions of a data set by rules and scores",
-    ),
-    "recaption": (
-        Configured(RecaptionConfig, "rl_caption.lab.recaption:recaption"),
-        "write a new, long caption of every image of a data set",
-    ),
-    "positives": (
-        Configured(PositivesConfig, "rl_caption.lab.recaption:make_positives"),
-        "write captions of images, and images of captions, for PAC-S to learn from",
-    ),
-    "concreteness": (
-        Configured(ConcretenessConfig, "rl_caption.lab.concreteness:make_targets"),
-        "concreteness of captions: scores, their combination, targets for a student",
-    ),
-    "ablate": (ablate, "compare rewards: a grid of self-critical runs from one checkpoint"),
-    "grpo_vlm": (
-        Configured(GrpoVlmConfig, "rl_caption.trl.program:fine_tune"),
-        "fine-tune a vision-language model with TRL's GRPO or RLOO trainer",
-    ),
-    "score": ("rl_caption.cli.score", "score captions in files with any reward"),
-    "caption": ("rl_caption.cli.caption", "caption photos with a trained captioner"),
-    "average": ("rl_caption.cli.average", "one captioner of the mean weights of several from one start (model soup)"),
-    "report": ("rl_caption.report.program", "a page of a run, an ablation, or several runs or evaluations"),
-    "share": ("rl_caption.lab.share", "a trained model with its model card, in a folder or on the Hugging Face hub"),
-    "configs": ("rl_caption.cli.configs", "the recipes that the package brings: list, show NAME"),
-    "doctor": ("rl_caption.cli.doctor", "versions, devices, what is missing and what that costs"),
-    "demo": ("rl_caption.cli.demo", "the whole job on a generated world"),
-    "prepare_coco": ("rl_caption.data.prepare_coco", "COCO captions: from the downloads to a checked folder"),
-    "prepare_features": (
-        "rl_caption.data.prepare_features",
-        "region features: published files unpacked, or photos encoded",
-    ),
-}
-"""Name -> what runs it (a function of its arguments, a ``Configured``, or a module's ``main``), and what it is for."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``NAME ARGUMENTS...``; expected errors end with one clear message and code 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -256,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not words or words[0] in ("-h", "--help"):
         print("usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)\n")
-        print("\n".join(f"  {name:<16} {summary}" for name, (_, summary) in PROGRAMS.items()))
+        print("\n".join(f"  {name:<16} {summary}" for name, (summary, *_) in PROGRAMS.items()))
         print("\nrl-caption NAME --help describes each, rl-caption --version prints the version.")
         return 0 if words else 2
     if words[0] not in PROGRAMS:
@@ -272,19 +188,41 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
     set_threads()
     leave_scripts_folder()
-    program = PROGRAMS[name][0]
+    program = PROGRAMS[name]
     with log_lines(), user_errors():
-        if isinstance(program, str):
+        if name in LAB:
+            _check_lab(name)
+        if program.config is None:
             refuse_odd_words(arguments)
-            return importlib.import_module(program).main(list(arguments))
+            return int(resolve_name(program.function)(list(arguments)))
         from rl_caption.launch import check_environment, die_with_launcher
 
         check_environment(tf32=os.environ.get("NVIDIA_TF32_OVERRIDE") == "1")  # a training knows what it wants
         die_with_launcher()
-        code: int = program.run(name, arguments) if isinstance(program, Configured) else program(arguments)
+        code = _run_configured(name, arguments)
         if "rl_caption.training.setup" in sys.modules:  # not every program trains, or needs torch
             sys.modules["rl_caption.training.setup"].leave_process_group()
         return code
+
+
+def _run_configured(name: str, arguments: Sequence[str]) -> int:
+    """Run a program that has a configuration; its modules are imported once that is read."""
+    program = PROGRAMS[name]
+    if program.reads_arguments:
+        return int(resolve_name(program.function)(arguments))
+    for option in program.lists:
+        arguments = with_lists(arguments, option)
+    config = parse(resolve_name(str(program.config)), arguments, f"rl-caption {name}")
+    if text := resolve_name(program.function)(config):
+        print(text)
+    return 0
+
+
+def _check_lab(name: str) -> None:
+    try:
+        importlib.import_module("rl_caption.lab")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{name} comes with the lab, the folder rl_caption/lab, which is not installed") from error
 
 
 def leave_scripts_folder() -> None:

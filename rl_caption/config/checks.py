@@ -18,7 +18,6 @@ from rl_caption.config.schema import (
     ScstConfig,
     ScstTrainConfig,
     TrainConfig,
-    WebConfig,
 )
 from rl_caption.data.formats import wrong_options
 from rl_caption.errors import ConfigError
@@ -64,8 +63,6 @@ def mistakes(config: Any) -> list[str]:
         wrong += _wrong_reward(config.reward)
     if isinstance(config, EvaluateConfig):
         wrong += _wrong_evaluation(config)
-    if isinstance(config, WebConfig):
-        wrong += _wrong_page(config.decode)
     if isinstance(getattr(config, "model", None), ModelConfig):
         wrong += _wrong_captioner(config.model)
     if isinstance(getattr(config, "train", None), TrainConfig):
@@ -268,12 +265,6 @@ def wrong_decoding(decode: DecodeConfig, rerank: str | None, candidates: bool) -
     if count > 1 and rerank is None and not candidates:
         return [f"decode gives {count} captions an image: choose one by rerank, or keep all by candidates"]
     return []
-
-
-def _wrong_page(decode: DecodeConfig) -> list[str]:
-    wrong = wrong_decoding(decode, None, candidates=True)
-    count = 1 if wrong else decoding_of(decode).captions_per_image
-    return wrong if count == 1 else [f"decode gives {count} captions an image: the page shows one of each captioner"]
 
 
 def decoding_of(decode: DecodeConfig) -> Decoding:

@@ -496,32 +496,3 @@ class EvaluateConfig(TrustConfig):
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     out: str = "evaluation"
     report: bool = False
-
-
-@dataclass
-class WebConfig(TrustConfig):
-    """``web``: a page in the browser that captions photos by several captioners, side by side.
-
-    Args:
-        models: folders of saved captioners, such as ``runs/NAME/export/best``, or names of models on the hub; changes
-            are shown against the first.
-        judges: heading to a reward that scores the captions, as in ``evaluate``: of captions and images, or of
-            references, which are typed into the page.
-        decode: greedy, beam search, or one sample.
-        seed: of samples.
-        host: address that is listened on; 127.0.0.1 is this machine alone.
-        port: 0 takes a free one.
-        max_images: photos that the page takes at a time.
-        max_mb: largest file of a photo, in MiB.
-        max_megapixels: most pixels of a photo, in millions.
-    """
-
-    models: list[str] = field(default_factory=list)
-    judges: dict[str, JudgeConfig] = field(default_factory=dict)
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
-    seed: Seed = 0
-    host: str = "127.0.0.1"
-    port: Annotated[int, Range(min=0, max=65535)] = 8765
-    max_images: Annotated[int, Range(min=1, max=10**4)] = 50
-    max_mb: Annotated[int, Range(min=1, max=1024)] = 20
-    max_megapixels: Annotated[float, Range(above=0, max=178)] = 64.0

@@ -1,9 +1,11 @@
-"""Configurations of the programs ``concreteness``, ``curate``, ``recaption``, ``positives`` and ``retrieval``."""
+"""Configurations of the programs ``concreteness``, ``curate``, ``recaption``, ``positives``, ``retrieval``, ``web``."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config.schema import DataConfig, JudgeConfig, RetrievalConfig, TrustConfig
+from rl_caption.config.checks import decoding_of, wrong_decoding
+from rl_caption.config.schema import DataConfig, DecodeConfig, JudgeConfig, RetrievalConfig, TrustConfig
+from rl_caption.errors import ConfigError
 from rl_caption.options import BatchSize, Range, Resamples, Seed, Steps, Weight, Workers
 
 
@@ -205,3 +207,40 @@ class CompareRetrievalConfig(TrustConfig):
     bootstrap: Resamples = 1000
     seed: Seed = 0
     out: str = "retrieval"
+
+
+@dataclass
+class WebConfig(TrustConfig):
+    """``web``: a page in the browser that captions photos by several captioners, side by side.
+
+    Args:
+        models: folders of saved captioners, such as ``runs/NAME/export/best``, or names of models on the hub; changes
+            are shown against the first.
+        judges: heading to a reward that scores the captions, as in ``evaluate``: of captions and images, or of
+            references, which are typed into the page.
+        decode: greedy, beam search, or one sample.
+        seed: of samples.
+        host: address that is listened on; 127.0.0.1 is this machine alone.
+        port: 0 takes a free one.
+        max_images: photos that the page takes at a time.
+        max_mb: largest file of a photo, in MiB.
+        max_megapixels: most pixels of a photo, in millions.
+    """
+
+    models: list[str] = field(default_factory=list)
+    judges: dict[str, JudgeConfig] = field(default_factory=dict)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    seed: Seed = 0
+    host: str = "127.0.0.1"
+    port: Annotated[int, Range(min=0, max=65535)] = 8765
+    max_images: Annotated[int, Range(min=1, max=10**4)] = 50
+    max_mb: Annotated[int, Range(min=1, max=1024)] = 20
+    max_megapixels: Annotated[float, Range(above=0, max=178)] = 64.0
+
+    def __post_init__(self) -> None:
+        wrong = wrong_decoding(self.decode, None, candidates=True)
+        count = 1 if wrong else decoding_of(self.decode).captions_per_image
+        if count > 1:
+            wrong = [f"decode gives {count} captions an image: the page shows one of each captioner"]
+        if wrong:
+            raise ConfigError("; ".join(wrong))

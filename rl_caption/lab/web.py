@@ -27,11 +27,11 @@ from rewards.images import UNREADABLE
 from rewards.registry import registered
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.config.checks import decoding_of
-from rl_caption.config.schema import WebConfig
 from rl_caption.data.base import DataError, Row, load_image, reward_inputs
 from rl_caption.data.plain_files import check_type, json_object
 from rl_caption.errors import EXPECTED, ConfigError
 from rl_caption.evaluation.results import unique_names
+from rl_caption.lab.config import WebConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.captions import load_captioners
 from rl_caption.report.charts import templates

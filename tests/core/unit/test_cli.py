@@ -8,7 +8,8 @@ import pytest
 from rl_caption import __version__
 from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.cli.configuration import parse, with_lists
-from rl_caption.cli.main import PROGRAMS, main, reward_model, scst
+from rl_caption.cli.main import main, reward_model, scst
+from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.schema import EvaluateConfig, JudgeConfig, RewardTerm, ScstConfig
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.programs import train as programs

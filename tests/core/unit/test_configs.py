@@ -17,13 +17,14 @@ from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.plan import base_files, make_cells, mistakes
 from rl_caption.cli import configs
 from rl_caption.cli.main import parse
+from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
 from rl_caption.config.build import build_data
 from rl_caption.config.checks import mistakes as config_mistakes
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, WebConfig, XeConfig
-from rl_caption.config.shipped import CONFIGURATIONS, find_config, shipped_configs
+from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
+from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.errors import ConfigError
-from rl_caption.lab.config import ConcretenessConfig, PositivesConfig
+from rl_caption.lab.config import ConcretenessConfig, PositivesConfig, WebConfig
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.options import Range
 from rl_caption.programs.train import selecting_metric
@@ -144,7 +145,7 @@ def test_recipes_are_listed_by_program_in_eighty_columns_the_core_first(capsys: 
         elif line.startswith("  ") and line[2] != " ":
             names.append(line.split()[0])
             kind = None if names[-1].startswith("accelerate/") else program_of(shipped_configs()[names[-1]])
-            assert kind is None or kind is resolve_name(CONFIGURATIONS[programs[-1]])
+            assert kind is None or kind is resolve_name(str(CLI_PROGRAMS[programs[-1]].config))
     assert programs[:2] == ["scst", "xe"]
     assert names[0].startswith("own_")
     assert sorted(names) == sorted(shipped_configs())
@@ -160,7 +161,11 @@ def test_the_configuration_of_another_program_is_named_with_that_program(capsys:
                 with pytest.raises(SystemExit):
                     parse(kind, ["--config", str(path)], "test")
                 message = capsys.readouterr().err
-                program = next(name for name, own in CONFIGURATIONS.items() if resolve_name(own) is program_of(path))
+                program = next(
+                    name
+                    for name, one in CLI_PROGRAMS.items()
+                    if one.config and resolve_name(one.config) is program_of(path)
+                )
                 assert f"rl-caption {program} --config {path}" in message
     with pytest.raises(SystemExit):
         parse(XeConfig, ["--config", "accelerate/cpu2"], "test")

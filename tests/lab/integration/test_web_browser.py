@@ -10,7 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from rl_caption.config.schema import JudgeConfig, WebConfig
+from rl_caption.config.schema import JudgeConfig
+from rl_caption.lab.config import WebConfig
 from rl_caption.lab.web import PageServer
 from tests.captioners_for_tests import tiny_captioner
 from tests.core.integration.test_report_browser import BROWSER, NAMES

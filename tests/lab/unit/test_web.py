@@ -17,7 +17,8 @@ from rewards.text.degeneration import Repetition
 from rewards.text.rouge import RougeL
 from rl_caption.cli.main import main as command
 from rl_caption.config.checks import mistakes
-from rl_caption.config.schema import DecodeConfig, JudgeConfig, WebConfig
+from rl_caption.config.schema import DecodeConfig, JudgeConfig
+from rl_caption.lab.config import WebConfig
 from rl_caption.lab.web import PageServer, is_own
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 

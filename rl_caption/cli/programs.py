@@ -1,0 +1,130 @@
+"""The table of programs, and whose configuration a file is. A program's modules are imported when it runs."""
+
+from collections.abc import Mapping
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
+
+from rl_caption.options import unknown_keys
+
+
+class Program(NamedTuple):
+    """A program of the command line."""
+
+    summary: str
+    function: str
+    """``module:name``: takes the configuration and returns a text to print, or nothing; of a program without one takes
+    the arguments and returns an exit code."""
+    config: str | None = None
+    """``module:Name`` of the configuration class."""
+    reads_arguments: bool = False
+    """The function of a program with a configuration takes the arguments all the same, and returns an exit code."""
+    lists: tuple[str, ...] = ()
+    """Options that take all words up to the next option."""
+
+
+CORE = {
+    "xe": Program(
+        "train a captioner by cross-entropy",
+        "rl_caption.cli.main:xe",
+        "rl_caption.config.schema:XeConfig",
+        reads_arguments=True,
+    ),
+    "scst": Program(
+        "fine-tune a captioner by self-critical sequence training",
+        "rl_caption.cli.main:scst",
+        "rl_caption.config.schema:ScstConfig",
+        reads_arguments=True,
+    ),
+    "reward_model": Program(
+        "train a model that scores captions: contrastive, or distilled",
+        "rl_caption.cli.main:reward_model",
+        "rl_caption.config.reward_models:RewardModelConfig",
+        reads_arguments=True,
+    ),
+    "evaluate": Program(
+        "judge captions of a split or of a file",
+        "rl_caption.cli.main:evaluate",
+        "rl_caption.config.schema:EvaluateConfig",
+        reads_arguments=True,
+    ),
+    "score": Program("score captions in files with any reward", "rl_caption.cli.score:main"),
+    "caption": Program("caption photos with a trained captioner", "rl_caption.cli.caption:main"),
+    "ablate": Program(
+        "compare rewards: a grid of self-critical runs from one checkpoint",
+        "rl_caption.cli.main:ablate",
+        "rl_caption.ablation.config:AblateConfig",
+        reads_arguments=True,
+    ),
+    "report": Program("a page of a run, an ablation, or several runs or evaluations", "rl_caption.report.program:main"),
+    "average": Program(
+        "one captioner of the mean weights of several from one start (model soup)", "rl_caption.cli.average:main"
+    ),
+    "grpo_vlm": Program(
+        "fine-tune a vision-language model with TRL's GRPO or RLOO trainer",
+        "rl_caption.trl.program:fine_tune",
+        "rl_caption.trl.config:GrpoVlmConfig",
+    ),
+    "configs": Program("the recipes that the package brings: list, show NAME", "rl_caption.cli.configs:main"),
+    "doctor": Program("versions, devices, what is missing and what that costs", "rl_caption.cli.doctor:main"),
+    "demo": Program("the whole job on a generated world", "rl_caption.cli.demo:main"),
+    "prepare_coco": Program(
+        "COCO captions: from the downloads to a checked folder", "rl_caption.data.prepare_coco:main"
+    ),
+    "prepare_features": Program(
+        "region features: published files unpacked, or photos encoded", "rl_caption.data.prepare_features:main"
+    ),
+}
+LAB = {
+    "judge": Program(
+        "how well metrics agree with human judgements of captions",
+        "rl_caption.lab.meta_evaluation.program:compare_with_people",
+        "rl_caption.lab.meta_evaluation.config:JudgeSetConfig",
+    ),
+    "retrieval": Program(
+        "how well dual encoders find the captions of images, and the images of captions",
+        "rl_caption.lab.retrieval:compare_retrieval",
+        "rl_caption.lab.config:CompareRetrievalConfig",
+    ),
+    "curate": Program(
+        "rank and filter the captions of a data set by rules and scores",
+        "rl_caption.lab.curate:curate",
+        "rl_caption.lab.config:CurateConfig",
+    ),
+    "recaption": Program(
+        "write a new, long caption of every image of a data set",
+        "rl_caption.lab.recaption:recaption",
+        "rl_caption.lab.config:RecaptionConfig",
+    ),
+    "positives": Program(
+        "write captions of images, and images of captions, for PAC-S to learn from",
+        "rl_caption.lab.recaption:make_positives",
+        "rl_caption.lab.config:PositivesConfig",
+    ),
+    "concreteness": Program(
+        "concreteness of captions: scores, their combination, targets for a student",
+        "rl_caption.lab.concreteness:make_targets",
+        "rl_caption.lab.config:ConcretenessConfig",
+    ),
+    "web": Program(
+        "caption photos in a page in the browser, by several captioners side by side",
+        "rl_caption.lab.web:serve",
+        "rl_caption.lab.config:WebConfig",
+        lists=("--models",),
+    ),
+    "share": Program(
+        "a trained model with its model card, in a folder or on the Hugging Face hub", "rl_caption.lab.share:main"
+    ),
+}
+"""Programs of ``rl_caption.lab``, which the core names nowhere else."""
+PROGRAMS = CORE | LAB
+LAUNCHER_KEYS = {"compute_environment", "distributed_type"}
+"""Keys of a file for ``accelerate launch --config_file``."""
+
+
+def program_of(values: Mapping[str, Any]) -> str | None:
+    """The program that has all keys of a configuration; ``accelerate launch`` of one for it, None if there is none."""
+    if values.keys() & LAUNCHER_KEYS:
+        return "accelerate launch"
+    configs = {name: program.config for name, program in PROGRAMS.items() if program.config}
+    fits = (name for name, kind in configs.items() if not any(unknown_keys(values, resolve_name(kind))))
+    return next(fits, None)

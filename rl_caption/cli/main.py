@@ -194,7 +194,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
             _check_lab(name)
         if program.config is None:
             refuse_odd_words(arguments)
-            return int(resolve_name(program.function)(list(arguments)))
+            return int(resolve_name(program.function)(list(arguments)) or 0)
         from rl_caption.launch import check_environment, die_with_launcher
 
         check_environment(tf32=os.environ.get("NVIDIA_TF32_OVERRIDE") == "1")  # a training knows what it wants

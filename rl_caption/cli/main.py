@@ -1,7 +1,6 @@
 """The programs: ``rl-caption NAME --config FILE --section.key value``, or ``python -m rl_caption NAME``."""
 
 import difflib
-import importlib
 import logging
 import os
 import sys
@@ -13,7 +12,7 @@ from pkgutil import resolve_name
 from rl_caption import __version__
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.cli.configuration import UsageError, parse, refuse_odd_words, with_lists
-from rl_caption.cli.programs import LAB, PROGRAMS
+from rl_caption.cli.programs import PROGRAMS, installed_programs
 from rl_caption.config.overrides import Chain
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import EvaluateConfig, ScstConfig, XeConfig
@@ -189,9 +188,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
     set_threads()
     leave_scripts_folder()
     program = PROGRAMS[name]
+    if name not in installed_programs():
+        raise UsageError(f"{name} comes with the lab, the folder rl_caption/lab, which is not installed")
     with log_lines(), user_errors():
-        if name in LAB:
-            _check_lab(name)
         if program.config is None:
             refuse_odd_words(arguments)
             return int(resolve_name(program.function)(list(arguments)) or 0)
@@ -216,13 +215,6 @@ def _run_configured(name: str, arguments: Sequence[str]) -> int:
     if text := resolve_name(program.function)(config):
         print(text)
     return 0
-
-
-def _check_lab(name: str) -> None:
-    try:
-        importlib.import_module("rl_caption.lab")
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{name} comes with the lab, the folder rl_caption/lab, which is not installed") from error
 
 
 def leave_scripts_folder() -> None:

@@ -1,5 +1,6 @@
 """The table of programs, and whose configuration a file is. A program's modules are imported when it runs."""
 
+import importlib
 from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -117,14 +118,24 @@ LAB = {
 }
 """Programs of ``rl_caption.lab``, which the core names nowhere else."""
 PROGRAMS = CORE | LAB
+"""All programs; ``installed_programs`` has those that can run."""
 LAUNCHER_KEYS = {"compute_environment", "distributed_type"}
 """Keys of a file for ``accelerate launch --config_file``."""
+
+
+def installed_programs() -> dict[str, Program]:
+    """All programs, or those of the core where the lab is not installed."""
+    try:
+        importlib.import_module("rl_caption.lab")
+    except ModuleNotFoundError:
+        return CORE
+    return PROGRAMS
 
 
 def program_of(values: Mapping[str, Any]) -> str | None:
     """The program that has all keys of a configuration; ``accelerate launch`` of one for it, None if there is none."""
     if values.keys() & LAUNCHER_KEYS:
         return "accelerate launch"
-    configs = {name: program.config for name, program in PROGRAMS.items() if program.config}
+    configs = {name: program.config for name, program in installed_programs().items() if program.config}
     fits = (name for name, kind in configs.items() if not any(unknown_keys(values, resolve_name(kind))))
     return next(fits, None)

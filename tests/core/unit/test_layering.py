@@ -181,8 +181,8 @@ def test_packages_import_downwards_only() -> None:
 
 
 def test_the_core_does_not_name_the_lab() -> None:
-    """Not even in a string, but for the table of programs and the program that says that there is no lab."""
+    """Not even in a string, but for the table of programs."""
     files = [path for folder in ("rl_caption", "rewards") for path in sorted((REPOSITORY / folder).rglob("*.py"))]
     naming = [path.relative_to(REPOSITORY).as_posix() for path in files if "rl_caption.lab" in path.read_text("utf-8")]
     core = [name for name in naming if not name.startswith("rl_caption/lab/")]
-    assert core == ["rl_caption/cli/main.py", "rl_caption/cli/programs.py"]
+    assert core == ["rl_caption/cli/programs.py"]

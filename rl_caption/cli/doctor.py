@@ -51,7 +51,7 @@ OTHER_TORCH = (
     "install torch and torchvision anew, as a pair that fits: https://pytorch.org/get-started/locally/ has the command"
 )
 OWN_START = (
-    "train a captioner with rl-caption xe --config own_xe --data.path captions.jsonl, then give "
+    "train a captioner with rl-caption xe --config own_xe --data.path mine.jsonl, then give "
     "--model.init runs/own/xe/export/best"
 )
 

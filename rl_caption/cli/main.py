@@ -16,7 +16,7 @@ from rl_caption.cli.programs import PROGRAMS, installed_programs
 from rl_caption.config.overrides import Chain
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import EvaluateConfig, ScstConfig, XeConfig
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, user_errors
 from rl_caption.threads import set_threads
 
 logger = logging.getLogger(__name__)
@@ -170,9 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rl-caption {__version__}")
         return 0
     if not words or words[0] in ("-h", "--help"):
-        print("usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)\n")
-        print("\n".join(f"  {name:<16} {summary}" for name, (summary, *_) in PROGRAMS.items()))
-        print("\nrl-caption NAME --help describes each, rl-caption --version prints the version.")
+        with user_errors():  # for `| head`
+            print("usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)\n")
+            print("\n".join(f"  {name:<16} {summary}" for name, (summary, *_) in PROGRAMS.items()))
+            print("\nrl-caption NAME --help describes one program; rl-caption --version prints the version.")
         return 0 if words else 2
     if words[0] not in PROGRAMS:
         close = difflib.get_close_matches(words[0].removeprefix("train_").removesuffix(".py"), PROGRAMS, n=1)
@@ -183,8 +184,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run one program; errors that a user can mend are printed without a traceback."""
-    from rl_caption.errors import user_errors
-
     set_threads()
     leave_scripts_folder()
     program = PROGRAMS[name]

@@ -139,8 +139,7 @@ def write_captions(root: Path) -> None:
             file = f"photos/{split}{name}.png"
             Image.new("RGB", (64, 64), (60 * number, len(split) * 30, 90)).save(root / file)
             rows.append({"image": file, "references": captions, "split": split})
-    for name in ("mine", "captions"):  # captions.jsonl is what the recipes own_... read unless they are told otherwise
-        (root / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (root / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
     predictions = [{"image_id": int(name), "caption": text} for name, text in CAPTIONS.items()]
     for name in ("captions", "CAPTIONS", "P", "A", "B"):
         (root / f"{name}.json").write_text(json.dumps(predictions))

@@ -6,7 +6,6 @@ A reward of this package is one line in ``REWARDS``. A reward from outside needs
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from rewards.base import TARGETS, Reward, errors_of_user_code
@@ -90,40 +89,6 @@ def build(name: str, **kwargs: Any) -> Reward:
 def registered(name: str) -> str:
     """The name in ``REWARDS`` of a reward given as ``module:Class``; any other name is returned unchanged."""
     return next((known for known, target in REWARDS.items() if target == name), name)
-
-
-def build_tokenized(name: str, kwargs: Mapping[str, Any], tokenizer: str) -> Reward:
-    """``build`` a reward for captions of a dataset that are split by ``tokenizer``.
-
-    A reward of this package that has an argument ``tokenizer`` gets this one, unless ``kwargs`` name another. A reward
-    from outside is built with ``kwargs`` alone. ``tokenizer`` is one of ``rewards.text.tokenize.TOKENIZERS``.
-
-    Raises:
-        ValueError: as ``build``, or the reward reads English words and ``tokenizer`` is not ``ptb``.
-    """
-    name = registered(name)
-    if name in REWARDS and "tokenizer" in parameters(name):
-        kwargs = {"tokenizer": tokenizer, **kwargs}
-    reward = build(name, **kwargs)
-    own = getattr(reward, "tokenizer", tokenizer)
-    if name in REWARDS and "tokenizer" not in kwargs and own != tokenizer:
-        raise ValueError(f"reward {name!r} is for English captions (tokenizer {own!r}), the data have {tokenizer!r}")
-    return reward
-
-
-def completed(
-    name: str, kwargs: Mapping[str, Any], complete: Callable[[str, dict[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    """Apply ``complete(name, arguments)`` to the arguments of a reward, and return its result.
-
-    The arguments ``short`` and ``long`` of a ``length_router`` are rewards themselves and are completed first. Names
-    are passed as ``registered`` gives them; the name of a nested reward that has none is empty.
-    """
-    name, arguments = registered(name), dict(kwargs)
-    for key in ("short", "long") if name == "length_router" else ():
-        if isinstance(arguments.get(key), Mapping):
-            arguments[key] = completed(arguments[key].get("name", ""), arguments[key], complete)
-    return complete(name, arguments)
 
 
 def parameters(name: str) -> list[str]:

@@ -166,11 +166,11 @@ class LengthRouter:
 def _built(given: Reward | Mapping[str, Any], key: str, default: Mapping[str, Any], tokenizer: str) -> Reward:
     if not isinstance(given, Mapping):
         return given
-    from rewards.registry import build_tokenized
+    from rewards.build import RewardBuilder
 
     arguments = dict(given) if "name" in given else {**default, **given}
     with naming(key):
-        return build_tokenized(arguments.pop("name"), arguments, tokenizer)
+        return RewardBuilder(tokenizer=tokenizer).build(arguments.pop("name"), arguments)
 
 
 def _rows_of(column: Any, rows: Sequence[int], count: int) -> Any:

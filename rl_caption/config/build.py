@@ -1,22 +1,18 @@
 """From a configuration to objects, which take plain parameters and know nothing of the configuration."""
 
-import inspect
 import itertools
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from transformers.utils import logging as transformers_logging
 
+from rewards.build import RewardBuilder
 from rewards.clip.clipscore import ClipScore
-from rewards.clip.encoder import CachedEncoder, EncoderOptions
 from rewards.mixed import MixedReward
-from rewards.registry import build_tokenized, completed, registered
-from rewards.registry import load as load_term
-from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.captioners.loading import load_captioner, new_captioner
@@ -176,47 +172,21 @@ def build_reward(
     """
     if not config.terms:
         raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
+    builder = RewardBuilder(references, tokenizer, config.eos, config.df or None)
     terms: dict[str, tuple[Any, float]] = {}
-    encoders: dict[str, CachedEncoder] = {}
-    df: DocumentFrequencies | str | None = config.df or None
-
-    def complete(target: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Arguments with the document frequencies and the ``eos`` of the run, where the reward takes them."""
-        nonlocal df
-        if target not in ("cider", "diversity"):
-            return arguments
-        if df is None:
-            df = DocumentFrequencies.from_texts(references, eos=config.eos, tokenizer=tokenizer)
-            if folder is not None:
-                df.save(folder / "document_frequencies.npz")
-        return {"df": df, "eos": config.eos} | arguments
-
     for name, term in config.terms.items():
-        target = registered(term.target or name)
+        shared = {id(encoder) for encoder in builder.encoders.values()}
         with config_errors(f"reward.terms.{name}"):
-            arguments = completed(target, term.kwargs, complete)
-            key = _encoder_key(target, arguments)
-            if key in encoders:
-                arguments["backbone"] = encoders[key]
-            reward = build_tokenized(target, arguments, tokenizer)
-        if isinstance(reward, ClipScore):
-            if folder is not None:  # of an encoder that several terms use, the first counts the images
-                reward.plan_caches(0 if key in encoders else len(references), len(set(itertools.chain(*references))))
-            if key:
-                encoders[key] = reward.backbone
+            reward = builder.build(term.target or name, term.kwargs)
+        if folder is not None and isinstance(reward, ClipScore):  # of an encoder's rewards, the first counts the images
+            images = 0 if id(reward.backbone) in shared else len(references)
+            reward.plan_caches(images, len(set(itertools.chain(*references))))
         terms[name] = (reward, term.weight)
+    if folder is not None and (config.eos, tokenizer) in builder.counted:
+        builder.count(config.eos).save(folder / "document_frequencies.npz")
     ratios = {name: term.length_ratio for name, term in config.terms.items() if term.length_ratio is not None}
     with config_errors("reward"):
         return MixedReward(terms, config.normalize, ratios, tokenizer)
-
-
-def _encoder_key(name: str, arguments: dict[str, Any]) -> str:
-    """Key of the encoder and image cache of a CLIP-based reward, defaults filled in; empty for other rewards."""
-    kind = load_term(name)
-    if not (isinstance(kind, type) and issubclass(kind, ClipScore)):
-        return ""
-    given = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()} | arguments
-    return repr([given.get(field.name) for field in fields(EncoderOptions) if field.name != "cache_references"])
 
 
 def usable_split(data: DataModule, split: str) -> str:

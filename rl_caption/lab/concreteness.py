@@ -21,7 +21,7 @@ from scipy.special import expit, logit
 
 import rewards.base
 from rewards.base import Reward, score_captions
-from rewards.registry import build
+from rewards.build import RewardBuilder
 from rl_caption.config.build import quiet_libraries
 from rl_caption.config.checks import check
 from rl_caption.data.base import DataError
@@ -167,9 +167,10 @@ def _scorers(config: ConcretenessConfig) -> Mapping[str, Reward]:
     if not config.scorers:
         raise ConfigError("scorers is empty: name at least one reward, such as sba")
     found: dict[str, Reward] = {}
+    builder = RewardBuilder()
     for name, judge in config.scorers.items():
         with naming(f"scorers.{name}"):
-            found[name] = build(judge.target or name, **judge.kwargs)
+            found[name] = builder.build(judge.target or name, judge.kwargs)
         if found[name].columns:
             raise ConfigError(f"scorers.{name} needs {sorted(found[name].columns)}: expected one of captions alone")
     return found

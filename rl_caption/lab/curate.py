@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import Reward, score_captions
+from rewards.build import RewardBuilder
 from rewards.files import UNREADABLE_ARRAY, atomic_write
-from rewards.registry import build
 from rewards.text.tokenize import tokenize
 from rl_caption.config.checks import check
 from rl_caption.data.base import DataError, with_references
@@ -121,10 +121,10 @@ def _name(step: Selection) -> str:
 
 
 def _rewards(config: CurateConfig) -> dict[str, Reward]:
-    found = {}
+    found, builder = {}, RewardBuilder()
     for name, score in config.scores.items():
         with config_errors(f"scores.{name}"):
-            found[name] = build(score.target or name, **score.kwargs)
+            found[name] = builder.build(score.target or name, score.kwargs)
         foreign = sorted(found[name].columns - {"image", "image_id"})
         if foreign:
             raise ConfigError(f"scores.{name} needs {', '.join(foreign)}: expected a reward without references")

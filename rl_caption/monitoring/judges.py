@@ -2,16 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
 
 from rewards.base import Reward, parts
+from rewards.build import RewardBuilder
 from rewards.clip.backbone import Backbone
 from rewards.clip.clipscore import ClipScore
 from rewards.mixed import MixedReward
-from rewards.registry import build_tokenized, completed
 from rewards.text.bleu import Bleu
 from rewards.text.cider import CiderD
-from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.rouge import RougeL
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.errors import ConfigError, config_errors
@@ -55,18 +53,11 @@ def build_judges(
     made = {}
     if judges is None:
         judges = default_judges(reward) if reward is not None else {}
-
-    def complete(target: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The document frequencies of a judge that has none."""
-        if target == "cider" and "df" not in arguments:
-            eos, own = bool(arguments.setdefault("eos", False)), arguments.setdefault("tokenizer", tokenizer)
-            arguments["df"] = DocumentFrequencies.from_texts(references, eos=eos, tokenizer=own)
-        return arguments
+    builder = RewardBuilder(references, tokenizer)
 
     for name, judge in judges.items():
-        target = judge.target or name
         with config_errors(f"{key}.{name}"):
-            made[name] = build_tokenized(target, completed(target, judge.kwargs, complete), tokenizer)
+            made[name] = builder.build(judge.target or name, judge.kwargs)
         for term, used in (reward.rewards if reward is not None else {}).items():
             for mine, theirs in product(parts(made[name]), parts(used)):
                 _check_held_out(mine, f"{key}.{name}", theirs, term)

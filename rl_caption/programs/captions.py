@@ -8,8 +8,8 @@ from typing import Any
 from accelerate import Accelerator
 
 from rewards.base import Reward, score_captions
-from rewards.registry import build_tokenized, registered
-from rewards.text.document_frequency import DocumentFrequencies
+from rewards.build import RewardBuilder
+from rewards.registry import registered
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.captioners.ensemble import Average, Ensemble
@@ -81,12 +81,11 @@ def build_reranker(
     Raises:
         ConfigError: it cannot be built, or needs references: a caption must not be chosen by what it is judged by.
     """
-    arguments = dict(kwargs)
-    if registered(name) == "consensus" and "df" not in arguments and len(references) > 1:
-        own = arguments.setdefault("tokenizer", tokenizer)
-        arguments["df"] = DocumentFrequencies.from_texts(references, eos=False, tokenizer=own)
+    builder, arguments = RewardBuilder(references, tokenizer), dict(kwargs)
     with config_errors("rerank"):
-        reward = build_tokenized(name, arguments, tokenizer)
+        if registered(name) == "consensus" and "df" not in arguments and len(references) > 1:
+            arguments["df"] = builder.count(eos=False, tokenizer=arguments.get("tokenizer"))
+        reward = builder.build(name, arguments)
     if "references" in reward.columns:
         raise ConfigError(
             f"rerank is {name!r}, which needs references: a caption must not be chosen by what it is judged by; take "

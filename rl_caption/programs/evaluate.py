@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rewards.base import Reward, RewardError
+from rewards.build import RewardBuilder
 from rewards.clip.encoder import EncoderOptions, is_main_process, load_encoder
-from rewards.registry import build_tokenized
 from rl_caption.config.checks import check, decoding_of
 from rl_caption.config.schema import EvaluateConfig, RetrievalConfig
 from rl_caption.data.base import reward_inputs
@@ -381,7 +381,7 @@ def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source
     if "measure" in arguments:
         raise ConfigError("chair.measure is of the reward: CHAIR-i, CHAIR-s and recall are all computed, leave it out")
     with config_errors("chair"):
-        made: Any = build_tokenized("chair", arguments, words)
+        made: Any = RewardBuilder(tokenizer=words).build("chair", arguments)
     check_judges({"chair": made}, rows, source, key="")
     made.objects_of(len(rows), reward_inputs(rows)[1])
     return made  # type: ignore[no-any-return]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from rewards.base import Reward, RewardError, as_texts, checked_scores, reference_lists
+from rewards.build import RewardBuilder
 from rewards.clip.clipscore import ClipScore
-from rewards.registry import build, load
+from rewards.registry import load
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER, tokenize, tokenizer_of, untested_texts
@@ -126,13 +127,13 @@ def build_metrics(
         if isinstance(columns, frozenset):  # some classes decide on their columns when they are built
             _check_columns(heading, columns, parts)
     metrics: dict[str, Reward | str] = {}
+    builder = RewardBuilder()
     for heading, (reward, arguments, key) in asked.items():
-        own = {"eos": False} if kinds[heading] is CiderD else {}
         try:
             if kinds[heading] is ToolkitMetric:
                 find_java()
             with config_errors(key):
-                metric = metrics[heading] = build(reward, **(own | arguments))
+                metric = metrics[heading] = builder.build(reward, arguments)
         except JavaError as error:
             metrics[heading] = str(error)
         else:

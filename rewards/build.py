@@ -1,0 +1,104 @@
+"""From names and arguments to rewards: document frequencies of a data set, its tokenizer, encoders that are shared.
+
+What trains, watches, evaluates, judges or filters captions builds its rewards here.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from rewards.base import Reward
+from rewards.clip.clipscore import ClipScore
+from rewards.clip.encoder import CachedEncoder, EncoderOptions
+from rewards.registry import REWARDS, build, load, parameters, registered
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.tokenize import TOKENIZER
+
+COUNTING = ("cider", "diversity")
+"""Rewards that weigh n-grams by the document frequencies of a data set."""
+
+
+class RewardBuilder:
+    """Builds the rewards of one data set.
+
+    CIDEr-D and diversity get its document frequencies and ``eos``; every reward of this package that splits captions
+    gets its tokenizer; those whose arguments ask for the same network and cache share one encoder. Arguments that a
+    reward is given itself win over all of these. A ``length_router``'s two rewards are built likewise.
+
+    Args:
+        references: of each image of the data set, one document an image; they are counted when a reward first asks.
+            Without any, CIDEr-D counts those of every call, as the COCO toolkit does.
+        tokenizer: of its captions, one of ``rewards.text.tokenize.TOKENIZERS``.
+        eos: whether EOS is a token of captions, references and documents.
+        df: document frequencies, or a file of them; None counts them from ``references``.
+    """
+
+    def __init__(
+        self,
+        references: Sequence[Sequence[str]] = (),
+        tokenizer: str = TOKENIZER,
+        eos: bool = False,
+        df: DocumentFrequencies | str | Path | None = None,
+    ) -> None:
+        self.references, self.tokenizer, self.eos, self.df = references, tokenizer, eos, df
+        self.counted: dict[tuple[bool, str], DocumentFrequencies] = {}
+        """(EOS is a token, tokenizer) -> document frequencies of ``references``, of those that were asked for."""
+        self.encoders: dict[str, CachedEncoder] = {}
+        """Arguments of an encoder -> the encoder of the rewards that were built with these."""
+
+    def build(self, name: str, kwargs: Mapping[str, Any]) -> Reward:
+        """Build the reward ``name`` (of ``registry.REWARDS``, or ``module:Class``) with its arguments ``kwargs``.
+
+        Raises:
+            ValueError: as ``registry.build``; or the reward reads English words, and the captions of the data set are
+                split by another tokenizer than ``ptb``.
+        """
+        name = registered(name)
+        arguments = self._complete(name, kwargs)
+        key = encoder_key(name, arguments)
+        if key in self.encoders:
+            arguments["backbone"] = self.encoders[key]
+        reward = build(name, **arguments)
+        own = getattr(reward, "tokenizer", self.tokenizer)
+        if name in REWARDS and "tokenizer" not in arguments and own != self.tokenizer:
+            raise ValueError(
+                f"reward {name!r} is for English captions (tokenizer {own!r}), the data have {self.tokenizer!r}"
+            )
+        if key and isinstance(reward, ClipScore):
+            self.encoders.setdefault(key, reward.backbone)
+        return reward
+
+    def count(self, eos: bool, tokenizer: str | None = None) -> DocumentFrequencies:
+        """Document frequencies of the references, counted once. ``ValueError`` where there are none."""
+        key = eos, tokenizer or self.tokenizer
+        if key not in self.counted:
+            self.counted[key] = DocumentFrequencies.from_texts(self.references, eos=eos, tokenizer=key[1])
+        return self.counted[key]
+
+    def _complete(self, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with those that the data set decides on."""
+        arguments = dict(kwargs)
+        for key in ("short", "long") if name == "length_router" else ():
+            if isinstance(arguments.get(key), Mapping):
+                arguments[key] = self._complete(registered(arguments[key].get("name", "")), arguments[key])
+        if name in REWARDS and "tokenizer" in parameters(name):
+            arguments.setdefault("tokenizer", self.tokenizer)
+        if name in COUNTING:
+            arguments.setdefault("eos", self.eos)
+            if self.df is not None:
+                arguments.setdefault("df", self.df)
+            elif self.references and "df" not in arguments:
+                arguments["df"] = self.count(bool(arguments["eos"]), arguments["tokenizer"])
+        return arguments
+
+
+def encoder_key(name: str, arguments: Mapping[str, Any]) -> str:
+    """Equal for rewards whose arguments ask for the same encoder and image cache; empty for those without one."""
+    kind = load(name)
+    if not (isinstance(kind, type) and issubclass(kind, ClipScore)):
+        return ""
+    defaults = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()}
+    values = defaults | dict(arguments)
+    return repr([values.get(field.name) for field in fields(EncoderOptions) if field.name != "cache_references"])

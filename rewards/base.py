@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, get_args, runtime_checkable
 
 PACKAGES = ("rewards", "rl_caption")
@@ -133,22 +132,20 @@ def errors_of_user_code(
 
 def _place_in_user_code(raised: BaseException) -> tuple[str, str] | None:
     """Module and line, ``FILE, line N: CODE``, of the innermost frame behind an exception that is neither of this
-    package nor of Python nor of an installed package; None where there is none.
+    package nor of Python nor of an installed package that is no target; None where there is none.
     """
-    lines = [*traceback.walk_tb(raised.__traceback__)]
-    if isinstance(raised, SystemExit) and lines and _package(lines[-1][0]) in PACKAGES:  # asked for by a signal
+    frames = [
+        (str(frame.f_globals.get("__name__")), frame.f_code.co_filename, number)
+        for frame, number in traceback.walk_tb(raised.__traceback__)
+    ]
+    ours = [module.partition(".")[0] in PACKAGES for module, *_ in frames]
+    if isinstance(raised, SystemExit) and ours[-1:] == [True]:  # asked for by a signal
         return None
-    for frame, number in reversed(lines):
-        file = frame.f_code.co_filename
+    for (module, file, number), is_ours in zip(reversed(frames), reversed(ours), strict=True):
         installed = {"site-packages", "dist-packages"} & {*Path(file).parts} or file.startswith((*_PYTHON, "<frozen"))
-        if _package(frame) not in PACKAGES and not installed:
-            line = f"{file}, line {number}: {linecache.getline(file, number).strip()}"
-            return str(frame.f_globals.get("__name__")), line
+        if not is_ours and (module in TARGETS or not installed):
+            return module, f"{file}, line {number}: {linecache.getline(file, number).strip()}"
     return None
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def optional(module: str, what: str, install: str, error: type[Exception] = ValueError) -> Any:

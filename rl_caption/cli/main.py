@@ -20,6 +20,8 @@ from rl_caption.errors import ConfigError, user_errors
 from rl_caption.threads import set_threads
 
 logger = logging.getLogger(__name__)
+DESCRIBING = ("configs", "doctor", "report")
+"""Programs that compute nothing, so that no variable of the environment changes what they say."""
 
 
 def xe(arguments: Sequence[str]) -> int:
@@ -184,18 +186,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run one program; errors that a user can mend are printed without a traceback."""
+    from rl_caption.launch import check_environment, die_with_launcher
+
     set_threads()
     leave_scripts_folder()
     program = PROGRAMS[name]
     if name not in installed_programs():
         raise UsageError(f"{name} comes with the lab, the folder rl_caption/lab, which is not installed")
     with log_lines(), user_errors():
+        if name not in DESCRIBING:
+            check_environment(tf32=os.environ.get("NVIDIA_TF32_OVERRIDE") == "1")  # a training knows what it wants
         if program.config is None:
             refuse_odd_words(arguments)
             return int(resolve_name(program.function)(list(arguments)) or 0)
-        from rl_caption.launch import check_environment, die_with_launcher
-
-        check_environment(tf32=os.environ.get("NVIDIA_TF32_OVERRIDE") == "1")  # a training knows what it wants
         die_with_launcher()
         code = _run_configured(name, arguments)
         if "rl_caption.training.setup" in sys.modules:  # not every program trains, or needs torch

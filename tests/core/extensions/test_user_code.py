@@ -1,5 +1,6 @@
 """Code from outside that fails: one error that names the target and its key, and then the user's own line."""
 
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from rewards.base import RewardError
+from rewards.base import TARGETS, RewardError
 from rewards.text.chair import Chair
 from rl_caption.captioners.config import ModelConfig
 from rl_caption.config.build import build_captioner, build_data
@@ -61,6 +62,20 @@ def test_the_target_comes_first_and_then_the_own_line(call: Callable[[], Any], l
     assert message.startswith(f"data.target x:Y: {__file__}, line ")
     assert line in message
     assert raised in message
+
+
+def test_an_installed_plugin_is_a_users_code_where_it_is_a_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "installed_plugin.py").write_text("import sys\ndef leave():\n    sys.exit(0)\n")
+    monkeypatch.syspath_prepend(str(folder))
+    leave = importlib.import_module("installed_plugin").leave
+    monkeypatch.setitem(TARGETS, "installed_plugin", "reward 'installed_plugin:Leave'")
+    with pytest.raises(ConfigError) as failed, errors_of_user_code("key"):
+        leave()
+    assert f"{folder / 'installed_plugin.py'}, line 3" in str(failed.value)
 
 
 def test_what_is_not_the_users_passes() -> None:

@@ -231,3 +231,14 @@ def test_another_teacher_reaches_earlier_stages_and_takes_the_place_of_the_one_t
     for stage in ("model", "dual"):
         assert (trained[stage].teacher.name, trained[stage].teacher.pretrained) == ("ViT-B-32", "openai")
     assert trained["other"].teacher.name is None
+
+
+def test_a_variable_that_changes_numbers_ends_what_computes_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    with pytest.raises(SystemExit) as ended:
+        main(["score", "--reward", "rouge_l", "--captions", "captions.json"])
+    assert ended.value.code == 1
+    assert "ONEDNN_DEFAULT_FPMATH_MODE" in capsys.readouterr().err
+    assert main(["configs", "list"]) == 0

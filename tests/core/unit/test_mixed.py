@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from rewards.base import Reward, RewardError
+from rewards.build import encoder_key
 from rewards.clip import backbone as backbone_module
 from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import RefLClipScore
@@ -22,7 +23,7 @@ from rewards.mixed import MixedReward, Moments, moments, z_scores
 from rewards.registry import build
 from rewards.text.cider import CiderD
 from rewards.text.degeneration import Repetition
-from rl_caption.config.build import ConfigError, _encoder_key, build_reward
+from rl_caption.config.build import ConfigError, build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
 from rl_caption.scst.rollout import score_rollouts
 from rl_caption.types import CaptionBatch, Rollout
@@ -257,12 +258,12 @@ def test_a_reweighted_mixture_is_the_same_but_for_its_weights() -> None:
 
 def test_only_terms_that_ask_for_the_same_network_and_cache_share_an_encoder() -> None:
     given = {"backbone": "ViT-B-32", "pretrained": "openai"}
-    key = _encoder_key("clipscore", given)
-    assert key == _encoder_key("ref_clipscore", given | {"w": 1.0, "prefix": ""}) != ""
+    key = encoder_key("clipscore", given)
+    assert key == encoder_key("ref_clipscore", given | {"w": 1.0, "prefix": ""}) != ""
     for option in fields(EncoderOptions):
-        changed = _encoder_key("clipscore", given | {option.name: "another"})
+        changed = encoder_key("clipscore", given | {option.name: "another"})
         assert (changed == key) == (option.name == "cache_references"), option.name
-    assert _encoder_key("cider", {}) == ""
+    assert encoder_key("cider", {}) == ""
 
 
 def test_terms_that_share_an_encoder_say_once_what_the_embeddings_of_the_data_take(tmp_path, caplog):

@@ -1,19 +1,21 @@
-"""Files: atomic writes, errors that name the file, and ``.npz`` arrays that may be damaged or made to fill memory."""
+"""Files: atomic writes, errors that name the file, and reading of JSON and ``.npz`` arrays that others made."""
 
 import contextlib
 import errno
+import json
 import math
 import os
 import re
 import secrets
 import shutil
+import stat
 import struct
 import threading
 import time
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +30,8 @@ UNREADABLE_ARRAY = (
 _PARSER = threading.Lock()
 """Held while a header is parsed: in Python 3.11, ``ast.literal_eval`` of several threads at once can raise."""
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+MOST_DIGITS = 300
+"""Of a whole number in JSON: one of 309 digits is beyond the largest float."""
 
 
 @contextlib.contextmanager
@@ -81,6 +85,52 @@ def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
                 with contextlib.suppress(FileNotFoundError):  # another process removes it, too
                     if time.time() - entry.stat().st_mtime > older_than:
                         os.unlink(entry.path)
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file for reading bytes. Raises ``OSError``, also for a pipe or a device, which might never end."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "a pipe, socket or device: expected a file", str(path))
+    return open(path, "rb")
+
+
+def read_regular(path: str | Path) -> bytes:
+    """The content of a file. Raises as ``open_regular``."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def parse_integer(digits: str) -> int:
+    """A whole number of JSON. Raises ``ValueError`` for one of over ``MOST_DIGITS`` digits."""
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"{digits[:20]}... has {len(digits)} digits: expected a number that a float can hold")
+    return int(digits)
+
+
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ``ValueError`` for a key that is there twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} is there twice")
+    return values
+
+
+def load_json(path: str | Path, pairs: Callable[[Sequence[tuple[str, Any]]], Any] = dict) -> Any:
+    """Read a JSON file; ``pairs`` makes its objects, such as ``unique_keys``.
+
+    Raises:
+        OSError: as ``open_regular``.
+        ValueError: the file, which the message names, is not JSON, is nested too deeply, or has too long a number.
+    """
+    content = read_regular(path)
+    try:
+        return json.loads(content, object_pairs_hook=pairs, parse_int=parse_integer)
+    except RecursionError as error:
+        raise ValueError(f"{path} is not JSON: its brackets are nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
 
 
 def check_expansion(expanded: int, stored: int) -> None:

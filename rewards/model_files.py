@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rewards.base import naming
-from rewards.files import atomic_write
+from rewards.files import atomic_write, load_json
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=nn.Module)
@@ -90,8 +90,7 @@ def _entry(file: Path) -> dict[str, Any]:
 
 def read_object(file: Path) -> dict[str, Any]:
     """Read a JSON object. Raises ``OSError``, or ``ValueError`` if the file holds anything else."""
-    with naming(f"{file} is not JSON", (ValueError, RecursionError)):
-        content = json.loads(file.read_text(encoding="utf-8"))
+    content = load_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds {type(content).__name__}: expected a JSON object")
     return content
@@ -345,10 +344,11 @@ def transformers_options(name: str) -> dict[str, Any]:
 
     They keep it from running code that comes with the model (``auto_map``), and from asking at the terminal whether
     to. A folder with ``adapter_config.json`` is refused: Transformers would silently load another model or adapters.
-    So is one whose ``config.json`` names a repository of kernels, which Transformers would fetch and run.
+    So is one whose ``config.json`` names a repository of kernels, which Transformers would fetch and run, or has a
+    ``model_type`` that is no text.
 
     Raises:
-        OSError, ValueError: as ``ask_hub``, or the folder holds adapters or names kernels.
+        OSError, ValueError: as ``ask_hub``, or the folder is refused.
     """
     folder = Path(name)
     if (folder / "adapter_config.json").is_file():
@@ -356,7 +356,10 @@ def transformers_options(name: str) -> dict[str, Any]:
             f"{folder / 'adapter_config.json'}: these are adapters of another model: merge them into its weights first"
         )
     if (folder / "config.json").is_file():
-        for value in _attention_names(read_object(folder / "config.json")):
+        config = read_object(folder / "config.json")
+        if not isinstance(config.get("model_type", ""), str):
+            raise ValueError(f"{folder / 'config.json'}: model_type is {config['model_type']!r:.80}: expected a text")
+        for value in _attention_names(config):
             raise ValueError(f"{folder / 'config.json'}: attn_implementation is {value!r:.80}: leave it out")
     local = folder.is_dir() or ask_hub(name, "config.json")
     return {"trust_remote_code": False} | ({} if local else {"local_files_only": True})

@@ -17,6 +17,7 @@ import numpy as np
 from rewards.base import RewardError, check_choice
 from rewards.clip.clipscore import ClipScore, Floats, harmonic_mean
 from rewards.clip.encoder import EncoderOptions, EncoderSource, mean_embedding, passes_on
+from rewards.files import read_regular
 from rewards.images import frames_of
 
 Parts = Literal["both", "coarse", "fine"]
@@ -176,7 +177,7 @@ class RefEmScore(EmScore):
 def _read_captions(source: Sequence[str] | str | Path | None) -> list[str] | None:
     if isinstance(source, str | Path):
         try:
-            source = Path(source).read_text(encoding="utf-8").splitlines()
+            source = read_regular(source).decode().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"idf_captions: {error}: expected a text file with one caption a line") from error
     if source is None:

@@ -7,7 +7,6 @@ references go to the model's own tokenizer as they are, without PTB tokenisation
 import hashlib
 import importlib
 import importlib.metadata
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,14 +91,17 @@ class BertScore:
 
 
 def _check_folder(model: str, layers: int | None) -> None:
+    from rewards.model_files import read_object
+
     folder = Path(model)
     if not folder.is_dir():
         return
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"bertscore: {model} has no config.json: expected the folder of a model of Transformers")
-    kind = json.loads(file.read_text(encoding="utf-8")).get("model_type", "")
-    if "t5" in model and "t5" not in kind:
+    with naming(f"bertscore: the model {model!r} cannot be used"):
+        model_type = read_object(file).get("model_type", "")
+    if "t5" in model and "t5" not in str(model_type):
         raise ValueError(f"bertscore: bert-score takes a model for T5 if its path has 't5' in it: rename {model}")
 
 

@@ -20,6 +20,7 @@ from rewards.base import (
     reference_lists,
     required_column,
 )
+from rewards.files import load_json, read_regular, unique_keys
 from rewards.registry import load
 from rewards.text.tokenize import TOKENIZER, tokenize
 
@@ -60,7 +61,7 @@ class ObjectVocabulary:
         """
         names: dict[tuple[str, ...], str] = {}
         with naming(f"synonyms {str(path)!r} cannot be read"):
-            lines = Path(path).read_text(encoding="utf-8").splitlines() if isinstance(path, str | Path) else path
+            lines = read_regular(path).decode().splitlines() if isinstance(path, str | Path) else path
         for number, line in enumerate(lines, start=1):
             if not isinstance(line, str):
                 raise ValueError(f"synonyms has {line!r:.80}: expected a text, the names of an object between commas")
@@ -135,7 +136,7 @@ def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, fr
         ValueError: the file cannot be read, has neither format, or names an object that is not in the vocabulary.
     """
     with naming(f"objects {str(path)!r} cannot be read"):
-        content = json.loads(Path(path).read_bytes())
+        content = load_json(path, unique_keys)
     found: dict[str, set[str]] = {}
     try:
         if "annotations" in content and "categories" in content:

@@ -2,12 +2,14 @@
 
 import csv
 import hashlib
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rewards.base import as_texts, checked_scores, naming, optional
+from rewards.files import open_regular
 from rewards.text.tokenize import TOKENIZER, tokenize
 
 
@@ -67,9 +69,11 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
     unreadable = (OSError, UnicodeDecodeError, csv.Error)
     with (
         naming(f"word_concreteness: {path} cannot be read", unreadable),
-        open(path, encoding="utf-8-sig", newline="") as file,
+        open_regular(path) as file,
     ):
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        rows = csv.DictReader(
+            io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter="\t", quoting=csv.QUOTE_NONE
+        )
         lacking = {"Word", "Bigram", "Conc.M"} - set(rows.fieldnames or ())
         if lacking:
             raise ValueError(f"{path} lacks the columns {sorted(lacking)}: expected the table of Brysbaert et al.")

@@ -18,7 +18,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from rewards.base import naming
-from rewards.files import UNREADABLE_ARRAY, atomic_write, member, read_array
+from rewards.files import UNREADABLE_ARRAY, atomic_write, member, open_regular, read_array
 from rewards.text.ngrams import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
@@ -185,7 +185,7 @@ class DocumentFrequencies:
             "load_legacy_pickle for pickles of other packages"
         )
         with naming(where, (*UNREADABLE_ARRAY, IndexError, AttributeError), kept=(FileNotFoundError,)):
-            with zipfile.ZipFile(path) as archive:
+            with open_regular(path) as file, zipfile.ZipFile(file) as archive:
                 arrays = {name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()}
             fingerprint, found = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
             if found != fingerprint:
@@ -291,7 +291,7 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
         ValueError: the pickle asks for anything but plain data, or its content is something else.
     """
     unreadable = (pickle.UnpicklingError, RecursionError, LookupError, AttributeError, *UNREADABLE_ARRAY)
-    with naming(f"{path} was not read", unreadable, kept=(FileNotFoundError,)), open(path, "rb") as file:
+    with naming(f"{path} was not read", unreadable, kept=(FileNotFoundError,)), open_regular(path) as file:
         content = _PlainUnpickler(file, encoding="latin1").load()
     if not isinstance(content, dict) or not {"document_frequency", "ref_len"} <= content.keys():
         found = short(list(content)) if isinstance(content, dict) else type(content).__name__

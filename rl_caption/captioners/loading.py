@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rewards.files import open_regular
 from rewards.model_files import export_hint, read_object
 from rewards.trust import check_trusted
 from rl_caption.captioners.base import FROM_SCRATCH, WEIGHTS, Captioner, CaptionerError, reading
@@ -112,7 +113,7 @@ def weights_hash(model: str | Path) -> str:
         return str(model)
     digest = hashlib.sha256()
     for file in files:
-        with file.open("rb") as weights:
+        with open_regular(file) as weights:
             hashlib.file_digest(weights, lambda: digest)
     return digest.hexdigest()
 

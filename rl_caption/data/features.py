@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import RewardError
-from rewards.files import UNREADABLE_ARRAY, array_header, check_expansion, member, read_array
+from rewards.files import UNREADABLE_ARRAY, array_header, check_expansion, member, open_regular, read_array
 from rewards.images import file_stamp, image_size
 from rl_caption.data.base import DataError, ImageSize, Row
 from rl_caption.data.plain_files import check_type
@@ -186,7 +186,7 @@ class FeatureFolder:
         with _readable(where):
             stored = self._stored(location.features, read, where)
             if self.options.with_boxes and location.boxes is not None:
-                with open(location.boxes, "rb") as file:
+                with open_regular(location.boxes) as file:
                     stored = stored._replace(boxes=read(file, os.path.getsize(location.boxes)))
         return stored
 
@@ -234,6 +234,7 @@ def import_h5py(path: Path) -> Any:
 def open_hdf5(path: Path) -> Any:
     """Open an HDF5 file for reading. Raises ``DataError`` where it is none, or h5py is not installed."""
     try:
+        open_regular(path).close()  # a pipe would be waited for
         return import_h5py(path).File(path, "r", locking=False)
     except OSError as error:
         raise DataError(f"{path} is not a readable HDF5 file: {error}") from error

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 SETTINGS = "parts.json"
 """File of the settings that made the parts in a folder."""
+ADDED = ("on_bad",)
+"""Settings that older versions did not record: compared where they are."""
 
 
 def own_parts(worker: str | None, total: int) -> range:
@@ -36,7 +38,8 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     file = out / SETTINGS
     if file.exists() and any(path.is_file() and path != file for path in out.rglob("*")):
         found = read_json(file, ConfigError)
-        changed = [name for name in settings if name != "data" and found.get(name) != settings[name]]
+        compared = [name for name in settings if name != "data" and (name in found or name not in ADDED)]
+        changed = [name for name in compared if found.get(name) != settings[name]]
         if changed:
             differences = "; ".join(f"{name} was {found.get(name)!r}, is {settings[name]!r}" for name in changed)
             raise ConfigError(f"{out} has parts of other settings: {differences}; name another out")

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from rewards.files import open_regular, parse_integer, read_regular, unique_keys
 from rl_caption.data.base import SHOWN, DataError
 from rl_caption.options import check_type as check_type
 from rl_caption.options import shown as shown
@@ -24,27 +25,10 @@ SPECIAL_TOKENS = re.compile(
 _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 """What each of them begins with, which is found faster."""
 
-MOST_DIGITS = 300
-"""Of a whole number: one of 309 digits is beyond the largest float."""
-
-
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} is there twice")
-    return made
-
 
 def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = _unique(pairs)
+    made = unique_keys(pairs)
     return {key: value for key, value in made.items() if key != "tokens"} if made.get("raw") is not None else made
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"{shown(digits)} has {len(digits)} digits: expected a number that a float can hold")
-    return int(digits)
 
 
 def parse_json(
@@ -60,8 +44,8 @@ def parse_json(
             for COCO).
     """
     try:
-        pairs = _without_tokens if drop_tokens else _unique
-        return json.loads(content, object_pairs_hook=pairs, parse_int=_integer)
+        pairs = _without_tokens if drop_tokens else unique_keys
+        return json.loads(content, object_pairs_hook=pairs, parse_int=parse_integer)
     except RecursionError as problem:
         raise error(f"{where} cannot be read as JSON: its brackets are nested too deeply") from problem
     except ValueError as problem:  # also not UTF-8, and numbers of thousands of digits
@@ -70,7 +54,7 @@ def parse_json(
 
 def json_lines(path: Path) -> Iterator[tuple[int, str, Any]]:
     """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON. Only a line feed ends a line."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         yield from parse_json_lines(file, path)
 
 
@@ -94,7 +78,7 @@ def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
 
     Raises ``error``, which names the file and the key, for another value, and ``OSError`` for an unreadable file.
     """
-    content = parse_json(file.read_bytes(), file, error)
+    content = parse_json(read_regular(file), file, error)
     check_type(content, kind, str(file), error)
     return content
 
@@ -102,9 +86,9 @@ def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
 def read_yaml(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     """Read a YAML file whose value has the type ``kind``. Raises as ``read_json`` does."""
     try:
-        content = yaml.safe_load(file.read_bytes())
+        content = yaml.safe_load(read_regular(file))
         # Refuses what contains itself, and numbers of hundreds of digits.
-        json.loads(json.dumps(content, default=str), parse_int=_integer)
+        json.loads(json.dumps(content, default=str), parse_int=parse_integer)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         raise error(f"{file} is not YAML: {problem}") from problem
     check_type(content, kind, str(file), error)
@@ -121,7 +105,7 @@ def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str
     Every record has an integer ``step``. An incomplete last line, as a killed run leaves, is skipped. Raises as
     ``read_json`` does.
     """
-    lines = file.read_bytes().split(b"\n")
+    lines = read_regular(file).split(b"\n")
     for number, line in enumerate(lines, start=1):
         where = f"{file}, line {number}"
         if line.strip():

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from rewards.files import read_regular
+from rewards.model_files import read_object
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
 from rl_caption import __version__
@@ -154,7 +156,7 @@ def _count(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
 
 def _official_photos(path: Path) -> dict[str, Photo]:
     """Image id -> photo of an official caption file; its name, ``captions_val2014.json``, has the folder."""
-    folder, content = path.stem.removeprefix("captions_"), json_object(path.read_bytes(), str(path))
+    folder, content = path.stem.removeprefix("captions_"), json_object(read_regular(path), str(path))
     check_type(content, _Photos, str(path), DataError)
     images = {str(item["id"]): item for item in content["images"]}
     return {name: (f"{folder}/{item['file_name']}", (item["width"], item["height"])) for name, item in images.items()}
@@ -238,7 +240,7 @@ def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
     captions = [record.references for record in records.values() if _split_of(record) == "train"]
     digest = hashlib.sha256(json.dumps([__version__, TOKENIZER, captions]).encode()).hexdigest()[:16]
     try:
-        known = json.loads((out / "prepared.json").read_bytes()).get("document_frequencies")
+        known = read_object(out / "prepared.json").get("document_frequencies")
     except (OSError, ValueError):
         known = None
     if known == digest and path.is_file():

@@ -3,7 +3,6 @@
 import argparse
 import base64
 import binascii
-import json
 import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -14,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from rewards.files import atomic_write
+from rewards.files import atomic_write, open_regular
 from rl_caption.data.base import DataError
 from rl_caption.data.features import as_image_features, as_stored, check_boxes, check_width, finite
 from rl_caption.data.files import check_space
-from rl_caption.data.plain_files import json_object
+from rl_caption.data.plain_files import json_object, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +134,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
     """Number and columns of every line, with a progress bar over the bytes of the file, or log lines."""
     try:
         file: BinaryIO
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             with tqdm(total=size, desc=path.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
                 for number, line in enumerate(file, start=1):
@@ -161,7 +160,7 @@ def _arrays(columns: Sequence[bytes], where: str) -> dict[str, Any]:
         if len(columns) == 3:
             return {"features": _matrix(columns[2], int(columns[1]), "features", where)}
         if len(columns) == 2:
-            item = json.loads(columns[1])
+            item = parse_json(columns[1], where)
             return {"features": _matrix(item["features"], int(item["num_boxes"]), "features", where)}
     except (ValueError, KeyError, TypeError, binascii.Error) as error:
         if isinstance(error, DataError):

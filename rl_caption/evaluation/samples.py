@@ -99,7 +99,8 @@ def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> lis
     found = []
     for k in range(1, scores.shape[1] + 1):
         own, near = scores[:, :k], similarity[:, :k, :k]
-        agreement = near.sum(axis=2) - np.diagonal(near, axis1=1, axis2=2)
+        # Of the others alone, in one order: rounding would tell captions apart that are equally similar.
+        agreement = np.sort(np.where(np.eye(k, dtype=bool), 0.0, near), axis=2).sum(axis=2)
         chosen = np.take_along_axis(own, agreement.argmax(axis=1)[:, None], axis=1)
         found.append(BestOf(float(own.mean()), float(own.max(axis=1).mean()), float(chosen.mean())))
     return found

@@ -134,7 +134,7 @@ def _rewards(config: CurateConfig) -> dict[str, Reward]:
 def _settings(config: CurateConfig, source: Source, rewards: Mapping[str, Reward]) -> dict[str, Any]:
     """What the parts depend on."""
     names = ("image_root", "image_column", "caption_column", "split", "text_column", "duplicates", "part_rows")
-    settings: dict[str, Any] = {name: getattr(config, name) for name in names}
+    settings: dict[str, Any] = {name: getattr(config, name) for name in (*names, "on_bad")}
     settings["rules"] = [list(rule) for rule in config.rules.items()]  # a list: parts have the rules' numbers
     settings["scores"] = {name: reward.signature for name, reward in rewards.items()}
     if any("image" in reward.columns for reward in rewards.values()):  # others read no image

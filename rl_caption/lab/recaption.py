@@ -17,7 +17,7 @@ from urllib.parse import quote
 import numpy as np
 
 from rewards.clip.encoder import chunks
-from rewards.files import atomic_write
+from rewards.files import atomic_write, read_regular
 from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
 from rl_caption.config.checks import check
@@ -286,7 +286,7 @@ def gather_parts(
     """
     made: list[dict[str, Any]] = []
     for number, part in enumerate(_part_files(config, len(rows))):
-        lines = part.read_bytes().splitlines()
+        lines = read_regular(part).splitlines()
         expected = len(rows[number * config.part_rows : (number + 1) * config.part_rows])
         if len(lines) != expected:
             raise DataError(

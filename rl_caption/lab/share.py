@@ -310,7 +310,6 @@ def _front_matter(
     tags = ["rl-caption", "image-captioning" if export.is_captioner else "image-caption-scoring"]
     if run is not None and run.terms:
         tags += ["reinforcement-learning", *["self-critical-sequence-training"] * ("trainer" not in run.config)]
-    start = None if run is None else _start(run)
     metrics = {} if evaluation is None or not has_record(evaluation) else evaluation.scores["metrics"]
     scores = {key: value for key, value in metrics.items() if key in CAPTION_COLUMNS or key.startswith(JUDGE)}
     dataset = None if evaluation is None else _dataset(evaluation.settings)
@@ -333,7 +332,7 @@ def _front_matter(
         tags=tags,
         license=licence,
         datasets=[trained_on] if trained_on else None,
-        base_model=start if start is not None and is_captioner(start) and not Path(start).exists() else None,
+        base_model=None if run is None else _base_model(run),
         metrics=list(dict.fromkeys(_metric_type(key) for key in scores if key in CAPTION_COLUMNS)) or None,
         model_name=name,
         eval_results=results or None,
@@ -381,6 +380,15 @@ def _chosen(run: RunFolder) -> str:
         return "which step it is of was not recorded"
     of = "the start: no step of the training was better" if step == 0 else f"step {step}"
     return f"{of}, the best validation by `{metric}`"
+
+
+def _base_model(run: RunFolder) -> str | None:
+    """The name on the hub of the captioner that a run started from; None where it started from a folder."""
+    start = _start(run)
+    try:
+        return start if start is not None and is_captioner(start) and not Path(start).exists() else None
+    except OSError as error:  # a name that is too long
+        raise ReportError(f"{run.path / 'config.yaml'}: model.init is {start!r:.80}: {error.strerror}") from error
 
 
 def _start(run: RunFolder) -> str | None:

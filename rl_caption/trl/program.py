@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 import os
 import sys
@@ -23,6 +22,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from rewards.base import Reward
 from rewards.mixed import MixedReward
+from rewards.model_files import read_object
 from rl_caption.captioners.base import Decoding
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config import checks as config_checks
@@ -222,7 +222,7 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> tuple[int, Path | None]:
 def step_of(checkpoint: Path) -> int | None:
     """The optimizer step of ``checkpoint``; None where ``trainer_state.json``, written last, is not complete."""
     try:
-        return int(json.loads((checkpoint / "trainer_state.json").read_bytes())["global_step"])
+        return int(read_object(checkpoint / "trainer_state.json")["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

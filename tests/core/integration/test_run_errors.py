@@ -166,6 +166,7 @@ def test_settings_that_cannot_work_are_named_when_they_are_read(
         ({"model.init": "nowhere"}, "model.kwargs is set beside model.init 'nowhere'"),
         ({"model.init": "nowhere", "model.kwargs": {}}, "'nowhere' is not a saved captioner"),
         ({"eval.split": "dev"}, "split 'dev' is not in the data"),
+        ({"data.kwargs.num_val": 1}, "eval.split 'val' has 1 usable image"),
         ({"data.format": "jsonl", "data.path": "/none.jsonl", "data.kwargs": {}}, "none.jsonl"),
         ({"train.mixed_precision": "fp16"}, "train.mixed_precision is fp16, which a CPU cannot train in"),
         ({"train.num_processes": 2}, "train.num_processes is 2, but 1 train together"),

@@ -121,6 +121,10 @@ def test_the_temperature_is_learnt_once_and_stays_within_its_limits() -> None:
     assert scale.exp().item() == pytest.approx(100.0, rel=1e-5)
     assert logged["contrastive/scale"] == pytest.approx(100.0, rel=1e-5)
     assert found["clip.logit_scale"].abs() > 1e-3, "at the limit it still has a gradient"
+    with torch.no_grad():
+        scale.fill_(-50.0)
+    _, logged = step(network, "contrastive", split(inputs, 2))
+    assert scale.exp().item() == logged["contrastive/scale"] == 1.0
 
 
 def test_random_numbers_of_the_second_pass_are_those_of_the_first() -> None:
@@ -136,6 +140,24 @@ def test_random_numbers_of_the_second_pass_are_those_of_the_first() -> None:
     loss, _ = objective(RewardModelConfig())(joined | {"scale": outputs[0]["scale"]}, {})
     assert logged["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
     assert_equal(gradient_of(network, loss), found)
+
+
+def test_random_numbers_go_on_after_those_of_the_loss() -> None:
+    """Else the second passes would wind them back to where the first ones ended."""
+
+    def drawing(outputs: Any, target: Any) -> Any:
+        torch.rand(5)
+        return objective(RewardModelConfig())(outputs, target)
+
+    network, batches = clip_towers(patch_dropout=0.5), split(pairs(8), 4)
+    torch.manual_seed(11)
+    next(EmbeddingTask(Accelerator(cpu=True), network, drawing).training_step(batches, 0))
+    after = torch.rand(3)
+    torch.manual_seed(11)
+    for batch in batches:
+        network(batch.inputs)
+    torch.rand(5)
+    assert torch.equal(torch.rand(3), after)
 
 
 def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:

@@ -119,7 +119,7 @@ def test_what_a_card_reads_of_a_configuration_is_named(shared: Path, tmp_path: P
     content = yaml.safe_load(file.read_text())
     ways: list[tuple[tuple[Any, ...], Any]] = [(("data", "path"), True), (("model",), [1]), (("rollout",), "x")]
     ways += [(("reward", "terms", "cider", "schedule"), wrong) for wrong in (True, [None], [[1]], [["a", 1]])]
-    ways += [(("reward", "terms", "cider", "weight"), HUGE)]
+    ways += [(("reward", "terms", "cider", "weight"), HUGE), (("model", "init"), "a" * 2000)]
     for way, value in ways:
         file.write_text(yaml.safe_dump(with_value(content, way, value)))
         with pytest.raises(ReportError, match=r"config\.yaml"):

@@ -1,6 +1,7 @@
 """BERTScore on tiny random models: the greedy matching by hand, the tokenisers, and what is refused."""
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -89,6 +90,11 @@ def test_bad_input_is_refused(bert: Path, tmp_path: Path, monkeypatch: pytest.Mo
     ):
         with pytest.raises(ValueError, match=message):
             BertScore(*arguments)  # type: ignore[arg-type]
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    for content in ("[]", "7", '{"model_type": ["t5"]}', "9" * 400, "[" * 100_000, "{"):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
+            BertScore(str(tmp_path), 1)
     with pytest.raises(RewardError, match="row 0 has a reference without a word"):
         BertScore(str(bert), 1)(None, ["a dog"], references=[["a dog", " "]])
     monkeypatch.setitem(sys.modules, "bert_score", None)

@@ -115,6 +115,13 @@ def test_mean_concreteness_of_words(tmp_path: Path) -> None:
     assert singular.signature != reward.signature
 
 
+def test_words_of_the_list_are_found_in_lower_case(tmp_path: Path) -> None:
+    BUILDERS["icc_words"](tmp_path)
+    path = tmp_path / RATINGS
+    path.write_text(path.read_text().replace("\ndog\t", "\nDog\t"))
+    assert build(WORDS, ratings=str(path))(None, ["a dog", "A DOG"]) == [4.85, 4.85]
+
+
 def test_a_wrong_list_of_words_is_named(tmp_path: Path) -> None:
     BUILDERS["icc_words"](tmp_path)
     path, wrong = tmp_path / RATINGS, tmp_path / "wrong.txt"

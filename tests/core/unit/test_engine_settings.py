@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from rl_caption.engines import (
     build_accelerator,
     configure_deepspeed,
     fill_deepspeed_config,
+    global_count,
     prepare,
     requested_precision,
     size_buckets,
@@ -183,3 +185,7 @@ def test_auto_is_bf16_only_where_a_cpu_computes_with_it(monkeypatch, wanted, cap
     else:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     assert usable_precision(wanted) == expected
+
+
+def test_a_count_of_nothing_can_be_divided_by() -> None:
+    assert global_count(Accelerator(cpu=True), torch.tensor([0, 3])).tolist() == [1, 3]

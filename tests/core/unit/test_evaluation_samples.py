@@ -22,6 +22,14 @@ def test_best_of_k_by_hand() -> None:
     assert three == pytest.approx((7 / 3, 4.0, 2.0)), "the third has 0.8, the others 0.6 and 0.4"
 
 
+def test_of_equally_similar_captions_the_first_is_the_choice_whatever_rounding_says() -> None:
+    """All captions are to the others 0.1, 0.2 and 0.3, in another order; what each is to itself does not count."""
+    near = np.array([[0.7, 0.1, 0.2, 0.3], [0.1, 0.9, 0.3, 0.2], [0.2, 0.3, 1e9, 0.1], [0.3, 0.2, 0.1, 0.3]])
+    for order in ([0, 1, 2, 3], [2, 0, 3, 1], [3, 2, 1, 0], [1, 3, 0, 2]):
+        (last,) = best_of(np.array([[1.0, 2.0, 3.0, 4.0]]), near[order][:, order][None])[3:]
+        assert last.consensus == 1.0
+
+
 def test_scores_are_those_of_validation() -> None:
     found = evaluate_samples(SAMPLES, REFERENCES)
     each = [validation_cider({key: own[i] for key, own in SAMPLES.items()}, REFERENCES) for i in range(3)]

@@ -61,6 +61,10 @@ def test_everything_at_once_and_a_second_time_nothing(downloads: Path, tmp_path:
     found = row["features"].load(13)  # sizes of the images come from the official annotations
     np.testing.assert_allclose(found[0, 8:], [1 / 32, 2 / 24, 20 / 32, 22 / 24, 19 * 20 / (32 * 24)], rtol=1e-6)
 
+    for damaged in ("[]", "7", "{", "[" * 100_000):  # of the file by which a second run knows what is there
+        (out / "prepared.json").write_text(damaged)
+        assert prepare(out, downloads, **options) == summary
+
     references = read_references(out / "captions_test.json")
     assert references == {str(100 + number): captions_of(number) for number in range(14, 18)}
     frequencies = DocumentFrequencies.load(out / "document_frequencies.npz")

@@ -36,6 +36,8 @@ from transformers import (
     ViTModel,
 )
 
+import rewards.base
+from rewards.clip import pretrained as loading
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
     grid_shape,
@@ -320,6 +322,10 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     ViTMAEModel(ViTMAEConfig(**VISION)).save_pretrained(tmp_path / "vit")
     with pytest.raises(ValueError, match="masks patches at random"):
         load_image_encoder(vit)
+    monkeypatch.setattr(rewards.base, "TARGETS", {})
+    monkeypatch.setattr(loading, "TARGETS", rewards.base.TARGETS)
+    load_image_encoder(OWN)
+    assert OWN in rewards.base.TARGETS["tests.encoders_for_tests"]
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match=r"timm, which is not installed .*'rl-caption\[clip\]'"):
         load_image_encoder("timm:test_vit", pretrained=False)

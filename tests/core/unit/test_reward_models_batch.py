@@ -76,6 +76,12 @@ def test_the_caption_is_a_function_of_seed_step_and_image() -> None:
     assert {caption_index(ROW, "first", 0, step) for step in range(9)} == {0}
 
 
+def test_images_of_one_step_draw_each_for_itself() -> None:
+    rows: list[Any] = [{**ROW, "image_id": str(number), "short_references": ["a", "b"]} for number in range(40)]
+    assert {caption_index(row, "random", 0, 3) for row in rows} == {0, 1, 2}
+    assert {short_caption(row, "", 3, "references", 0) for row in rows} == {"a", "b"}
+
+
 def test_pixels_are_those_of_the_preprocessing_and_drawn_once() -> None:
     image, preprocessing = noise_image(1), Preprocessing(32)
     cache = PixelCache(preprocessing, cache_bytes=3 * 32 * 32)
@@ -352,6 +358,11 @@ def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all()
                 outside += not owners & batch
     assert outside > 0
     assert batch_alone(2) != batch_alone(3)
+
+
+def test_an_image_has_other_triplets_at_every_step() -> None:
+    alone = StepTriplets(ROWS[:1], 1, 3, "first", shuffle_rate=0.0, per="unit", donors=donors_of(ROWS))
+    assert len({alone(step)[IDS[0]] for step in range(20)}) > 5
 
 
 def test_triplets_that_do_not_fit_do_not_count() -> None:

@@ -242,6 +242,21 @@ def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(b
     assert not torch.allclose(seen, teacher.image_embeddings(ROWS), atol=1e-3)
 
 
+def test_of_first_captions_the_teacher_embeds_no_others(backbone: Backbone, counts: dict[str, int]) -> None:
+    teacher = Teacher(backbone, ("image", "text"), Accelerator(cpu=True))
+    counts.update(image=0, text=0)
+    teacher.prepare(ROWS, "first", MUCH)
+    assert counts == {"image": 4, "text": 4}
+
+
+@pytest.mark.parametrize(("missing", "images"), [(0, 4), (1, 0)])
+def test_images_are_kept_in_the_memory_that_captions_leave(backbone, counts, missing, images):
+    teacher = Teacher(backbone, ("image", "text"), Accelerator(cpu=True))
+    counts.update(image=0, text=0)
+    teacher.prepare(ROWS, "random", 4 * teacher.width * (5 + 4) - missing)
+    assert counts == {"image": images, "text": 5}
+
+
 def test_a_table_made_in_parts_is_the_same(backbone, monkeypatch):
     right, sizes, encode = expected(backbone), [], backbone.encode_texts
 

@@ -82,6 +82,15 @@ def test_equal_captions_are_embedded_once_with_the_result_of_all() -> None:
     assert metrics["val/retrieval_r1"] == pytest.approx((expected["i2t_r1"] + expected["t2i_r1"]) / 2)
 
 
+def test_validation_has_no_dropout_and_training_goes_on_with_it() -> None:
+    modes = set()
+    network = Network().train()
+    network.register_forward_hook(lambda module, inputs, output: modes.add(module.training))
+    validator(network, rows())(1)
+    assert modes == {False}
+    assert network.training
+
+
 @pytest.mark.parametrize(("memory", "drawn"), [(validation.MOST_PIXELS, 1), (3 * 3 * 8 * 8 - 1, 2)])
 def test_validation_images_are_kept_without_a_cache_where_they_are_few(memory, drawn, monkeypatch):
     monkeypatch.setattr(validation, "MOST_PIXELS", memory)

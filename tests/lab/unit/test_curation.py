@@ -160,6 +160,7 @@ def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(tmp_path
         ("duplicates", "pair"),
         ("duplicates", None),
         ("part_rows", 3),
+        ("on_bad", "skip"),
         ("rules", {"words": [2, None]}),
         ("scores", {"length": JudgeConfig("repetition")}),
         ("scores", {**config.scores, "again": JudgeConfig("repetition")}),

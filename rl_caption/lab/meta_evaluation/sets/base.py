@@ -16,6 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from rewards.files import read_regular
 from rewards.images import Frames, ImageSource
 from rl_caption.data import plain_files
 from rl_caption.data.base import DataError
@@ -272,14 +273,14 @@ class Files:
 
 def json_object(path: Path, expected: str = "an object") -> Row:
     """Read the object that a JSON file is."""
-    return _object(parse_json(path.read_bytes(), path), path, expected)
+    return _object(parse_json(read_regular(path), path), path, expected)
 
 
 def json_rows(path: Path, key: str | None = None) -> list[Row]:
     """Read the objects of a JSON file: a list, an object of id -> object, or the list under ``key``."""
     if key is not None:
         return json_object(path, f"an object with {key!r}, a list of objects").rows(key)
-    content = parse_json(path.read_bytes(), path)
+    content = parse_json(read_regular(path), path)
     if isinstance(content, list):
         content = {f"[{number}]": item for number, item in enumerate(content)}
     items = _object(content, path, "a list of objects").values.items()
@@ -300,7 +301,7 @@ def table_rows(
     ``spreadsheet`` accepts Latin-1 where a file is not UTF-8, and rows with more or fewer fields (missing ones are
     empty).
     """
-    content = path.read_bytes()
+    content = read_regular(path)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rewards.files import open_regular
 from rewards.images import Frames
 from rewards.videos import video_frames
 from rl_caption.data.base import DataError
@@ -138,7 +139,7 @@ def activitynet_foil(given: Files, num_frames: int = 10) -> list[CaptionPairs]:
 
 def _pickled(path: Path) -> Any:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = _Arrays(file).load()
     except _DAMAGED as error:
         raise DataError(f"{path} cannot be read as a pickled array: {error}") from error

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import math
 import os
@@ -87,7 +88,7 @@ def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
                         os.unlink(entry.path)
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> io.BufferedReader:
     """Open a file for reading bytes. Raises ``OSError``, also for a pipe or a device, which might never end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs/design.md"
+PAGE = FOLDER.parents[2] / "docs/design.md"
 
 
 def test_examples_are_the_tested_code() -> None:

@@ -500,6 +500,7 @@ def test_a_captioners_captions_tune_a_dual_of_frozen_parts(photos: Path, positiv
         "scenes": {"data": DATA, "split": "val"},
         "metrics": "",
         "judges": {"pac_s": {"kwargs": {"backbone": str(tmp_path / "tuned/export/best"), "prefix": ""}}},
+        "trust": ["tests.encoders_for_tests:TinyImageEncoder"],
         "bootstrap": 0,
         "out": str(tmp_path / "agreement"),
     }

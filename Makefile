@@ -12,6 +12,8 @@ PYTEST_ARGS ?=
 # The package index is the only thing ever fetched from: a model or data set that is asked for by name fails at once.
 OFFLINE := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 HF_DATASETS_OFFLINE=1
 
+PYTEST := $(OFFLINE) OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -q -n auto --maxprocesses=4 --dist loadfile --durations=10
+
 .DEFAULT_GOAL := help
 
 # The stamp holds the folder that was installed from. A clone that was moved or copied since is installed anew, and so is
@@ -20,11 +22,11 @@ ifneq ($(shell $(VENV_PYTHON) -c pass 2>/dev/null && cat $(STAMP) 2>/dev/null),$
 $(STAMP): FORCE
 endif
 
-.PHONY: help install demo test bench docs lint format doctor release clean distclean FORCE
+.PHONY: help install demo test test-all bench docs lint format doctor release clean distclean FORCE
 
 help:
 	@echo "make demo       train, fine-tune and evaluate a captioner on the generated world (4 to 9 minutes on two cores)"
-	@echo "make test       run all tests, on up to four cores"
+	@echo "make test       run the tests that take seconds, on up to four cores; make test-all also runs those marked slow"
 	@echo "make bench      speed and memory against baselines of the same run (ARGS=\"--only cider --json FILE\")"
 	@echo "make docs       the documentation as a site in site/, tutorials with their output (minutes)"
 	@echo "make lint       ruff (rules and format) and mypy"
@@ -40,8 +42,10 @@ demo: $(STAMP)
 	$(OFFLINE) $(VENV_PYTHON) -m rl_caption demo $(ARGS)
 
 test: $(STAMP)
-	$(OFFLINE) OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -q -n auto --maxprocesses=4 --dist loadfile --durations=10 \
-		$(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
+test-all: $(STAMP)
+	$(PYTEST) $(PYTEST_ARGS)
 
 bench: $(STAMP)
 	$(OFFLINE) $(VENV_PYTHON) -m benchmarks $(ARGS)
@@ -82,7 +86,7 @@ release: $(STAMP)
 	test -z "$$(git tag --list v$(version))" || fail "v$(version) is tagged: raise __version__ in rl_caption/__init__.py"; \
 	grep -qF "## [$(version)] - 20" CHANGELOG.md || fail "CHANGELOG.md has no heading '## [$(version)] - YYYY-MM-DD'"; \
 	grep -qxF "version: $(version)" CITATION.cff || fail "CITATION.cff has no line 'version: $(version)'"
-	$(MAKE) lint test
+	$(MAKE) lint test-all
 	rm -rf build dist
 	mkdir -p build/source && git archive HEAD | tar -x -C build/source
 	sed -E -i.bak -e 's#!\[([^]]*)\]\(([^):]+)\)#![\1]($(URL)/raw/v$(version)/\2)#g' \

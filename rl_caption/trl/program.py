@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import os
+import pickle
 import sys
 import warnings
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
-from rewards.base import Reward
+from rewards.base import Reward, reason
 from rewards.mixed import MixedReward
 from rewards.model_files import read_object
 from rl_caption.captioners.base import Decoding
@@ -300,9 +301,21 @@ class _Run:
             check_judges(self.judges, self.eval_rows, f"split {self.split!r}")
 
     def _check_inputs(self) -> None:
-        """Raise CheckpointError for a checkpoint of another reward or other data, unless ``run.resume`` is true."""
+        """Raise CheckpointError for a checkpoint of another reward or other data, unless ``run.resume`` is true.
+
+        And for one whose optimizer or schedule cannot be read.
+        """
         if self.checkpoint is None:
             return
+        for state in (self.checkpoint / "optimizer.pt", self.checkpoint / "scheduler.pt"):
+            try:
+                if state.exists():
+                    torch.load(state, map_location="cpu", weights_only=True, mmap=True)
+            except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
+                raise CheckpointError(
+                    f"{state} is damaged ({reason(error)}): remove {self.checkpoint}, and the run goes on from the "
+                    "checkpoint before"
+                ) from error
         file, resume = self.checkpoint / INPUTS, self.config.run.resume
         if not file.is_file():
             print_main(self.state, f"{self.checkpoint} is of an older version: its reward and data are not compared")

@@ -158,6 +158,14 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
         (other / "checkpoints/checkpoint-4/inputs.json").write_text(json.dumps(recorded | {key: value}))
         with pytest.raises(CheckpointError, match=f"{key}.*{'another' if key == 'reward' else 'train texts'}"):
             fine_tune(settings(folder, other, **changes))
+    for name in ("optimizer.pt", "scheduler.pt"):
+        damaged = tmp_path / f"damaged-{name}"
+        shutil.copytree(run, damaged)
+        (damaged / "result.json").unlink()
+        state = damaged / "checkpoints/checkpoint-4" / name
+        state.write_bytes(state.read_bytes()[:-30])
+        with pytest.raises(CheckpointError, match=re.escape(str(state))):
+            fine_tune(settings(folder, damaged, **changes))
     for name in ("export", "eval/test"):
         shutil.rmtree(stopped / name)
     (stopped / "result.json").unlink()

@@ -13,7 +13,7 @@ from tests.captioners_for_tests import REFERENCES
 from tests.hf_models_for_tests import PROMPT, save_model
 from tests.training_for_tests import lines, run_arguments, scst_config
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -9,7 +9,7 @@ from benchmarks.harness import Timing
 from benchmarks.scst_step import Shapes
 from tests.captioners_for_tests import SHAPE
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 
 def test_two_processes_are_compared_with_one() -> None:

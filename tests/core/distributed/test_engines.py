@@ -24,7 +24,7 @@ from tests.training_for_tests import (
     xe_config,
 )
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 OPTIONS = {
     "train.micro_batch_size": 2,  # four backward passes a process, or two, and as many again for cross-entropy

@@ -14,7 +14,7 @@ from rl_caption.captioners.loading import load_captioner
 from tests.hf_models_for_tests import save_model
 from tests.training_for_tests import ENGINES, checked_run, files, lines, run_together, scst_config, untimed, weights
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("vit_gpt2", {"model.freeze": ["encoder.embeddings.*"]}),

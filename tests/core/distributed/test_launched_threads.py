@@ -9,6 +9,7 @@ from rl_caption.threads import SPIN_COUNT, granted_cores
 from tests.core.unit.test_threads import MODULE, SCRIPT, threads_of
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.distributed,
     pytest.mark.skipif(sys.platform != "linux", reason="torch has libgomp on Linux"),
 ]

@@ -9,7 +9,7 @@ import yaml
 from tests.reward_models_for_tests import chain
 from tests.training_for_tests import changed, checked_run, run_two, untimed, weights
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 SHORT = {"train.max_steps": 3, "eval.every": 3}
 RUNS = ("teacher", "image", "text", "dual", "pac", "long", "specific", "grammar")

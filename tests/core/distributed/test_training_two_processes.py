@@ -27,7 +27,7 @@ from tests.training_for_tests import (
     xe_config,
 )
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STILL = {"model.kwargs.dropout": 0.0}  # dropout draws from a generator of its own in each process

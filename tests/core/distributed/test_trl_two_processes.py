@@ -9,7 +9,7 @@ from rl_caption.data.base import Row
 from tests.training_for_tests import lines, run_two
 from tests.vlm_for_tests import grpo_config, six_images, tiny_qwen2_vl, vlm_captions
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 
 def test_two_processes_train_one_model(tmp_path: Path) -> None:

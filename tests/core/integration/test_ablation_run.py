@@ -12,6 +12,8 @@ import yaml
 from tests.conftest import REPOSITORY
 from tests.training_for_tests import DATA, Ended, changed, lines, run, run_arguments, scst_config, weights, xe_config
 
+pytestmark = pytest.mark.slow
+
 WORLD = changed(DATA, {"kwargs.num_test": 8})
 REWARDS = """
 import os, signal, time

@@ -16,6 +16,8 @@ from tests.clip_for_tests import tiny_student
 from tests.coco_for_tests import write_downloads, write_features, write_photos
 from tests.training_for_tests import lines, run_arguments
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 SHAPE = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 32}
 XE_SIZES = [word for key, value in SHAPE.items() for word in (f"--model.kwargs.{key}", str(value))]

@@ -46,6 +46,8 @@ from tests.docs_for_tests import (
     shown_files,
 )
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     **dict.fromkeys(("num_val", "num_test", "num_unseen"), 6),
     **{"num_train": 12, "max_steps": 1, "batch_size": 6, "warmup_steps": 0, "every": 1, "pca_rank": 4},

@@ -18,7 +18,11 @@ from tests.conftest import REPOSITORY
 from tests.training_for_tests import assert_close_runs, lines, scst_config, xe_config
 
 REHEARSAL = os.environ.get("RL_CAPTION_REHEARSE_GPU") == "1"
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not (REHEARSAL or torch.cuda.is_available()), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (REHEARSAL or torch.cuda.is_available()), reason="needs a GPU"),
+]
 
 STEPS = 20
 OPTIONS = {"train.max_steps": STEPS, "eval.every": STEPS, "run.log_samples": 8, "train.lr": 1e-3, "train.kl_coef": 0.0}

@@ -23,6 +23,8 @@ from tests.training_for_tests import (
     xe_config,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Letters:
     """A judge that any change of captions moves: the number of letters."""

@@ -11,6 +11,8 @@ from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.world import SHAPES
 from tests.training_for_tests import DATA, Ended, Kill, assert_same_run, lines, run, scst_config, weights, xe_config
 
+pytestmark = pytest.mark.slow
+
 WORD_REWARD = '''
 class Circles:
     """Share of the words that are "circle"."""

@@ -15,7 +15,10 @@ from tests.report_for_tests import write_ablation, write_comparison, write_evalu
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = os.environ.get("RL_CAPTION_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH"),
+]
 
 
 def written(folders: list[Path], place: Path, *options: str) -> Path:

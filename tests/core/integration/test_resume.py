@@ -30,6 +30,8 @@ from tests.training_for_tests import (
     xe_config,
 )
 
+pytestmark = pytest.mark.slow
+
 # Six steps; validation and checkpoint at 2, 4, 6; export/best is written at 2 (new) and at 4 (replaced). So the
 # renames are: 1 export, 2 checkpoint, 3 old export away, 4 export, 5 checkpoint, 6 checkpoint, 7 pruned checkpoint.
 KILLS = {

@@ -38,6 +38,8 @@ from tests.training_for_tests import (
     xe_config,
 )
 
+pytestmark = pytest.mark.slow
+
 CHAIN = ("teacher", "image", "text", "dual")
 REVERSED = "tests.core.integration.test_reward_models_run:Reversed"
 

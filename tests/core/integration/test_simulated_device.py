@@ -23,6 +23,8 @@ from tests.training_for_tests import (
     xe_config,
 )
 
+pytestmark = pytest.mark.slow
+
 BEHIND = "tests.core.integration.test_simulated_device:LeftBehind"
 
 

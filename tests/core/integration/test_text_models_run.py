@@ -28,6 +28,8 @@ from tests.training_for_tests import (
     weights,
 )
 
+pytestmark = pytest.mark.slow
+
 TASKS = ("language_model", "semantic_bottleneck", "text_regression")
 CAPTIONS = [caption for row in ScenesData(**DATA["kwargs"]).split("val") for caption in row["references"]]
 

@@ -42,6 +42,8 @@ from tests.vlm_for_tests import (
     vlm_captions,
 )
 
+pytestmark = pytest.mark.slow
+
 SCENES = {
     "format": "scenes",
     "kwargs": {"num_train": 8, "num_val": 2, "num_test": 2, "num_unseen": 0, "image_size": 32},

@@ -22,6 +22,8 @@ from rl_caption.config.shipped import shipped_configs
 from rl_caption.lab.share import CITATIONS, SCST
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 Run = Callable[..., str]
 

@@ -15,6 +15,8 @@ from rl_caption.cli.main import main
 from rl_caption.evaluation import evaluate_captions
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 
+pytestmark = pytest.mark.slow
+
 PREDICTIONS = [{"image_id": int(key), "caption": text} for key, text in CAPTIONS.items()]
 LISTED = [{"image_id": int(key), "captions": texts} for key, texts in REFERENCES.items()]
 COCO = {

@@ -21,6 +21,8 @@ from rl_caption.errors import ConfigError
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.trl.config import GrpoVlmConfig
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 SHIPPED: dict[type[Any], str | None] = {
     XeConfig: "scenes_xe.yaml",

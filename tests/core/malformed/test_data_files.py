@@ -46,7 +46,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 DAMAGE = [*enumerate(("cut", "cut", "cut", "flip", "flip", "flip", "flip", "zeros", "twice", "gzip", "tail"))]
 """Seed and kind of damage."""
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of damaged metadata
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Pillow's, of damaged metadata
 
 
 def check_outcome(read: Callable[[], Any], *named: str, also: type[Exception] | None = None) -> Any:

@@ -23,6 +23,8 @@ from rl_caption.training.checkpoint import seal
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import save_model
 
+pytestmark = pytest.mark.slow
+
 Damage = Callable[[Path], None]
 TINY_STUDENT = LCLIPConfig(
     embed_dim=8, image_size=16, patch_size=8, image_width=8, image_heads=2, image_blocks=1, vocab_size=16,

@@ -33,6 +33,8 @@ from tests.lab.unit.test_curation import options, write
 from tests.report_for_tests import write_evaluation, write_run
 from tests.training_for_tests import DATA
 
+pytestmark = pytest.mark.slow
+
 HUGE = 10**400
 OTHER = [
     None,

@@ -38,6 +38,8 @@ from tests.encoders_for_tests import save_text_encoder, save_vit
 from tests.hf_models_for_tests import bert_tokenizer, save_model, tiny_gpt2, tiny_regressor
 from tests.vlm_for_tests import tiny_qwen2_vl
 
+pytestmark = pytest.mark.slow
+
 IMAGE = "tests.encoders_for_tests:TinyImageEncoder"
 RAN = Path("ran")
 PAYLOAD = "open('ran', 'w').close()\ndef __getattr__(name):\n    return lambda *a, **k: open('ran', 'w').close()\n"

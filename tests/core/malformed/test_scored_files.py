@@ -15,6 +15,8 @@ from rewards.clip.backbone import Backbone, load_backbone
 from rl_caption.cli.score import score_files
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 
+pytestmark = pytest.mark.slow
+
 REWARDS = ["clipscore", "ref_clipscore", "l_clipscore", "ref_l_clipscore", "pac_s", "ref_pac_s", "retrieval", "specs"]
 
 

@@ -18,6 +18,8 @@ from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tin
 from tests.hf_models_for_tests import tiny_gpt2, tiny_regressor
 from tests.vlm_for_tests import tiny_idefics3, tiny_qwen2_vl
 
+pytestmark = pytest.mark.slow
+
 REFERENCES = [["a red circle", "one small red circle ."], ["the blue square", "a large blue square ."]]
 TEXT = ("bleu", "cider", "consensus", "diversity", "repetition", "rouge_l")
 

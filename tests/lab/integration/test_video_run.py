@@ -19,6 +19,8 @@ from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.reward_models_for_tests import reward_model_config
 from tests.training_for_tests import checked_run, lines, run, scst_config, xe_config
 
+pytestmark = pytest.mark.slow
+
 MOVING = {
     "data": {
         "format": "moving_scenes",

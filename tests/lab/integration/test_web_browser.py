@@ -16,7 +16,10 @@ from rl_caption.lab.web import PageServer
 from tests.captioners_for_tests import tiny_captioner
 from tests.core.integration.test_report_browser import BROWSER, NAMES
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH"),
+]
 
 PROBE = """
 const draw = () => new Promise((resolve) => {

@@ -12,6 +12,8 @@ from rl_caption.data.base import DataError
 from rl_caption.lab.meta_evaluation.sets import SETS, load
 from tests.judgement_sets_for_tests import BUILDERS, OTHER_FORMS, parquet
 
+pytestmark = pytest.mark.slow
+
 LONG, DEEP = "9" * 5_000, "[" * 100_000 + "]" * 100_000
 OTHER = ["null", "true", "-1", "2.5", "NaN", '""', '"text"', r'"a\u0000b"', "[]", '[["a"]]', '{"a": 1}', "", '"']
 OTHER += ["more\t,;", LONG, f"-{LONG}", "[" * 100_000, "x" * 140_000, "1e999", "²", "-inf"]

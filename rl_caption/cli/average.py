@@ -20,7 +20,7 @@ FAR = 0.2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``average --models RUN_A/export/best RUN_B/export/best --out FOLDER [--weights 0.7 0.3]``"""
-    parser = argparse.ArgumentParser(prog="rl-caption average", description=__doc__)
+    parser = argparse.ArgumentParser(prog="rl-caption average", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("--models", nargs="+", required=True, metavar="FOLDER", help="exports of captioners, trained from one start")
     add(

@@ -113,7 +113,8 @@ def caption_files(
 
 def main(argv: list[str] | None = None) -> int:
     """``caption --model RUN/export/best PHOTO|FOLDER ...``"""
-    parser = argparse.ArgumentParser(prog="rl-caption caption", description="Caption photos with a trained captioner.")
+    summary = "Caption photos with a trained captioner."
+    parser = argparse.ArgumentParser(prog="rl-caption caption", description=summary, allow_abbrev=False)
     add = parser.add_argument
     add(
         "--model",

@@ -192,7 +192,8 @@ def _no_key(key: str, kind: type[Any]) -> str:
     siblings = list(get_type_hints(inner)) if is_dataclass(inner) else []
     known = ["config", *option_keys(kind)]
     nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in known else []
-    nearest += difflib.get_close_matches(key, [name for name in known if name.rpartition(".")[2] == last], 1, 0.0)
+    if not section or any(name.startswith(f"{section}.") for name in known):  # not in a dict, as a term of the reward
+        nearest += difflib.get_close_matches(key, [name for name in known if name.rpartition(".")[2] == last], 1, 0.0)
     nearest += [f"{section}.{name}" for name in difflib.get_close_matches(last, siblings, n=1) if section]
     nearest += difflib.get_close_matches(key, known, n=1, cutoff=0.8)
     hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(siblings)}"

@@ -278,7 +278,7 @@ def check_stored(dataset: Any, where: str) -> None:
     if not dataset.size:
         return
     expected = 1 if dataset.chunks is None else math.prod(map(math.ceil, np.divide(dataset.shape, dataset.chunks)))
-    written = bool(dataset.id.get_storage_size()) if dataset.chunks is None else dataset.id.get_num_chunks()
+    written = int(dataset.id.get_storage_size() > 0) if dataset.chunks is None else dataset.id.get_num_chunks()
     if written < expected:
         raise DataError(f"{where}: {written} of {expected} blocks of {list(dataset.shape)} were written: make it again")
 

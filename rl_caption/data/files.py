@@ -58,7 +58,8 @@ class Record(NamedTuple):
 def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     """Read one caption per image from COCO result format, ``[{"image_id": …, "caption": …}, …]``.
 
-    ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each, in place of the list.
+    ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each, in place of the list. Without
+    either, the path ``image`` is the id, as in data.
 
     Args:
         path: the file, plain or gzip, a pipe such as ``/dev/stdin``, or the folder of an evaluation, with
@@ -77,7 +78,8 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     for index, row in enumerate(_objects([content] if _is_line(content, "caption") else content, path)):
         if index == 0 and "image_id" not in row and "image_name" in row:
             captions.by = "image_name"
-        image_id = _id(row.get(captions.by), f"{path}, [{index}].{captions.by}")
+        value = row.get(captions.by, row.get("image") if captions.by == "image_id" else None)
+        image_id = _id(value, f"{path}, [{index}].{captions.by}")
         if image_id in captions:
             twice.append(image_id)
         captions[image_id] = _text(row.get("caption"), f"{path}, [{index}].caption")

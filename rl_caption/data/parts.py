@@ -48,14 +48,12 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
         files, copied = changes(recorded, settings.get("data", {}))
         if "data" in settings and "data" not in found:
             logger.info("%s: its parts are of an older version, their data are not compared", out)
-        if copied:
-            logger.warning(
-                "%s: files of the data have changed: %s; names and sizes are the same, as in a copy",
-                out,
-                "; ".join(copied),
-            )
         if files:
             raise ConfigError(f"{out} has parts of other data: {'; '.join(files)}; name another out")
+        if copied:
+            times = "; ".join(copied)
+            kept = "names and sizes are the same, as in a copy"
+            logger.warning("WARNING: %s: files of the data have changed: %s; %s", out, times, kept)
     write_json(file, settings)
 
 

@@ -176,7 +176,7 @@ def check_links(export: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``share RUN_OR_EXPORT --repo_id USER/NAME [--private] [--out FOLDER]``"""
-    parser = argparse.ArgumentParser(prog="rl-caption share", description=__doc__)
+    parser = argparse.ArgumentParser(prog="rl-caption share", description=__doc__, allow_abbrev=False)
     parser.add_argument("path", type=Path, metavar="RUN_OR_EXPORT", help="folder of a run, or its export/best")
     parser.add_argument("--repo_id", metavar="USER/NAME", help="on the hub; made where it is missing")
     parser.add_argument("--private", action="store_true", help="make a private repository")

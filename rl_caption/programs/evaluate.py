@@ -19,7 +19,7 @@ from rewards.base import Reward, RewardError
 from rewards.build import RewardBuilder
 from rewards.clip.encoder import EncoderOptions, is_main_process, load_encoder
 from rl_caption.config.checks import check, decoding_of
-from rl_caption.config.schema import EvaluateConfig, RetrievalConfig
+from rl_caption.config.schema import DataConfig, EvaluateConfig, RetrievalConfig
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.files import (
     Captions,
@@ -210,6 +210,8 @@ def _score_captions(
 def _check_settings(config: EvaluateConfig) -> None:
     if config.spice_jars is not None and not Path(config.spice_jars).is_dir():
         raise ConfigError(f"spice_jars {config.spice_jars!r} is not a folder: name the one with SPICE's two jars")
+    if config.references is None and config.data == DataConfig():
+        raise ConfigError("references and data.path are not set: name a file of references, or the data of the images")
     check_writable(config.out)
 
 

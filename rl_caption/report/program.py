@@ -66,7 +66,7 @@ def write_report(folder: Path, rows: Sequence[Any]) -> Path | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a page and print its path."""
-    parser = argparse.ArgumentParser(prog="rl-caption report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="rl-caption report", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "folders", nargs="+", type=Path, metavar="FOLDER", help="of a run, an evaluation, a comparison, an ablation"
     )

@@ -112,7 +112,7 @@ def test_errors_are_one_message(model: str, photos: Path, capsys: Any) -> None:
         message = capsys.readouterr().err
         assert part in message
         assert "Traceback" not in message
-    for option, value in (("--beams", "0"), ("--max_new_tokens", "1.5")):
+    for option, value in (("--beams", "0"), ("--max_new_tokens", "1.5"), ("--num_beam", "")):
         with pytest.raises(SystemExit, match="2"):
             main(["--model", model, option, value, str(photos)])
         message = capsys.readouterr().err

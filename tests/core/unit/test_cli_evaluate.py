@@ -473,6 +473,9 @@ def test_two_evaluations_are_compared_by_their_folders(folder: Path) -> None:
     assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(folder / "model")
     with pytest.raises(DataError, match=re.escape(str(folder / "student"))):
         compare_systems(replace(config, predictions=None, compare=[pair[0], str(folder / "student")]))
+    with pytest.raises(ConfigError, match=r"references and data\.path") as refused:
+        compare_systems(EvaluateConfig(compare=pair, out=str(folder / "out")))
+    assert "pathlib" not in str(refused.value)
 
 
 def test_references_are_read_from_json_lines_and_ids_are_paths(folder, monkeypatch, caplog) -> None:

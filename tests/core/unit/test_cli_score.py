@@ -116,6 +116,12 @@ def test_references_are_json_lines_as_of_data(tmp_path: Path) -> None:
         str(row["image_id"]): row["caption"] for row in CAPTIONS
     }
     assert read_captions(saved(tmp_path, "captions.jsonl", json.dumps(CAPTIONS[0])))
+    lines = [
+        {"image": "photos/1.jpg", "caption": "a dog"},
+        {"image": "photos/2.jpg", "image_id": 7, "caption": "a cat"},
+    ]
+    captions = "".join(json.dumps(row) + "\n" for row in lines)
+    assert read_captions(saved(tmp_path, "captions.jsonl", captions)) == {"photos/1.jpg": "a dog", "7": "a cat"}
 
 
 def test_captions_by_path_are_scored_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,15 @@ def test_a_key_that_does_not_exist_is_refused(tmp_path: Path, capsys: Any) -> No
         assert "data.fromat" in message or (kind is ConcretenessConfig and "no key data" in message)
 
 
+def test_a_key_of_a_term_that_does_not_exist_is_answered_by_those_of_a_term(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        parse(ScstConfig, ["--reward.terms", "{short: {name: cider}}"], "test")
+    message = capsys.readouterr().err
+    assert "reward.terms.short.name" in message
+    assert "kwargs" in message
+    assert "model.name" not in message
+
+
 def test_coco_is_evaluated_as_in_the_literature() -> None:
     """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20 words."""
     config = parsed("configs/coco_evaluate.yaml")

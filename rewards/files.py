@@ -92,7 +92,7 @@ def open_regular(path: str | Path) -> io.BufferedReader:
     """Open a file for reading bytes. Raises ``OSError``, also for a pipe or a device, which might never end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise OSError(errno.EINVAL, "a pipe, socket or device: expected a file", str(path))
+        raise OSError(errno.EINVAL, "it is a pipe, socket or device: name a file, or pipe into /dev/stdin", str(path))
     return open(path, "rb")
 
 

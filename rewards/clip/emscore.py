@@ -175,14 +175,15 @@ class RefEmScore(EmScore):
 
 
 def _read_captions(source: Sequence[str] | str | Path | None) -> list[str] | None:
+    where = f"idf_captions {str(source)!r}" if isinstance(source, str | Path) else "idf_captions"
     if isinstance(source, str | Path):
         try:
-            source = read_regular(source).decode().splitlines()
+            source = read_regular(source).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"idf_captions: {error}: expected a text file with one caption a line") from error
+            raise ValueError(f"{where}: {error}: expected a text file with one caption a line") from error
     if source is None:
         return None
     captions = [text.strip() for text in source if text.strip()]
     if not captions:
-        raise ValueError("idf_captions has no caption: expected at least one")
+        raise ValueError(f"{where} has no caption: expected at least one")
     return captions

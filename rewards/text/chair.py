@@ -61,7 +61,7 @@ class ObjectVocabulary:
         """
         names: dict[tuple[str, ...], str] = {}
         with naming(f"synonyms {str(path)!r} cannot be read"):
-            lines = read_regular(path).decode().splitlines() if isinstance(path, str | Path) else path
+            lines = read_regular(path).decode("utf-8-sig").splitlines() if isinstance(path, str | Path) else path
         for number, line in enumerate(lines, start=1):
             if not isinstance(line, str):
                 raise ValueError(f"synonyms has {line!r:.80}: expected a text, the names of an object between commas")

@@ -41,7 +41,7 @@ from rl_caption.data.files import check_space, write_json
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.loader import AUGMENTATIONS
 from rl_caption.data.loader import augment as augmented
-from rl_caption.data.plain_files import check_text
+from rl_caption.data.plain_files import check_name
 from rl_caption.errors import ConfigError
 from rl_caption.options import BatchSize, Workers, shown, wrong_values
 
@@ -258,9 +258,7 @@ def _images(
         pairs = [(row["image_id"], str(row["image"])) for row in rows]
     images: dict[str, str] = {}
     for name, file in pairs:
-        if os.sep in name:
-            raise DataError(f"{path}: image {name!r}: expected an id that can be a file's name")
-        check_text(name, f"{path}: the id of an image")
+        check_name(name, f"{path}: image {name!r:.80}")
         if images.setdefault(name, file) != file:
             raise DataError(f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one file per id")
     if not images:

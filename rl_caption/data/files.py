@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import shutil
-import stat
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rewards.base import RewardError, naming
-from rewards.files import atomic_write
+from rewards.files import atomic_write, read_regular
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.data.base import SHOWN, DataError, ImageSize
 from rl_caption.data.plain_files import check_text, is_unicode, parse_json, parse_json_lines, shown
@@ -353,13 +352,10 @@ def write_text(path: str | Path, text: str) -> None:
 def _read_bytes(path: str | Path) -> bytes:
     """The content of a file or pipe (read once); gzip is recognised by its content, not by the file's name."""
     try:
-        if stat.S_ISFIFO(os.stat(path).st_mode) and not str(path).startswith(("/dev/", "/proc/")):
-            raise DataError(f"{path} is a named pipe, which may have no writer: name a file, or pipe into /dev/stdin")
-        data = Path(path).read_bytes()
+        is_shell = str(path).startswith(("/dev/", "/proc/"))  # /dev/stdin, or <(...)
+        data = Path(path).read_bytes() if is_shell else read_regular(path)
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except DataError:
-        raise
     except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: a NUL in the path
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     return data

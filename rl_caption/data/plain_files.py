@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import typing
 import unicodedata
@@ -22,6 +23,8 @@ SPECIAL_TOKENS = re.compile(
     re.IGNORECASE,
 )
 """Special tokens of the usual tokenizers, and marks by which they write spaces and parts of words."""
+LONGEST_NAME = 237
+"""Bytes of an id that is the name of a file: file systems take 255, and ``atomic_write`` adds 18."""
 _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 """What each of them begins with, which is found faster."""
 
@@ -139,6 +142,13 @@ def check_text(text: str, where: str) -> str:
     if "\0" in text or not is_unicode(text):
         raise DataError(f"{where} is {shown(text)}: expected text without zero bytes and lone surrogates")
     return text
+
+
+def check_name(text: str, where: str) -> str:
+    """Return ``text``, an id that becomes a file's name. Raises ``DataError``, with ``where``, if it cannot be one."""
+    if not text or os.sep in text or len(text.encode(errors="replace")) > LONGEST_NAME:
+        raise DataError(f"{where}: expected an id that can be a file's name")
+    return check_text(text, where)
 
 
 class TextForms:

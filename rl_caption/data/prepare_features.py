@@ -17,7 +17,7 @@ from rewards.files import atomic_write, open_regular
 from rl_caption.data.base import DataError
 from rl_caption.data.features import as_image_features, as_stored, check_boxes, check_width, finite
 from rl_caption.data.files import check_space
-from rl_caption.data.plain_files import json_object, parse_json
+from rl_caption.data.plain_files import check_name, json_object, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,8 @@ def convert_tsv(
     for path in paths:
         for number, columns in _lines(Path(path)):
             image_id = columns[0].decode(errors="replace")
-            where = f"{path}, line {number}, image {image_id!r}"
-            if not image_id or os.sep in image_id:
-                raise DataError(f"{where}: expected an id that can be a file's name")
+            where = f"{path}, line {number}, image {image_id!r:.80}"
+            check_name(image_id, where)
             if image_id in done:
                 kept += 1
                 continue

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from rewards.model_files import read_object
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.encode_features import recorded
@@ -214,6 +215,9 @@ def test_numbers_that_no_float_can_hold(tmp_path: Path, digits: str) -> None:
         file.write_text(f'{{"caption": "a dog", "{key}": 1}}\n{{"caption": "a cat", "{key}": {digits}}}\n')
         with pytest.raises(DataError, match=r"file\.jsonl, line 2"):
             read(file)
+    file.write_text(f'{{"hidden_size": {digits}}}')
+    with pytest.raises(ValueError, match=r"file\.jsonl"):
+        read_object(file)
     file.write_text(f'{{"caption": "a dog", "rating": {10**30}}}\n')
     assert _ratings(file) == {"a dog": 1e30}
 

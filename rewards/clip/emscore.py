@@ -175,7 +175,7 @@ class RefEmScore(EmScore):
 
 
 def _read_captions(source: Sequence[str] | str | Path | None) -> list[str] | None:
-    where = f"idf_captions {str(source)!r}" if isinstance(source, str | Path) else "idf_captions"
+    where = f"idf_captions: {source}" if isinstance(source, str | Path) else "idf_captions"
     if isinstance(source, str | Path):
         try:
             source = read_regular(source).decode("utf-8-sig").splitlines()

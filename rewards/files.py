@@ -169,7 +169,7 @@ def _header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.dtype[
         shape, fortran, dtype = read(file)
     needed = file.tell() + math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or needed > size:
-        raise ValueError(f"cut off: the shape {list(shape)} of {dtype} takes {needed} bytes, there are {size}")
+        raise ValueError(f"cut off: the shape {list(shape)} of {dtype} takes {needed} bytes, but there are {size}")
     return shape, fortran, dtype
 
 

@@ -102,12 +102,12 @@ class MixedReward:
         if not terms:
             raise ValueError("a mixed reward needs at least one term")
         if taken := sorted(LOG_KEYS & terms.keys()):
-            raise ValueError(f"a reward term is named {taken[0]!r}: reward/{taken[0]} is another log key, rename it")
+            raise ValueError(f"reward term {taken[0]!r}: the log key reward/{taken[0]} is in use, rename the term")
         for name, (_, weight) in terms.items():
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
                 raise ValueError(f"reward term {name!r} has the weight {weight!r}: expected a finite number")
         if not length_ratios.keys() <= terms.keys():
-            raise ValueError(f"length_ratios are of {list(length_ratios)}: expected some of {list(terms)}")
+            raise ValueError(f"length_ratios has {list(length_ratios)}: expected names of terms, {list(terms)}")
         for name in length_ratios:
             low, high = terms[name][0].bounds
             if high <= 0:

@@ -69,7 +69,7 @@ def damage(folder: Path) -> str | None:
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes, not {size}"
         if isinstance(listed, dict) and listed != _entry(file):
-            return f"{name} was changed: its content is not that of the manifest"
+            return f"the content of {name} differs from the manifest"
     return None
 
 
@@ -78,8 +78,8 @@ def check_folder(folder: Path) -> None:
     found = damage(folder) if (folder / MANIFEST).is_file() else None
     if found is not None:
         raise ValueError(
-            f"{str(folder)!r} is not as it was written: {found}. Copy the whole folder again; where the change is "
-            f"meant, remove its {MANIFEST}"
+            f"{str(folder)!r} has changed since it was written: {found}. Copy the whole folder again, or remove its "
+            f"{MANIFEST} if the change is intended"
         )
 
 
@@ -129,8 +129,8 @@ def check_memory(model: nn.Module) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if 4 * count > memory:
         raise ValueError(
-            f"a model of this shape has {count:,} parameters, {4 * count / 2**30:,.0f} GiB: this machine has "
-            f"{memory / 2**30:,.0f} GiB of memory"
+            f"a model of this shape has {count:,} parameters, which take {4 * count / 2**30:,.0f} GiB: this machine "
+            f"has only {memory / 2**30:,.0f} GiB of memory"
         )
 
 
@@ -170,7 +170,7 @@ def read_config(
         raise ValueError(f"{file} has model_type {found!r}: expected {model_type!r}")
     missing, unknown = sorted(names - values.keys() - set(optional)), sorted(values.keys() - names)
     if missing or unknown:
-        raise ValueError(f"{file} is no {kind.__name__}: missing {missing}, unknown {unknown}")
+        raise ValueError(f"{file} is not a {kind.__name__}: missing {missing}, unknown {unknown}")
     with naming(str(file)):
         return kind(**values)
 
@@ -329,9 +329,9 @@ def ask_hub(name: str, file: str) -> bool:
     try:
         get_hf_file_metadata(hf_hub_url(name, file))
     except GatedRepoError as error:
-        raise OSError(f"{name!r} asks for an agreement: accept it on its page, then log in (hf auth login)") from error
+        raise OSError(f"{name!r} is gated: accept its terms on its hub page, then log in (hf auth login)") from error
     except (RepositoryNotFoundError, EntryNotFoundError) as error:
-        raise OSError(f"{name!r} is no model on the hub that has a {file}: {_first_line(error)}") from error
+        raise OSError(f"{name!r} is not a model on the hub with a {file}: {_first_line(error)}") from error
     except (OSError, http_error) as error:
         if isinstance(try_to_load_from_cache(name, file), str):
             return False

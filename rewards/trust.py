@@ -46,8 +46,8 @@ def check_trusted(name: str, where: str) -> None:
     """
     if name not in SHIPPED | _trusted:
         raise ValueError(
-            f"{where} is {name!r:.200}, which this package does not bring, and a saved model may run no code of its "
-            f"choice. If you know and trust it: trust: [{name}] in the configuration, or --trust {name} "
+            f"{where} is {name!r:.200}, which is not of this package, and a saved model must not choose what code "
+            f"runs. If you know and trust it, set trust: [{name}] in the configuration, or --trust {name} "
             "(docs/reliability.md)"
         )
 

@@ -111,7 +111,7 @@ def _video(path: str, count: int, span: tuple[float, float]) -> list[Image.Image
     try:
         import av
     except ModuleNotFoundError as error:
-        raise RewardError(f"video {path!r} needs PyAV: install 'rl-caption[video]'") from error
+        raise RewardError(f"video {path!r} needs PyAV: pip install 'rl-caption[video]'") from error
     with naming(f"video {path!r} cannot be read", (av.error.FFmpegError, OSError, ValueError), RewardError):
         # Decoded to be counted, too: what a container says of its number of frames may be wrong or missing.
         with av.open(path) as container:

@@ -136,7 +136,7 @@ class Backbone:
                 raise RewardError(str(error)) from error
             if _fingerprint(loaded, self._options.precision) != self.fingerprint:
                 raise RewardError(
-                    f"the weights of {self.signature} are not those it was pickled with: scores would not compare"
+                    f"the weights of {self.signature} have changed since it was pickled: scores would not be comparable"
                 )
             self._loaded = loaded
         return self._loaded
@@ -238,7 +238,7 @@ def _load(options: EncoderOptions) -> _Loaded:
     label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
     try:
         if options.tuned_from is not None and pretrained is None:
-            raise ValueError(f"tuned_from is {options.tuned_from!r}: it goes with 'pretrained', a checkpoint file")
+            raise ValueError(f"tuned_from is {options.tuned_from!r}, but 'pretrained', the tuned file, is not set")
         if not Path(name).is_dir():
             loaded = _load_open_clip(name, options)
         elif (Path(name) / "open_clip_config.json").is_file():
@@ -249,8 +249,8 @@ def _load(options: EncoderOptions) -> _Loaded:
             loaded = _load_open_clip(f"local-dir:{name}", options)
         elif has_model_type(name, "clip"):
             raise ValueError(
-                f"it is a CLIP of Transformers: name its architecture of open_clip (ViT-B-32-quickgelu for OpenAI's), "
-                f"with pretrained {str(Path(name) / 'model.safetensors')!r}"
+                f"it is a CLIP of Transformers: name the architecture in open_clip (ViT-B-32-quickgelu for OpenAI's), "
+                f"and set 'pretrained' to {str(Path(name) / 'model.safetensors')!r}"
             )
         else:
             loaded = _load_dual(name, options) if has_model_type(name, MODEL_TYPE) else _load_student(name, options)
@@ -258,7 +258,7 @@ def _load(options: EncoderOptions) -> _Loaded:
         dtype = getattr(torch, DTYPES[options.precision])
         loaded.model.requires_grad_(False).eval().to(device=options.device, dtype=dtype)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{label} needs {error.name}: install 'rl-caption[clip]'") from error
+        raise ValueError(f"{label} needs {error.name}: pip install 'rl-caption[clip]'") from error
     except _UNLOADABLE as error:
         raise ValueError(f"backbone {label} cannot be loaded: {reason(error)}") from error
     return loaded
@@ -335,8 +335,8 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
     preprocessing = preprocessing_of(model.visual)
     if layout == "plain" and is_main_process():
         logger.info(
-            "%s says neither activation nor preprocessing: those of %s are taken, %s and mean %s. OpenAI's weights "
-            "have QuickGELU (ViT-B-32-quickgelu)",
+            "%s does not record activation and preprocessing. Those of %s are used: %s and mean %s. OpenAI's weights "
+            "need QuickGELU (ViT-B-32-quickgelu)",
             pretrained, name, "QuickGELU" if (open_clip.get_model_config(name) or {}).get("quick_gelu") else "GELU",
             preprocessing.mean,
         )  # fmt: skip

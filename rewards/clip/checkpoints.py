@@ -85,9 +85,11 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
     """
     tower: Any = model if hasattr(model, POSITIONS) else getattr(model, "text", None)
     if not isinstance(getattr(tower, POSITIONS, None), nn.Parameter) or not hasattr(tower, "attn_mask"):
-        raise ValueError(f"{type(model).__name__} has no text tower of open_clip with {POSITIONS}: it is not stretched")
+        raise ValueError(
+            f"{type(model).__name__} cannot be stretched: it has no text tower of open_clip with {POSITIONS}"
+        )
     if getattr(tower, "cls_emb", None) is not None:
-        raise ValueError(f"the text tower of {type(model).__name__} has a class token: it is not stretched")
+        raise ValueError(f"the text tower of {type(model).__name__} cannot be stretched: it has a class token")
     tower.positional_embedding = _stretched(tower.positional_embedding, context_length, keep)
     if tower.attn_mask is not None:
         mask = tower.attn_mask.new_full((context_length, context_length), float("-inf")).triu_(1)
@@ -104,8 +106,8 @@ def stretch_student(model: LCLIP, context_length: int) -> None:
     """
     if model.config.pad_attention != "masked":
         raise ValueError(
-            f"a student with pad_attention {model.config.pad_attention!r} attends to padding, so every score would "
-            "change with its context: it is not stretched"
+            f"a student with pad_attention {model.config.pad_attention!r} cannot be stretched: it attends to padding, "
+            "so every score would change with context_length"
         )
     model.text.pos_embed = _stretched(model.text.pos_embed, context_length, KEEP)
     model.config = model.text.config = model.image.config = replace(model.config, context_length=context_length)
@@ -119,8 +121,8 @@ def _stretched(positions: nn.Parameter, context_length: int, keep: int) -> nn.Pa
     if factor < 1 or rest:
         fitting = ", ".join(str(keep + times * (count - keep)) for times in (1, 2, 3, 4))
         raise ValueError(
-            f"context_length = {context_length}: the text tower has {count} positions, which become {fitting}, ... "
-            f"where the first {keep} are kept"
+            f"context_length = {context_length}: a text tower of {count} positions, of which the first {keep} are "
+            f"kept, can be stretched to {fitting}, ..."
         )
     stretched = stretch_positions(positions.detach().float(), keep, factor).to(positions.dtype)
     return nn.Parameter(stretched, requires_grad=positions.requires_grad)
@@ -134,7 +136,7 @@ def merge_positions(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     shapes = {key: tuple(state[key].shape) if key in state else None for key in (POSITIONS, POSITIONS_FROM_KEEP)}
     if shapes[POSITIONS] is None or shapes[POSITIONS] != shapes[POSITIONS_FROM_KEEP]:
-        raise ValueError(f"tables of positions of a long checkpoint are {shapes}: expected two of the same shape")
+        raise ValueError(f"position tables of a Long-CLIP checkpoint are {shapes}: expected two of the same shape")
     merged = torch.cat([state[POSITIONS][:KEEP], state[POSITIONS_FROM_KEEP][KEEP:]])
     kept = {key: value for key, value in state.items() if key != POSITIONS_FROM_KEEP} | {POSITIONS: merged}
     return {key: value.float() if value.is_floating_point() else value for key, value in kept.items()}
@@ -215,7 +217,9 @@ def _load_long(name: str, weights: Mapping[str, Tensor]) -> Any:
         name, force_quick_gelu=True, force_context_length=len(weights[POSITIONS]), pretrained_image=False
     )
     if not isinstance(model, open_clip.CLIP):
-        raise ValueError(f"a long checkpoint has OpenAI's layout, which {name} has not: expected ViT-B-32, say")
+        raise ValueError(
+            f"a Long-CLIP checkpoint does not fit {name}: expected an architecture of OpenAI, such as ViT-B-32"
+        )
     model.load_state_dict(weights)
     convert_weights_to_lp(model, torch.float16)
     return model.float()
@@ -287,7 +291,7 @@ def load_tuned(name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "
     tag, shape = open_clip.get_pretrained_cfg(name, tuned_from), open_clip.get_model_config(name)
     if not tag or shape is None:
         known = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none; see open_clip.list_models()"
-        raise ValueError(f"tuned_from is {tuned_from!r}, the architecture {name!r}: expected one of its tags ({known})")
+        raise ValueError(f"tuned_from is {tuned_from!r}: expected a pretrained tag of {name!r} ({known})")
     is_custom = shape.pop("custom_text", False)
     if is_custom or "timm_model_name" in shape["vision_cfg"] or "hf_model_name" in shape["text_cfg"]:
         raise ValueError(f"{name} has other towers than CLIP's: expected an architecture such as ViT-B-32")

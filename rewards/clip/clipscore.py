@@ -104,8 +104,8 @@ class ClipScore:
         for held, (kind, count, cache) in zip(kept, parts, strict=True):
             if held < count and cache.folder is None:
                 logger.warning(
-                    "%s: the data has %s %s, its cache has room for %s: the others are embedded again in every epoch. "
-                    "Raise cache_%s, or, where it is not set, free memory",
+                    "%s: the data has %s %s, but the cache has room for %s: the others are embedded in every epoch. "
+                    "Raise cache_%s, or free memory if it is not set",
                     self.__name__, f"{count:,}", kind, f"{held:,}", kind,
                 )  # fmt: skip
 
@@ -132,7 +132,7 @@ class ClipScore:
             self._warned = True
             if is_main_process():
                 logger.warning(
-                    "%s: %d of %d captions score 0, as their cosines under %s are below 0: nothing tells them apart. "
+                    "%s: %d of %d captions score 0, because their cosines under %s are negative. "
                     "For weights of SPECS, use the reward specs with kwargs {scale: shifted}",
                     self.__name__, below, len(texts), self.backbone.signature,
                 )  # fmt: skip

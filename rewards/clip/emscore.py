@@ -93,8 +93,8 @@ class EmScore(ClipScore):
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         if parts != "coarse" and not getattr(self.backbone.encoder, "has_tokens", False):
             raise ValueError(
-                f"{self.backbone.signature} tells no embeddings of tokens: expected open_clip's CLIP, a student or a "
-                "dual of pretrained encoders"
+                f"{self.backbone.signature} gives no token embeddings: expected open_clip's CLIP, a student or a "
+                "dual encoder of pretrained parts"
             )
         self.parts: Parts = parts
         self.bounds = {"both": (-0.5, 1.0), "coarse": (-1.0, 1.0), "fine": (0.0, 1.0)}[parts]

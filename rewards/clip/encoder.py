@@ -267,7 +267,7 @@ class EmbeddingCache:
             return None
         checksum, array = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
         if checksum != _checksum(key, array):
-            logger.warning("cached embedding %s is damaged or of something else: it is computed again", path)
+            logger.warning("cached embedding %s is damaged or belongs to other content: it is computed again", path)
             return None
         return np.load(io.BytesIO(array), allow_pickle=False)
 

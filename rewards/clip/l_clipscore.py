@@ -33,8 +33,7 @@ class LClipScore(ClipScore):
                 )
             if (Path(backbone) / "open_clip_config.json").is_file():
                 raise ValueError(
-                    f"{str(backbone)!r} holds an open_clip model, no student: score with it as clipscore or "
-                    "ref_clipscore"
+                    f"{str(backbone)!r} holds an open_clip model, not a student: use it with clipscore or ref_clipscore"
                 )
         super().__init__(backbone, prefix=prefix, **arguments)
 

@@ -99,7 +99,7 @@ def _tuned(backbone: EncoderSource | None, pretrained: str | None, tuned_from: s
     """The three arguments, completed by what is known of a released file."""
     if backbone is None or (isinstance(backbone, str | Path) and not Path(backbone).is_dir()):
         if pretrained is None or not Path(pretrained).is_file():
-            given = "is not given" if pretrained is None else f"is {str(pretrained)!r}, which is no file"
+            given = "is not given" if pretrained is None else f"is {str(pretrained)!r}, which is not a file"
             raise ValueError(
                 f"'pretrained' {given}: PAC-S needs a checkpoint that was tuned for it, such as clip_ViT-B-32.pth or "
                 "openClip_ViT-L-14.pth; the repository aimagelab/pacscore says where they are"
@@ -108,7 +108,7 @@ def _tuned(backbone: EncoderSource | None, pretrained: str | None, tuned_from: s
         backbone, tuned_from = backbone or architecture, tuned_from or tag
         if backbone is None or tuned_from is None:
             raise ValueError(
-                f"what {str(pretrained)!r} was tuned from is not known by its name (known: {', '.join(RELEASED)}): say "
-                "'backbone' and 'tuned_from', such as ViT-B-32 and openai, which decide activation and preprocessing"
+                f"the name of {str(pretrained)!r} is not that of a released checkpoint ({', '.join(RELEASED)}): set "
+                "'backbone' and 'tuned_from', such as ViT-B-32 and openai; they decide activation and preprocessing"
             )
     return {"backbone": backbone, "pretrained": pretrained, "tuned_from": tuned_from}

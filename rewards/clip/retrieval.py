@@ -105,7 +105,7 @@ class Retrieval(ClipScore):
                 f"scale = {scale}, margin = {margin}: expected a scale in (0, 300] and a margin of 0 or more"
             )
         if both and pool is not None:
-            raise ValueError("both needs captions of the distractors, which a pool of images has not: set one of them")
+            raise ValueError("both needs captions of the distractors, but a pool has only images: set one of the two")
         self.pool = None if pool is None else _images_of(Path(pool))
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         self.score, self.scale, self.margin, self.k = score, float(scale), float(margin), k
@@ -139,7 +139,9 @@ class Retrieval(ClipScore):
         for row, image_id in enumerate(ids):
             own = first.setdefault(image_id, row)
             if images[row] is not images[own] and images[row] != images[own]:
-                raise RewardError(f"{self.__name__}: image_id {image_id!r} is that of two images: expected one each")
+                raise RewardError(
+                    f"{self.__name__}: two images have the image_id {image_id!r}: expected different ones"
+                )
         number = dict(zip(first, range(len(first)), strict=True))
         owners = np.array([number[image_id] for image_id in ids])
         captions = self.embed_texts(texts)
@@ -161,8 +163,8 @@ class Retrieval(ClipScore):
             self._warned = True
             if is_main_process():
                 logger.warning(
-                    "%s: %d of %d images of a call have no other image to be told from, their captions score the upper "
-                    "bound: raise train.micro_batch_size, or set pool",
+                    "%s: %d of %d images of a call have no distractor, so their captions get the highest score: "
+                    "raise train.micro_batch_size, or set pool",
                     self.__name__, alone, len(first),
                 )  # fmt: skip
         return scores.tolist()
@@ -193,7 +195,7 @@ class Retrieval(ClipScore):
 
 def _images_of(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise ValueError(f"pool {str(folder)!r} is no folder: expected one with images")
+        raise ValueError(f"pool {str(folder)!r} is not a folder: expected one with images")
     with naming("pool", (RewardError,)):
         found = list(list_images(folder, recursive=False))
     if not found:

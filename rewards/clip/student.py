@@ -111,7 +111,7 @@ class LCLIPConfig:
         divisors = {"image_size": "patch_size", "image_width": "image_heads", "text_width": "text_heads"}
         for whole, part in divisors.items():
             if getattr(self, whole) % getattr(self, part):
-                raise ValueError(f"{whole} {getattr(self, whole)} is no multiple of {part} {getattr(self, part)}")
+                raise ValueError(f"{whole} {getattr(self, whole)} is not a multiple of {part} {getattr(self, part)}")
 
 
 def head_mixed_attention(
@@ -393,9 +393,7 @@ def from_released(state_dict: Mapping[str, Tensor], config: LCLIPConfig | None =
         raise ValueError(f"no key starts with 'student.': the first keys are {sorted(state_dict)[:3]}")
     config = config or LCLIPConfig()
     if min(config.image_repeats, config.text_repeats) < 2:
-        raise ValueError(
-            "the released layout has blocks that are repeated: image_repeats and text_repeats have to be >= 2"
-        )
+        raise ValueError("the released layout has repeated blocks: image_repeats and text_repeats must be at least 2")
     with torch.device("meta"):
         shapes = state_shapes(LCLIP(config))
     if any(key.startswith(tuple(_STAGE_2.values())) for key in student):

@@ -45,7 +45,7 @@ class BertScore:
         package = optional("bert_score", "the reward 'bertscore' needs", "'rl-caption[bertscore]'")
         known = importlib.import_module("bert_score.utils").model2layers
         if layers is None and model not in known:
-            raise ValueError(f"bertscore: layers has to be set for the model {model!r}: bert-score knows none for it")
+            raise ValueError(f"bertscore: set layers for the model {model!r}: bert-score has no default for it")
         _check_folder(model, layers)
         with naming(f"bertscore: the model {model!r} cannot be used"):
             _check_code(model)

@@ -103,7 +103,7 @@ class ObjectVocabulary:
         known = [{word: self._name(tokenize(word) or [""]) for word in words} for words in lists]
         unknown = sorted({word for own in known for word, name in own.items() if name is None})
         if unknown:
-            raise ValueError(f"{source} {unknown[0]!r} ({len(unknown)} such), which synonyms lacks")
+            raise ValueError(f"{source} {unknown[0]!r}, which is not in synonyms ({len(unknown)} words are not)")
         return [frozenset(map(str, own.values())) for own in known]
 
     def _name(self, words: Sequence[str]) -> str | None:
@@ -223,7 +223,7 @@ class Chair:
         check_choice(Measure, measure=measure)
         if objects is None and detector is None and not references:
             raise ValueError(
-                "objects and detector are None and references is False: one of them says what is in an image"
+                "objects and detector are None and references is False: set one of them, to say what is in an image"
             )
         self.vocabulary = ObjectVocabulary.read(synonyms)
         self.objects = None if objects is None else read_objects(objects, self.vocabulary)
@@ -237,7 +237,7 @@ class Chair:
                 self.detector = load(detector)(**(detector_kwargs or {}))
             if not callable(self.detector) or not isinstance(getattr(self.detector, "signature", None), str):
                 raise ValueError(
-                    f"detector {detector!r} is no ObjectDetector: expected a signature, and to be callable"
+                    f"detector {detector!r} is not an ObjectDetector: expected a callable object with a signature"
                 )
         known = [(image_id, sorted(own)) for image_id, own in (self.objects or {}).items()]
         sources = {  # column -> where objects come from
@@ -284,7 +284,7 @@ class Chair:
             expected = "expected a list with a list of words for each image"
             raise RewardError(f"reward 'chair': {detector.signature} returned {found!r:.200}: {expected}")
         if len(found) != len(new):
-            raise RewardError(f"reward 'chair': {detector.signature} looked at {len(new)} images and told {len(found)}")
+            raise RewardError(f"reward 'chair': {detector.signature} returned {len(found)} lists for {len(new)} images")
         with naming("reward 'chair'", (ValueError,), RewardError):
             seen = dict(zip(new, self.vocabulary.named(found, f"{detector.signature} found"), strict=True))
         self._seen |= {key: own for key, own in seen.items() if not isinstance(key, int)}

@@ -67,9 +67,9 @@ def cider_d(
         ValueError: numbers of candidates and references differ, an image has no reference, or ``n`` is above ``df.n``.
     """
     if len(candidates) != len(references):
-        raise ValueError(f"{len(candidates)} candidates and {len(references)} lists of references: expected as many")
+        raise ValueError(f"{len(candidates)} candidates but {len(references)} lists of references: expected one each")
     if df.n < n:
-        raise ValueError(f"the document frequencies count n-grams up to {df.n}, CIDEr was asked for n = {n}")
+        raise ValueError(f"the document frequencies count n-grams up to {df.n}, but CIDEr has n = {n}")
     for row, captions in enumerate(references):
         if not captions:
             raise ValueError(f"candidate {row} has no reference: CIDEr needs at least one")
@@ -293,8 +293,8 @@ class CiderD:
         if not any(scores) and not self._warned and df.all_zero:
             self._warned = True
             logger.warning(
-                "WARNING: reward %r is 0 for every caption: each n-gram is in all documents that were counted (%d), so "
-                "that none has a weight; give document frequencies (df) of more images",
+                "WARNING: reward %r is 0 for every caption: every n-gram is in all %d documents, so its weight is 0. "
+                "Set df to document frequencies of more images",
                 self.__name__,
                 df.documents,
             )
@@ -318,13 +318,13 @@ class CiderD:
         if df.eos != self.eos:
             counted = "with" if df.eos else "without"
             raise ValueError(
-                f"the document frequencies were counted {counted} <eos> and the reward was asked for eos={self.eos}: "
+                f"the document frequencies were counted {counted} <eos>, but the reward has eos={self.eos}: "
                 f"scores would mix both conventions. Pass eos={df.eos}, or count them again"
             )
         if df.tokenizer != self.tokenizer:
             raise ValueError(
-                f"the document frequencies are of tokens made by {df.tokenizer!r}, this reward's are made by "
-                f"{self.tokenizer!r}: their n-grams would not meet. Pass that tokenizer, or count them again"
+                f"the document frequencies were counted with the tokenizer {df.tokenizer!r}, but the reward has "
+                f"{self.tokenizer!r}: their n-grams would not match. Pass {df.tokenizer!r}, or count them again"
             )
         if df.n < self.n:
-            raise ValueError(f"the document frequencies count n-grams up to {df.n}, the reward needs {self.n}")
+            raise ValueError(f"the document frequencies count n-grams up to {df.n}, but the reward needs {self.n}")

@@ -63,7 +63,7 @@ def degeneration_statistics(
     - ``novel``: fraction of captions that are not in ``training_captions``, a set of tuples of tokens, if it is given.
     """
     if not captions:
-        raise ValueError("statistics of no captions: expected at least one")
+        raise ValueError("there are no captions to compute statistics of: expected at least one")
     count, different = len(captions), {tuple(tokens) for tokens in captions}
     values = {
         "length": sum(map(len, captions)) / count,

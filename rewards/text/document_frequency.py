@@ -59,7 +59,7 @@ class DocumentFrequencies:
             ngram, count = max(self.table.items(), key=lambda item: item[1])
             raise ValueError(
                 f"n-gram {ngram} occurs in {count} of {self.documents} documents: the counts and the number of "
-                "documents are not of one corpus"
+                "documents come from different corpora"
             )
         for array in (self.table.keys, self.table.counts):
             array.flags.writeable = False
@@ -189,7 +189,7 @@ class DocumentFrequencies:
                 arrays = {name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()}
             fingerprint, found = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
             if found != fingerprint:
-                raise ValueError(f"it is damaged, its content has fingerprint {found}, it was saved as {fingerprint}")
+                raise ValueError(f"it is damaged: it has the fingerprint {found}, but was saved with {fingerprint}")
             header = json.loads(arrays["header"].tobytes())
             vocabulary = arrays["vocabulary"].tobytes().decode()
             orders = range(1, header["n"] + 1)
@@ -276,7 +276,7 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in _ADMITTED:
             raise pickle.UnpicklingError(
-                f"it asks for {module}.{name}; only dict, defaultdict, tuple, str and numbers are admitted"
+                f"it contains {module}.{name}; only dict, defaultdict, tuple, str and numbers are allowed"
             )
         return _ADMITTED[f"{module}.{name}"]
 
@@ -291,7 +291,7 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
         ValueError: the pickle asks for anything but plain data, or its content is something else.
     """
     unreadable = (pickle.UnpicklingError, RecursionError, LookupError, AttributeError, *UNREADABLE_ARRAY)
-    with naming(f"{path} was not read", unreadable, kept=(FileNotFoundError,)), open_regular(path) as file:
+    with naming(f"{path} cannot be read", unreadable, kept=(FileNotFoundError,)), open_regular(path) as file:
         content = _PlainUnpickler(file, encoding="latin1").load()
     if not isinstance(content, dict) or not {"document_frequency", "ref_len"} <= content.keys():
         found = short(list(content)) if isinstance(content, dict) else type(content).__name__
@@ -312,8 +312,8 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
         counts[tuple(map(_utf8, ngram))] = int(count) if count == int(count) else count
     if all(word.isdecimal() for ngram in counts for word in ngram):
         raise ValueError(
-            f"{path} has numbers in place of words, such as {short(next(iter(counts)))}: no caption has them. Expected "
-            "the file of words (coco-train-words.p, where this is coco-train-idxs.p)"
+            f"{path} has the indices of words, such as {short(next(iter(counts)))}: expected the words themselves "
+            "(coco-train-words.p instead of coco-train-idxs.p)"
         )
     # No such corpus has under 50 images: a smaller number is a logarithm.
     logarithm = float(length) if length < LARGEST_LOGARITHM else float(np.log(float(length)))

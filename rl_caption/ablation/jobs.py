@@ -90,7 +90,7 @@ def _start(job: Job, devices: str | None) -> subprocess.Popen[bytes]:
 def _stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> None:
     if running:
         names = ", ".join(job.name for job, _ in running)
-        logger.info("stopping %s: what trains saves a checkpoint first; the same command goes on from there", names)
+        logger.info("stopping %s: running trainings save a checkpoint first; the same command continues from it", names)
     for _, process in running:
         process.terminate()
     deadline = time.monotonic() + SECONDS_TO_SAVE

@@ -162,7 +162,7 @@ def mistakes(config: AblateConfig) -> list[str]:
     if (config.base is None) == (not config.bases):
         wrong.append("set either base (one configuration of scst) or bases (name to configuration)")
     if not config.cells and not (config.alpha and config.alpha.values):
-        wrong.append("there is no cell: set cells, alpha, or both")
+        wrong.append("no cells are set: set cells, alpha, or both")
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
         wrong.append(f"seeds is {config.seeds}: expected different whole numbers, and at least one")
     if (alpha := config.alpha) is not None:
@@ -228,7 +228,7 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
     ]
     if changed:
         raise ConfigError(
-            f"{len(changed)} of {len(cells)} cells are there with another configuration:{''.join(changed)}\n"
+            f"{len(changed)} of {len(cells)} cells exist with another configuration:{''.join(changed)}\n"
             "Choose another out, or remove the folders of these cells"
         )
     return Plan(bases, cells, [model for model in models.values() if not is_complete(model.folder)])
@@ -259,7 +259,7 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
             )
         made = warm_start.folder / "export" / "best"
         if Path(start).resolve() != made.resolve():
-            raise ConfigError(f"{file}: model.init is {start!r}, but warm_start makes {str(made)!r}: name that one")
+            raise ConfigError(f"{file}: model.init is {start!r}, but warm_start writes {str(made)!r}: set it to that")
     if str(chain):
         logger.info("%s", chain)
     source = build_data(config.data)
@@ -276,7 +276,7 @@ def _num_processes(grid: AblateConfig, base: ScstConfig) -> int:
     try:
         in_file = requested_processes(["--config_file", str(find_config(grid.launch)), "scst.py"], Path.cwd())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"launch {grid.launch!r} is no configuration of accelerate launch: {error}") from error
+        raise ConfigError(f"launch {grid.launch!r} is not a configuration of accelerate launch: {error}") from error
     return base.train.num_processes or in_file or max(torch.cuda.device_count() // grid.jobs, 1)
 
 

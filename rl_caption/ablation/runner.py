@@ -79,7 +79,9 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
                 log = out / "start" / base.name / "cross_entropy.log"
                 _train_first(base.warm_start, log, config.launch, base.processes)
             if not is_captioner(base.start):
-                raise ConfigError(f"warm_start is done, but model.init {base.start!r} is not there: name what it made")
+                raise ConfigError(
+                    f"warm_start is done, but model.init {base.start!r} does not exist: name what it wrote"
+                )
         starts = [_evaluate_start(base, config, judges[base.name]) for base in plan.bases.values()]
         for cell in plan.cells:
             check_start(cell, plan.bases[cell.base], signatures[cell.name])
@@ -115,7 +117,7 @@ def _failure(ended: EndedJob, run: Path) -> str | None:
     """A sentence that says why a training did not reach its end; None if it did."""
     if ended.code == 0 and is_complete(run):
         return None
-    how = f"failed (exit code {ended.code})" if ended.code else "was stopped before its end: run this again to go on"
+    how = f"failed (exit code {ended.code})" if ended.code else "was stopped: run the same command to continue"
     return f"{ended.job.name} {how}; its output is in {ended.job.log}"
 
 
@@ -132,7 +134,7 @@ def _run_cells(
             write_text(file, yaml.safe_dump(json.loads(json.dumps(asdict(cell.config))), sort_keys=False))
             command = _command("scst", str(file), [], config.launch, plan.bases[cell.base].processes)
             jobs.append(Job(cell.name, command, cell.folder / "log.txt"))
-    _print(f"{len(cells)} runs: {len(complete)} are there, {len(jobs)} to train, {config.jobs} at a time")
+    _print(f"{len(cells)} runs: {len(complete)} complete, {len(jobs)} to train, {config.jobs} at a time")
 
     def finish(cell: Cell, ended: EndedJob | None) -> None:
         """Evaluate a cell that has ended; keep its result or its failure."""

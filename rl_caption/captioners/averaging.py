@@ -49,7 +49,7 @@ def average_weights(names: Sequence[str], weights: Sequence[float] | None = None
             prompt, vocabulary, configuration or shapes; the message names what differs.
     """
     if len(names) < 2 or len(set(names)) < len(names):
-        raise CaptionerError(f"models are {list(names)}: expected two or more, none of them twice")
+        raise CaptionerError(f"models are {list(names)}: expected at least two different ones")
     shares = [1 / len(names)] * len(names) if weights is None else list(weights)
     if len(shares) != len(names) or not all(share >= 0 for share in shares) or abs(sum(shares) - 1) > 1e-6:
         raise CaptionerError(f"weights are {shares}: expected {len(names)} numbers of at least 0 that sum to 1")

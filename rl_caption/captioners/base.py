@@ -101,7 +101,7 @@ class Decoding:
             raise ValueError(wrong)
         if beams > 1 and self.num_samples:
             raise ValueError(
-                f"num_samples is {self.num_samples} and num_beams {beams}: beam search samples nothing, set "
+                f"num_samples is {self.num_samples} and num_beams {beams}: beam search does not sample, set "
                 "num_samples to 0"
             )
         if beams == 1 and not self.num_samples and not self.with_greedy:

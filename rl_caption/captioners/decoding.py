@@ -443,7 +443,7 @@ class ReplayedGenerate:
         """
         if policy.training:
             raise ValueError(
-                "a replayed decode needs the policy in eval mode: its dropout would be the same every time"
+                "decoding by a CUDA graph needs the policy in eval mode: every replay would drop the same units"
             )
         addresses = tuple(tensor.data_ptr() for tensor in (*policy.parameters(), *policy.buffers()))
         if addresses != self.addresses:
@@ -457,8 +457,8 @@ class ReplayedGenerate:
             if len(self.graphs) == MAX_GRAPHS:
                 if not self.warned:
                     logger.warning(
-                        "rollout.cuda_graph: inputs of more than %d shapes, the newest %s: these are decoded without a "
-                        "graph; pad images to few sizes",
+                        "rollout.cuda_graph: inputs have more than %d shapes. Further ones, such as %s, are decoded "
+                        "without a graph: pad images to fewer sizes",
                         MAX_GRAPHS,
                         shapes,
                     )
@@ -477,7 +477,7 @@ class ReplayedGenerate:
         equal = (replay(**example) == decode_fixed(**example)).all(-1).double().mean().item()
         if equal < MIN_EQUAL:  # near ties may fall either way
             raise CaptionerError(
-                f"of the captions that a recording gives, {equal:.0%} are those of what was recorded, expected "
+                f"the CUDA graph reproduces {equal:.0%} of the captions that are decoded without it, expected "
                 f"{MIN_EQUAL:.0%}: turn rollout.cuda_graph off"
             )
         return replay

@@ -48,10 +48,10 @@ class Ensemble(Captioner):
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Ensemble:
-        raise CaptionerError("an ensemble is made of saved captioners, and is none itself")
+        raise CaptionerError("an ensemble cannot be loaded: load each captioner")
 
     def save_pretrained(self, policy: nn.Module, path: Path) -> None:
-        raise CaptionerError("an ensemble is made of saved captioners, and is none itself")
+        raise CaptionerError("an ensemble cannot be saved: save each captioner")
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """The inputs of all captioners; the name of each is preceded by its captioner's number, ``0/pixel_values``."""
@@ -106,7 +106,7 @@ def vocabulary_difference(first_name: str, first: Captioner, name: str, other: C
     """Describe the first difference between the tokens of two captioners; None if there is none."""
     one, two = first.vocabulary(), other.vocabulary()
     if not one or not two:
-        return f"{name if one else first_name!r} does not tell its own"
+        return f"{name if one else first_name!r} does not list its tokens"
     for token in sorted(one.keys() | two.keys(), key=lambda token: one.get(token, two.get(token, 0))):
         if one.get(token) != two.get(token):
             ids = [f"{owner!r} has {token!r} " + ("not" if token not in ids else f"as {ids[token]}")

@@ -316,7 +316,7 @@ def check_architectures(name: str | Path, model_type: str, architectures: Sequen
     """
     expected = FAMILIES[model_type].model_class
     if architectures and expected not in architectures:
-        raise CaptionerError(f"{str(name)!r} is no captioner: its architectures are {architectures}, not {expected}")
+        raise CaptionerError(f"{str(name)!r} is not a captioner: its architectures are {architectures}, not {expected}")
 
 
 def first_token(what: str, *candidates: int | list[int] | None) -> int:

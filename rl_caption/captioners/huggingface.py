@@ -132,12 +132,12 @@ class HuggingFaceCaptioner(Captioner):
             config = add_lora(model, lora["r"], lora["alpha"], lora["dropout"], targets)
             self.adapters = config if lora.get("export_adapters") else None
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise CaptionerError(f"model.freeze {list(patterns)} leaves nothing to train")
+            raise CaptionerError(f"model.freeze is {list(patterns)}: every parameter is frozen, name fewer")
         if checkpointed:
             checkpoint_layers(model)
             self.policy.share_prefix = False
-        how = "adapters" if lora is not None else f"all but {', '.join(patterns)}" if patterns else "all"
-        counts = f"{trained_share(model)} parameters are trained ({how})"
+        how = " (adapters)" if lora is not None else f" (frozen: {', '.join(patterns)})" if patterns else ""
+        counts = f"{trained_share(model)} parameters are trained{how}"
         limits = f"prompt {self.prompt!r}, captions of at most {self.max_tokens} tokens"
         if os.environ.get("RANK", "0") == "0":
             logger.info("%s: %s; %s", self.family.name, counts, limits)
@@ -314,7 +314,9 @@ def _load_model(name: str, config: Any, family: Family, dtype: torch.dtype, sour
     count, stored = sum(parameter.numel() for parameter in shell.parameters()), sum(f.stat().st_size for f in files)
     if files and count > stored:  # before Transformers makes up what is missing, however large it is
         names = ", ".join(file.name for file in files)
-        raise CaptionerError(f"config.json of {name!r} has {count:,} parameters, {names} {stored:,} bytes")
+        raise CaptionerError(
+            f"config.json of {name!r} describes {count:,} parameters, but {names} has only {stored:,} bytes"
+        )
     with reading(f"weights of {name!r} ({', '.join(file.name for file in files) or 'model.safetensors'})"):
         model, report = kind.from_pretrained(name, config=config, dtype=dtype, output_loading_info=True, **source)
     missing = [key for key in report["missing_keys"] if not any(fnmatchcase(key, p) for p in family.never_trained)]

@@ -85,7 +85,7 @@ class TransformerCaptioner(Captioner):
         """
         unknown = sorted(set(shape) - SHAPE)
         if unknown:
-            raise ValueError(f"{', '.join(unknown)} is no part of its shape: expected some of {sorted(SHAPE)}")
+            raise ValueError(f"{', '.join(unknown)} is not an option of the model: expected some of {sorted(SHAPE)}")
         words = load_tokenizer(tokenizer) if tokenizer else build_vocabulary(references, min_count, split_by)
         if split_by != TOKENIZER:
             words.init_kwargs[SPLIT_BY] = split_by

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     out: Path = given.out
     if os.path.lexists(out):
-        raise CaptionerError(f"--out {out} is there already: name a new folder, or remove it")
+        raise CaptionerError(f"--out {out} already exists: name a new folder, or remove it")
     quiet_libraries()
     found = average_weights(given.models, given.weights)
     members = [
@@ -49,6 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for member in members:
         print(f"{member['weight']:.3g} of {member['model']} (distance from the first: {member['distance']:.2%})")
     if max(found.distances) > FAR:
-        print(f"WARNING: a distance above {FAR:.0%}: a mean of captioners that have no common start is of no use")
+        print(f"WARNING: a distance is above {FAR:.0%}: only captioners trained from the same weights can be averaged")
     print(f"wrote {out}")
     return 0

@@ -143,9 +143,9 @@ def _file_of(arguments: Sequence[str]) -> str | None:
     if not given:
         return None
     if given[0] != 0:
-        raise UsageError(f"--config must come first: {arguments[0]} before it would be lost")
+        raise UsageError(f"--config must come first: {arguments[0]} before it would be overwritten")
     if arguments[0] == "--config" and len(arguments) < 2:
-        raise UsageError("--config names no file")
+        raise UsageError("--config has no value: expected a file or the name of a recipe")
     return arguments[0].partition("=")[2] if "=" in arguments[0] else arguments[1]
 
 
@@ -161,7 +161,7 @@ def _refuse_values(values: Any, kind: type[Any], where: str) -> None:
 def _refuse_foreign(values: dict[str, Any], kind: type[Any], file: str) -> None:
     """Refuse the configuration of another program: that has all of its keys, ``kind`` has not."""
     if any(unknown_keys(values, kind)) and (program := program_of(values)) is not None:
-        use = "give it to its option --config_file" if " " in program else f"rl-caption {program} --config {file}"
+        use = "pass it as --config_file" if " " in program else f"rl-caption {program} --config {file}"
         raise ConfigFileError(f"this is a configuration of {program}: {use}")
 
 
@@ -431,7 +431,7 @@ def _count_values(node: Any, key: str, known: dict[Any, int], depth: int) -> int
                 raise ConfigFileError(f"{_line(name)}: a key{f' in {key}' if key else ''} is not text: quote it")
             dotted = f"{key}.{name.value}" if key else name.value
             if name.value in names:
-                raise ConfigFileError(f"{_line(name)}: {dotted} is there twice: leave one out")
+                raise ConfigFileError(f"{_line(name)}: {dotted} is set twice: leave one out")
             names.add(name.value)
             count += _count_values(value, dotted, known, depth + 1)
     elif isinstance(node, yaml.SequenceNode):

@@ -48,7 +48,7 @@ GB = 1e9
 LITTLE_DISK_GB = 5.0
 REINSTALL = "python -m pip install rl-caption (in a clone, make install)"
 OTHER_TORCH = (
-    "install torch and torchvision anew, as a pair that fits: https://pytorch.org/get-started/locally/ has the command"
+    "reinstall torch and torchvision in matching versions: https://pytorch.org/get-started/locally/ has the command"
 )
 OWN_START = (
     "train a captioner with rl-caption xe --config own_xe --data.path mine.jsonl, then give "
@@ -248,7 +248,7 @@ def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captione
         if config.reward_models and any(name in str(error) and not Path(name).exists() for name in models):
             made = f"the run first trains the models of {', '.join(config.reward_models)}"
             return Finding("reward", f"{error}; {made}", "no scales of its terms")
-        return Finding("reward", str(error), "the run does not start before this is there", fatal=True)
+        return Finding("reward", str(error), "the run does not start until this exists", fatal=True)
 
 
 def doctor(config: ScstConfig | None = None, name: str = "demo") -> int:

@@ -48,8 +48,10 @@ def scst(arguments: Sequence[str]) -> int:
             _warn_of_changes(warm_start)
             warm_start = None
         elif init is None or not (Path(init).exists() or Path(init).resolve().is_relative_to(folder)):
-            made = f"{config.warm_start} makes {warm_start.run.dir}/export/best"
-            raise ConfigError(f"model.init is {init!r}, but {made}: name that")
+            written = f"{warm_start.run.dir}/export/best"
+            raise ConfigError(
+                f"model.init is {init!r}, but warm_start {config.warm_start} writes {written}: set it to that"
+            )
     models = _reward_models_to_train(config.reward_models, chain)
     _log_from_main_process(logging.INFO, str(chain))
     if warm_start is not None or models:
@@ -92,7 +94,7 @@ def _reward_models_to_train(
         """Add a file after those that its ``warm_start`` names, but for a teacher in whose place there is another."""
         for file in files:
             if file in above:
-                raise UsageError(f"warm_start goes round in a circle: {' -> '.join((*above, file))}")
+                raise UsageError(f"warm_start is circular: {' -> '.join((*above, file))}")
             config = chain.parse(RewardModelConfig, file, "rl-caption reward_model")
             folder = Path(config.run.dir).resolve()
             if chain.replaces(config.run.dir):
@@ -135,8 +137,8 @@ def _warn_of_changes(config: XeConfig | RewardModelConfig) -> None:
 
     folder = Path(config.run.dir)
     changed = "; ".join(changed_keys(folder / "config.yaml", config))
-    made = f"is used as it is, although it was made by another configuration: {changed}"
-    warning = f"WARNING: the model in {folder} {made}. Remove the folder, and it is made anew"
+    trained = f"was trained with another configuration and is used unchanged: {changed}"
+    warning = f"WARNING: the model in {folder} {trained}. To train it again, remove the folder"
     _log_from_main_process(logging.WARNING, warning if changed else "")
 
 

@@ -81,7 +81,7 @@ def score_files(
         columns["image"] = find_images(images, written)
     wanted = {"references": "a file of references: give --references", "image": "a folder of images: give --images"}
     for column in sorted(scorer.columns - columns.keys()):
-        unknown = f"the column {column!r}, which files of captions do not have"
+        unknown = f"the column {column!r}, which files of captions lack"
         raise DataError(f"reward {reward!r} needs {wanted.get(column, unknown)}")
     known_references = dict(zip(texts, columns.get("references", ()), strict=False))
     warn_of_forms(texts, known_references, getattr(scorer, "tokenizer", TOKENIZER))

@@ -220,7 +220,7 @@ def _read_split(
         entry, source = _Entry(split, index, row["image_id"]), row.get("image")
         name = f"{split} image {entry.image_id!r}"
         if not isinstance(entry.image_id, str):
-            raise DataError(f"{name}, row {index}: the image_id is no text: expected a string, as in files of captions")
+            raise DataError(f"{name}, row {index}: the image_id is not a string: expected one, as in files of captions")
         entry.file = file_of(source)
         if source is None and "image" in needs:
             findings.add(NO_IMAGES, name)

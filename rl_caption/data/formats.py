@@ -186,7 +186,7 @@ def _video(num_frames: int, split: str, index: int, row: Row) -> Row:
         return row
     if not isinstance(row["image"], str | Path):
         raise DataError(
-            f"data.num_frames is {num_frames}, but the image of {row['image_id']!r} is no file: leave it out (of "
+            f"data.num_frames is {num_frames}, but the image of {row['image_id']!r} is not a file: leave it out (of "
             "moving_scenes the frames are data.kwargs.num_frames)"
         )
     return {**row, "image": video_frames(row["image"], num_frames)}

@@ -136,7 +136,7 @@ def _check_images(first: Evaluation, second: Evaluation) -> None:
     if first.per_image.keys() != second.per_image.keys():
         only = [len(a.per_image.keys() - b.per_image.keys()) for a, b in ((first, second), (second, first))]
         raise EvaluationError(
-            f"two systems are compared on the same images: {only[0]} of {first.n} images of the first are not among "
+            f"systems must be compared on the same images: {only[0]} of {first.n} images of the first are not among "
             f"those of the second, and {only[1]} of {second.n} the other way round"
         )
 

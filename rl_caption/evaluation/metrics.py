@@ -232,7 +232,7 @@ def evaluate_rows(
 def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
     """Raise ``EvaluationError`` unless image ids, by which references are looked up, are strings and unique."""
     if others := [row["image_id"] for row in rows if not isinstance(row["image_id"], str)]:
-        raise EvaluationError(f"{len(others)} image ids of {source} are no text, such as {others[:3]}: write strings")
+        raise EvaluationError(f"{len(others)} image ids of {source} are not strings, such as {others[:3]}: quote them")
     repeated = [image_id for image_id, count in Counter(row["image_id"] for row in rows).items() if count > 1]
     if repeated:
         raise EvaluationError(

@@ -241,7 +241,9 @@ def spice(
     arguments = spice_arguments(folder, Path(jars) if jars is not None else None, find_java().version)
     items = [{"image_id": image_id, "test": candidates[image_id], "refs": references[image_id]} for image_id in ids]
     limit = 600 + len(ids)
-    logger.info("SPICE parses the captions of %d images and tells no progress; it is ended after %d s", len(ids), limit)
+    logger.info(
+        "SPICE parses the captions of %d images without showing progress; it is stopped after %d s", len(ids), limit
+    )
     with tempfile.TemporaryDirectory(prefix="spice-") as scratch:
         source, target = Path(scratch, "captions.json"), Path(scratch, "scores.json")
         source.write_text(json.dumps(items), encoding="utf-8")

@@ -59,10 +59,10 @@ def standardize(
     """
     values = np.asarray(scores, np.float64)
     if values.shape != (len(lengths),):
-        raise ValueError(f"scores of shape {values.shape} for {len(lengths)} lengths: expected as many")
+        raise ValueError(f"scores of shape {values.shape} for {len(lengths)} lengths: expected one each")
     wrong = values[~((values >= 0) & (values <= 1))]  # also NaN
     if len(wrong):
-        raise ValueError(f"a score is {wrong[0]}: the logit needs scores in [0, 1]; or choose standardize none")
+        raise ValueError(f"a score is {wrong[0]}: standardize logit needs scores in [0, 1]; set it to none for others")
     logits = logit(values.clip(margin, 1 - margin))
     groups = np.asarray(lengths) // bin_width
     found = np.zeros(len(values))
@@ -104,7 +104,7 @@ def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) 
     """
     features, signs = np.asarray(scores, np.float64), np.where(labels, 1.0, -1.0)
     if len(set(signs.tolist())) < 2:
-        raise ValueError(f"all {len(signs)} labels are alike: expected both")
+        raise ValueError(f"all {len(signs)} labels are equal: expected both classes")
 
     def objective(values: Floats) -> tuple[float, Floats]:
         margins = signs * (features @ values[:-1] + values[-1])

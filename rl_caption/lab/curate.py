@@ -100,7 +100,7 @@ def _check_rules(config: CurateConfig) -> None:
         if name == TEXT_OVERLAP and not config.text_column:
             wrong.append(f"rules.{name} needs text_column, the name of a column with text in the image")
         elif name not in known:
-            wrong.append(f"rules.{name} is no measure: expected one of {', '.join(known)}")
+            wrong.append(f"rules.{name} is not a measure: expected one of {', '.join(known)}")
         if len(limits) != 2 or all(limit is None for limit in limits):
             wrong.append(f"rules.{name} is {limits}: expected [least, most], one of which may be null")
     for index, step in enumerate(config.select):
@@ -218,7 +218,7 @@ def _read_parts(files: Sequence[Path], scores: Sequence[str], rows: int, part_ro
     kinds = {"captions": np.int32, "reason": np.int16, "key": np.uint64, **{f"score_{n}": np.float32 for n in scores}}
     columns: dict[str, list[NDArray]] = {name: [] for name in kinds}
     for number, path in enumerate(progress(files, "reading parts", "part")):
-        damaged = f"{path} cannot be read: remove it, and start again, which makes it anew"
+        damaged = f"{path} cannot be read: remove it and start again, to write it again"
         with naming(damaged, (*UNREADABLE_ARRAY, TypeError, AttributeError), error=DataError), np.load(path) as part:
             arrays = {name: part[name] for name in kinds}
             length = dict.fromkeys(kinds, int(arrays["captions"].sum()))

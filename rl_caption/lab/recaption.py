@@ -289,9 +289,7 @@ def gather_parts(
         lines = read_regular(part).splitlines()
         expected = len(rows[number * config.part_rows : (number + 1) * config.part_rows])
         if len(lines) != expected:
-            raise DataError(
-                f"{part} has {len(lines)} of {expected} rows: remove it, and start again, which makes it anew"
-            )
+            raise DataError(f"{part} has {len(lines)} of {expected} rows: remove it and start again, to write it again")
         for line, content in enumerate(lines, start=1):
             where = f"{part}, line {line}"
             made.append(parse_json(content, where))

@@ -182,7 +182,7 @@ class SceneRecaptioner:
     def _description(self, row: Row) -> str:
         scene = row.get("scene")
         if scene is None:
-            raise DataError(f"image {row['image_id']!r} is no generated scene, which recaptioner scenes describes")
+            raise DataError(f"image {row['image_id']!r} is not a generated scene, which recaptioner scenes needs")
         draws = Draws("recaption", self.seed, repr(scene))
         sentences = [f"{part}." for part in long_reference(scene, self.seed).removesuffix(".").split(". ")]
         kept = [sentence for sentence in sentences if draws.chance(self.keep)] or [draws.choice(sentences)]

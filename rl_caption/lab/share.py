@@ -282,7 +282,7 @@ def model_card(
 
 def _check_evaluation(export: Export, evaluation: EvaluationFolder) -> None:
     if not export.is_captioner:
-        raise ReportError(f"an evaluation is of captions, and {export.path} is no captioner: leave it out")
+        raise ReportError(f"an evaluation was given, but {export.path} is not a captioner: leave it out")
     if not has_record(evaluation):
         return  # of an older version: the card says so
     judged, weights = evaluation.settings.get("weights"), weights_hash(export.path)

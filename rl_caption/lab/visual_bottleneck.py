@@ -187,7 +187,7 @@ class VisualBottleneck:
         self._similarity: Reward = build(similarity, **(similarity_kwargs or {}))
         if self._similarity.columns != {"references"}:
             raise ValueError(
-                f"vba: similarity {similarity!r} does not compare with references: expected bertscore, say"
+                f"vba: similarity {similarity!r} does not compare with references: expected a reward such as bertscore"
             )
         self._name, self._images = text_to_image, load_text_to_image(text_to_image, text_to_image_kwargs or {})
         self._device = torch.device(default_device(device))

@@ -130,8 +130,8 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((config.host, config.port), _Handler, bind_and_activate=False)
             self.server_bind()
         except OSError as error:
-            where = f"host {config.host!r}, port {config.port}"
-            raise ConfigError(f"{where} cannot be listened on ({error.strerror}): port 0 takes a free one") from error
+            where = f"host is {config.host!r} and port {config.port}"
+            raise ConfigError(f"{where}: cannot listen there ({error.strerror}); port 0 takes a free one") from error
 
     def load(self) -> None:
         """Load captioners and judges, then listen. Raises what ``load_models`` raises."""
@@ -252,18 +252,18 @@ def load_models(config: WebConfig) -> SideBySide:
         raise ConfigError("models is empty: name at least one captioner, such as runs/NAME/export/best")
     accelerator = Accelerator()
     if accelerator.num_processes > 1:
-        raise ConfigError(f"{accelerator.num_processes} processes were launched: the page is served by one")
+        raise ConfigError(f"{accelerator.num_processes} processes were launched: expected one, which serves the page")
     for name, wanted in config.judges.items():
         if registered(wanted.target or name) == "cider" and "df" not in wanted.kwargs:
             made = f"--judges.{name}.kwargs.df runs/NAME/document_frequencies.npz"
-            raise ConfigError(f"judges.{name} has no document frequencies, and one photo tells none: {made}")
+            raise ConfigError(f"judges.{name} needs document frequencies, which one photo does not give: set {made}")
     judges = build_judges(config.judges, None, [], key="judges")
     for name, judge in judges.items():
         if unknown := sorted(judge.columns - {"image", "references"}):
             raise ConfigError(f"judges.{name} needs {', '.join(unknown)}: the page has a photo and its references")
     folders = [Path(model.rstrip("/").removesuffix("/export/best")) for model in config.models]
     if len(set(folders)) < len(folders):
-        raise ConfigError(f"models are {config.models}: one is there twice")
+        raise ConfigError(f"models is {config.models}: expected different ones")
     captioners = {}
     for name, model in zip(unique_names(folders), config.models, strict=True):
         captioners[name] = load_captioners([model], None, "probabilities")
@@ -300,7 +300,7 @@ def read_photo(name: str, content: str, max_megapixels: float) -> Image.Image:
             photo.load()
             return load_image(photo)
     except UnidentifiedImageError as error:
-        raise DataError(f"{name} cannot be read: it is none of {', '.join(FORMATS)}") from error
+        raise DataError(f"{name} cannot be read: its format is none of {', '.join(FORMATS)}") from error
     except UNREADABLE as error:
         raise DataError(f"{name} cannot be read: {error or type(error).__name__}") from error
 

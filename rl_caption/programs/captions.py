@@ -61,7 +61,7 @@ def load_captioners(names: Sequence[str], prompt: str | None, average: Average) 
     """Load one captioner, or several as an ensemble. Raises ``CaptionerError`` or, for a repeated name, ConfigError."""
     quiet_libraries()
     if len(set(names)) < len(names):
-        raise ConfigError(f"models are {list(names)}: one is there twice")
+        raise ConfigError(f"models is {list(names)}: expected different ones")
     loaded = {name: load_captioner(name, prompt=prompt) for name in names}
     return loaded[names[0]] if len(loaded) == 1 else Ensemble(loaded, average)
 

@@ -121,7 +121,7 @@ def compare_systems(config: EvaluateConfig) -> str:
         DataError, RewardError: as for ``score_captions``.
     """
     if len(config.compare) != 2 or config.model is not None or config.models or config.predictions is not None:
-        raise ConfigError(f"compare names two files of captions, got {config.compare}, without model or predictions")
+        raise ConfigError(f"compare is {config.compare}: expected two files of captions, and no model or predictions")
     if config.bootstrap < 1:
         raise ConfigError(f"bootstrap is {config.bootstrap}: a comparison needs at least 1 resample")
     _check_settings(config)
@@ -195,7 +195,9 @@ def _score_captions(
     else:
         found = check_features([as_image_features(row["features"], row["image_id"]) for row in images.rows])
         if wrong := [error for error in found if error is not None]:
-            raise EvaluationError(f"{len(wrong)} of {len(found)} of {images.source} cannot be captioned: {wrong[0]}")
+            raise EvaluationError(
+                f"{images.source}: {len(wrong)} of {len(found)} images cannot be captioned: {wrong[0]}"
+            )
     accelerator = Accelerator(**accelerator_kwargs())
     check_processes(accelerator.num_processes)
     scorer = _Scorer(config, images, images.references, judges) if accelerator.is_main_process else None

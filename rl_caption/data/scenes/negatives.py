@@ -265,7 +265,7 @@ class ScenePositives:
 def _scene_of(row: Row, key: str) -> Any:
     scene = row.get("scene")
     if scene is None:
-        raise DataError(f"image {row['image_id']!r} is no generated scene: {key} scenes needs them")
+        raise DataError(f"image {row['image_id']!r} is not a generated scene, which {key} scenes needs")
     return scene
 
 

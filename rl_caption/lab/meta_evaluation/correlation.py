@@ -49,7 +49,7 @@ spearman = _correlation(stats.spearmanr, "Spearman's r")
 def check_scores(scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable] | None = None) -> None:
     """Refuse other numbers of scores than of ratings or groups, fewer than two, and values that are not finite."""
     if len(scores) != len(ratings) or len(scores) < 2:
-        raise ValueError(f"{len(scores)} scores and {len(ratings)} ratings: expected as many, at least 2")
+        raise ValueError(f"{len(scores)} scores and {len(ratings)} ratings: expected equally many, at least 2")
     if groups is not None and len(groups) != len(scores):
         raise ValueError(f"{len(groups)} groups for {len(scores)} scores: expected one for each")
     for name, values in (("score", scores), ("rating", ratings)):

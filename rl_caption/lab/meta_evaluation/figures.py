@@ -279,7 +279,9 @@ def wins(
     """
     left, right, better = (np.asarray(values, np.float64) for values in (first, second, preference))
     if not len(left) == len(right) == len(better) or not len(left):
-        raise ValueError(f"{len(left)} and {len(right)} scores for {len(better)} pairs: expected as many, at least 1")
+        raise ValueError(
+            f"{len(left)} and {len(right)} scores for {len(better)} pairs: expected two scores for each of at least 1"
+        )
     if not np.isfinite([left, right]).all():
         raise ValueError("a score is not finite")
     won = np.where(better == 1, left > right, right > left).astype(np.float64)

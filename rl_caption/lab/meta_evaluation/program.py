@@ -109,7 +109,7 @@ def build_metrics(
     for name in (part.strip() for part in (names.split(",") if isinstance(names, str) else names)):
         for heading, (reward, arguments) in NAMES.get(name, {name: (name, {})} if name else {}).items():
             if heading in asked:
-                raise ConfigError(f"metrics: {heading} is asked for twice")
+                raise ConfigError(f"metrics: {heading} is listed twice")
             asked[heading] = reward, arguments, "metrics"
     for heading, judge in judges.items():
         if heading in asked:
@@ -170,7 +170,7 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
     if config.set == "scenes":
         unused = [key for key in ("data", "images", "set_kwargs") if getattr(config, key)]
         if unused:
-            raise ConfigError(f"{unused[0]} is of no use with set: scenes, whose settings are under scenes.data")
+            raise ConfigError(f"{unused[0]} is not used with set: scenes, whose settings are under scenes.data")
         return scenes_sets(config.scenes, config.seed)
     if config.data is None:
         raise ConfigError(f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)")

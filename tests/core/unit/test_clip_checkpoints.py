@@ -51,7 +51,7 @@ def test_impossible_stretches_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             stretch_text_tower(model, length)
-    with pytest.raises(ValueError, match=r"pad_attention 'full' attends to padding.*not stretched"):
+    with pytest.raises(ValueError, match="pad_attention 'full'"):
         LClipScore(tiny_student(tmp_path / "full", "full"), context_length=248)
 
 

@@ -88,7 +88,7 @@ def test_what_leaves_nothing_to_train_or_names_no_module_is_refused(folders):
     captioner = loaded(folders["blip"])
     with pytest.raises(CaptionerError, match=r"model\.lora\.target_modules: .*near ones are .*query"):
         captioner.adapt(frozen=None, lora=lora(target_modules=["qurey"]), checkpointed=False)
-    with pytest.raises(CaptionerError, match=r"model\.freeze \['\*'\] leaves nothing to train"):
+    with pytest.raises(CaptionerError, match=r"model\.freeze.*\['\*'\]"):
         captioner.adapt(frozen=["*"], lora=None, checkpointed=False)
 
 

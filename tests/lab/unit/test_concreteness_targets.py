@@ -98,7 +98,7 @@ def test_logistic_regression_is_the_optimum() -> None:
     found = fit_combination([[0]] * 4 + [[1]] * 4, [True, False, False, False, True, True, True, False], l2=0.0)
     assert [*found.weights, found.intercept] == pytest.approx([2 * math.log(3), -math.log(3)], abs=1e-4)
     assert Combination([1.0, -2.0], 0.5)([[0.5, 1.0]]).tolist() == pytest.approx([sigmoid(-1.0)])
-    with pytest.raises(ValueError, match="labels are alike"):
+    with pytest.raises(ValueError, match="labels"):
         fit_combination([[0.0], [1.0]], [True, True])
 
 

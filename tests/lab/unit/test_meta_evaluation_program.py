@@ -214,7 +214,7 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
     for changes, message in (
         ({"metrics": "ciderd"}, r"metrics: reward 'ciderd' is unknown.*Besides rewards there are bleu"),
         ({"metrics": ""}, "name at least one metric"),
-        ({"metrics": "bleu,bleu4"}, "BLEU-4 is asked for twice"),
+        ({"metrics": "bleu,bleu4"}, "metrics: BLEU-4"),
         ({"judges": {"CIDEr": JudgeConfig("cider")}}, "judges.CIDEr is among the metrics, too"),
         ({"judges": {"x": JudgeConfig("rouge_l", {"gamma": 1})}}, "judges.x: reward 'rouge_l' does not take gamma"),
         ({"bootstrap": -1}, "bootstrap is -1"),

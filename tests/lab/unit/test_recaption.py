@@ -175,7 +175,7 @@ def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
     assert all(oracle(caption, row["scene"]).precision == 1 for row, caption in zip(rows, thin, strict=True))
     precision = [oracle(caption, row["scene"]).precision for row, caption in zip(rows, wrong, strict=True)]
     assert sum(precision) / len(precision) < 0.7
-    with pytest.raises(DataError, match="no generated scene"):
+    with pytest.raises(DataError, match="image '1'"):
         SceneRecaptioner()([{"image_id": "1", "image": "a.png", "references": []}])
 
 

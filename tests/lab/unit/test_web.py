@@ -91,7 +91,7 @@ def test_what_cannot_be_captioned_is_named(server: PageServer) -> None:
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
     for body, part in (
         (photo(png()[:-30], "cut.png"), "cut.png cannot be read"),
-        (photo(script, "a.png"), "a.png cannot be read: it is none of BMP"),
+        (photo(script, "a.png"), "a.png cannot be read: .*BMP"),
         (photo(png((101, 100)), "large.png"), "101 x 100"),
         (photo(png(), image="%%%", name="odd.png"), "odd.png cannot be read"),
         (photo(png(), models=[]), "models are []"),

@@ -264,8 +264,8 @@ class Files:
         """Raise ``DataError`` where nothing was found or, unless ``partial``, not the published number (if known)."""
         if published is not None and found != published and not self.partial:
             raise DataError(
-                f"{self.name} has {found} {what}, published are {published}: the files are incomplete or of another "
-                "version, and figures would not compare. Set partial to judge by what is there"
+                f"{self.name} has {found} {what}, but {published} are published: the files are incomplete or another "
+                "version, so figures would not be comparable. Set partial to use them anyway"
             )
         if not found:
             raise DataError(f"{self.name} has no {what}")

@@ -273,7 +273,7 @@ def _parquet_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
         with open_parquet(path) as content:
             rows = content.read(columns).to_pylist()
         if rows and not set(columns) <= rows[0].keys():
-            raise DataError(f"{path} has not all of the columns {columns}")
+            raise DataError(f"{path} lacks some of the columns {columns}")
         yield from (Row(values, f"{path}, row {number}") for number, values in enumerate(rows))
 
 

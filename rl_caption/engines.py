@@ -204,7 +204,7 @@ def configure_deepspeed(accelerator: Accelerator, precision: str, grad_clip_valu
     for section in OWNED_BY_TRAIN:
         value = config.get(section)
         if value and (not isinstance(value, dict) or value.get("enabled", True)):
-            raise EngineError(f"the DeepSpeed configuration has a section {section!r}: leave it out, `train` decides")
+            raise EngineError(f"the DeepSpeed configuration has a section {section!r}: leave it out, train.* sets it")
     for section in ("offload_optimizer", "offload_param"):
         device = (config.get("zero_optimization", {}).get(section) or {}).get("device")
         if device not in (None, "none"):
@@ -230,7 +230,7 @@ def fill_deepspeed_config(
         given = config.get(key, "auto")
         if given not in ("auto", value):
             raise EngineError(
-                f"the DeepSpeed configuration sets {key} to {given}, {name} makes it {value}: leave it out, or auto"
+                f"the DeepSpeed configuration sets {key} to {given}, {name} needs {value}: leave it out, or use auto"
             )
         config[key] = value
     config["gradient_accumulation_steps"] = batch_size // (micro_batch_size * processes)
@@ -245,7 +245,7 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple
         scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
         if scalars:
             raise EngineError(
-                f"{scalars[0]} is a parameter without dimensions, which {engine_of(accelerator)} cannot spread: give "
+                f"{scalars[0]} is a parameter without dimensions, which {engine_of(accelerator)} cannot shard: give "
                 "it the shape [1], or take configs/accelerate/multi_gpu.yaml"
             )
         config = deepspeed_plugin(accelerator).deepspeed_config

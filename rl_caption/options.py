@@ -326,7 +326,7 @@ def wrong_arguments(
     takes = f"it takes: {', '.join(map(str, options.values())) or 'no options'}"
     takes_any = any(each.kind is each.VAR_KEYWORD for each in options.values())
     unknown = [] if takes_any else [each for each in given if each not in named]
-    wrong = [f"{key(each)} is no option of {name} (it is {shown(given[each])}); {takes}" for each in unknown]
+    wrong = [f"{key(each)} is not an option of {name} (it is {shown(given[each])}); {takes}" for each in unknown]
     if required:
         missing = [each for each, option in named.items() if option.default is option.empty and each not in given]
         wrong += [f"{key(each)} is not set: {name} needs it; {takes}" for each in missing]

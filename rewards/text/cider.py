@@ -293,7 +293,7 @@ class CiderD:
         if not any(scores) and not self._warned and df.all_zero:
             self._warned = True
             logger.warning(
-                "WARNING: reward %r is 0 for every caption: every n-gram is in all %d documents, so its weight is 0. "
+                "WARNING: reward %r is 0 for every caption: all documents (%d) have every n-gram, so its weight is 0. "
                 "Set df to document frequencies of more images",
                 self.__name__,
                 df.documents,

@@ -91,11 +91,13 @@ def build_captioner(
             )
     for key in ("kwargs", "tokenizer"):
         if getattr(config, key):
-            raise ConfigError(f"model.{key} is set beside model.init {config.init!r}, which has its own: leave one out")
+            raise ConfigError(
+                f"model.{key} and model.init {config.init!r}, which has its own, are both set: leave one out"
+            )
     if config.dtype != "float32" and config.lora is None:
         raise ConfigError(
-            f"model.dtype is {config.dtype!r}: weights that are trained are float32; set model.lora, or compute in "
-            "less with train.mixed_precision"
+            f"model.dtype is {config.dtype!r}: trained weights must be float32. Set model.lora, or use "
+            "train.mixed_precision to compute in lower precision"
         )
     try:
         captioner = load_captioner(config.init, cache_bytes, config.prompt, config.dtype, config.target)

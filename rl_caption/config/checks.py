@@ -71,7 +71,9 @@ def mistakes(config: Any) -> list[str]:
         wrong += [*_wrong_data(config.data, "data"), *_unfit_data(config.data, getattr(config, "task", None))]
     if isinstance(getattr(config, "data", None), dict):  # of a grid
         known = [field.name for field in dataclasses.fields(DataConfig)]
-        wrong += [f"data.{key} is no option: expected {', '.join(known)}" for key in config.data if key not in known]
+        wrong += [
+            f"data.{key} is not an option: expected {', '.join(known)}" for key in config.data if key not in known
+        ]
     if hasattr(config, "scenes"):
         wrong += _wrong_data(config.scenes.data, "scenes.data")
     return wrong
@@ -83,19 +85,19 @@ def _wrong_rollout(rollout: RolloutConfig, train: ScstTrainConfig) -> Iterator[s
             yield f"rollout.num_samples is {rollout.num_samples}: train.{key} {name} compares at least 2"
     if train.updates_per_rollout > 1 and train.objective == "reinforce":
         yield (
-            f"train.updates_per_rollout is {train.updates_per_rollout}: after the first update the samples are not the "
-            "policy's own any more, as train.objective reinforce takes them to be; use ppo_clip"
+            f"train.updates_per_rollout is {train.updates_per_rollout}: train.objective reinforce needs samples of the "
+            "current policy, which they are no longer after the first update; use ppo_clip"
         )
     if rollout.beam_search:
         if train.objective in ("reinforce", "ppo_clip"):
             yield (
-                f"rollout.beam_search is on: train.objective {train.objective} takes captions to be samples of the "
-                "policy; use an objective that compares the captions of an image, such as dico"
+                f"rollout.beam_search is on: train.objective {train.objective} needs samples of the policy; use an "
+                "objective that compares the captions of an image, such as dico"
             )
         if train.advantage == "greedy":
             yield "rollout.beam_search is on: no greedy captions are decoded for train.advantage greedy"
         yield from [
-            f"rollout.{key} is {value}: it is for samples, and rollout.beam_search is on"
+            f"rollout.{key} is {value}: it is for samples, but rollout.beam_search is on"
             for key, value, default in (
                 ("cuda_graph", rollout.cuda_graph, False),
                 ("temperature", rollout.temperature, 1),
@@ -112,9 +114,9 @@ def _wrong_rollout(rollout: RolloutConfig, train: ScstTrainConfig) -> Iterator[s
 def _wrong_reward(reward: RewardConfig) -> Iterator[str]:
     terms = reward.terms
     if terms and not any(term.weight for term in terms.values()):
-        yield f"reward.terms {', '.join(terms)} all have weight 0: expected one that rewards something"
+        yield f"reward.terms {', '.join(terms)} all have weight 0: expected at least one other weight"
     yield from (
-        f"reward.terms.{name}: reward/{name} is the log key of another value, rename the term"
+        f"reward.terms.{name}: the log key reward/{name} is in use, rename the term"
         for name in sorted(LOG_KEYS & terms.keys())
     )
 
@@ -204,7 +206,9 @@ def _wrong_schedule(train: TrainConfig) -> list[str]:
             for key in given
         ]
     if {"decay_every", "decay_epochs"} <= set(given):
-        return [f"train.decay_every is {train.decay_every}, and train.decay_epochs {train.decay_epochs}: set one"]
+        return [
+            f"train.decay_every is {train.decay_every} and train.decay_epochs is {train.decay_epochs}: set only one"
+        ]
     return []
 
 
@@ -220,14 +224,14 @@ def _unfit_data(data: DataConfig, task: str | None) -> Iterator[str]:
     learners = LEARNERS.get(data.format, ()) if data.target is None else ()
     if learners and task not in learners:
         yield (
-            f"data.format is {data.format!r}, from which only the task {' or '.join(learners)} of reward models "
-            "learns: choose a format of images with captions, karpathy or jsonl"
+            f"data.format is {data.format!r}, which only the task {' or '.join(learners)} of reward models "
+            "reads: choose a format of images with captions, karpathy or jsonl"
         )
     if task is not None and data.tokenizer != TOKENIZER:
         yield f"data.tokenizer is {data.tokenizer!r}: it is for captioners; reward models have their own tokenizers"
     if task is None and data.features_root is not None and data.augment:
         yield (
-            f"data.augment is {data.augment}: stored features are no pixels; leave it out, or store those of random "
+            f"data.augment is {data.augment}: stored features cannot be augmented; leave it out, or store random "
             "views (data.features_kwargs.views)"
         )
     if task is None and "rand_augment" in data.augment:
@@ -236,19 +240,19 @@ def _unfit_data(data: DataConfig, task: str | None) -> Iterator[str]:
 
 def _wrong_evaluation(config: EvaluateConfig) -> Iterator[str]:
     if config.references is not None and config.predictions is None and not config.compare:
-        yield f"references is {config.references!r}: it goes with predictions; a model is judged on data.split"
+        yield f"references is {config.references!r}: it is for predictions; a model is evaluated on a split of data"
     if config.retrieval.backbone is None and (config.retrieval.pretrained is not None or config.retrieval.kwargs):
-        yield "retrieval.pretrained and retrieval.kwargs are of retrieval.backbone, which is not set"
+        yield "retrieval.pretrained and retrieval.kwargs need retrieval.backbone, which is not set"
     if config.model is not None or config.models:
         if config.decode.remove_bad_endings and config.data.tokenizer != TOKENIZER:
-            yield f"decode.remove_bad_endings knows English, and data.tokenizer is {config.data.tokenizer!r}"
+            yield f"decode.remove_bad_endings is for English only, but data.tokenizer is {config.data.tokenizer!r}"
         yield from wrong_decoding(config.decode, config.rerank, config.candidates)
         return
     if config.prompt is not None:
-        yield f"prompt is {config.prompt!r}: it is what a model goes on from, and model is not set"
+        yield f"prompt is {config.prompt!r}: it is for captions of a model, but model is not set"
     if config.rerank is not None or config.candidates:
         key, value = ("rerank", config.rerank) if config.rerank is not None else ("candidates", True)
-        yield f"{key} is {value!r}: it is for captions of a model, and model is not set"
+        yield f"{key} is {value!r}: it is for captions of a model, but model is not set"
 
 
 def wrong_decoding(decode: DecodeConfig, rerank: str | None, candidates: bool) -> list[str]:

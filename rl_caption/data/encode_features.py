@@ -169,15 +169,15 @@ def _pending(images: Mapping[str, str], stored: Mapping[str, Path], num_workers:
     if other := by_state["other"]:
         first = ", ".join(f"{name!r} ({images[name]})" for name in other[:SHOWN])
         raise ConfigError(
-            f"{stored[other[0]]} has features of other image files than these under {len(other)} of {len(images)} ids, "
-            f"such as {first}: name another out"
+            f"{stored[other[0]]} has features of other image files under {len(other)} of {len(images)} ids, such as "
+            f"{first}: name another out"
         )
     if replaced := by_state["replaced"]:
         logger.warning("%d images were replaced, such as %r: their features are made again", len(replaced), replaced[0])
     if unknown := by_state["unknown"]:
         logger.warning(
-            "%d images are kept without comparison, such as %r: there is no image file, or the features are of an "
-            "older version, which did not store what they were made of", len(unknown), unknown[0],
+            "%d images are kept unchecked, such as %r: the image file is missing, or an older version wrote the "
+            "features and did not record the image", len(unknown), unknown[0],
         )  # fmt: skip
     return {name: path for name, path in images.items() if states.get(name) not in ("usable", "unknown")}
 
@@ -326,11 +326,11 @@ def _finished(path: Path, record: Mapping[str, Any]) -> set[str]:
             names = {key.removesuffix(KEY.format("")) for key in file}
     found = recorded(path) if names else record
     if not found:
-        raise ConfigError(f"{path} does not say which encoder made the features that are there: name another out")
+        raise ConfigError(f"{path} does not record which encoder made its features: name another out")
     changed = [key for key in dict.fromkeys((*record, *found)) if found.get(key) != record.get(key)]
     if changed:
         differences = "; ".join(f"{key} is {found.get(key)!r} there, {record.get(key)!r} here" for key in changed)
-        there, here = f"{path} has features of {found.get('encoder')!r}", f"not those of {record['encoder']!r}"
+        there, here = f"{path} has features of {found.get('encoder')!r}", f"not of {record['encoder']!r}"
         raise ConfigError(f"{there}, {here} that are asked for: {differences}; name another out")
     return names
 

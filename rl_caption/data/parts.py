@@ -41,15 +41,15 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
         compared = [name for name in settings if name != "data" and (name in found or name not in ADDED)]
         changed = [name for name in compared if found.get(name) != settings[name]]
         if changed:
-            differences = "; ".join(f"{name} was {found.get(name)!r}, is {settings[name]!r}" for name in changed)
-            raise ConfigError(f"{out} has parts of other settings: {differences}; name another out")
+            differences = "; ".join(f"{name} was {found.get(name)!r}, is now {settings[name]!r}" for name in changed)
+            raise ConfigError(f"{out} has parts that were written with other settings: {differences}; name another out")
         recorded = found.get("data", {})
         check_type(recorded, dict[str, str], f"{file}, 'data'", ConfigError)
         files, copied = changes(recorded, settings.get("data", {}))
         if "data" in settings and "data" not in found:
-            logger.info("%s: its parts are of an older version, their data are not compared", out)
+            logger.info("%s: an older version wrote its parts, so their data cannot be compared", out)
         if files:
-            raise ConfigError(f"{out} has parts of other data: {'; '.join(files)}; name another out")
+            raise ConfigError(f"{out} has parts that were made from other data: {'; '.join(files)}; name another out")
         if copied:
             times = "; ".join(copied)
             kept = "names and sizes are the same, as in a copy"

@@ -228,7 +228,7 @@ def _coco_annotations(records: Mapping[str, Record]) -> dict[str, Any]:
 
 def _write_if_new(path: Path, text: str) -> None:
     if path.is_file() and path.read_bytes() == text.encode():
-        logger.info("%s is as it should be", path)
+        logger.info("%s is up to date", path)
         return
     write_text(path, text)
     logger.info("wrote %s (%.1f MB)", path, path.stat().st_size / 1e6)
@@ -244,7 +244,7 @@ def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
     except (OSError, ValueError):
         known = None
     if known == digest and path.is_file():
-        logger.info("%s is of these captions", path)
+        logger.info("%s is up to date", path)
         return digest
     logger.info("counting n-grams of %d training images", len(captions))
     DocumentFrequencies.from_texts(captions, eos=True).save(path)
@@ -300,7 +300,7 @@ def _linked(out: Path, given: str | Path | None, name: str) -> Path | None:
     if not os.path.lexists(place):
         place.symlink_to(target)
     elif place.resolve() != target:
-        raise DataError(f"{place} is there and is not {target}: remove it, or leave the option out")
+        raise DataError(f"{place} exists and is not {target}: remove it, or leave the option out")
     return place
 
 

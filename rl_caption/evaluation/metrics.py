@@ -144,7 +144,7 @@ def evaluate_captions(
     candidates, tokens, tokens_name = tokenise(captions, references, tokenizer)
     words = words_tokenizer(tokenizer, TOKENIZER)
     warn_of_forms(captions, references, words)
-    not_english = "" if words == TOKENIZER else f"English alone, and the tokenizer is {tokenizer!r}"
+    not_english = "" if words == TOKENIZER else f"for English only, but the tokenizer is {tokenizer!r}"
     scored, left_out = _score_all(metrics, candidates, tokens, not_english, spice_jars)
     values = {key: total for scores in scored.values() for key, (total, _) in scores.values.items()}
     per_image: dict[str, dict[str, float]] = {

@@ -66,7 +66,7 @@ def build_judges(
 
 def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
     """Refuse a judge that is a term of the reward, or rises with it: other arguments do not make it another measure."""
-    rule = "a judge must be something that is not trained on"
+    rule = "a judge must differ from what is trained on"
     if used.signature == judge.signature:
         raise ConfigError(f"{key} is the reward's term {term!r} ({used.signature}): {rule}")
     both = f"{key} ({judge.signature}) and the reward's term {term!r} ({used.signature})"

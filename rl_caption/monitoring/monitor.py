@@ -106,7 +106,7 @@ class HackingMonitor:
                 evidence |= policy_signs(policy, start.get("policy", {}), self.thresholds)
         elif step > 0:
             messages.append(
-                "monitor: the checkpoint knows nothing of the starting policy under this reward, these judges and this "
+                "monitor: the checkpoint has no values of the starting policy under this reward, these judges and this "
                 f"validation; captions are compared with those of step {step} instead"
             )
         warnings, stop = self._alarm(step, now, evidence)

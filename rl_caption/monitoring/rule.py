@@ -113,13 +113,13 @@ def reference_statistics(references: Sequence[Sequence[str]], tokenizer: str = T
     where an image has no reference, or no reference has a word.
     """
     if not all(references):
-        raise DataError("the monitor compares captions with references: an image has none")
+        raise DataError("the monitor compares captions with references, but an image has none")
     layers = min(max(map(len, references)), LAYERS)
     chosen = ([texts[layer % len(texts)] for texts in references] for layer in range(layers))
     found = [caption_statistics(texts, tokenizer) for texts in chosen]
     means = {key: statistics.fmean(layer[key] for layer in found) for key in found[0]}
     if not means["length"]:
-        raise DataError(f"the monitor compares lengths with references: no word is in such as {references[0][0]!r}")
+        raise DataError(f"the monitor compares lengths with references, but these have no word: {references[0][0]!r}")
     return means
 
 

@@ -298,19 +298,19 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
     chosen.by, chosen.sha256 = captions.by, captions.sha256
     if outside and not chosen:
         raise EvaluationError(
-            f"{path} has no caption of {images.source}: all {len(captions)} are of other splits; set --split"
+            f"{path} has no caption of {images.source}: all {len(captions)} belong to other splits; set --split"
         )
     references_for(chosen, known, f"{path} and {images.source}")
     if len(chosen) < len(captions):
         logger.warning(
-            "WARNING: %d of %d captions of %s are of images of other splits and are left out; %s is judged (--split)",
+            "WARNING: %d of %d captions in %s belong to other splits and are left out; only %s counts (--split)",
             len(captions) - len(chosen), len(captions), path, images.source,
         )  # fmt: skip
     missing = [image_id for image_id, texts in known.items() if texts and image_id not in chosen]
     if missing:
         logger.warning(
-            "WARNING: %s has no caption of %d of %d images of %s (first: %s): the others alone are judged, in "
-            "references and document frequencies too",
+            "WARNING: %s has no caption of %d of %d images of %s (first: %s): these are left out of all scores and of "
+            "the document frequencies",
             path, len(missing), len(known), images.source, ", ".join(map(repr, missing[:3])),
         )  # fmt: skip
     return chosen
@@ -383,7 +383,7 @@ def load_dual_encoder(wanted: RetrievalConfig, key: str) -> CachedEncoder:
 def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source: str) -> Chair:
     """Build CHAIR and check that it knows the objects of the images of ``rows``."""
     if "measure" in arguments:
-        raise ConfigError("chair.measure is of the reward: CHAIR-i, CHAIR-s and recall are all computed, leave it out")
+        raise ConfigError("chair.measure is set: leave it out, since CHAIR-i, CHAIR-s and recall are all computed")
     with config_errors("chair"):
         made: Any = RewardBuilder(tokenizer=words).build("chair", arguments)
     check_judges({"chair": made}, rows, source, key="")

@@ -74,7 +74,7 @@ def check_config(config: RewardModelConfig) -> None:
         reads = "reads the text features of a" if config.task in TEXT_TASKS else "distils a"
         wrong.append(f"teacher.name is not set: {config.task} {reads} teacher, such as ViT-B-32 or a folder")
     if config.model.init is not None and config.model.kwargs and config.task != "grammar":
-        wrong.append("model.kwargs is set together with model.init, which has the shape: leave it out")
+        wrong.append("model.kwargs and model.init are both set, but init already has a shape: leave kwargs out")
     if config.task == "grammar":
         wrong += _unfit_grammar(config.model)
     else:
@@ -106,13 +106,13 @@ def _unfit_grammar(model: EncoderConfig) -> Iterator[str]:
     """Mistakes in the text encoder of a grammar head, and in the shape of the head; a sentence each."""
     if (model.init is None) == (model.text.encoder is None):
         yield (
-            "a grammar head stands on one text encoder: set either model.init (an L-CLIP, its text tower, or a head) "
-            "or model.text.encoder"
+            "a grammar head needs one text encoder: set either model.init (an L-CLIP, its text tower, or a head) or "
+            "model.text.encoder"
         )
     if model.init is not None and model.text.kwargs:
-        yield "model.text.kwargs is of model.text.encoder, which is not set: leave it out"
+        yield "model.text.kwargs is set, but model.text.encoder is not: leave it out"
     if not model.text.pretrained:
-        yield "model.text.pretrained is false: a grammar head stands on a trained encoder, leave it out"
+        yield "model.text.pretrained is false, but a grammar head needs a pretrained encoder: leave it out"
     yield from _unfit_shape(model.kwargs, GrammarConfig, "a grammar head", text="", text_kwargs={})
 
 
@@ -160,23 +160,23 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
     model, train, data = config.model, config.train, config.data
     parts, frozen = (model.image.encoder, model.text.encoder), model.image.train_blocks == 0
     if data.features_root is not None and data.augment:
-        yield "data.features_root has one view of each image: leave data.augment out"
+        yield "data.features_root and data.augment are both set, but stored features have one view: leave augment out"
     if data.features_root is not None and not frozen:
-        yield "data.features_root is of a frozen image encoder: set model.image.train_blocks to 0"
+        yield "data.features_root needs a frozen image encoder: set model.image.train_blocks to 0"
     if data.features_root is not None and config.task == "positive_augmented" and config.loss.positive_images:
         yield "loss.positive_images needs pixels: set it to 0, or leave data.features_root out"
     if data.features_kwargs.keys() - {"pattern", "views"}:
-        yield f"data.features_kwargs is {data.features_kwargs}: reward models take a pattern and views, nothing else"
+        yield f"data.features_kwargs is {data.features_kwargs}: reward models read only pattern and views"
     if data.features_kwargs.get("views") and config.task not in CLIP_TASKS:
-        yield "data.features_kwargs.views are views that the teacher would not see: leave them out"
+        yield "data.features_kwargs.views is set, but the teacher would not see these views: leave it out"
     if not trains_dual(model):
         comes = model.init is not None and model.name is None and not Path(model.init).exists()  # warm_start makes it
         if config.task not in CLIP_TASKS or comes:
             return
         if data.features_root is not None:
-            yield "data.features_root is of the frozen encoder model.image, which is not set: leave it out, or set that"
+            yield "data.features_root is set, but model.image, whose features it holds, is not: set both or neither"
         if (model.image, model.text) != (PartConfig(), PartConfig()):
-            yield "model.image and model.text are of dual encoders, an open_clip model is trained whole: leave them out"
+            yield "model.image and model.text are for dual encoders, but this is an open_clip model: leave them out"
         return
     if model.init is None and None in parts:
         yield f"model.image.encoder and model.text.encoder are {parts[0]!r} and {parts[1]!r}: set both"
@@ -197,8 +197,8 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
             )
     if model.context_length is not None or train.freeze_positions or train.trainable != "projections":
         yield (
-            "model.context_length, train.freeze_positions and train.trainable are for open_clip models: of a dual "
-            "encoder, train_blocks of model.image and model.text says what is trained"
+            "model.context_length, train.freeze_positions and train.trainable are for open_clip models: leave them out "
+            "and set train_blocks of model.image and model.text"
         )
 
 
@@ -218,39 +218,39 @@ def _unfit_trainable(config: RewardModelConfig) -> Iterator[str]:
     for name in ("lora_rank", "lora_alpha"):
         value = getattr(train, name)
         if config.task == "positive_augmented" and train.trainable != "lora" and value != getattr(default, name):
-            yield f"train.{name} is {value}, but train.trainable is {train.trainable!r}: leave it out, or lora"
+            yield f"train.{name} is {value}, but train.trainable is {train.trainable!r}: leave it out, or take lora"
 
 
 def _unfit_long(config: RewardModelConfig) -> Iterator[str]:
     """Mistakes in what only training on long captions reads; a sentence each."""
     model, loss, train = config.model, config.loss, config.train
     if loss.false_negatives == "mask" and train.label_smoothing:
-        yield "loss.false_negatives mask leaves pairs out that train.label_smoothing gives a share: set one of them"
+        yield "loss.false_negatives mask removes pairs that train.label_smoothing needs: set one of them"
     if config.eval.best_by == "val/hard_negatives" and not config.negatives.count:
-        yield "eval.best_by is 'val/hard_negatives', but there are none: set negatives.count"
+        yield "eval.best_by is 'val/hard_negatives', but there are no hard negatives: set negatives.count"
     if loss.hard and not config.negatives.count:
         yield f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count"
     if loss.hard and config.task == "distill_dual" and train.freeze_text and (model.init or model.text_init):
-        yield f"loss.hard is {loss.hard}, of the text tower, which train.freeze_text freezes: leave one of them out"
+        yield f"loss.hard is {loss.hard}, which trains the text tower, but train.freeze_text is on: set one of them"
     if config.eval.best_by == "val/loss" and config.task == "distill_dual":
-        yield "eval.best_by val/loss is of contrastive and positive_augmented: leave it out, or val/hard_negatives"
+        yield "eval.best_by val/loss is for contrastive and positive_augmented: leave it out, or set val/hard_negatives"
     if config.negatives.count and config.negatives.source == "data":
         changing = {"train.sentences": train.sentences, "negatives.positives": config.negatives.positives}
         for key in [key for key, value in changing.items() if value]:
-            yield f"negatives.source is 'data', the false captions of references as they stand: leave {key} out"
+            yield f"{key} changes the captions that negatives.source 'data' was made from: leave one of them out"
     if config.negatives.count and train.label_smoothing:
-        yield "train.label_smoothing would give hard negatives a share: leave it out, or set negatives.count to 0"
+        yield "train.label_smoothing would reward hard negatives: leave it out, or set negatives.count to 0"
     if train.sentences is not None and not (len(train.sentences) == 2 and train.sentences == sorted(train.sentences)):
         yield f"train.sentences is {train.sentences}: expected [least, most]"
     if model.context_length is not None and model.init is None:
-        yield "model.context_length stretches model.init, which is not set: put it into model.kwargs.text_cfg"
+        yield "model.context_length stretches model.init, which is not set: use model.kwargs.text_cfg.context_length"
     if loss.short and loss.pca_rank >= train.batch_size:
         yield (
-            f"loss.pca_rank is {loss.pca_rank} with train.batch_size {train.batch_size}: expected less, or the "
-            "principal components of a batch tell all of it"
+            f"loss.pca_rank is {loss.pca_rank}: expected less than train.batch_size, {train.batch_size}, as so many "
+            "principal components reproduce the whole batch"
         )
     if loss.short and train.short_captions == "references" and not config.data.long_captions:
-        yield "train.short_captions is 'references', which rows have with data.long_captions: set it to true"
+        yield "train.short_captions is 'references', which needs data.long_captions: set that to true"
 
 
 def _ignored_keys(config: RewardModelConfig) -> Iterator[str]:
@@ -260,8 +260,8 @@ def _ignored_keys(config: RewardModelConfig) -> Iterator[str]:
         section, name = key.split(".")
         value = getattr(getattr(config, section), name)
         if config.task not in tasks and value != getattr(getattr(default, section), name):
-            readers = f"read by {' and '.join(tasks)}" if tasks else "no reward model does"
-            yield f"{key} is {value!r}, but {config.task} does not read it ({readers}): leave it out"
+            readers = f"only {' and '.join(tasks)}" if tasks else "no reward model does"
+            yield f"{key} is {value!r}, but the task {config.task} does not read it ({readers}): leave it out"
 
 
 def check_batch_norm(network: nn.Module, train: RewardModelTrainConfig, processes: int) -> None:
@@ -300,12 +300,12 @@ def check_inputs(to_train: Sequence[RewardModelConfig], complete: Sequence[Rewar
         for key, folder in _folders_read(config).items():
             if Path(folder).exists() or any(Path(folder).resolve().is_relative_to(run) for run in made):
                 continue
-            message = f"{key} is {folder!r}, which does not exist, and no run of warm_start makes it"
+            message = f"{key} is {folder!r}, which does not exist, and no run of warm_start writes it"
             if complete:
                 done = ", ".join(known.run.dir for known in complete)
                 message += (
-                    f": {done}, before this one ({config.run.dir}), is complete, so that what it came from is not "
-                    f"trained again. Put {folder} back, or remove {done}, and this command trains all of them anew"
+                    f". {done}, which comes before {config.run.dir}, is complete, so runs before it are not trained "
+                    f"again. Put {folder} back, or remove {done}: then this command trains all of them again"
                 )
             raise ConfigError(message)
 
@@ -335,4 +335,4 @@ def _meta_clip(config: RewardModelConfig) -> Any:
 
 def _check_vocabulary(tokens: Any, key: str) -> None:
     if isinstance(tokens, int) and tokens < TOKENS:
-        raise ConfigError(f"{key} is {tokens}: CLIP's tokenizer, which captions are read with, has {TOKENS} tokens")
+        raise ConfigError(f"{key} is {tokens}: captions are read with CLIP's tokenizer, which has {TOKENS} tokens")

@@ -129,7 +129,7 @@ def build_dual(
     loaded = {kind: _load_tower(path, kind, f"model.{kind}_init", embed_dim, teacher) for kind, path in folders.items()}
     if len(loaded) == len(TOWERS) and kwargs:
         raise ConfigError(
-            "model.kwargs is set together with model.image_init and model.text_init, which have the shape"
+            "model.kwargs is set, but model.image_init and model.text_init already have a shape: leave it out"
         )
     config = _joined_config({kind: tower.config for kind, tower in loaded.items()}, kwargs, embed_dim)
     with torch.device("meta"):
@@ -152,8 +152,8 @@ def _joined_config(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any
             if owner != kind and name not in ("embed_dim", "mlp_ratio"):
                 continue
             if name in values and values[name] != value:
-                found = f"model.{kind}_init has {name} {value!r}, {source[name]} has {values[name]!r}"
-                raise ConfigError(f"{found}: both towers need the same")
+                found = f"model.{kind}_init has {name} {value!r}, but {source[name]} has {values[name]!r}"
+                raise ConfigError(f"{found}: expected equal values")
             values[name], source[name] = value, f"model.{kind}_init"
     return student_config(values, embed_dim)
 
@@ -174,14 +174,17 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
         "cls_token": getattr(visual, "class_embedding", None),
         "pos_embed": getattr(visual, "positional_embedding", None),
     }
-    remedy = "choose the student's model.kwargs.patch_size and image_width so, or set train.freeze_patch_embed to false"
+    remedy = "make model.kwargs.patch_size and image_width equal, or set train.freeze_patch_embed to false"
     wanted = tuple(student.get_parameter("patch_embed.weight").shape)
     found = sources["patch_embed.weight"]
     if found is None or sources["cls_token"] is None or found.ndim != 4 or found.shape[2] != visual.conv1.stride[0]:  # type: ignore[union-attr]
-        raise ConfigError(f"the teacher's image encoder is no ViT whose patch embedding could be copied: {remedy}")
+        raise ConfigError(
+            "the teacher's image encoder is not a ViT, so it has no patch embedding to copy: set "
+            "train.freeze_patch_embed to false"
+        )
     if tuple(found.shape) != wanted:
         raise ConfigError(
-            f"the teacher's patches have width {found.shape[0]} and {found.shape[2]} pixels, the student's "
+            f"the teacher's patches have width {found.shape[0]} and {found.shape[2]} pixels, but the student's "
             f"{wanted[0]} and {wanted[2]}: {remedy}"
         )
     frozen = []
@@ -319,7 +322,7 @@ class Teacher:
             instead = "embedded" if self._disk is None else "read from teacher.cache_dir, or embedded the first time,"
             print_main(
                 self.accelerator,
-                f"teacher: {len(items)} {what} need {needed / 2**20:.0f} MiB, more than is left of teacher.cache_mb: "
+                f"teacher: {len(items)} {what} need {needed / 2**20:.0f} MiB, more than teacher.cache_mb has left: "
                 f"they are {instead} at every step instead",
             )
             return 0

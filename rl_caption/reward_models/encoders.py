@@ -307,7 +307,7 @@ def train_only(clip: Any, what: Literal["projections", "lora", "all"], rank: int
     clip.requires_grad_(False)
     if what == "lora":
         if not hasattr(clip.visual, "transformer"):
-            raise ConfigError("train.trainable is 'lora', but the image tower is no ViT: take projections or all")
+            raise ConfigError("train.trainable is 'lora', but the image tower is not a ViT: take projections or all")
         scale, kernel = alpha / rank, clip.visual.conv1.weight
         for transformer in (clip.visual.transformer, clip.transformer):
             for block, path in product(transformer.resblocks, _BLOCK_WEIGHTS):

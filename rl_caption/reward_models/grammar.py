@@ -83,7 +83,7 @@ def grammar_model(model: EncoderConfig) -> GrammarModel:
         elif has_model_type(model.init, MODEL_TYPE):
             if model.kwargs:
                 raise ConfigError(
-                    "model.kwargs is set together with model.init, a head that has its shape: leave it out"
+                    "model.kwargs and model.init are both set, but init is a head with a shape: leave kwargs out"
                 )
             built = GrammarModel.from_pretrained(model.init)
         else:

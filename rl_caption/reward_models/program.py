@@ -368,7 +368,9 @@ def _images(config: RewardModelConfig, model: EmbeddingModel) -> PixelCache | Fe
         tower: Any = network.get_submodule("towers.image")
         encoder = tower.encoder
     if encoder is None:
-        raise ConfigError("data.features_root is of a frozen encoder, and the student has none: leave it out")
+        raise ConfigError(
+            "data.features_root holds features of a frozen encoder, but the student has none: leave it out"
+        )
     if not made_by(data.features_root, encoder):
         source = (recorded(data.features_root) or {}).get("encoder", "an encoder that it does not name")
         raise ConfigError(
@@ -433,8 +435,8 @@ def _student(context: Context, config: RewardModelConfig, teacher: Teacher) -> E
             if folder is not None and not names_teacher(folder):
                 print_main(
                     context.accelerator,
-                    f"WARNING: model.{kind}_init {folder} does not say which teacher it was distilled from: it is "
-                    "taken as it is, see to it that it was this one",
+                    f"WARNING: model.{kind}_init {folder} does not record its teacher: make sure that it was distilled "
+                    "from the teacher of this run",
                 )
         trained = model.init is not None or None not in (model.image_init, model.text_init)
         if train.freeze_text and (model.init is not None or model.text_init is not None):
@@ -453,8 +455,8 @@ def _student(context: Context, config: RewardModelConfig, teacher: Teacher) -> E
     theirs = teacher.backbone.preprocessing
     if config.data.augment and "image" in teacher.towers and theirs != preprocessing:
         raise ConfigError(
-            f"data.augment is set, but the teacher reads {theirs} and the student {preprocessing}: both see the same "
-            "view, so give the student the teacher's image_size, or leave data.augment out"
+            f"data.augment is set, but the teacher reads {theirs} and the student {preprocessing}: both must see the "
+            "same view. Give the student the teacher's image_size, or leave data.augment out"
         )
     trims = shape.pad_attention == "masked"
     return EmbeddingModel(Towers(towers), preprocessing, shape.context_length, trims, export, trained)

@@ -129,7 +129,7 @@ class EmbeddingValidator:
         if triplets is not None and not self.fits.any():
             raise ConfigError(
                 f"none of {len(triplets)} validation captions has two details within {tokens.context_length} tokens: "
-                "specificity wants long captions (data.long_captions: true)"
+                "the task specificity needs long captions (data.long_captions: true)"
             )
         self.paired = all("image" in row and row["references"] for row in rows)
         self.negatives = negatives if self.paired else ()
@@ -201,7 +201,7 @@ def _by_teacher(
     if "text" in towers:
         embedded = embed_distributed(accelerator, [*distinct], teacher.text_embeddings)
         found["text"] = embedded[[distinct[caption] for caption in captions]]
-    _check_finite(found, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
+    _check_finite(found, "the teacher's", "teacher.precision fp32 is the usual remedy")
     return found
 
 

@@ -104,5 +104,5 @@ def step_advantages(advantage: AdvantageFn, scores: Sequence[Scores], accelerato
         advantages = advantage(rewards, greedy_rewards)
     if not isinstance(advantages, Tensor) or advantages.shape != rewards.shape:
         answer = f"the shape {list(advantages.shape)}" if isinstance(advantages, Tensor) else shown(advantages)
-        raise ConfigError(f"train.advantage made {answer} of rewards of the shape {list(rewards.shape)}: expected that")
+        raise ConfigError(f"train.advantage returned {answer}: expected a tensor of the shape {list(rewards.shape)}")
     return list(advantages[first : first + images].split([len(score.samples) for score in scores]))

@@ -267,11 +267,11 @@ def build_objective(
     options = dict(kwargs)
     for key, value in (("loss_reduction", loss_reduction), ("kl_coef", kl_coef)):
         if key in kwargs:
-            raise ConfigError(f"train.objective_kwargs.{key} is set: its key is train.{key}")
+            raise ConfigError(f"train.objective_kwargs.{key} is set: set train.{key} instead")
         if key in takes:
             options[key] = value
         elif value != getattr(Reinforce, key):
-            raise ConfigError(f"train.{key} is {value!r}: train.objective {name} has no such option")
+            raise ConfigError(f"train.{key} is {value!r}: train.objective {name} does not have it, leave it out")
     made: Objective = build_target(target, SEAM, name, options, "train.objective_kwargs")
     return made
 

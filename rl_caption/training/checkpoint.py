@@ -136,8 +136,8 @@ def load_checkpoint(
     if state.processes == accelerator.num_processes:
         _check_random_states(path / f"random_states_{accelerator.process_index}.pkl", accelerator.device)
     elif accelerator.is_main_process:
-        counts = f"{state.processes} process(es) and {accelerator.num_processes} go on"
-        logger.warning("%s was written by %s: dropout is drawn anew, samples and data order stay", path, counts)
+        counts = f"of another number of processes, {state.processes} (now {accelerator.num_processes})"
+        logger.warning("%s was written by a run %s: dropout masks change, samples and data order do not", path, counts)
     return state
 
 
@@ -164,7 +164,9 @@ def _check_random_states(file: Path, device: torch.device) -> None:
     except (OSError, RuntimeError, LookupError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"the random states in {file} cannot be read: {reason(error)}") from error
     if not all(torch.equal(current, saved) for current, saved in pairs):
-        raise CheckpointError(f"the random states in {file} could not be restored: the run would not go on as it was")
+        raise CheckpointError(
+            f"the random states in {file} could not be restored: the run would not continue as before"
+        )
 
 
 @contextlib.contextmanager
@@ -235,7 +237,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
         found = damage(candidate)
         if found is None:
             return candidate
-        logger.warning("%s is damaged (%s) and is passed over", candidate, found)
+        logger.warning("%s is damaged (%s) and is skipped", candidate, found)
     return None
 
 

@@ -198,7 +198,9 @@ class Trainer:
                 self._after_step(log, metrics)
                 if self._any_process(terminated()):
                     self._save()
-                    log.message(f"terminated: checkpoint of step {self.state.global_step} saved, start again to go on")
+                    log.message(
+                        f"terminated: checkpoint of step {self.state.global_step} saved, start again to continue"
+                    )
                     return False
         return True
 
@@ -213,7 +215,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()  # every process then finds the result
         if self.state.stopped is not None:
             log.message(f"stopped at step {self.state.global_step} of {self.max_steps}: {self.state.stopped}")
-        untouched = ", the model that the training started from, unchanged" if self.state.best_step == 0 else ""
+        untouched = ", which is the model that the training started from" if self.state.best_step == 0 else ""
         log.message(
             f"done: best {self.state.metric} {self.state.best_metric:.4f} ({self.metric_range}) at step "
             f"{self.state.best_step}, model in {self.folder / 'export' / 'best'}{untouched}"
@@ -358,8 +360,8 @@ class Trainer:
         name = first_non_finite(self.accelerator, self.model)
         if name is not None:
             raise NonFiniteError(
-                f"the weights of {name} have NaN or infinite values after step {self.state.global_step}: nothing of "
-                f"them is written. {self._last_good()}. A lower train.lr is the usual remedy"
+                f"the weights of {name} have NaN or infinite values after step {self.state.global_step}: they "
+                f"are not saved. {self._last_good()}. A lower train.lr is the usual remedy"
             )
 
     def _check_finite(self, metrics: dict[str, float], batches: list[Batch], updated: bool = False) -> None:
@@ -370,7 +372,7 @@ class Trainer:
             return
         ids = [row["image_id"] for batch in batches for row in batch.rows]
         ids = gather_object(ids) if self.accelerator.num_processes > 1 else ids
-        weights = "The weights in memory are spoilt" if updated else "The weights were not changed"
+        weights = "The weights in memory are not usable" if updated else "The weights were not changed"
         raise NonFiniteError(
             f"{' and '.join(bad)} at step {self.state.global_step + 1}; images of the step: {json.dumps(ids)}. "
             f"{weights}. {self._last_good()}. "

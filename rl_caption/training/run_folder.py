@@ -106,7 +106,7 @@ def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
     if changed:
         raise CheckpointError(
             f"{folder} holds a run ({newest}) of another configuration: {'; '.join(changed)}. Choose another "
-            "run.dir, or set run.resume to true to go on with the changed configuration"
+            "run.dir, or set run.resume to true to continue with the changed configuration"
         )
 
 

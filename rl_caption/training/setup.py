@@ -130,8 +130,8 @@ class Context:
         state = read_state(self.checkpoint) if self.checkpoint else TrainState(signature=signature)
         if state.signature != signature and resume not in (True, "true"):
             raise CheckpointError(
-                f"{self.checkpoint} was trained on the {self.signature_of} {state.signature!r}, this run asks "
-                f"for {signature!r}: set run.resume to true to go on all the same"
+                f"{self.checkpoint} was trained on the {self.signature_of} {state.signature!r}, but this run has "
+                f"{signature!r}: set run.resume to true to continue anyway"
             )
         self._check_inputs(state)
         state.signature = signature
@@ -139,8 +139,8 @@ class Context:
         own = hashlib.blake2b(tokens, digest_size=8).hexdigest() if vocabulary else ""
         if state.vocabulary not in ("", own):
             raise CheckpointError(
-                f"{self.checkpoint} has other tokens, or the same in another order, than this run: go on with the data "
-                "that it was trained on, or train its export/best (model.init) in another run.dir"
+                f"{self.checkpoint} and this run have different vocabularies: continue with the data that it was "
+                "trained on, or train its export/best (model.init) in another run.dir"
             )
         state.vocabulary = own
         if resume != "auto":  # an unchanged rule stops the run again at the next validation
@@ -176,16 +176,18 @@ class Context:
             if data:
                 wrong = f"was trained on other data: {'; '.join(data)}"
             elif other and resume == "auto":
-                wrong = f"is of another configuration, perhaps of another run: {'; '.join(other)}"
+                wrong = f"was written with another configuration, perhaps by another run: {'; '.join(other)}"
             elif not state.data:
-                print_main(self.accelerator, f"{self.checkpoint} is of an older version: its data are not compared")
+                print_main(
+                    self.accelerator, f"{self.checkpoint} was written by an older version: its data cannot be compared"
+                )
             elif times:
                 copied = "names and sizes are the same, as in a copy"
                 print_main(self.accelerator, f"WARNING: files of the data have changed: {'; '.join(times)}; {copied}")
         if wrong and resume == "auto":
             raise CheckpointError(
-                f"{self.checkpoint} {wrong}. Put back what it was, choose another run.dir, or set run.resume to true "
-                "to go on all the same"
+                f"{self.checkpoint} {wrong}. Undo that change, choose another run.dir, or set run.resume to true to "
+                "continue anyway"
             )
         if wrong:
             print_main(self.accelerator, f"WARNING: {self.checkpoint} {wrong}")
@@ -263,7 +265,7 @@ def setup(config: TrainingConfig, needs: Collection[str] = ("image", "text")) ->
         if train.batch_size > len(train_rows):
             raise ConfigError(
                 f"train.batch_size is {train.batch_size}: the training split has {len(train_rows)} usable images, "
-                "and a batch has none twice. Lower it"
+                "and a batch must not repeat images. Lower it"
             )
         yield Context(config, accelerator, train_rows, val_rows, micro, checkpoint)
 

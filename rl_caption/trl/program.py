@@ -209,7 +209,7 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> tuple[int, Path | None]:
     if isinstance(resume, str) and resume not in ("auto", "true", "false"):
         if (step := step_of(Path(resume))) is None:
             raise CheckpointError(
-                f"run.resume {resume!r} is no complete checkpoint: it has no readable trainer_state.json"
+                f"run.resume {resume!r} is not a complete checkpoint: it has no readable trainer_state.json"
             )
         return step, Path(resume)
     found = [(step, path) for path in folder.glob("checkpoints/checkpoint-*") if (step := step_of(path)) is not None]
@@ -318,7 +318,9 @@ class _Run:
                 ) from error
         file, resume = self.checkpoint / INPUTS, self.config.run.resume
         if not file.is_file():
-            print_main(self.state, f"{self.checkpoint} is of an older version: its reward and data are not compared")
+            print_main(
+                self.state, f"{self.checkpoint} was written by an older version: its reward and data cannot be compared"
+            )
             return
         before = read_json(file, CheckpointError, Inputs)
         data, times = changes(before["data"], self.inputs["data"])
@@ -327,11 +329,13 @@ class _Run:
             wrong.append(f"reward: {before['reward']} -> {self.inputs['reward']}")
         if wrong and resume == "auto":
             raise CheckpointError(
-                f"{self.checkpoint} was trained on others: {'; '.join(wrong)}. Put back what they were, choose another "
-                "run.dir, or set run.resume to true to go on all the same"
+                f"{self.checkpoint} was trained with other inputs: {'; '.join(wrong)}. Undo that, choose another "
+                "run.dir, or set run.resume to true to continue anyway"
             )
         if wrong or times:
-            print_main(self.state, f"WARNING: {self.checkpoint} was trained on others: {'; '.join([*wrong, *times])}")
+            print_main(
+                self.state, f"WARNING: {self.checkpoint} was trained with other inputs: {'; '.join([*wrong, *times])}"
+            )
 
     def train_and_evaluate(self) -> str:
         """Train, evaluate before and after, export; return the table of scores, empty outside the main process."""

@@ -193,8 +193,7 @@ def _check_columns(heading: str, columns: frozenset[str], parts: Sequence[Judgem
             remedy = "the caption alone, as icc, perplexity or length"
         if "references" in columns and (isinstance(part, CaptionGroups) or not part.references):
             raise ConfigError(
-                f"{heading} compares with references, and {part.name} was found without any: choose a metric that "
-                f"looks at {remedy}"
+                f"{heading} compares with references, but {part.name} has none: choose a metric that looks at {remedy}"
             )
         if "image" not in columns:
             continue

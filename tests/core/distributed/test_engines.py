@@ -112,7 +112,7 @@ def test_a_run_goes_on_under_another_engine_and_number_of_processes(trained, who
     for ended in run_together(after[1], config, folder, "scst", engine=ENGINES[after[0]]):
         assert ended.code == 0, ended.output
     if before[1] != after[1]:
-        assert f"was written by {before[1]} process(es) and {after[1]} go on" in (tmp_path / "run.0.log").read_text()
+        assert f"number of processes, {before[1]} (now {after[1]})" in (tmp_path / "run.0.log").read_text()
     assert_close_runs(whole, folder, rel=2e-5)
     assert len(lines(folder, "samples.jsonl")) == 16
 

@@ -104,7 +104,7 @@ def test_going_on_with_another_number_of_processes_says_so(tmp_path: Path) -> No
     checked_run(xe_config(folder, **STILL, **{"train.max_steps": 4}), folder)
     ended = run_two(xe_config(folder, **STILL, **{"run.resume": True}), folder, "xe")
     assert [one.code for one in ended] == [0, 0], ended[0].output
-    assert "was written by 1 process(es) and 2 go on" in ended[0].output
+    assert "number of processes, 1 (now 2)" in ended[0].output
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1, 2, 3, 4, 5, 6]
 
 

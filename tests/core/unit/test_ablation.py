@@ -129,7 +129,7 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
     for match, config, base in (
         (r"model\.init is not set", grid(), SMALL_WORLD),
         (f"'{tmp_path}/absent' is not a saved captioner", grid(), absent),
-        (f"makes '{tmp_path}/xe/export/best'", grid(), absent + f"warm_start: {tmp_path}/xe.yaml\n"),
+        (f"'{tmp_path}/xe/export/best'", grid(), absent + f"warm_start: {tmp_path}/xe.yaml\n"),
         (f"launch '{tmp_path}/launch.yaml' is", grid(launch=f"{tmp_path}/launch.yaml"), text),
         (f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0: expected", cell("train.lr", -1.0), text),
         ("cell 'L': .*: monitor.best_by is 'val/reward/bleu'", cell("monitor.best_by", "val/reward/bleu"), text),

@@ -140,7 +140,7 @@ def test_a_detector_looks_at_each_image_once(tmp_path: Path) -> None:
     both = build("chair", **kwargs, objects=str(tmp_path / "o.json"), detector=f"{__name__}:Detector")
     assert both.columns == {"image", "image_id"}
     assert both(None, ["a dog and a bird"] * 2, image=["dog.png"] * 2, image_id=["1", "2"]) == [1.0, 0.5]
-    with pytest.raises(RewardError, match="detector found 'cat'.*synonyms"):
+    with pytest.raises(RewardError, match=r"detector found 'cat'.*synonyms"):
         reward(None, ["a dog"], image=["cat.png"])
     reward.detector = lambda images: [["bird"]] * len(images)
     reward.detector.signature = "lambda"
@@ -150,7 +150,7 @@ def test_a_detector_looks_at_each_image_once(tmp_path: Path) -> None:
     assert all(not isinstance(key, int) for key in reward._seen), "an id of an object may be another's later"
     reward.detector = lambda images: []
     reward.detector.signature = "lambda"
-    with pytest.raises(RewardError, match="lambda returned 0 .* 1 "):
+    with pytest.raises(RewardError, match=r"lambda returned 0 .* 1 "):
         reward(None, ["a dog"], image=["bird.png"])
 
 
@@ -168,5 +168,5 @@ def test_objects_of_generated_scenes_are_known_exactly() -> None:
     for row in rows:
         told = row["references"]
         assert precision(None, told, image=[row["image"]] * len(told)) == [1.0] * len(told), "references are true"
-    with pytest.raises(RewardError, match="photo.jpg"):
+    with pytest.raises(RewardError, match=r"photo\.jpg"):
         precision(None, ["a circle"], image=["photo.jpg"])

@@ -350,7 +350,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         MODEL | {"data": DataConfig("jsonl", path="lost.jsonl", features_root=".")},
         EvaluationError,
-        r"^1 of 1 of split 'test' cannot be captioned: features of image 'b\.png' .*no such file",
+        r"^split 'test': 1 of 1 images cannot be captioned: features of image 'b\.png' .*no such file",
     ),
     ({"tokenizer": "java", "metrics": "cider"}, EvaluationError, "tokenizer 'java' cannot be used"),
     ({"metrics": "cider,blue"}, EvaluationError, r"unknown metrics \['blue'\]"),

@@ -236,7 +236,7 @@ def test_features_of_another_or_an_unknown_encoder_are_refused(tmp_path: Path, d
         out.unlink()
         with h5py.File(out, "w") as file:
             file["10_grids"] = np.zeros((2, 2, 3))
-    with pytest.raises(ConfigError, match=f"{name} does not say which encoder"):
+    with pytest.raises(ConfigError, match=f"{name} does not record which encoder"):
         encode_features(first, out=out, **options(dataset))
 
 

@@ -97,7 +97,7 @@ def test_batch_sizes_and_clipping_are_those_of_the_training() -> None:
         "gradient_accumulation_steps": 2,
         "gradient_clipping": 0.5,
     }
-    with pytest.raises(EngineError, match=r"sets gradient_clipping to 0\.5, train\.grad_clip_norm makes it 1\.0"):
+    with pytest.raises(EngineError, match=r"sets gradient_clipping to 0\.5, train\.grad_clip_norm .*1\.0"):
         fill_deepspeed_config({"gradient_clipping": 0.5}, 24, 3, 4, 1.0)
 
 

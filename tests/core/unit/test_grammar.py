@@ -201,7 +201,7 @@ def test_other_models_are_refused(head: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batch_size is 0"):
         Grammar(head, batch_size=0)
     for options, message in (
-        ({"init": str(head), "kwargs": {"hidden": 3}}, "a head that has its shape"),
+        ({"init": str(head), "kwargs": {"hidden": 3}}, "model.kwargs"),
         ({"init": str(tmp_path)}, "config.json"),
         ({"init": str(tmp_path / "student"), "text": PartConfig(train_blocks=9)}, "train_blocks is 9"),
     ):

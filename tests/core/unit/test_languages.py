@@ -112,7 +112,7 @@ def test_rewards_count_the_named_tokens() -> None:
 def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
     counted = DocumentFrequencies.from_texts(CHINESE.values(), eos=True, tokenizer="char")
     counted.save(tmp_path / "df.npz")
-    with pytest.raises(ValueError, match="'char'.*'unicode'"):
+    with pytest.raises(ValueError, match=r"'char'.*'unicode'"):
         build("cider", df=tmp_path / "df.npz", tokenizer="unicode")
     terms = {name: RewardTerm() for name in ("cider", "bleu", "rouge_l", "repetition", "diversity")}
     made = build_reward(RewardConfig(terms), list(CHINESE.values()), tokenizer="char")

@@ -145,7 +145,7 @@ def test_missing_images_and_wrong_features_are_counted_and_named_together(downlo
         assert part in str(caught.value)
     assert (out / "dataset_coco.json").is_file(), "the captions were right"
     assert not (out / "prepared.json").exists()
-    with pytest.raises(DataError, match="features is there and is not"):
+    with pytest.raises(DataError, match="features exists"):
         prepare(out, downloads, features=photos)
     features.rename(tmp_path / "moved")
     with pytest.raises(DataError, match=r"coco/features leads to .*f, which does not exist"):

@@ -234,7 +234,7 @@ def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_wrong_settings_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, "jsonl")
     for changed, message in (
-        ({"rules": {"word": [1, 2]}}, "rules.word is no measure"),
+        ({"rules": {"word": [1, 2]}}, "rules.word is"),
         ({"rules": {"words": [None, None]}}, "rules.words is"),
         ({"rules": {"text_overlap": [0, 0.5]}}, "needs text_column"),
         ({"select": [Selection("clip", top=1)]}, "select"),

@@ -199,7 +199,7 @@ def test_scores_of_images_on_every_set_with_images(tmp_path: Path, student: Path
 
 def test_a_metric_without_what_it_needs_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     for metrics, message in (
-        ("cider", "CIDEr compares with references, and sugarcrepe was found without any"),
+        ("cider", "CIDEr compares with references, .*sugarcrepe"),
         ("clipscore", "clipscore looks at images, and those of sugarcrepe were not found: set images"),
         ("clipscore", r"2 of 2 of sugarcrepe are not there, such as '.*000000000001\.jpg'"),
         (f"{__name__}:Ages", r"needs the columns \['age'\]"),
@@ -255,7 +255,7 @@ def test_the_generated_world(tmp_path: Path) -> None:
     assert "Bold" not in shown, "nobody prints a figure of this set"
     empty = DataConfig("scenes", kwargs={"num_train": 0, "num_val": 0, "num_test": 0, "num_unseen": 0})
     for changes, message in (
-        ({"data": "x"}, "data is of no use"),
+        ({"data": "x"}, "data is not used"),
         ({"scenes": ScenesConfig(split="none", max_images=1)}, "split 'none' is not in the data"),
         ({"scenes": ScenesConfig(empty)}, "scenes.split is 'test', which has no images"),
     ):

@@ -212,7 +212,7 @@ def test_nothing_is_copied_where_something_is_missing(trained: Path, tmp_path: P
         ),
         ([str(trained), "--out", str(out), "--evaluation", str(ensemble)], "an ensemble of 2 models"),
         ([str(trained), "--out", str(out), "--evaluation", str(file)], "captions in a file (SHA-256 abcdef)"),
-        ([str(tmp_path / "student"), "--out", str(out), "--evaluation", str(other)], "student is no captioner"),
+        ([str(tmp_path / "student"), "--out", str(out), "--evaluation", str(other)], "student is not a captioner"),
         ([str(trained), "--out", str(out), "--repo_id", "captioner"], "expected USER/NAME"),
     ):
         assert part in refusal(arguments, capsys)

@@ -10,12 +10,12 @@ from rl_caption.options import Beams, Fraction, LengthPenalty, Range, Seed, Work
 
 @dataclass
 class AlphaConfig:
-    """A mixture of two rewards in several proportions: alpha of the one, 1 - alpha of the other.
+    """Mixtures of two rewards, with weights alpha and 1 - alpha.
 
     Args:
-        values: each in [0, 1]; a term whose weight comes out as 0 is left out.
-        terms: weighted by alpha.
-        against: weighted by 1 - alpha; CIDEr-D where none is named.
+        values: values of alpha, in [0, 1]; a term whose weight is 0 is left out.
+        terms: reward that is weighted by alpha.
+        against: reward that is weighted by 1 - alpha; CIDEr-D by default.
     """
 
     values: list[Fraction]
@@ -28,12 +28,12 @@ class AlphaConfig:
 
 @dataclass
 class CellConfig:
-    """What one cell changes in the base configuration.
+    """How one cell differs from the base configuration.
 
     Args:
-        terms: its reward, which replaces the base's ``reward.terms``.
-        overrides: dotted key to value, such as ``{train.lr: 1.0e-5}``: of ``train``, ``rollout``,
-            ``eval``, ``reward`` or ``monitor``.
+        terms: the reward of the cell, which replaces ``reward.terms`` of the base.
+        overrides: values by dotted key, such as ``{train.lr: 1.0e-5}``; keys of ``train``, ``rollout``, ``eval``,
+            ``reward`` or ``monitor``.
     """
 
     terms: dict[str, RewardTerm]
@@ -42,32 +42,33 @@ class CellConfig:
 
 @dataclass
 class AblateConfig(TrustConfig):
-    """``ablate``: a grid of self-critical runs from one starting checkpoint, and a table of what came of them.
+    """``ablate``: a grid of self-critical runs from one starting checkpoint, and tables of their results.
 
     Args:
         base: configuration of ``scst`` that all cells share; its ``model.init`` is the starting policy.
-        bases: name to such a configuration, in place of ``base``: the grid is run on each (pixels and regions, say).
-        data: keys that replace those of the ``data`` of every base, such as ``{path: /disk/coco}``; runs before the
-            cells on the same data take them, too.
-        cells: label to reward and overrides.
+        bases: several such configurations by name, instead of ``base``; the grid is run on each.
+        data: keys that replace those of ``data`` in every base, such as ``{path: /disk/coco}``, and in earlier runs on
+            the same data.
+        cells: reward and overrides of each cell, by its label.
         alpha: further cells, labelled ``alpha=VALUE``.
-        reward_models: configurations of reward models to train first, where they are not there yet.
-        seeds: ``train.seed`` of the runs of each cell.
-        split: of the base's data, whose images are captioned and scored.
-        policy: which weights of a run are evaluated: ``last``, after its last step, or ``best`` by its validation,
-            whose CIDEr-D is at its best before a reward without CIDEr-D has done anything.
-        num_beams: of the decoding that is evaluated; 1 is greedy.
+        reward_models: configurations of reward models to train first, unless they are done.
+        seeds: values of ``train.seed``; each cell is trained with each of them.
+        split: split of the base's data that is captioned and scored.
+        policy: weights of a run that are evaluated: ``last``, after its last step, or ``best``, by its validation. If
+            the reward has no CIDEr-D, the validation's CIDEr-D is often best before any training.
+        num_beams: beam width of the evaluation; 1 is greedy.
         length_penalty: of beam search, as in ``evaluate``.
-        metrics: which scores.
+        metrics: as in ``evaluate``.
         tokenizer: as in ``evaluate``.
-        judges: heading to a reward that is a further column, trained on or not; the first one is drawn over alpha.
-        show_images: number of images, the first of the split, whose captions by all systems ``captions.md`` shows.
-        jobs: runs at a time, each in its own process with its share of the CPU cores and GPUs.
-        launch: file for ``--config_file`` of ``accelerate launch``, by which cross-entropy runs and cells are then
-            started; null starts each as one process. The number of processes is ``train.num_processes`` of the base, or
-            else the file's, or else that of a run's GPUs.
+        judges: rewards that are further columns, by their headings; they may be trained on. The first one is plotted
+            over alpha.
+        show_images: number of images, the first of the split, whose captions by all systems are in ``captions.md``.
+        jobs: number of runs at a time, each in its own process with its share of the CPU cores and GPUs.
+        launch: start cross-entropy runs and cells by ``accelerate launch`` with this ``--config_file``; null starts
+            each as one process. The number of processes is ``train.num_processes`` of the base, or else that of the
+            file, or else the number of GPUs of a run.
         out: folder of all runs and of the report.
-        report: write ``report.html`` there, too (docs/report.md).
+        report: also write ``report.html`` there (docs/report.md).
     """
 
     base: str | None = None

@@ -8,13 +8,14 @@ from rl_caption.options import Positive, Probability, Rank, Steps
 
 @dataclass
 class LoraConfig:
-    """Low-rank adapters (Hu et al. 2022); everything else is frozen.
+    """LoRA adapters (Hu et al. 2022); all other weights are frozen.
 
     Args:
         r: rank.
         alpha: the adapters' output is scaled by alpha / r.
-        dropout: of the adapters' input.
-        target_modules: ends of the names of modules to adapt; null takes the queries and values of the text model.
+        dropout: dropout on the adapters' input.
+        target_modules: suffixes of the names of modules to adapt; null adapts the query and value projections of the
+            text model.
         export_adapters: also write the adapters alone to ``export/best/adapters``, in the format of ``peft``.
     """
 
@@ -30,21 +31,21 @@ class ModelConfig:
     """The captioner.
 
     Args:
-        name: ``transformer``, the from-scratch encoder-decoder of this package; or ``huggingface``, a pretrained model
-            of Transformers (docs/captioners.md). A folder given as ``init`` is recognised whatever this says.
-        target: ``package.module:Class`` of a captioner outside this package; null takes ``name``.
+        name: ``transformer``, this package's encoder-decoder, trained from scratch; or ``huggingface``, a pretrained
+            model of Transformers (docs/captioners.md). A folder given as ``init`` is recognised without it.
+        target: ``package.module:Class`` of a captioner outside this package; null uses ``name``.
         init: folder of a saved captioner to start from, or the name of a model on the hub (``huggingface`` only); null
             starts from random weights (cross-entropy only).
         min_count: from scratch: words that occur less often in the training references become UNK.
         tokenizer: from scratch: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
-        kwargs: from scratch: arguments of ``CaptionTransformerConfig``, or options of ``target``.
-        prompt: huggingface: text that every caption continues after a space, such as ``a photography of``; neither
-            scored nor trained. Null takes the prompt saved in the folder, if any.
-        freeze: huggingface: patterns of the names of parameters that are not trained (``vision_model.*``); null freezes
-            the vision tower of BLIP-2 and InstructBLIP, and nothing of the others.
-        lora: huggingface: train adapters instead of the weights, whatever ``freeze`` says; exports have them merged
+        kwargs: from scratch: options of ``CaptionTransformerConfig``, or of ``target``.
+        prompt: huggingface: text that every caption continues, such as ``a photography of``; it is neither scored nor
+            trained. Null uses the prompt saved in the folder, if any.
+        freeze: huggingface: patterns of the names of parameters to freeze (``vision_model.*``); null freezes the vision
+            tower of BLIP-2 and InstructBLIP, and nothing in other models.
+        lora: huggingface: train LoRA adapters instead of the weights, also in frozen parts; exports have them merged
             into the weights.
-        gradient_checkpointing: huggingface: compute the layers' activations again in the backward pass, to save memory.
+        gradient_checkpointing: huggingface: recompute activations in the backward pass, to save memory.
         dtype: huggingface: type of the weights; other than float32 only with ``lora``, whose adapters are float32.
     """
 

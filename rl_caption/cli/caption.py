@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
         help="folder of a captioner, such as RUN/export/best, or hub name; several are an ensemble",
     )
     add("--ensemble", default="probabilities", choices=["probabilities", "log_probabilities"], help="what is averaged")
-    add("--prompt", help="what captions of a hub model go on from (default: as exported, or none)")
+    add("--prompt", help="prompt of a model of Transformers (default: as saved with it, if any)")
     add("--beams", type=int, default=1, dest="num_beams", help="beam width; 1 is greedy (default: 1)")
     add("--max_new_tokens", type=int, default=24, help="length limit in tokens (default: 24)")
     documented = re.findall(

@@ -31,12 +31,11 @@ class PartConfig:
     Args:
         encoder: ``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG``, ``timm:NAME`` (images), or
             ``package.module:Class``.
-        kwargs: arguments of that class. Of a decoder language model (``text``, ``transformers:NAME``)
-            ``{bidirectional_blocks: N}``: in its last N blocks every token attends to all tokens of the caption. Of an
-            image encoder of open_clip with random weights ``{vision_cfg: ...}``, over that of the architecture.
-        pretrained: false starts a model of a library from random weights, in the shape of the one that is named; a tag
-            is then not needed.
-        train_blocks: train its last blocks, so many; 0 freezes it, null trains all of it.
+        kwargs: options of that class. For a decoder language model (``text``, ``transformers:NAME``):
+            ``{bidirectional_blocks: N}`` lets every token attend to all tokens of the caption in the last N blocks. For
+            an image encoder of open_clip with random weights: ``{vision_cfg: ...}`` changes that of the architecture.
+        pretrained: false starts from random weights, in the shape of the named model; no tag is needed then.
+        train_blocks: number of blocks to train, the last; 0 freezes the encoder, null trains all of it.
     """
 
     encoder: str | None = None
@@ -52,23 +51,24 @@ class EncoderConfig:
     Args:
         name: architecture of an open_clip model (``contrastive``, ``positive_augmented``, ``specificity``), such as
             ``ViT-B-32``.
-        kwargs: the shape, from random weights. Of an open_clip model, its model JSON
-            ``{embed_dim, vision_cfg, text_cfg}``, merged into that of ``name``. Otherwise arguments of ``LCLIPConfig``.
-        image: pretrained image encoder, which with ``text`` makes a dual encoder (``contrastive``,
-            ``positive_augmented``, ``specificity``); its heads are random, in the shape of ``kwargs``: arguments of
-            ``DualConfig`` such as ``{embed_dim: 256, hidden: 1024, dropout: 0.5}``.
-        text: pretrained text encoder. ``grammar``: what the head stands on, where ``init`` names none; ``kwargs`` are
-            then ``{hidden, kernel, dropout, context_length}`` of the head, and ``train_blocks`` is of either encoder.
-        init: weights to go on from. The folder of an open_clip model or of a dual encoder of pretrained parts; with
-            ``name`` a tag of open_clip such as ``openai`` or a checkpoint file, also in Long-CLIP's layout.
-            ``distill_image``, ``distill_text``: a folder that such a run exported. ``distill_dual``: that of an L-CLIP.
-            ``grammar``: that of an L-CLIP or of its text tower, which the head is put on; or of a head.
-        image_init: ``distill_dual``: the folder that ``distill_image`` exported; null starts from random weights.
-        text_init: ``distill_dual``: the folder that ``distill_text`` exported; null starts from random weights.
-        context_length: of an open_clip model: stretch the text tower of ``init`` to so many tokens, as Long-CLIP does
-            (77 to 248).
-        keep_positions: the first positions, which are not stretched; 20 in Long-CLIP.
-        language_model: ``semantic_bottleneck``: the frozen causal language model of Transformers, a folder or hub name.
+        kwargs: shape of a model with random weights. For an open_clip model: its model JSON
+            ``{embed_dim, vision_cfg, text_cfg}``, merged into that of ``name``. Otherwise: options of ``LCLIPConfig``.
+        image: pretrained image encoder, which forms a dual encoder together with ``text`` (``contrastive``,
+            ``positive_augmented``, ``specificity``). The projection heads start from random weights; ``kwargs`` are
+            options of ``DualConfig``, such as ``{embed_dim: 256, hidden: 1024, dropout: 0.5}``.
+        text: pretrained text encoder. For ``grammar``: the encoder below the head, unless ``init`` is set; the
+            ``kwargs`` of the model are then ``{hidden, kernel, dropout, context_length}`` of the head, and
+            ``train_blocks`` also applies to an encoder from ``init``.
+        init: weights to start from: the folder of an open_clip model or of a dual encoder of pretrained parts; with
+            ``name``, a tag of open_clip such as ``openai`` or a checkpoint file, also one of Long-CLIP.
+            For ``distill_image`` and ``distill_text``: the export of such a run. For ``distill_dual``: an L-CLIP. For
+            ``grammar``: an L-CLIP or its text tower, below a new head; or a trained head.
+        image_init: ``distill_dual``: the export of ``distill_image``; null starts from random weights.
+        text_init: ``distill_dual``: the export of ``distill_text``; null starts from random weights.
+        context_length: of an open_clip model: stretch the positions of the text tower of ``init`` to this number, as
+            Long-CLIP does (77 to 248).
+        keep_positions: number of positions, the first, that are not stretched; 20 in Long-CLIP.
+        language_model: ``semantic_bottleneck``: folder or hub name of the frozen causal language model (Transformers).
     """
 
     name: str | None = None
@@ -88,13 +88,13 @@ class TeacherConfig:
     """The frozen model to distil.
 
     Args:
-        name: open_clip architecture, hub id or local folder, as for the rewards.
-        pretrained: with an architecture: a tag such as ``openai``, or a checkpoint file.
+        name: open_clip architecture, hub name or local folder, as for the rewards.
+        pretrained: if ``name`` is an architecture: a tag such as ``openai``, or a checkpoint file.
         precision: ``fp32``, ``fp16`` or ``bf16``.
-        batch_size: images or captions of one forward pass.
-        cache_mb: memory for its embeddings of the training split, in MiB a process; images, or captions, that do not
-            fit are read from ``cache_dir``, or embedded, at every step instead.
-        cache_dir: folder that keeps its embeddings of images and captions between runs; null keeps them in memory only.
+        batch_size: images or captions per forward pass.
+        cache_mb: memory for the teacher's embeddings of the training split, in MiB per process. If those of all images
+            (or all captions) do not fit, they are read from ``cache_dir`` or computed again at every step.
+        cache_dir: folder that keeps the teacher's embeddings between runs; null keeps them in memory only.
     """
 
     name: str | None = None
@@ -110,30 +110,30 @@ class LossConfig:
     """Weights of the terms of the loss; docs/reward_models.md, pac.md and specs.md. Null is the published code's value.
 
     Args:
-        l1: distance (mean absolute difference) of raw embeddings, a tower. Null: 1/2 for one tower, 1/6 for both.
-        cosine: 1 - cosine to the teacher's embedding, a tower. Null: the same.
-        regulator: the Similarity Regulator, ``distill_dual`` only; 0 leaves it out. Null: 1/30.
-        regulator_reduction: ``mean`` over diagonal and other pairs each (released code), or ``sum`` (paper).
-        false_negatives: ``contrastive``: ``mask`` leaves pairs of the same image or the same caption, other than the
-            own pair, out of the softmax, and hard negatives that are an image's caption; ``keep`` has all as negatives,
-            as CLIP does.
-        max_scale: of an open_clip model: largest factor of the cosines (inverse temperature).
+        l1: mean absolute difference to the teacher's raw embedding, per tower. Null: 1/2 for one tower, 1/6 for both.
+        cosine: 1 - cosine to the teacher's embedding, per tower. Null: 1/2 for one tower, 1/6 for both.
+        regulator: the Similarity Regulator (``distill_dual`` only); 0 leaves it out. Null: 1/30.
+        regulator_reduction: ``mean``, over diagonal and other pairs separately (released code), or ``sum`` (paper).
+        false_negatives: ``contrastive``: ``mask`` removes false negatives from the softmax: other pairs of the same
+            image or the same caption, and hard negatives that are captions of the image. ``keep`` keeps them, as CLIP
+            does.
+        max_scale: of an open_clip model: largest logit scale (inverse temperature).
         short: ``contrastive``: weight of Long-CLIP's second term, between short captions and the principal components
             of the images; 0 leaves it out, 1 in Long-CLIP.
-        pca_rank: how many components.
-        hard: weight of a further term of hard negatives; 0 leaves it out. ``contrastive``: an image picks its caption
-            among its own alone (FSC-CLIP). Distillation: 1 - cosine of what each changes in the student's embedding of
-            the caption and in the teacher's.
-        hard_scale: ``contrastive``: factor of the cosines in that term; large, as one edit of a caption changes its
-            cosine little.
-        positive_images: ``positive_augmented``: weight of the term between captions and images generated for them.
-        positive_captions: of the term between images and captions generated for them; 0 leaves either out.
+        pca_rank: number of principal components.
+        hard: weight of an additional loss on hard negatives; 0 leaves it out. ``contrastive``: each image chooses
+            between its caption and the hard negatives of that caption only (FSC-CLIP). Distillation: a hard negative
+            should change the student's embedding of the caption in the same direction as the teacher's (1 - cosine).
+        hard_scale: ``contrastive``: logit scale of that loss; large, because a single edit changes the cosine little.
+        positive_images: ``positive_augmented``: weight of the term between captions and images generated from them.
+        positive_captions: ``positive_augmented``: weight of the term between images and captions generated from them;
+            0 leaves a term out.
         alpha: ``specificity``: weight of the contrastive term.
-        beta: of the positive hinge: one more true detail scores higher.
-        gamma: of the negative hinge: one more false detail scores lower.
-        margin_units: of the hinges: ``logit`` (cosines times the learnt factor; released code) or ``cosine``.
-        max_margin: largest dynamic margin, in these units; null is 1.5 logits or 0.015.
-        symmetric: contrastive term of ``specificity`` in both directions; false is caption to image (released code).
+        beta: ``specificity``: weight of the positive hinge: one more true detail scores higher.
+        gamma: ``specificity``: weight of the negative hinge: one more false detail scores lower.
+        margin_units: unit of the hinges: ``logit`` (cosine times the learned scale; released code) or ``cosine``.
+        max_margin: largest dynamic margin, in this unit; null is 1.5 logits or a cosine of 0.015.
+        symmetric: ``specificity``: contrastive term in both directions; false is caption to image (released code).
     """
 
     l1: Weight | None = None
@@ -158,17 +158,17 @@ class LossConfig:
 
 @dataclass
 class NegativesConfig:
-    """Hard negatives: false captions that the softmax of an image has besides those of the batch (NegCLIP).
+    """Hard negatives: false captions in the softmax of an image, in addition to those of the batch (NegCLIP).
 
     Args:
-        count: of each caption; 0 has none.
+        count: hard negatives per caption; 0 uses none.
         source: ``rules`` (part-of-speech tags), ``scenes`` (exact, of generated scenes), ``data`` (the column
             ``negatives`` of JSON lines), or ``package.module:Class`` of a ``NegativeSource``.
-        kwargs: arguments of the source, such as ``{kinds: [replace_relation, swap_attribute]}``.
+        kwargs: options of the source, such as ``{kinds: [replace_relation, swap_attribute]}``.
         share: fraction of the captions of a step that get negatives.
-        positives: ``contrastive``: fraction of the captions of a step in whose place a paraphrase is learnt;
-            negatives are made from that.
-        positive_source: of these: ``data`` (the column ``positive_captions``), ``scenes`` (exact paraphrases, of
+        positives: ``contrastive``: fraction of the captions of a step that are replaced by a paraphrase; their
+            negatives are made from the paraphrase.
+        positive_source: source of paraphrases: ``data`` (the column ``positive_captions``), ``scenes`` (exact, of
             generated scenes), or ``package.module:Class`` of a ``PositiveSource``.
     """
 
@@ -185,26 +185,27 @@ class RewardModelTrainConfig(TrainConfig):
     """Training a reward model; ``label_smoothing`` is read by ``contrastive``. Further arguments:
 
     Args:
-        captions: the caption of an image that a step learns: a ``random`` reference, or always the ``first``.
-        trainable: ``positive_augmented``: the last ``projections`` of both towers and the temperature (PAC-S), ``lora``
-            (low-rank updates in both towers, PAC-S++), or ``all``.
-        lora_rank: of these updates.
-        lora_alpha: their scale is ``lora_alpha / lora_rank``.
-        plain_captions: of an open_clip model: fraction of captions learnt in lower case without punctuation, the form
-            that a captioner with a vocabulary of words writes; for rewards of such captioners.
-        freeze_patch_embed: ``distill_image``: copy patch projection, class token and, where they fit, positions from
-            the teacher, and freeze them.
+        captions: caption of an image that is used in a step: a ``random`` reference, or always the ``first``.
+        trainable: ``positive_augmented``: train the final ``projections`` of both towers and the temperature (PAC-S),
+            ``lora`` in both towers (PAC-S++), or ``all`` weights.
+        lora_rank: rank of LoRA.
+        lora_alpha: the LoRA update is scaled by ``lora_alpha / lora_rank``.
+        plain_captions: of an open_clip model: fraction of captions that are lower-cased and lose their punctuation, as
+            the output of captioners with a word vocabulary; for rewards of such captioners.
+        freeze_patch_embed: ``distill_image``: copy the patch projection, the class token and, if they fit, the position
+            embeddings from the teacher, and freeze them.
         freeze_text: ``distill_dual``: freeze the text tower; one with random weights is always trained.
         short_captions: ``contrastive`` with ``loss.short``: the short caption is the ``first_sentence`` of the caption
-            (Long-CLIP), or a random one of the image's short ``references`` (``data.long_captions``).
-        sentences: ``contrastive``, ``positive_augmented``: learn a random ``[least, most]`` of the sentences of each
-            caption, in their order, others at every step; null learns whole captions.
-        freeze_positions: of an open_clip model: freeze so many first positions; 20 in Long-CLIP's training, 0 in
-            SPECS's.
+            (Long-CLIP), or a random one of the image's short ``references`` (with ``data.long_captions``).
+        sentences: ``contrastive``, ``positive_augmented``: ``[min, max]`` number of sentences of each caption to use,
+            chosen at random at every step, in their order; null uses whole captions.
+        freeze_positions: of an open_clip model: number of position embeddings, the first, to freeze; 20 in Long-CLIP, 0
+            in SPECS.
         shuffle_rate: ``specificity``: fraction of false details whose words are shuffled.
-        negatives: ``specificity``: false details come from the other captions of the ``batch`` (paper) or from all
-            captions of the training ``data`` (released code), the first of each image.
-        shuffle_per: ``unit`` draws for each false detail (paper), ``row`` once for each caption (released code).
+        negatives: ``specificity``: take false details from the other captions of the ``batch`` (paper), or from the
+            first caption of all images of the training ``data`` (released code).
+        shuffle_per: decide about shuffling for each false detail (``unit``; paper) or each caption (``row``; released
+            code).
     """
 
     captions: Literal["random", "first"] = "random"
@@ -227,10 +228,10 @@ class RewardModelEvalConfig(EvalConfig):
     """Validation of a reward model during training. Further arguments:
 
     Args:
-        best_by: what chooses ``export/best`` and what ``patience`` waits for: ``val/loss`` (``contrastive``,
-            ``positive_augmented``) is the loss of the validation split, lower is better; ``val/hard_negatives``
-            (``contrastive``, ``distill_dual``) how often the true caption wins; null is the task's own metric, such as
-            ``val/retrieval_r1``.
+        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss`` (``contrastive``,
+            ``positive_augmented``), the loss on the validation split; ``val/hard_negatives`` (``contrastive``,
+            ``distill_dual``), how often the true caption scores higher than its hard negatives; null is the default of
+            the task, such as ``val/retrieval_r1``.
     """
 
     best_by: Literal["val/loss", "val/hard_negatives"] | None = None
@@ -243,13 +244,13 @@ class RewardModelConfig(TrustConfig):
     Args:
         task: ``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S: also on generated images
             and captions), ``specificity`` (SPECS: triplets of growing captions), ``distill_image`` and ``distill_text``
-            (stage 1 of L-CLIP, one tower), ``distill_dual`` (stage 2, both), ``grammar`` (a head over a text encoder,
-            for the reward of that name); of captions alone ``language_model``, ``semantic_bottleneck`` and
+            (stage 1 of L-CLIP, one tower), ``distill_dual`` (stage 2, both), ``grammar`` (a head on a text encoder, for
+            the reward of that name); from captions only: ``language_model``, ``semantic_bottleneck`` and
             ``text_regression`` (docs/icc.md).
-        warm_start: configurations of reward models to train first, where they are not there yet.
-        model: what is trained.
-        teacher: what is distilled.
-        loss: weights of its terms.
+        warm_start: configurations of reward models to train first, unless they are done.
+        model: the model to train.
+        teacher: the model to distil.
+        loss: weights of the terms of the loss.
         negatives: ``contrastive``, ``distill_text``, ``distill_dual``: false captions of each image.
         data: images and captions.
         train: optimisation.

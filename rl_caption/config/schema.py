@@ -31,32 +31,33 @@ class DataConfig:
     """The images and their captions.
 
     Args:
-        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world),
-            ``moving_scenes`` (the same in motion, docs/video.md); for one tower of L-CLIP, ``images`` (a folder of
-            them) or ``captions`` (a text file) alone; ``caption_targets``, captions with a number each, for
-            ``text_regression``.
-        target: ``package.module:Name`` of a format outside this package (docs/data.md); null takes ``format``.
+        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world) or
+            ``moving_scenes`` (the same in motion, docs/video.md). Only for reward models: ``images`` (a folder) or
+            ``captions`` (a text file), which train one tower of L-CLIP, and ``caption_targets`` (captions with a number
+            each), for ``text_regression``.
+        target: ``package.module:Name`` of a format outside this package (docs/data.md); null uses ``format``.
         path: the JSON file, or the folder that holds it; the folder of ``images``; the file or folder of ``captions``.
-        image_root: folder of the images, relative to the JSON's folder or absolute.
-        image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
-        flatten: ignore the folder (``filepath``) that the JSON gives.
-        features_root: region features: a folder with one file an image, or one HDF5 file; relative to the working
-            directory.
-        features_kwargs: how they are stored and read, such as ``{dim: 2048, box_features: normalised}`` (docs/data.md).
-        augment: train on random views, ``horizontal``, ``vertical``, ``transpose``, ``crop``, ``shift``, ``rotate``;
-            only where captions stay true of them. ``rand_augment``: reward models only.
-        tokenizer: of captions, in n-gram rewards, document frequencies, validation, the monitor and a new captioner's
-            vocabulary: ``ptb`` (English, the COCO toolkit's), ``unicode`` (words of languages that write spaces) or
-            ``char`` (characters of Chinese and Japanese); docs/languages.md.
-        on_bad: ``fail`` stops on unusable images and captions; ``skip`` leaves them out and says so.
+        image_root: folder of the images, absolute or relative to the folder of the JSON.
+        image_extension: extension of the image files, such as ``.jpg``, where it is not the one in the JSON.
+        flatten: ignore the folders (``filepath``) in the JSON.
+        features_root: region features: a folder with one file per image, or one HDF5 file. Relative paths start from
+            the working directory.
+        features_kwargs: how features are stored, such as ``{dim: 2048, box_features: normalised}`` (docs/data.md).
+        augment: random augmentations of the training images: ``horizontal``, ``vertical``, ``transpose``, ``crop``,
+            ``shift``, ``rotate``. Choose only those after which captions are still true. ``rand_augment`` is for reward
+            models only.
+        tokenizer: splits captions into words for n-gram rewards, document frequencies, validation, the monitor and the
+            vocabulary of a new captioner: ``ptb`` (English, as the COCO toolkit), ``unicode`` (other languages with
+            spaces between words) or ``char`` (characters of Chinese and Japanese); docs/languages.md.
+        on_bad: ``fail`` stops at unusable images and captions; ``skip`` leaves them out and reports them.
         check_images: decode every image before training starts.
-        num_workers: loader processes; 0 loads in the main process.
-        cache_mb: memory for decoded, resized images, in MiB a process; 0 decodes them every time.
-        long_captions: the caption of an image is its long description (``long_reference``), in training, rewards and
-            validation alike; ``jsonl`` and ``scenes``.
-        num_frames: the files are videos (folders of frames, animated images, video files), each of which is so many of
-            its frames, the centres of equal segments (docs/video.md); null: they are images.
-        kwargs: further arguments of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``.
+        num_workers: processes that load images; 0 loads them in the main process.
+        cache_mb: memory for decoded and resized images, in MiB per process; 0 keeps none.
+        long_captions: use the long description of an image (``long_reference``) as its only caption, in training,
+            rewards and validation (``jsonl`` and ``scenes`` only).
+        num_frames: the files are videos (folders of frames, animated images or video files); use this number of frames
+            of each, from the centres of equal segments (docs/video.md). Null: the files are images.
+        kwargs: further options of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``.
     """
 
     format: Literal["karpathy", "jsonl", "scenes", "moving_scenes", "images", "captions", "caption_targets"] = (
@@ -92,13 +93,13 @@ class RewardTerm:
 
     Args:
         weight: factor of the raw score in the total.
-        target: ``package.module:Class`` of a reward, or the name of one of this package; null takes the term's name.
-        kwargs: arguments of the reward.
+        target: name of a reward of this package, or ``package.module:Class`` of another; null uses the term's name.
+        kwargs: options of the reward.
         schedule: points ``[step, factor]``: the weight is multiplied by the factor, which is linear between two points
-            and constant before the first and after the last; two points of one step are a jump (docs/schedules.md);
-            null keeps the weight.
-        length_ratio: ``[0.5, 2]``: captions shorter or longer than so many times the mean length of their references
-            have the score 0; null masks none.
+            and constant before the first and after the last. Two points at one step are a jump (docs/schedules.md).
+            Null keeps the weight.
+        length_ratio: ``[min, max]``, such as ``[0.5, 2]``: a caption scores 0 if its length, divided by the mean length
+            of its references, is outside of this range. Null allows all lengths.
     """
 
     weight: Annotated[float, Range(min=-(10**6), max=10**6)] = 1.0
@@ -110,12 +111,12 @@ class RewardTerm:
 
 @dataclass
 class TrustConfig:
-    """What all programs have in common that load saved models.
+    """Which code saved models may run.
 
     Args:
-        trust: ``package.module:Class`` of each class outside this package that a saved model's ``config.json`` may
-            name; it is then imported and called with what stands there (docs/reliability.md). A class that the
-            configuration names itself, such as ``model.target``, needs no line here.
+        trust: classes outside this package, as ``package.module:Class``, that the ``config.json`` of a saved model may
+            name. They are imported and called with the arguments in that file (docs/reliability.md). A class that this
+            configuration names itself, such as ``model.target``, need not be listed.
     """
 
     trust: list[str] = field(default_factory=list, kw_only=True)
@@ -123,15 +124,15 @@ class TrustConfig:
 
 @dataclass
 class RewardConfig:
-    """What samples are scored by: a weighted sum of terms.
+    """The reward of sampled captions: a weighted sum of terms.
 
     Args:
-        terms: name to weight and arguments.
-        normalize: ``none`` adds raw scores; ``per_term`` adds z-scores of every term over the samples of an optimizer
-            step, so that weights compare whatever the terms' scales are; ``per_group`` over the samples of each image.
-        df: document frequencies of CIDEr-D, also as a similarity of samples (``diversity``); null builds them from the
-            training split, one document an image.
-        eos: EOS counts as a word of hypotheses, references and document frequencies.
+        terms: weight and options of each term, by its name.
+        normalize: ``none`` adds raw scores. ``per_term`` adds z-scores of each term over all samples of an optimizer
+            step, so that the scales of the terms do not matter; ``per_group`` over the samples of each image.
+        df: file of document frequencies for CIDEr-D, also where ``diversity`` uses it; null counts them in the training
+            split, with one document per image.
+        eos: count EOS as a word in candidates, references and document frequencies.
     """
 
     terms: dict[str, RewardTerm] = field(default_factory=lambda: {"cider": RewardTerm()})
@@ -145,17 +146,16 @@ class RolloutConfig:
     """How captions are sampled.
 
     Args:
-        num_samples: captions sampled for each image (K).
-        temperature: softmax temperature, in sampling and in scoring alike.
-        temperature_schedule: points ``[step, factor]`` of the temperature, as ``schedule`` of a reward term.
+        num_samples: captions sampled per image (K).
+        temperature: softmax temperature, both for sampling and for the log-probabilities in the loss.
+        temperature_schedule: points ``[step, factor]`` for the temperature, as ``schedule`` of a reward term.
         max_new_tokens: length limit in tokens, EOS included.
-        dropout: keep dropout on in sampling and scoring (the first self-critical codes did); off keeps the update
-            on-policy.
-        cuda_graph: decode by replaying a CUDA graph, recorded at the first step: the same captions, without the time
-            that a GPU waits for kernels to be started. Needs a CUDA device, inputs of few sizes, weights that stay in
-            place (no ZeRO-3) and ``dropout`` off.
-        beam_search: the K captions are all those of a beam search of width K (length penalty 1), in place of samples:
-            for objectives that compare the captions of an image, such as DiCO, whose paper does so.
+        dropout: keep dropout on while sampling and in the loss, as the first self-critical implementations did; off
+            keeps the update on-policy.
+        cuda_graph: decode with a CUDA graph, which is captured at the first step: the same captions in less time. Needs
+            a CUDA device, inputs of few sizes, no ZeRO-3 and ``dropout`` off.
+        beam_search: use the K captions of a beam search of width K (length penalty 1) instead of samples; for
+            objectives that compare the captions of an image, as in the DiCO paper.
     """
 
     num_samples: Annotated[int, Range(min=1, max=4096)] = 5
@@ -172,28 +172,29 @@ class TrainConfig:
     """Optimisation, common to every training.
 
     Args:
-        max_steps: optimizer steps; null takes ``epochs``.
+        max_steps: optimizer steps; null uses ``epochs``.
         epochs: passes over the training images, used where ``max_steps`` is null.
-        batch_size: images of one optimizer step, over all processes and accumulation steps.
-        micro_batch_size: images of one forward pass of one process; null is ``batch_size`` / processes. The rest is
-            gradient accumulation, which does not change the step.
+        batch_size: images per optimizer step, over all processes and accumulation steps.
+        micro_batch_size: images per forward pass of one process; null is ``batch_size`` / processes. A smaller value
+            accumulates gradients, which does not change the step.
         lr: peak learning rate of Adam.
-        schedule: ``constant``, ``linear`` or ``cosine`` decay to 0, ``step`` (times ``decay`` every ``decay_every``
-            steps, or ``decay_epochs``) or ``noam`` (inverse square root), all after ``warmup_steps`` of linear warm-up.
-        warmup_steps: optimizer steps.
-        decay: factor of ``step``.
-        decay_every: optimizer steps between two decays of ``step``.
-        decay_epochs: epochs between two decays of ``step``, in place of ``decay_every``.
-        betas: Adam's.
-        weight_decay: decoupled (AdamW).
+        schedule: ``constant``; ``linear`` or ``cosine`` decay to 0; ``step`` (multiplied by ``decay`` every
+            ``decay_every`` steps or ``decay_epochs`` epochs); or ``noam`` (inverse square root). All begin with
+            ``warmup_steps`` of linear warm-up.
+        warmup_steps: optimizer steps of linear warm-up.
+        decay: factor of the schedule ``step``.
+        decay_every: optimizer steps between two decays of the schedule ``step``.
+        decay_epochs: epochs between two decays of the schedule ``step``, instead of ``decay_every``.
+        betas: of Adam.
+        weight_decay: decoupled weight decay (AdamW).
         grad_clip_norm: largest gradient norm; null does not clip.
         grad_clip_value: largest absolute gradient, as in self-critical.pytorch (0.1); null does not clip.
-        mixed_precision: ``no``, ``bf16`` or ``fp16``, or ``auto``: bf16 where the device computes with it, else no.
-        tf32: on a GPU, let float32 products and convolutions round their factors to TF32 (10 bits of mantissa): several
-            times as fast, and no longer the numbers of a CPU.
-        num_processes: processes that must train together; null checks what the launcher says.
-        threads: CPU threads of a process; null takes your OMP_NUM_THREADS; where you set none, it divides the physical
-            cores that may be used among the processes of the machine.
+        mixed_precision: ``no``, ``bf16``, ``fp16`` or ``auto`` (bf16 if the device supports it, else no).
+        tf32: on a GPU, compute float32 matrix products and convolutions in TF32 (10 bits of mantissa): several times as
+            fast, but the results differ from those of a CPU.
+        num_processes: required number of processes; null accepts the number that the launcher started.
+        threads: CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides the physical cores
+            among the processes of the machine.
         seed: of weights, data order and samples.
         label_smoothing: of the cross-entropy.
     """
@@ -225,8 +226,8 @@ class XeTrainConfig(TrainConfig):
     """Cross-entropy training. Further arguments:
 
     Args:
-        captions_per_image: references of an image that one step learns; null learns all.
-        max_target_tokens: longest reference in tokens, EOS included; the rest is cut off.
+        captions_per_image: references of an image that are used in one step; null uses all.
+        max_target_tokens: references are cut off at this number of tokens, EOS included.
     """
 
     label_smoothing: Probability = 0.1
@@ -239,21 +240,20 @@ class ScstTrainConfig(TrainConfig):
     """Self-critical training. Further arguments:
 
     Args:
-        advantage: baseline of a sample: ``leave_one_out`` (mean of the others), ``greedy`` (classic SCST), ``mean``,
-            ``group_norm`` (GRPO), ``none``; or one from outside, ``package.module:Name`` (docs/scst.md).
+        advantage: baseline of a sample: ``leave_one_out`` (mean of the other samples), ``greedy`` (classic SCST),
+            ``mean``, ``group_norm`` (GRPO) or ``none``; or ``package.module:Name`` (docs/scst.md).
         advantage_kwargs: options of the advantage.
-        objective: what is minimised: ``reinforce``, ``ppo_clip`` (also GRPO's), ``dico``, ``seq_nll``, ``risk``,
-            ``max_margin``, ``multi_margin``, ``softmax_margin``; or one from outside, ``package.module:Name``
-            (docs/scst.md).
-        objective_kwargs: options of the objective, besides ``loss_reduction`` and ``kl_coef``.
-        updates_per_rollout: optimizer updates on the samples of a step, each on all of them; all else counts steps.
-        loss_reduction: ``token`` (mean over tokens) or ``sequence`` (mean over captions). The learning rate goes with
-            it: the two differ by about the caption length.
+        objective: the loss: ``reinforce``, ``ppo_clip`` (also for GRPO), ``dico``, ``seq_nll``, ``risk``,
+            ``max_margin``, ``multi_margin`` or ``softmax_margin``; or ``package.module:Name`` (docs/scst.md).
+        objective_kwargs: options of the objective, except ``loss_reduction`` and ``kl_coef``.
+        updates_per_rollout: optimizer updates per step, each on all samples of the step. All other keys count steps.
+        loss_reduction: ``token`` (mean over tokens) or ``sequence`` (mean over captions). The two losses differ by a
+            factor of about the caption length: change ``lr`` together with it.
         kl_coef: weight of the KL divergence to the frozen starting policy, per token; 0 loads no second model.
-        kl_target: divergence (``policy/kl``, nats per token) that ``kl_coef`` is adapted to from step to step; null
-            keeps ``kl_coef`` as it is.
-        kl_horizon: captions within which an error of the divergence is corrected.
-        xe_weight: weight of a cross-entropy term on the references, token mean.
+        kl_target: adapt ``kl_coef`` at every step so that the divergence (``policy/kl``, nats per token) approaches
+            this value; null keeps ``kl_coef`` constant.
+        kl_horizon: number of captions over which a deviation from ``kl_target`` is corrected.
+        xe_weight: weight of an additional cross-entropy loss on the references (mean over tokens).
     """
 
     lr: LearningRate = 5e-6
@@ -274,12 +274,12 @@ class EvalConfig:
     """Validation during training.
 
     Args:
-        every: optimizer steps between two validations; null is once an epoch. One more follows the last step.
-        split: its name.
-        max_images: the first so many images of the split; null takes all.
-        batch_size: images decoded at a time, in each process.
-        patience: stop after so many validations in a row without a better value of the metric that chooses the best
-            model (of captioners CIDEr-D, unless a judge is named); null never stops early.
+        every: optimizer steps between two validations; null validates once per epoch. One more follows the last step.
+        split: name of the split.
+        max_images: use only the first images of the split, at most this number; null uses all.
+        batch_size: images per forward pass of one process.
+        patience: stop after this number of validations in a row without a better value of the metric that chooses the
+            best model (CIDEr-D for captioners, unless ``monitor.best_by`` names another); null never stops early.
     """
 
     every: Steps | None = None
@@ -295,7 +295,7 @@ class CaptionEvalConfig(EvalConfig):
 
     Args:
         num_beams: width of beam search; null decodes greedily.
-        length_penalty: of beam search: log-probabilities are divided by length**length_penalty; null is 0, their sum.
+        length_penalty: of beam search: log-probabilities are divided by length**length_penalty; null is 0 (their sum).
     """
 
     num_beams: Beams | None = None
@@ -308,15 +308,15 @@ class RunConfig:
 
     Args:
         dir: the run's folder.
-        resume: ``auto`` goes on from the newest checkpoint of an equal configuration, or starts; ``true`` goes on and
-            accepts a changed configuration; ``false`` starts, and refuses a folder that holds a run; or the path of a
-            checkpoint.
+        resume: ``auto`` continues from the newest checkpoint if the configuration is the same, or starts a new run;
+            ``true`` continues with a changed configuration, too; ``false`` starts a new run, and refuses a folder that
+            holds one; or the path of a checkpoint to continue from.
         save_every: optimizer steps between two checkpoints; null saves at every validation.
-        keep_checkpoints: newest ones kept.
+        keep_checkpoints: number of checkpoints to keep, the newest.
         log_every: optimizer steps between two log lines.
-        log_samples: images (of several processes, the main one's) whose samples are written to ``samples.jsonl`` at
-            every log line.
-        trackers: ``tensorboard``, ``wandb``, ... through Accelerate, besides ``metrics.jsonl``.
+        log_samples: number of images whose samples are written to ``samples.jsonl`` at every log line (of the main
+            process only).
+        trackers: ``tensorboard``, ``wandb``, ... through Accelerate, in addition to ``metrics.jsonl``.
     """
 
     dir: str = "runs/run"
@@ -353,16 +353,16 @@ class ScstConfig(TrustConfig):
 
     Args:
         model: the captioner; ``model.init`` is the one to start from.
-        warm_start: configuration of a cross-entropy run that makes ``model.init`` where it does not exist yet.
-        reward_models: configurations of reward models to train first, where they are not there yet.
+        warm_start: configuration of the cross-entropy run that trains ``model.init``; it runs first, unless it is done.
+        reward_models: configurations of reward models to train first, unless they are done.
         data: images and captions.
         rollout: sampling.
-        reward: what samples are scored by.
+        reward: the reward of sampled captions.
         train: optimisation.
         eval: validation.
-        monitor: signs of reward hacking.
+        monitor: detection of reward hacking.
         run: folder, resume, logs.
-        report: write ``report.html`` into the run's folder at its end (docs/report.md).
+        report: write ``report.html`` into the run's folder at the end (docs/report.md).
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -387,20 +387,20 @@ class DecodeConfig:
         max_new_tokens: length limit in tokens, EOS included.
         length_penalty: of beam search: log-probabilities are divided by length**length_penalty. 1 compares means, as
             Transformers does; 0 compares sums, as self-critical.pytorch does (docs/coco.md).
-        batch_size: images at a time.
-        num_return_sequences: of beam search: the so many best captions of an image, for ``rerank`` or ``candidates``.
-        num_beam_groups: of beam search: above 1 is diverse beam search; divides ``num_beams``.
-        diversity_penalty: of groups: subtracted from a token's log-probability for each beam of an earlier group that
-            takes it.
-        num_samples: captions sampled for each image, in place of greedy or beam search; 0 samples none.
-        temperature: of samples.
-        top_k: samples are drawn from the so many likeliest tokens; 0 is all.
-        top_p: samples are drawn from the likeliest tokens with this probability in all (nucleus); 1 is all.
-        typical_p: samples are drawn from the most typical tokens with this probability in all; 1 is all.
-        no_repeat_ngram_size: no caption has the same n tokens in a row twice; 0 allows it.
-        block_trigrams: a token that would repeat a trigram loses 0.693 times this of its log-probability for each
-            earlier occurrence; 2 is self-critical.pytorch's ``block_trigrams``.
-        remove_bad_endings: no caption ends at an article, a preposition, a conjunction or an auxiliary, unless the
+        batch_size: images per forward pass.
+        num_return_sequences: of beam search: number of captions per image, the best, for ``rerank`` or ``candidates``.
+        num_beam_groups: of beam search: more than 1 is diverse beam search; must divide ``num_beams``.
+        diversity_penalty: of diverse beam search: subtracted from a token's log-probability for each beam of an earlier
+            group that chose the token.
+        num_samples: captions sampled per image, instead of greedy or beam search; 0 does not sample.
+        temperature: of sampling.
+        top_k: sample from the k most likely tokens; 0 samples from all.
+        top_p: sample from the most likely tokens whose probabilities sum to this (nucleus); 1 samples from all.
+        typical_p: sample from the most typical tokens whose probabilities sum to this; 1 samples from all.
+        no_repeat_ngram_size: an n-gram of this size occurs at most once in a caption; 0 allows repetition.
+        block_trigrams: for each earlier occurrence of a trigram, the log-probability of a token that would repeat it is
+            reduced by 0.693 times this; 2 is ``block_trigrams`` of self-critical.pytorch.
+        remove_bad_endings: no caption ends with an article, a preposition, a conjunction or an auxiliary, unless the
             length limit cuts it off there.
     """
 
@@ -423,13 +423,13 @@ class DecodeConfig:
 
 @dataclass
 class RetrievalConfig:
-    """The dual encoder of ``retrieval``, or under which captions find their image (docs/evaluation.md).
+    """The dual encoder for image-text retrieval (docs/evaluation.md).
 
     Args:
-        backbone: folder or name of the encoder, as for CLIP-based rewards (docs/clipscore.md); ``evaluate``: null
+        backbone: folder or name of the encoder, as for CLIP-based rewards (docs/clipscore.md); in ``evaluate``, null
             computes no recall.
-        pretrained: with the name of an architecture: a tag such as ``openai``, or a checkpoint file.
-        kwargs: further options of it, such as ``{device: cuda, precision: fp16, cache_dir: FOLDER}``.
+        pretrained: if ``backbone`` is an architecture: a tag such as ``openai``, or a checkpoint file.
+        kwargs: further options of the encoder, such as ``{device: cuda, precision: fp16, cache_dir: FOLDER}``.
     """
 
     backbone: str | None = None
@@ -443,34 +443,36 @@ class EvaluateConfig(TrustConfig):
 
     Args:
         model: folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a model on the hub.
-        models: several captioners with one vocabulary, instead of ``model``: they decode one caption together.
-        ensemble: what of ``models`` is averaged at every token: ``probabilities`` or ``log_probabilities``.
-        prompt: what a model of Transformers goes on from; null is the prompt that it was exported with, or none.
-        predictions: captions in COCO result format, instead of ``model``.
-        references: file of references, where ``predictions`` do not belong to a split of ``data``.
+        models: several captioners with one vocabulary, instead of ``model``: an ensemble.
+        ensemble: what the ensemble averages at every token: ``probabilities`` or ``log_probabilities``.
+        prompt: prompt of a model of Transformers; null uses the prompt that was saved with it, if any.
+        predictions: file of captions in COCO result format, instead of ``model``.
+        references: file of references for ``predictions`` that do not belong to a split of ``data``.
         data: images and captions.
-        split: of ``data``, or of ``references`` that have splits (Karpathy JSON); null is ``test``, and all images of
-            references without splits.
+        split: split of ``data`` or, if they have splits (Karpathy JSON), of ``references``; null is ``test``, or all
+            images of references without splits.
         decode: greedy, beam search or samples.
-        rerank: what chooses among several captions of an image: ``consensus`` (the one most similar to the others), or
-            a reward that needs no references, of this package or ``package.module:Class``; null takes the first.
-        rerank_kwargs: arguments of ``rerank``.
-        candidates: write all captions of an image with their scores to ``candidates.jsonl``, and how diverse they are
-            and what the best of them would score to ``candidates_scores.json``.
-        compare: two files of captions in COCO result format, instead of ``model``: a paired test between them.
-        metrics: bleu, meteor, rouge, cider, spice: a list, or names with commas.
-        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``unicode`` or ``char`` (as ``data.tokenizer``),
-            ``none`` (of text that is tokenised already: split at spaces, nothing lower-cased or removed), or ``auto``,
-            that of ``data.tokenizer``, where ``ptb`` is ours, and Java for odd captions.
+        rerank: chooses one of several captions of an image: ``consensus`` (the most similar to the others), or a reward
+            that needs no references, by its name or as ``package.module:Class``; null chooses the first.
+        rerank_kwargs: options of ``rerank``.
+        candidates: write all captions of an image with their scores to ``candidates.jsonl``, and their diversity and
+            the scores of the best of them to ``candidates_scores.json``.
+        compare: two files of captions in COCO result format, instead of ``model``, to compare by a paired test.
+        metrics: bleu, meteor, rouge, cider, spice: a list, or names separated by commas.
+        tokenizer: ``java`` (of the COCO toolkit), ``python`` (its reimplementation in this package), ``unicode`` or
+            ``char`` (as ``data.tokenizer``), or ``none`` (the text is tokenised already; it is only split at spaces).
+            ``auto`` follows ``data.tokenizer``; for ``ptb`` it is ``python``, and Java for unusual captions.
         spice_jars: folder with the two jars of SPICE's parser (docs/evaluation.md).
-        bootstrap: resamples of images for the 95 % intervals and for the paired test; 0 computes no intervals.
-        seed: of the resamples, and of sampled captions.
-        judges: heading to a reward whose mean is one more metric, such as CLIPScore (docs/evaluation.md).
-        chair: arguments of the reward ``chair`` (docs/rewards.md) but ``measure``, such as ``{synonyms: FILE, objects:
-            FILE}``: hallucinated objects, CHAIR-i and CHAIR-s; empty computes none.
-        retrieval: recall of their image by captions, and by references.
+        bootstrap: number of bootstrap resamples of images for the 95 % intervals and the paired test; 0 computes no
+            intervals.
+        seed: of the bootstrap and of sampled captions.
+        judges: rewards whose means are further metrics, such as CLIPScore, by their column headings
+            (docs/evaluation.md).
+        chair: options of the reward ``chair`` (docs/rewards.md) except ``measure``, such as ``{synonyms: FILE, objects:
+            FILE}``: computes hallucinated objects as CHAIR-i and CHAIR-s; empty computes none.
+        retrieval: how often captions, and references, retrieve their image (recall).
         out: folder for ``predictions.json`` and ``scores.json``.
-        report: write ``report.html`` there, too (docs/report.md).
+        report: also write ``report.html`` there (docs/report.md).
     """
 
     model: str | None = None

@@ -173,10 +173,10 @@ def _pending(images: Mapping[str, str], stored: Mapping[str, Path], num_workers:
             f"{first}: name another out"
         )
     if replaced := by_state["replaced"]:
-        logger.warning("%d images were replaced, such as %r: their features are made again", len(replaced), replaced[0])
+        logger.warning("images replaced: %d, such as %r; their features are computed again", len(replaced), replaced[0])
     if unknown := by_state["unknown"]:
         logger.warning(
-            "%d images are kept unchecked, such as %r: the image file is missing, or an older version wrote the "
+            "images kept unchecked: %d, such as %r, as the image file is missing or an older version wrote the "
             "features and did not record the image", len(unknown), unknown[0],
         )  # fmt: skip
     return {name: path for name, path in images.items() if states.get(name) not in ("usable", "unknown")}

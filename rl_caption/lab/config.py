@@ -14,16 +14,16 @@ class ConcretenessConfig(TrustConfig):
     """``concreteness``: scores of captions, their combination, and targets for a student (docs/icc.md).
 
     Args:
-        captions: JSON lines with ``caption``, or a text file with a caption a line.
-        ratings: JSON lines ``{caption, rating}`` by people, from which the combination is fitted; null writes targets
-            of a student for each scorer.
-        scorers: heading to a reward that sees the caption alone, such as SBA and VBA.
-        standardize: by length, of scores in [0, 1]: ``logit`` (the logit has mean 0.5 within each length), ``median``
-            (the median of the score is 0.5), or ``none``.
+        captions: JSON lines with ``caption``, or a text file with one caption per line.
+        ratings: JSON lines ``{caption, rating}`` of human ratings, to which the combination is fitted; null writes
+            targets for a student from each scorer.
+        scorers: rewards that need only the caption, such as SBA and VBA, by their headings.
+        standardize: of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the logit becomes 0.5),
+            ``median`` (the median of the score becomes 0.5), or ``none``.
         length: unit of length.
-        bin_width: lengths that are standardised together: 1 is each its own.
+        bin_width: number of successive lengths that are standardised together; 1 treats each length separately.
         margin: scores are clipped to [margin, 1 - margin] before the logit.
-        l2: of the logistic regression: its penalty is l2 / 2 times the sum of squared weights (scikit-learn: 1).
+        l2: regularisation of the logistic regression: l2 / 2 times the sum of squared weights (scikit-learn: 1).
         out: folder for ``scores.jsonl``, ``targets.jsonl`` or ``targets_HEADING.jsonl``, and ``combination.json``.
     """
 
@@ -40,14 +40,15 @@ class ConcretenessConfig(TrustConfig):
 
 @dataclass
 class Selection:
-    """One step of the selection: which of the captions that are left stay, by one score.
+    """One step of the selection, by one score.
 
     Args:
         score: a name in ``scores``.
-        top: keep those with the highest scores: so many, or below 1 this fraction. Equal scores: the earlier rows.
-        bottom: keep those with the lowest scores, likewise.
-        min: keep scores of at least so much.
-        max: keep scores of at most so much.
+        top: keep this number of captions (below 1: this fraction) with the highest scores. Of equal scores, the earlier
+            rows are kept.
+        bottom: keep this number of captions (below 1: this fraction) with the lowest scores.
+        min: keep scores of at least this.
+        max: keep scores of at most this.
     """
 
     score: str
@@ -64,23 +65,24 @@ class CurateConfig(TrustConfig):
     Args:
         data: a file, JSON lines (``.jsonl``), Parquet (``.parquet``) or Karpathy JSON (``.json``), or a folder of such
             files, which are read in the order of their names.
-        image_root: folder that relative paths of images start from, relative to that of each file; null is that folder.
+        image_root: folder where relative paths of images start, itself relative to the folder of each file; null is the
+            folder of each file.
         image_column: of JSON lines and Parquet: the path of the image.
         caption_column: of JSON lines and Parquet: the caption, or a list of captions of the image.
-        split: that is curated; rows of other splits are kept as they are. Rows without a split belong to it.
-        rules: measure of a caption to ``[least, most]``, either of them null (docs/curation.md has the measures).
+        split: split to curate, which includes rows without a split; rows of other splits are kept unchanged.
+        rules: ``[min, max]`` for each measure of a caption, either of them null (docs/curation.md lists the measures).
         text_column: of JSON lines and Parquet: text in the image, for the measure ``text_overlap``.
-        scores: name to any reward that needs no references.
-        select: steps, in their order, among the captions that follow the rules.
-        duplicates: which of equal captions are dropped, all but the first: ``caption`` anywhere in the data, ``pair``
-            with the same image; null keeps them.
-        on_bad: an image that cannot be read: ``fail`` stops, ``skip`` drops its captions.
-        part_rows: rows that are measured and scored at a time, and kept on disk as one part.
-        worker: ``K/N``: only measure and score every N-th part from part K (0 to N - 1) on; a run without it goes on
-            from what such runs left, also when they were stopped.
+        scores: rewards that need no references, by name.
+        select: steps that select among the captions that follow the rules, in their order.
+        duplicates: keep only the first of equal captions: in all the data (``caption``) or of one image (``pair``);
+            null keeps all.
+        on_bad: for an image that cannot be read: ``fail`` stops, ``skip`` drops its captions.
+        part_rows: rows that are measured and scored at a time, and saved as one part.
+        worker: ``K/N``, with K from 0 to N - 1: measure and score only every N-th part, starting with part K. A run
+            without it uses the parts of such runs and completes what is missing.
         num_workers: threads that check images.
-        examples: captions that the report shows of each reason.
-        seed: of these examples.
+        examples: number of captions that the report shows for each reason.
+        seed: of the choice of examples.
         out: folder for ``kept.jsonl``, ``report.md`` and ``parts``.
     """
 
@@ -105,12 +107,13 @@ class CurateConfig(TrustConfig):
 
 @dataclass
 class RecaptionerConfig:
-    """Who writes the captions.
+    """The model that writes the captions.
 
     Args:
-        target: ``captioner`` (one of ours), ``vision_language`` (Transformers), ``scenes`` (exact descriptions of
-            generated scenes), or ``package.module:Class`` of a ``Recaptioner``; null, of ``positives``, writes none.
-        kwargs: arguments of it (docs/recaptioning.md).
+        target: ``captioner`` (trained by this package), ``vision_language`` (Transformers), ``scenes`` (exact
+            descriptions of generated scenes), or ``package.module:Class`` of a ``Recaptioner``; in ``positives``, null
+            writes no captions.
+        kwargs: options of the recaptioner (docs/recaptioning.md).
     """
 
     target: str | None = "captioner"
@@ -119,14 +122,15 @@ class RecaptionerConfig:
 
 @dataclass
 class TextToImageConfig:
-    """What makes images of captions.
+    """The model that generates images from captions.
 
     Args:
         target: ``diffusers:NAME`` (a pipeline of that package), ``scenes`` (drawings of the generated world), or
-            ``package.module:Class`` of a ``TextToImage``; null makes none.
-        kwargs: arguments of it (docs/pac.md).
-        captions: an image of ``all`` references of a photo, or of the ``first`` alone (``train.captions: first``).
-        batch_size: captions at a time.
+            ``package.module:Class`` of a ``TextToImage``; null generates none.
+        kwargs: options of the model (docs/pac.md).
+        captions: generate an image for ``all`` references of a photo, or only for the ``first`` (``train.captions:
+            first``).
+        batch_size: captions per batch.
     """
 
     target: str | None = None
@@ -137,15 +141,15 @@ class TextToImageConfig:
 
 @dataclass
 class PartsConfig(TrustConfig):
-    """A program that writes a data set anew, part by part.
+    """A program that rewrites a data set part by part.
 
     Args:
         data: images and their captions.
-        splits: those that are worked on; the others are kept as they are. Empty takes all.
-        part_rows: rows that are worked on at a time, and kept on disk as one part.
-        worker: ``K/N``: only work on every N-th part from part K (0 to N - 1) on; a run without it goes on from what
-            such runs left, also when they were stopped.
-        out: folder for what is written; it refuses parts that were made by other settings.
+        splits: splits to process; others are kept unchanged. Empty processes all.
+        part_rows: rows that are processed at a time, and saved as one part.
+        worker: ``K/N``, with K from 0 to N - 1: process only every N-th part, starting with part K. A run without it
+            uses the parts of such runs and completes what is missing.
+        out: folder for the output; one with parts of other settings is refused.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -160,9 +164,9 @@ class RecaptionConfig(PartsConfig):
     """``recaption``: write a new, long caption of every image of a data set (docs/recaptioning.md).
 
     Args:
-        recaptioner: who writes the captions.
-        language_model: folder or hub name of a causal language model, by which captions before and after are compared;
-            null compares their lengths alone.
+        recaptioner: the model that writes the captions.
+        language_model: folder or hub name of a causal language model whose log-probabilities compare the old and new
+            captions; null compares only their lengths.
         out: folder for ``captions.jsonl``, ``report.md`` and ``parts``.
     """
 
@@ -173,11 +177,11 @@ class RecaptionConfig(PartsConfig):
 
 @dataclass
 class PositivesConfig(PartsConfig):
-    """``positives``: generated captions of images, and images of captions, as PAC-S learns from (docs/pac.md).
+    """``positives``: generate captions of images, and images of captions, for the training of PAC-S (docs/pac.md).
 
     Args:
-        captions: who writes ``positive_captions`` of each image.
-        images: what makes ``positive_images``, one of each reference.
+        captions: the model that writes ``positive_captions``, one of each image.
+        images: the model that generates ``positive_images``, one of each reference.
         out: folder for ``positives.jsonl``, ``report.md``, ``positive_images`` and ``parts``.
     """
 
@@ -188,15 +192,15 @@ class PositivesConfig(PartsConfig):
 
 @dataclass
 class CompareRetrievalConfig(TrustConfig):
-    """``retrieval``: image-text retrieval by dual encoders, side by side (docs/judging.md).
+    """``retrieval``: compare dual encoders in image-text retrieval (docs/judging.md).
 
     Args:
-        models: heading to a dual encoder.
-        data: images and their captions; where rows have ``long_reference``, these are a second set of texts.
-        split: of ``data``.
-        max_images: the first so many images; null takes all.
-        bootstrap: resamples of images for the 95 % intervals; 0 computes none.
-        seed: of the resamples.
+        models: dual encoders, by their headings.
+        data: images and their captions; if rows have ``long_reference``, retrieval by long captions is also computed.
+        split: split of ``data``.
+        max_images: use only the first images, at most this number; null uses all.
+        bootstrap: number of bootstrap resamples of images for the 95 % intervals; 0 computes none.
+        seed: of the bootstrap.
         out: folder for ``retrieval.md`` and ``retrieval.json``.
     """
 
@@ -211,20 +215,20 @@ class CompareRetrievalConfig(TrustConfig):
 
 @dataclass
 class WebConfig(TrustConfig):
-    """``web``: a page in the browser that captions photos by several captioners, side by side.
+    """``web``: caption photos with several captioners, side by side, in a web page.
 
     Args:
-        models: folders of saved captioners, such as ``runs/NAME/export/best``, or names of models on the hub; changes
-            are shown against the first.
-        judges: heading to a reward that scores the captions, as in ``evaluate``: of captions and images, or of
-            references, which are typed into the page.
+        models: folders of saved captioners, such as ``runs/NAME/export/best``, or names of models on the hub;
+            differences to the captions of the first are marked.
+        judges: rewards that score the captions, by their headings, as in ``evaluate``. References, if a reward needs
+            them, are typed into the page.
         decode: greedy, beam search, or one sample.
         seed: of samples.
-        host: address that is listened on; 127.0.0.1 is this machine alone.
-        port: 0 takes a free one.
-        max_images: photos that the page takes at a time.
-        max_mb: largest file of a photo, in MiB.
-        max_megapixels: most pixels of a photo, in millions.
+        host: address to listen on; 127.0.0.1 is reachable only from this machine.
+        port: port to listen on; 0 takes a free one.
+        max_images: number of photos that the page accepts at a time.
+        max_mb: largest file size of a photo, in MiB.
+        max_megapixels: largest number of pixels of a photo, in millions.
     """
 
     models: list[str] = field(default_factory=list)

@@ -10,8 +10,8 @@ class JudgeConfig:
     """One held-out judge.
 
     Args:
-        target: ``package.module:Class`` of a reward, or a name of this package's; null takes the judge's name.
-        kwargs: arguments of it.
+        target: name of a reward of this package, or ``package.module:Class`` of another; null uses the judge's name.
+        kwargs: options of the reward.
     """
 
     target: str | None = None
@@ -20,16 +20,16 @@ class JudgeConfig:
 
 @dataclass
 class MonitorConfig:
-    """What watches for hacking of the reward, at every validation (docs/hacking.md).
+    """Detection of reward hacking at every validation (docs/hacking.md).
 
     Args:
-        judges: name to held-out reward, none of them a term of the reward; null takes n-gram metrics that the reward
-            does not contain.
+        judges: held-out rewards by name, none of them a term of the reward; null uses the n-gram metrics that are not
+            in the reward.
         thresholds: what counts as evidence.
         stop: end the run at the first alarm.
-        best_by: what chooses ``export/best``: a judge's name, ``val/cider``, ``val/reward`` or ``val/reward/TERM``;
-            null is ``val/cider`` or, with ``stop``, the first judge.
-        kl: log the KL divergence to the starting policy also where ``train.kl_coef`` is 0, which takes the memory of a
+        best_by: metric that chooses ``export/best``: a judge's name, ``val/cider``, ``val/reward`` or
+            ``val/reward/TERM``; null is ``val/cider`` or, with ``stop``, the first judge.
+        kl: log the KL divergence to the starting policy even if ``train.kl_coef`` is 0. This needs the memory of a
             second model.
     """
 

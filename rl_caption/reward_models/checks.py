@@ -260,7 +260,7 @@ def _ignored_keys(config: RewardModelConfig) -> Iterator[str]:
         section, name = key.split(".")
         value = getattr(getattr(config, section), name)
         if config.task not in tasks and value != getattr(getattr(default, section), name):
-            readers = f"only {' and '.join(tasks)}" if tasks else "no reward model does"
+            readers = f"only {', '.join(tasks)}" if tasks else "no reward model does"
             yield f"{key} is {value!r}, but the task {config.task} does not read it ({readers}): leave it out"
 
 

@@ -14,14 +14,14 @@ class VlmConfig:
 
     Args:
         name: hub name or folder of a decoder-only model whose processor has a chat template.
-        revision: of the hub; null is the newest.
-        dtype: of the weights; ``auto`` is float32 where all are trained, and that of ``train.mixed_precision`` under
-            LoRA. bfloat16 weights lose the small steps of a learning rate below 1e-5.
-        freeze: patterns of parameter names (``*visual*``) that are not trained and get no LoRA; null is the vision
-            tower, ``[]`` freezes nothing.
-        prompt: what the model is asked, where a row has no ``prompt`` of its own.
-        processor_kwargs: arguments of the processor, such as ``{max_pixels: 200704}`` of Qwen2-VL, which bounds the
-            tokens of an image.
+        revision: revision on the hub; null is the newest.
+        dtype: of the weights; ``auto`` is float32, or with LoRA that of ``train.mixed_precision``. In bfloat16 weights
+            the small updates of a learning rate below 1e-5 are rounded away.
+        freeze: patterns of the names of parameters (``*visual*``) that are not trained and get no LoRA; null is the
+            vision tower, ``[]`` freezes nothing.
+        prompt: the instruction, for rows without a ``prompt`` of their own.
+        processor_kwargs: options of the processor, such as ``{max_pixels: 200704}`` of Qwen2-VL, which limits the
+            tokens per image.
     """
 
     name: str = "Qwen/Qwen2-VL-2B-Instruct"
@@ -34,12 +34,12 @@ class VlmConfig:
 
 @dataclass
 class VlmLoraConfig:
-    """Low-rank adapters (LoRA), merged into the weights at the export.
+    """LoRA adapters, merged into the weights at the export.
 
     Args:
         r: rank.
-        alpha: the adapters are scaled by alpha / r.
-        target_modules: ends of the names of the linear layers that get one. The language-model head cannot.
+        alpha: the adapters' output is scaled by alpha / r.
+        target_modules: suffixes of the names of linear layers to adapt; not the language-model head.
     """
 
     r: Rank = 16
@@ -54,27 +54,27 @@ class VlmTrainConfig:
     """Optimisation.
 
     Args:
-        max_steps: optimizer steps; null takes ``epochs``.
+        max_steps: optimizer steps; null uses ``epochs``.
         epochs: passes over the training images, used where ``max_steps`` is null.
-        batch_size: images of one optimizer step, over all processes and accumulation steps, each with
+        batch_size: images per optimizer step, over all processes and accumulation steps, each with
             ``rollout.num_samples`` captions.
-        micro_batch_size: images of one forward pass of one process; null is ``batch_size`` / processes.
-        lr: peak learning rate of AdamW. 1e-5 suits LoRA; all weights want about 1e-6.
+        micro_batch_size: images per forward pass of one process; null is ``batch_size`` / processes.
+        lr: peak learning rate of AdamW: about 1e-5 with LoRA, 1e-6 without.
         schedule: ``constant``, or ``linear`` or ``cosine`` decay to 0, after the warm-up.
         warmup_steps: optimizer steps of linear warm-up.
-        weight_decay: decoupled.
+        weight_decay: decoupled weight decay.
         grad_clip_norm: largest gradient norm.
         kl_coef: weight of the KL divergence to the starting model (TRL's ``beta``): in the loss (GRPO) or subtracted
-            from the reward (RLOO); 0 needs no second model, and neither does LoRA.
-        mask_truncated: captions without EOS add nothing to the loss. Their rewards still count in the baseline.
-        mixed_precision: ``no``, ``bf16`` or ``fp16``, or ``auto``: bf16 where the device computes with it, else no.
-        gradient_checkpointing: compute activations twice to save memory.
-        num_processes: expected number of processes; null takes what the launcher says.
-        threads: CPU threads of a process; null takes your OMP_NUM_THREADS; where you set none, it divides the physical
-            cores that may be used among the processes of the machine.
+            from the reward (RLOO). Needs a second model, except with LoRA or 0.
+        mask_truncated: captions without EOS do not count in the loss. Their rewards still count in the baseline.
+        mixed_precision: ``no``, ``bf16``, ``fp16`` or ``auto`` (bf16 if the device supports it, else no).
+        gradient_checkpointing: recompute activations in the backward pass, to save memory.
+        num_processes: required number of processes; null accepts the number that the launcher started.
+        threads: CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides the physical cores
+            among the processes of the machine.
         seed: of adapters, data order and samples.
-        kwargs: further arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``, such as ``{loss_type: dr_grpo}``; not those
-            that other keys set.
+        kwargs: further options of TRL's ``GRPOConfig`` or ``RLOOConfig``, such as ``{loss_type: dr_grpo}``, except
+            those that other keys set.
     """
 
     max_steps: Steps | None = None
@@ -101,14 +101,14 @@ class VlmEvalConfig:
     """The evaluation after the last step, as by ``evaluate``.
 
     Args:
-        split: its name; null evaluates nothing.
-        max_images: the first so many images of the split; null takes all.
-        before: evaluate the starting model as well, before training.
-        batch_size: images decoded at a time, in each process.
-        num_beams: 1 is greedy.
-        metrics: which scores.
+        split: name of the split; null evaluates nothing.
+        max_images: use only the first images of the split, at most this number; null uses all.
+        before: also evaluate the starting model, before training.
+        batch_size: images per forward pass of one process.
+        num_beams: beam width; 1 is greedy.
+        metrics: as in ``evaluate``.
         tokenizer: as in ``evaluate``; ``auto`` follows ``data.tokenizer``.
-        judges: heading to a reward whose mean is one more metric.
+        judges: rewards whose means are further metrics, by their column headings.
     """
 
     split: str | None = "test"
@@ -127,11 +127,11 @@ class VlmRunConfig:
 
     Args:
         dir: the run's folder.
-        resume: ``auto`` goes on from the newest complete checkpoint of an equal configuration, or starts; ``true``
-            goes on and accepts a changed configuration; ``false`` starts, and refuses a folder that holds a run; or
-            the path of a checkpoint.
+        resume: ``auto`` continues from the newest complete checkpoint if the configuration is the same, or starts a new
+            run; ``true`` continues with a changed configuration, too; ``false`` starts a new run, and refuses a folder
+            that holds one; or the path of a checkpoint to continue from.
         save_every: optimizer steps between two checkpoints; one more follows the last step.
-        keep_checkpoints: newest ones kept.
+        keep_checkpoints: number of checkpoints to keep, the newest.
         log_every: optimizer steps between two log lines.
         trackers: ``tensorboard``, ``wandb``, ... through Transformers, in addition to ``metrics.jsonl``.
     """
@@ -146,17 +146,17 @@ class VlmRunConfig:
 
 @dataclass
 class GrpoVlmConfig(TrustConfig):
-    """``grpo_vlm``: a decoder-only vision-language model by TRL's trainers.
+    """``grpo_vlm``: fine-tune a decoder-only vision-language model with TRL's trainers.
 
     Args:
         trainer: ``grpo`` or ``rloo``.
-        model: what is fine-tuned.
-        lora: adapters; null trains all weights that are not frozen.
+        model: the model to fine-tune.
+        lora: LoRA adapters; null trains all weights that are not frozen.
         data: images and captions; ``cache_mb`` is not used.
         rollout: sampling.
-        reward: what samples are scored by.
+        reward: the reward of sampled captions.
         train: optimisation.
-        eval: of the trained model.
+        eval: evaluation of the trained model.
         run: folder, resume, logs.
     """
 

@@ -12,11 +12,12 @@ class ScenesConfig:
     """Captions of generated scenes.
 
     Args:
-        data: with ``format: scenes`` or ``moving_scenes``.
-        split: of ``data``.
-        captioner: folder of a saved captioner whose captions are judged, too; null judges references and negatives.
-        temperatures: of its samples, one of each image at each temperature.
-        max_images: the first so many scenes; null takes all.
+        data: data with ``format: scenes`` or ``moving_scenes``.
+        split: split of ``data``.
+        captioner: folder of a saved captioner whose captions are also judged; null judges only references and hard
+            negatives.
+        temperatures: sampling temperatures of the captioner, with one sample per image at each.
+        max_images: use only the first scenes, at most this number; null uses all.
     """
 
     data: DataConfig = field(default_factory=lambda: DataConfig(format="scenes"))
@@ -31,16 +32,17 @@ class JudgeSetConfig(TrustConfig):
     """``judge``: how well metrics agree with human judgements of captions (docs/judging.md).
 
     Args:
-        set: name of the set of judgements, or ``scenes``: the truth of the generated world.
-        data: folder of the set's files; for ``scenes`` nothing.
+        set: name of the set of judgements, or ``scenes``, which compares with the facts of generated scenes.
+        data: folder of the set's files; not for ``scenes``.
         images: folder of the set's images; null looks for it in ``data``.
-        metrics: names with commas: cider, bleu (1 to 4), bleu1, rouge, meteor, spice, or any reward; or a list.
-        judges: heading to a reward with arguments, as in ``evaluate``: CLIPScore with its backbone, say.
+        metrics: a list, or names separated by commas: cider, bleu (1 to 4), bleu1, rouge, meteor, spice, or any reward.
+        judges: further metrics, by their headings: rewards with options, as in ``evaluate``, such as CLIPScore with its
+            backbone.
         set_kwargs: further options of the set, such as ``{aspect: throughness}`` of composite.
-        partial: accept other numbers of judgements than the published ones.
-        bootstrap: resamples of images for the 95 % intervals; 0 computes none.
-        seed: of resamples and, for ``scenes``, of captions.
-        scenes: what is judged where ``set`` is ``scenes``.
+        partial: accept a set whose number of judgements differs from the published one.
+        bootstrap: number of bootstrap resamples of images for the 95 % intervals; 0 computes none.
+        seed: of the bootstrap and, for ``scenes``, of captions.
+        scenes: the captions to judge if ``set`` is ``scenes``.
         out: folder for ``agreement.md``, ``agreement.csv`` and ``agreement.json``.
     """
 

@@ -96,7 +96,7 @@ class RewardsAlone:
     ("name", "kwargs", "part"),
     [
         ("gredy", {}, "train.advantage is 'gredy' (did you mean greedy?)"),
-        (NAME, {"rewards": 1}, "train.advantage_kwargs.rewards is no option"),
+        (NAME, {"rewards": 1}, "train.advantage_kwargs.rewards is"),
         ("tests.core.extensions.test_advantage:Halfway", {}, "train.advantage_kwargs.share is not set"),
         ("tests.core.extensions.test_advantage:rewards_alone", {}, "train.advantage is"),
         ("tests.core.extensions.test_advantage:RewardsAlone", {}, "train.advantage is"),

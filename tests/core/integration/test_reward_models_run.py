@@ -179,7 +179,7 @@ def test_a_teacher_that_is_gone_is_named_with_what_to_do(trained: Path, tmp_path
 def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path) -> None:
     configs = written(tmp_path)
     for name, changes, message in (
-        ("text", {"loss.max_scale": 7.0}, "text, which comes first: loss.max_scale is 7.0, but distill_text"),
+        ("text", {"loss.max_scale": 7.0}, "text, which comes first: loss.max_scale is 7.0"),
         ("image", {"train.lr": -1.0}, "image.yaml: train.lr is -1.0"),
         ("dual", {"model.image_init": str(tmp_path / "elsewhere")}, "model.image_init is"),
     ):

@@ -335,7 +335,7 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"judges": {}, "references": "references.json", "retrieval": STUDENT}, EvaluationError, "^retrieval looks at im"),
     (MODEL | {"retrieval": RetrievalConfig(pretrained="openai")}, ValueError, "retrieval.backbone, which is not set"),
-    ({"chair": OBJECTS | {"measure": "recall"}}, ConfigError, "^chair.measure is of the reward"),
+    ({"chair": OBJECTS | {"measure": "recall"}}, ConfigError, "^chair.measure is"),
     ({"chair": OBJECTS | {"objects": "few.json"}, "judges": {}}, RewardError, "objects has no image 'image-0' "),
     (
         {"chair": OBJECTS | {"detector": SCENES}, "judges": {}, "references": "references.json"},

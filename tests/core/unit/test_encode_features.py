@@ -199,7 +199,7 @@ def test_damaged_features_are_made_again_and_those_of_older_versions_kept(
         np.testing.assert_array_equal(stored_grid(out, "11"), right)
         with h5py.File(out) as file:
             assert sorted(file) == [f"{10 + number}_grids" for number in range(COUNT)]
-    assert "1 images are kept without comparison, such as '12'" in caplog.text
+    assert "kept unchecked: 1, such as '12'" in caplog.text
     assert stored_grid(out, "12").shape == (2, 2, 3)
 
 

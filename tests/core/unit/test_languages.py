@@ -138,7 +138,7 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
         build_reward(RewardConfig(english), list(GERMAN.values()), tokenizer="unicode")
     config = EvaluateConfig(model="m", data=DataConfig(tokenizer="char", path="d"))
     config.decode.remove_bad_endings = True
-    with pytest.raises(ConfigError, match=r"remove_bad_endings knows English, and data.tokenizer is 'char'"):
+    with pytest.raises(ConfigError, match=r"remove_bad_endings .* data.tokenizer is 'char'"):
         check(config)
 
 

@@ -170,7 +170,7 @@ def test_what_is_wrong_is_said_before_it_listens(server, models, tmp_path, capsy
         ([], "models is empty"),
         ([*one, models[0]], "models is"),
         (["--port=0", "--models", str(tmp_path / "regions")], "region features"),
-        ([*one, "--judges.cider.target", "null"], "judges.cider has no document frequencies"),
+        ([*one, "--judges.cider.target", "null"], "judges.cider needs document frequencies"),
         ([*one, "--judges.x.target", "consensus"], "judges.x needs image_id"),
         ([*one, "--decode.num_samples", "3"], "decode gives 3 captions an image"),
         (["--models", models[0], "--port", str(server.server_port)], "port 0 takes a free one"),

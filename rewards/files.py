@@ -114,7 +114,7 @@ def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} is there twice")
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} occurs twice")
     return values
 
 

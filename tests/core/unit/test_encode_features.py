@@ -161,7 +161,7 @@ def test_features_are_of_the_images_that_are_there_now(tmp_path: Path, name: str
     noise_image(99).save(photos / "1.png")
     os.utime(photos / "1.png", ns=(status.st_atime_ns, status.st_mtime_ns))
     assert encode_features(OWN, photos, out) == (1, 2)
-    assert "1 images were replaced, such as '1'" in caplog.text
+    assert "replaced: 1, such as '1'" in caplog.text
     changed = [not np.array_equal(stored_grid(out, str(number)), before[number]) for number in range(3)]
     assert changed == [False, True, False]
     assert encode_features(OWN, photos, out) == (0, 3)

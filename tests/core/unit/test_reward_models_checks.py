@@ -122,7 +122,7 @@ def test_mistakes_are_found_before_the_data(config, message, monkeypatch):
     ("task", "key", "value", "message"),
     [
         ("distill_text", "loss.max_scale", 50.0, "loss.max_scale is 50.0"),
-        ("distill_text", "data.augment", ["crop"], "positive_augmented and specificity and distill_image"),
+        ("distill_text", "data.augment", ["crop"], "data.augment is"),
         ("distill_image", "model.text_init", "x", "model.text_init is 'x'"),
         ("distill_dual", "model.context_length", 248, "model.context_length is 248"),
         ("distill_text", "data.features_root", "x", "data.features_root is 'x'"),

@@ -31,6 +31,7 @@ from rl_caption.data.base import Row, Splits
 from rl_caption.data.scenes import ScenesData, hard_negatives
 from rl_caption.data.scenes.oracle import claims
 from rl_caption.data.scenes.world import Scene
+from rl_caption.options import add_trust
 from rl_caption.scst.objectives import token_logprobs
 
 _RELATION = re.compile(r"\b(left|right|above|over|below|beneath|under)\b")
@@ -175,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dual", nargs="*", default=[], help="folders of dual encoders")
     parser.add_argument("--scenes", type=int, default=1000, help="scenes of the validation split")
     parser.add_argument("--evaluations", nargs="*", default=[], help="folders of evaluations, of scenes of val or test")
+    add_trust(parser)
     args = parser.parse_args(argv)
     if args.evaluations:
         data = ScenesData(0, 4 * args.scenes + 20, args.scenes, 0)

@@ -50,7 +50,7 @@ pytestmark = pytest.mark.slow
 
 SMALL = {
     **dict.fromkeys(("num_val", "num_test", "num_unseen"), 6),
-    **{"num_train": 12, "max_steps": 1, "batch_size": 6, "warmup_steps": 0, "every": 1, "pca_rank": 4},
+    **{"num_train": 12, "max_steps": 1, "batch_size": 4, "warmup_steps": 0, "every": 1, "pca_rank": 3},
     **dict.fromkeys(("encoder_layers", "decoder_layers", "image_blocks", "image_repeats", "text_repeats"), 1),
     **dict.fromkeys(("d_model", "ffn_dim", "n_embd", "width", "image_width", "text_width", "embed_dim"), 32),
     **{"min_count": 1, "threads": 1, "mixed_precision": "no", "bootstrap": 10, "seeds": [0]},

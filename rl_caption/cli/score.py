@@ -79,10 +79,7 @@ def score_files(
             columns["image"] = [known.images[image_id] for image_id in texts]
     if images is not None:
         columns["image"] = find_images(images, written)
-    wanted = {"references": "a file of references: give --references", "image": "a folder of images: give --images"}
-    for column in sorted(scorer.columns - columns.keys()):
-        unknown = f"the column {column!r}, which files of captions lack"
-        raise DataError(f"reward {reward!r} needs {wanted.get(column, unknown)}")
+    _check_columns(reward, scorer, columns)
     known_references = dict(zip(texts, columns.get("references", ()), strict=False))
     warn_of_forms(texts, known_references, getattr(scorer, "tokenizer", TOKENIZER))
     values = score_captions(scorer, reward, None, list(texts.values()), columns)
@@ -96,6 +93,13 @@ def score_files(
     if out is not None:
         write_json(out, result)
     return result
+
+
+def _check_columns(name: str, reward: Reward, columns: Mapping[str, Any]) -> None:
+    sources = {"references": "a file of references: give --references", "image": "a folder of images: give --images"}
+    for column in sorted(reward.columns - columns.keys()):
+        unknown = f"the column {column!r}, which files of captions lack"
+        raise DataError(f"reward {name!r} needs {sources.get(column, unknown)}")
 
 
 def _build(reward: str, kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> Reward:

@@ -55,12 +55,10 @@ def score_files(
         tokenizer: of n-gram rewards, one of ``rewards.text.tokenize.TOKENIZERS``; None is ``ptb``.
 
     Returns:
-        ``{"reward", "signature", "mean", "scores": {image_id: value}}``, in the reward's own scale: CIDEr-D is in
-        [0, 10], where papers print it times 100.
+        ``{"reward", "signature", "mean", "scores": {image_id: value}}``, on the reward's own scale (CIDEr-D: 0 to 10).
 
     Raises:
-        DataError: a file is not what it should be, a captioned image has no references or no file, or the reward does
-            not take the arguments.
+        DataError: a wrong file or argument, or a captioned image without references or file.
         EvaluationError: ``out`` cannot be written; found before anything is scored.
         RewardError: the reward failed.
     """
@@ -80,13 +78,12 @@ def score_files(
     if images is not None:
         columns["image"] = find_images(images, written)
     _check_columns(reward, scorer, columns)
-    known_references = dict(zip(texts, columns.get("references", ()), strict=False))
-    warn_of_forms(texts, known_references, getattr(scorer, "tokenizer", TOKENIZER))
+    references_of = dict(zip(texts, columns.get("references", ()), strict=False))
+    warn_of_forms(texts, references_of, getattr(scorer, "tokenizer", TOKENIZER))
     values = score_captions(scorer, reward, None, list(texts.values()), columns)
-    every_text = [*texts.values(), *chain(*columns.get("references", ()))]
     result = {
         "reward": scorer.__name__,
-        "signature": scorer.signature + untested_texts(scorer, every_text),
+        "signature": scorer.signature + untested_texts(scorer, [*texts.values(), *chain(*references_of.values())]),
         "mean": math.fsum(values) / len(values),
         "scores": dict(zip(texts, values, strict=True)),
     }

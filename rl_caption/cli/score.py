@@ -66,8 +66,7 @@ def score_files(
         check_writable_file(out)
     scorer = _build(reward, kwargs or {}, {"df": df, "eos": eos, "tokenizer": tokenizer})
     texts = read_captions(captions, allow_empty=True)
-    written = list(texts)
-    columns: dict[str, Any] = {"image_id": written}
+    columns: dict[str, Any] = {"image_id": (written := list(texts))}
     if references is not None:
         known = read_references(references, split, by=texts.by)
         texts = with_ids_of(texts, known, known.images, captions)

@@ -46,8 +46,7 @@ def convert_tsv(
         DataError: a line has another layout or its arrays do not fit (the message names file, line and image), ``out``
             has features of another size or other ones of the same image, or the disk has too little space.
     """
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder := Path(out)).mkdir(parents=True, exist_ok=True)
     names = (name for name in os.listdir(folder) if name.endswith(".npz") and not name.startswith("."))
     old, done = {name.removesuffix(".npz") for name in names}, set[str]()
     dim = _stored_dim(folder, old, dim)
@@ -80,8 +79,7 @@ def convert_tsv(
                     np.savez(file, **arrays)
                 written += 1
             done.add(image_id)
-    lost = [error for image_id, error in bad.items() if image_id not in done]
-    if lost:
+    if lost := [error for image_id, error in bad.items() if image_id not in done]:
         raise DataError(f"{len(lost)} images have no usable line; first: {lost[0]}")
     return written, kept
 

@@ -192,7 +192,7 @@ def test_the_tower_of_a_stage_names_no_class(whole: Path, received: Path) -> Non
 def programs(model: str, dual: str, photo: str) -> dict[str, list[str]]:
     """Every program that loads a captioner or an encoder, on a received one."""
     data = ["--data.format", "scenes", "--data.kwargs", json.dumps(SCENES)]
-    run = ["--run.dir", "run", "--train.max_steps", "1"]
+    run = ["--run.dir", "run", "--train.max_steps", "1", "--train.batch_size", "2"]
     clip = json.dumps({"backbone": dual})
     rerank = ["--rerank", "clipscore", "--rerank_kwargs", clip]
     judge = ["--judges.CLIP.target", "clipscore", "--judges.CLIP.kwargs", clip]

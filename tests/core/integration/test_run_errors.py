@@ -123,6 +123,7 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
     file = tmp_path / "run.yaml"
     ended = run(xe_config(tmp_path / "run", **{"train.learning_rate": 0.1}), tmp_path / "run")
     assert_one_message(ended, "train.learning_rate", code=2)
+    file.write_text(yaml.safe_dump(xe_config(tmp_path / "run")))
     for words, part in (
         (["--train.lr", "1.0", "--config", str(file)], "--config must come first"),
         (["--config", str(file), "--config", str(file)], "--config is given twice"),
@@ -226,7 +227,8 @@ def dataset(folder: Path, **broken: Any) -> dict[str, Any]:
     rows[2] |= broken
     file = folder / "captions.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"data.format": "jsonl", "data.path": str(file), "data.kwargs": {}, "train.batch_size": 4}
+    size = {"train.batch_size": 2, "train.micro_batch_size": 2}
+    return {"data.format": "jsonl", "data.path": str(file), "data.kwargs": {}, **size}
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_every_metric_has_a_column_and_is_documented() -> None:
     ranks = {f"retrieval/{who}{name}" for who in ("", "references/") for name in ("R@1", "R@5", "R@10", "median_rank")}
     keys = {*evaluation.metrics, "METEOR", "SPICE", *CHAIR_KEYS} | ranks
     assert keys == set(COLUMNS)
-    page = (GOLDEN.parent.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    page = (GOLDEN.parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
     table = page.split("## Keys")[1].split("\n## ")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
     documented = set(re.findall(r"`([A-Za-z/_0-9@-]+)`", " ".join(cells)))

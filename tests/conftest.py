@@ -2,7 +2,9 @@
 
 import os
 import sys
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -19,6 +21,14 @@ def trust_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test trusts, and the folders that it lets modules be found in, the next test does not."""
     monkeypatch.setattr("rewards.trust._trusted", set())
     monkeypatch.setattr("sys.path", [*sys.path])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    """Escape what xdist cannot send: names of files that are not UTF-8, in what a test printed or logged."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -105,7 +105,8 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 def test_recipes(run: Run) -> None:
-    assert [line.split()[0] for line in run("rl-caption", "configs", "list").splitlines()] == list(shipped_configs())
+    listed = re.findall(r"^  (\S+)", run("rl-caption", "configs", "list"), re.MULTILINE)
+    assert sorted(listed) == sorted(shipped_configs())
     assert run("rl-caption", "configs", "show", "demo") == (REPOSITORY / "configs" / "demo.yaml").read_text()
     code = (
         "from rl_caption.cli.configuration import parse\n"

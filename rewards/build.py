@@ -4,7 +4,7 @@ What trains, watches, evaluates, judges or filters captions builds its rewards h
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,11 @@ from rewards.registry import REWARDS, build, load, parameters, registered
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
 
-COUNTING = ("cider", "diversity")
-"""Rewards that weigh n-grams by the document frequencies of a data set."""
-
 
 class RewardBuilder:
     """Builds the rewards of one data set.
 
-    CIDEr-D and diversity get its document frequencies and ``eos``; every reward of this package that splits captions
+    CIDEr-D gets its document frequencies and ``eos``; every reward of this package that splits captions
     gets its tokenizer; those whose arguments ask for the same network and cache share one encoder. Arguments that a
     reward is given itself win over all of these. A ``length_router``'s two rewards are built likewise.
 
@@ -33,6 +30,7 @@ class RewardBuilder:
         tokenizer: of its captions, one of ``rewards.text.tokenize.TOKENIZERS``.
         eos: whether EOS is a token of captions, references and documents.
         df: document frequencies, or a file of them; None counts them from ``references``.
+        counting: names of the rewards that get ``eos`` and document frequencies.
     """
 
     def __init__(
@@ -41,7 +39,9 @@ class RewardBuilder:
         tokenizer: str = TOKENIZER,
         eos: bool = False,
         df: DocumentFrequencies | str | Path | None = None,
+        counting: Collection[str] = ("cider",),
     ) -> None:
+        self.counting = counting
         self.references, self.tokenizer, self.eos, self.df = references, tokenizer, eos, df
         self.counted: dict[tuple[bool, str], DocumentFrequencies] = {}
         """(EOS is a token, tokenizer) -> document frequencies of ``references``, of those that were asked for."""
@@ -85,7 +85,7 @@ class RewardBuilder:
                 arguments[key] = self._complete(registered(arguments[key].get("name", "")), arguments[key])
         if name in REWARDS and "tokenizer" in parameters(name):
             arguments.setdefault("tokenizer", self.tokenizer)
-        if name in COUNTING:
+        if name in self.counting:
             arguments.setdefault("eos", self.eos)
             if self.df is not None:
                 arguments.setdefault("df", self.df)

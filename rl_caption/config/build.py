@@ -174,7 +174,7 @@ def build_reward(
     """
     if not config.terms:
         raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
-    builder = RewardBuilder(references, tokenizer, config.eos, config.df or None)
+    builder = RewardBuilder(references, tokenizer, config.eos, config.df or None, ("cider", "diversity"))
     terms: dict[str, tuple[Any, float]] = {}
     for name, term in config.terms.items():
         shared = {id(encoder) for encoder in builder.encoders.values()}

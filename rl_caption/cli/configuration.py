@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, is_dataclass
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -23,15 +22,10 @@ from rl_caption.cli.programs import program_of
 from rl_caption.config.overrides import value_at
 from rl_caption.config.shipped import find_config
 from rl_caption.errors import ConfigError, config_errors
-from rl_caption.options import check_type, class_names, is_text, option_keys, shown, unknown_keys, wrong_values
+from rl_caption.options import check_type, class_names, option_keys, shown, unknown_keys, wrong_values
 
 MOST_BYTES = 2**20
-DEEPEST = 32
-"""Most levels of nested lists and mappings; deeper ones exhaust the stack of their readers."""
-MOST_VALUES = 10**5
-"""Most values of a file with its aliases expanded: a few lines of aliases of aliases stand for billions."""
-MOST_DIGITS = 18
-"""Most digits of a whole number: what 64 bits hold."""
+"""Largest configuration file: a larger one is data, which the parser would read for hours."""
 SYNONYMS = {
     "learning_rate": "train.lr",
     "max_grad_norm": "train.grad_clip_norm",
@@ -85,7 +79,6 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     """
     from argparse import ArgumentError
 
-    refuse_odd_words(arguments)
     file, words = _file_of(arguments), _switched_on(with_lists(arguments, "--trust"), "--report")
     parser: Any = _parser(kind)  # type: ignore[arg-type]  # a class is hashable
     parser.prog = program
@@ -244,21 +237,6 @@ def _values_of(arguments: Sequence[str]) -> dict[str, Any]:
 # --- words of the command line, before the parser gets them -----------------------------------------------------------
 
 
-def refuse_odd_words(arguments: Sequence[str]) -> None:
-    """Refuse words that no option can mean and on which parsers fail.
-
-    Raises:
-        UsageError: control characters, no UTF-8, a number of hundreds of digits, or too many brackets.
-    """
-    for word in arguments:
-        if not is_text(word):
-            raise UsageError(f"{word!r:.300} has control characters, or is not UTF-8")
-        if re.search(r"\d{300}", word):
-            raise UsageError(f"{shown(word)} has a number of 300 digits or more")
-        if max(accumulate((char in "[{") - (char in "]}") for char in word), default=0) > DEEPEST:
-            raise UsageError(f"{shown(word)} has more than {DEEPEST} levels of brackets")
-
-
 def with_lists(arguments: Sequence[str], option: str) -> list[str]:
     """``--compare A B`` is ``--compare=["A", "B"]``: all words up to the next option."""
     words = list(arguments)
@@ -391,37 +369,23 @@ def load(text: str) -> Any:
     """Read YAML made of plain values: mappings with text as keys, lists, text, numbers, true, false, null.
 
     Raises:
-        ConfigFileError: it is not YAML, has other values, a key twice, too many levels, or aliases that stand for too
-            many values.
+        ConfigFileError: it is not YAML, has other values, or a key twice.
     """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
-        _count_values(node, "", {}, 1)
+        _check_node(node, "")
         return loader.construct_document(node)
-    except RecursionError as error:
-        raise ConfigFileError(f"more than {DEEPEST} levels of lists and mappings") from error
     except ConfigFileError:
         raise
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigFileError(f"it is not YAML: {error}") from error
 
 
-def _count_values(node: Any, key: str, known: dict[Any, int], depth: int) -> int:
-    """Check a YAML node, which ``key`` names, and count the values that it stands for; each node is checked once.
-
-    ``known`` maps nodes to their counts (0 while a node is being counted), ``depth`` is the level of the node.
-    """
-    if node in known:
-        if not known[node]:
-            raise ConfigFileError(f"{_line(node)}: {key} contains itself")
-        return known[node]
-    known[node] = 0  # until it is counted
-    count = 1
-    if depth > DEEPEST and not isinstance(node, yaml.ScalarNode):
-        raise ConfigFileError(f"{_line(node)}: more than {DEEPEST} levels of lists and mappings")
+def _check_node(node: Any, key: str) -> None:
+    """Check that a YAML node, which ``key`` names, has plain values only, and each of its keys once."""
     if node.tag.rpartition(":")[2] not in ("str", "int", "float", "bool", "null", "map", "seq"):
         raise ConfigFileError(f"{_line(node)}: the tag {node.tag}: expected plain values without tags")
     if isinstance(node, yaml.MappingNode):
@@ -433,16 +397,10 @@ def _count_values(node: Any, key: str, known: dict[Any, int], depth: int) -> int
             if name.value in names:
                 raise ConfigFileError(f"{_line(name)}: {dotted} is set twice: leave one out")
             names.add(name.value)
-            count += _count_values(value, dotted, known, depth + 1)
+            _check_node(value, dotted)
     elif isinstance(node, yaml.SequenceNode):
-        items = enumerate(node.value)
-        count += sum(_count_values(value, f"{key}[{index}]", known, depth + 1) for index, value in items)
-    elif node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
-        raise ConfigFileError(f"{_line(node)}: {key} is a number of {len(node.value)} digits: expected a smaller one")
-    if count > MOST_VALUES:
-        raise ConfigFileError(f"{_line(node)}: {key} stands for more than {MOST_VALUES} values, by its aliases")
-    known[node] = count
-    return count
+        for index, item in enumerate(node.value):
+            _check_node(item, f"{key}[{index}]")
 
 
 def _line(where: Any) -> str:

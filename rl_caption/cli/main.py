@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 
 from rl_caption import __version__
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.cli.configuration import UsageError, parse, refuse_odd_words, with_lists
+from rl_caption.cli.configuration import UsageError, parse, with_lists
 from rl_caption.cli.programs import PROGRAMS, installed_programs
 from rl_caption.config.overrides import Chain
 from rl_caption.config.reward_models import RewardModelConfig
@@ -199,7 +199,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
         if name not in DESCRIBING:
             check_environment(tf32=os.environ.get("NVIDIA_TF32_OVERRIDE") == "1")  # a training knows what it wants
         if program.config is None:
-            refuse_odd_words(arguments)
             return int(resolve_name(program.function)(list(arguments)) or 0)
         die_with_launcher()
         code = _run_configured(name, arguments)

@@ -129,21 +129,12 @@ def test_odd_values_are_refused_by_name_or_taken_as_they_are(kind: type[Any], tm
         assert key[-1] in message if config is None else holds(config, key, value), (key, value, message)
 
 
-DEEP = 100_000
-LAUGHS = "\n".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}' if i else 'ha'] * 9)}]" for i in range(9))
-
-
 @pytest.mark.parametrize(
     ("content", "part"),
     [
         ("", "empty"),
         ("train: [", "YAML"),
         ("a: 1\n---\nb: 2", "document"),
-        ("[" * DEEP, "levels"),
-        ("data: {kwargs: {a: " + "[" * 33 + "]" * 33 + "}}", "levels"),
-        ("train: {batch_size: " + "9" * 5000 + "}", "train.batch_size"),
-        (LAUGHS, "aliases"),
-        ("data: {kwargs: &a {b: *a}}", "data.kwargs.b"),
         ("data: {kwargs: {a: *nowhere}}", "nowhere"),
         ("train:\n  lr: 1.0e-4\n  seed: 1\n  lr: 2.0e-4", "line 4: train.lr"),
         ("run: {dir: a\0b}", "YAML"),
@@ -162,7 +153,7 @@ def test_files_that_are_no_configuration_are_refused(content, part, tmp_path, ca
     assert part in message
 
 
-@pytest.mark.parametrize("name", ["nowhere.yaml", ".", "a\0b.yaml", "n" * 300])
+@pytest.mark.parametrize("name", ["nowhere.yaml", ".", "a\0b.yaml"])
 def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path, capsys: Any) -> None:
     config, message = outcome(XeConfig, ["--config", str(tmp_path / name)], capsys)
     assert config is None
@@ -173,9 +164,8 @@ def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path, capsys: 
     "word",
     [
         *(f"--train.{word}" for word in ("lr=nan", "lr=", "seed=1.5", "seed=true", "batch_size=null")),
-        *(f"--train.{word}" for word in ("batch_size=" + "9" * 5000, "betas=" + "[" * DEEP)),
         *("--train=null", "--train=[1]", "--train", "--train.lr", "--run.dir=a\0b"),
-        *("--data.kwargs=" + "{" * 500, "--data.kwargs=[1]", "--data.kwargs.a", "--data.kwargs=null"),
+        *("--data.kwargs=[1]", "--data.kwargs.a", "--data.kwargs=null"),
     ],
     ids=lambda word: repr(word)[:30],
 )

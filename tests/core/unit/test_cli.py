@@ -164,14 +164,6 @@ def test_programs_are_listed(capsys: Any) -> None:
     assert capsys.readouterr().out.split()[-1] == __version__
 
 
-@pytest.mark.parametrize(("name", "word"), [("score", "a\0b"), ("doctor", "9" * 400), ("scst", "a\udc80b")])
-def test_words_that_no_option_can_mean_are_refused_by_every_program(name: str, word: str, capsys: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([name, "--config", word])
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.count("error:") == 1
-
-
 CHAIN = {
     "teacher": "task: contrastive\ndata: {path: old, image_root: images}\nrun: {dir: D/teacher}",
     "other": "task: contrastive\ndata: {path: another, image_root: images}\nrun: {dir: D/other}",

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,26 +66,16 @@ AS_REWARD = """\
 from rewards.registry import build  # the package rl-caption
 
 reward = build({reward}, backbone="FOLDER")  # {fetch}"""
-CITATIONS = {
-    "bertscore": "Zhang et al., BERTScore: evaluating text generation with BERT, ICLR 2020 (arXiv 1904.09675)",
-    "bleu": "Papineni et al., BLEU: a method for automatic evaluation of machine translation, ACL 2002",
-    "cider": "Vedantam et al., CIDEr: consensus-based image description evaluation, CVPR 2015 (arXiv 1411.5726)",
-    "clipscore": "Hessel et al., CLIPScore: a reference-free evaluation metric for image captioning, EMNLP 2021 "
-    "(arXiv 2104.08718)",
-    "diversity": "Wang and Chan, Describing like humans: on diversity in image captioning, CVPR 2019",
-    "l_clipscore": "Li et al., L-CLIPScore: a lightweight embedding-based captioning metric for evaluating and "
-    "training, 2025 (arXiv 2507.08710)",
-    "pac_s": "Sarto et al., Positive-augmented contrastive learning for image and video captioning evaluation, CVPR "
-    "2023 (arXiv 2303.12112); for vision-and-language evaluation and training, IJCV 2025 (arXiv 2410.07336)",
-    "retrieval": "Luo et al., Discriminability objective for training descriptive captions, CVPR 2018; Liu et al., "
-    "Show, tell and discriminate, ECCV 2018; Dessì et al., Cross-domain image captioning with discriminative "
-    "finetuning, CVPR 2023",
-    "rouge_l": "Lin, ROUGE: a package for automatic evaluation of summaries, 2004",
-    "specs": "Chen et al., SPECS: specificity-enhanced CLIP-Score for long image caption evaluation, EMNLP 2025 "
-    "(arXiv 2509.03897)",
+PAPERS: dict[str, dict[str, Any]] = yaml.safe_load(
+    resources.files("rl_caption.lab").joinpath("papers.yaml").read_text(encoding="utf-8")
+)
+"""Short name -> ``authors``, ``title``, ``year`` and, where there are such, ``venue`` and ``arxiv``."""
+PAPERS_OF = {
+    "pac_s": ("pac_s", "pac_s_plus"),
+    "pac_s_video": ("pac_s", "emscore"),
+    "retrieval": ("retrieval_margin", "retrieval_show_tell", "retrieval_log_softmax"),
 }
-"""Reward -> its paper; ``ref_NAME`` has that of NAME."""
-SCST = "Rennie et al., Self-critical sequence training for image captioning, CVPR 2017 (arXiv 1612.00563)"
+"""Reward -> names of its papers, where that is not the reward's own; ``ref_NAME`` has those of NAME."""
 NO_PAPER = ("repetition", "perplexity", "length_router")
 """Rewards of this package without a paper of their own."""
 
@@ -520,22 +511,33 @@ def _loading(export: Export, repo_id: str | None) -> str:
     return text
 
 
+def cite(*names: str) -> str:
+    """Authors, title, venue, year and number on arXiv of some of ``PAPERS``, in one line."""
+    lines = []
+    for paper in (PAPERS[name] for name in names):
+        authors = " and ".join(paper["authors"].rsplit(", ", 1))
+        where = " ".join(str(paper[key]) for key in ("venue", "year") if key in paper)
+        number = f" (arXiv {paper['arxiv']})" if "arxiv" in paper else ""
+        lines.append(f"{authors}, {paper['title']}, {where}{number}")
+    return "; ".join(lines)
+
+
 def _citations(export: Export, run: RunFolder | None) -> str:
     """The papers of the method and of the reward's terms."""
     names = {target: name for name, target in REWARDS.items()}
     terms = {} if run is None else run.terms
     papers, unknown = [], []
     if run is not None and terms and "trainer" not in run.config:
-        papers.append(SCST)
+        papers.append(cite("scst"))
     for name, term in terms.items():
         target = str(term.get("target") or name)
         kind = names.get(target, target).removeprefix("ref_")
-        if kind in CITATIONS:
-            papers.append(f"{name}: {CITATIONS[kind]}")
+        if kind in names.values() and kind not in NO_PAPER:
+            papers.append(f"{name}: {cite(*PAPERS_OF.get(kind, (kind,)))}")
         elif kind not in NO_PAPER:
             unknown.append(f"{name}: `{kind}`, a reward from outside the package, whose authors say what to cite")
     if "L-CLIP" in export.what:
-        papers.append(CITATIONS["l_clipscore"])
+        papers.append(cite("l_clipscore"))
     return "\n".join(f"- {line}" for line in [*dict.fromkeys(papers), *unknown])
 
 

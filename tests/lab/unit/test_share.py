@@ -83,7 +83,7 @@ def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -
         "| CIDEr-D (x100) | 125 | 175 |",
         "Decoding: greedy, at most 24 tokens.",
         f"at 1 of 3 validations: steps 20. The reward had risen and the captions had got worse.\n- step 20: {EVIDENCE}",
-        "- cider: Vedantam et al.",
+        "- cider: Vedantam, Zitnick and Parikh",
         "- ref_clipscore: Hessel et al.",
         "Rennie et al.",
     ):

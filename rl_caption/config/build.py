@@ -18,8 +18,9 @@ from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.captioners.loading import load_captioner, new_captioner
 from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, ScstConfig
 from rl_caption.data.base import DataError, DataModule, Row
-from rl_caption.data.checks import check_data
+from rl_caption.data.checks import MISSING, check_data
 from rl_caption.data.formats import build_data as build_data
+from rl_caption.data.formats import where_from
 from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError as ConfigError
 from rl_caption.errors import config_errors
@@ -48,15 +49,20 @@ def checked_splits(
     ``cache`` is a file that remembers which images are good; ``needs`` is what every row must have (``check_data``).
     """
     with accelerator.main_process_first():  # the others then find the verdicts in the cache
-        report = check_data(
-            data,
-            splits,
-            on_bad=config.on_bad,
-            check_pixels=config.check_images,
-            check_images=config.features_root is None,
-            cache=cache,
-            needs=needs,
-        )
+        try:
+            report = check_data(
+                data,
+                splits,
+                on_bad=config.on_bad,
+                check_pixels=config.check_images,
+                check_images=config.features_root is None,
+                cache=cache,
+                needs=needs,
+            )
+        except DataError as error:
+            if MISSING in str(error):
+                raise DataError(f"{error}{where_from(config)}") from error
+            raise
     print_main(accelerator, str(report))
     filtered = report.filtered(data)
     return {split: filtered.split(split) for split in splits}

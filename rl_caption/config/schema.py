@@ -32,14 +32,19 @@ class DataConfig:
 
     Args:
         format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world) or
-            ``moving_scenes`` (the same in motion, docs/video.md). Only for reward models: ``images`` (a folder) or
-            ``captions`` (a text file), which train one tower of L-CLIP, and ``caption_targets`` (captions with a number
-            each), for ``text_regression``.
+            ``moving_scenes`` (the same in motion, docs/video.md); ``hub`` (a data set of the Hugging Face hub) or
+            ``parquet``; published layouts ``coco`` (annotations, such as NoCaps), ``sharegpt4v``, ``dci`` and
+            ``urban1k``. Only for reward models: ``images`` (a folder) or ``captions`` (a text file), which train one
+            tower of L-CLIP, and ``caption_targets`` (captions with a number each), for ``text_regression``.
         target: ``package.module:Name`` of a format outside this package (docs/data.md); null uses ``format``.
-        path: the JSON file, or the folder that holds it; the folder of ``images``; the file or folder of ``captions``.
+        path: the JSON file, or the folder that holds it; the folder of ``images``; the file or folder of ``captions``;
+            the name on the hub.
+        source: where the files come from and what they take, in words that the error has where ``path`` is missing.
         image_root: folder of the images, absolute or relative to the folder of the JSON.
         image_extension: extension of the image files, such as ``.jpg``, where it is not the one in the JSON.
         flatten: ignore the folders (``filepath``) in the JSON.
+        columns: of ``jsonl``, ``parquet`` and ``hub`` in another layout: name here -> name there, such as ``{image:
+            image_file, references: description}`` (docs/data.md).
         features_root: region features: a folder with one file per image, or one HDF5 file. Relative paths start from
             the working directory.
         features_kwargs: how features are stored, such as ``{dim: 2048, box_features: normalised}`` (docs/data.md).
@@ -60,14 +65,28 @@ class DataConfig:
         kwargs: further options of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``.
     """
 
-    format: Literal["karpathy", "jsonl", "scenes", "moving_scenes", "images", "captions", "caption_targets"] = (
-        "karpathy"
-    )
+    format: Literal[
+        "karpathy",
+        "jsonl",
+        "hub",
+        "parquet",
+        "coco",
+        "sharegpt4v",
+        "dci",
+        "urban1k",
+        "scenes",
+        "moving_scenes",
+        "images",
+        "captions",
+        "caption_targets",
+    ] = "karpathy"
     target: str | None = None
     path: str | None = None
+    source: str | None = None
     image_root: str | None = None
     image_extension: str | None = None
     flatten: bool = False
+    columns: dict[str, str] | None = None
     features_root: str | None = None
     features_kwargs: dict = field(default_factory=dict)
     augment: list[Literal["horizontal", "vertical", "transpose", "crop", "shift", "rotate", "rand_augment"]] = field(

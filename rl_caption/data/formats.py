@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os.path import exists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 FORMATS = {
     "karpathy": "rl_caption.data.karpathy:KarpathyData",
     "jsonl": "rl_caption.data.jsonl:JsonLinesData",
+    "hub": "rl_caption.data.hub:hub",
+    "parquet": "rl_caption.data.hub:parquet",
+    "coco": "rl_caption.data.published:CocoAnnotations",
+    "sharegpt4v": "rl_caption.data.published:ShareGpt4v",
+    "dci": "rl_caption.data.published:DenselyCaptioned",
+    "urban1k": "rl_caption.data.published:Urban1k",
     "scenes": "rl_caption.data.scenes:ScenesData",
     "moving_scenes": "rl_caption.data.scenes:MovingScenesData",
     "images": "rl_caption.data.unpaired:ImageFolder",
@@ -33,7 +40,7 @@ FORMATS = {
     "caption_targets": "rl_caption.data.unpaired:CaptionTargets",
 }
 """Name -> ``module:Name``."""
-KEYS = ("path", "image_root", "image_extension", "flatten", "features_root", "features_kwargs")
+KEYS = ("path", "image_root", "image_extension", "flatten", "columns", "features_root", "features_kwargs")
 """Keys of ``data`` that are options of some formats."""
 STANDARD_SPLITS = ("train", "restval", "val", "test")
 
@@ -52,6 +59,20 @@ def wrong_options(config: DataConfig, key: str = "data", required: bool = False)
     return wrong_arguments(target, 0, name, _given(config) | config.kwargs, key_of, required)
 
 
+def check_path(config: DataConfig, run: str = "") -> None:
+    """Raise ``DataError`` if ``data.path`` is local and does not exist; it has ``data.source`` where that is set.
+
+    ``run`` is the beginning of the message.
+    """
+    if config.path is not None and config.format != "hub" and config.target is None and not exists(config.path):
+        raise DataError(f"{run}data.path {config.path!r} does not exist{where_from(config)}")
+
+
+def where_from(config: DataConfig) -> str:
+    """The end of a message about missing files: what they are made of, where ``data.source`` says it."""
+    return "" if config.source is None else f". It takes {config.source}"
+
+
 def build_data(config: DataConfig) -> DataModule:
     """Build the dataset of the section ``data`` of a configuration; ``check_data`` is separate.
 
@@ -63,6 +84,8 @@ def build_data(config: DataConfig) -> DataModule:
     if wrong:
         raise ConfigError("; ".join(wrong))
     target, name = _target(config, "data")
+    if config.source is not None:
+        check_path(config)
     try:
         with errors_of_user_code(name):
             made = target(**_given(config) | config.kwargs)

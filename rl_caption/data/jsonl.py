@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict
@@ -11,6 +11,8 @@ from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.data.formats import add_features, grouped_by_split
 from rl_caption.data.plain_files import check_text, check_type, json_lines, shown
 
+IMAGE_FOLDER = {"image": "file_name", "references": "text"}
+"""``data.columns`` of ``metadata.jsonl`` in the layout ``ImageFolder`` of the library ``datasets``."""
 EXAMPLE = '{"image": "photos/1.jpg", "references": ["a dog on a beach"], "split": "train"}'
 
 
@@ -36,7 +38,8 @@ class JsonLinesData(Splits):
     (default ``"train"``), ``image_id`` (default: the image path as given), ``prompt``, ``long_reference``,
     ``positive_captions`` (further true captions), ``positive_images`` (paths of generated images, one per reference)
     and ``negatives`` (false captions, one list per reference). Other keys are ignored, unless they look like a
-    misspelling of one of these. Empty lines are skipped.
+    misspelling of one of these. Empty lines are skipped. Lines with ``file_name`` and ``text`` (``IMAGE_FOLDER``) are
+    read, too.
 
     Args:
         path: the file, UTF-8.
@@ -45,6 +48,7 @@ class JsonLinesData(Splits):
         features_root: the folder, or the HDF5 file, of region features; rows then carry ``features``.
         max_images: keep only the first rows of a split, such as ``{"train": 1000}``.
         features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``.
+        columns: key of this format -> key of the file (``renamed_columns``), for files of another layout.
 
     Raises:
         DataError: the file is missing, or a line is wrong; the message names the file and the line.
@@ -57,12 +61,13 @@ class JsonLinesData(Splits):
         features_root: str | Path | None = None,
         max_images: dict[str, int] | None = None,
         features_kwargs: dict[str, Any] | None = None,
+        columns: dict[str, str] | None = None,
     ) -> None:
         self.path = Path(path)
         if not self.path.is_file():
             raise DataError(f"data.path {str(path)!r} is not a file: expected JSON lines, one object per image")
         self.image_root = self.path.parent / (image_root or "")
-        read = (read_row(item, where, self.image_root) for _, where, item in json_lines(self.path))
+        read = (read_row(item, where, self.image_root, columns) for _, where, item in json_lines(self.path))
         rows = grouped_by_split(read, self.path, max_images)
         add_features(rows, features_root, features_kwargs)
         super().__init__(rows, self.path)
@@ -74,10 +79,47 @@ class JsonLinesData(Splits):
         return f"relative paths start from {self.image_root}: set data.image_root if that is not the folder"
 
 
-def read_row(item: Any, where: str, image_root: Path) -> tuple[str, Row]:
-    """The split and the row of a line; ``where`` it is stands in messages. Raises ``DataError`` for a wrong line."""
+def renamed_columns(item: Mapping[str, Any], columns: Mapping[str, str], where: str) -> dict[str, Any]:
+    """The values of a row of another layout by the names of this package.
+
+    Args:
+        item: the row.
+        columns: name here -> name there, or a text in which such names in braces stand for their values, such as
+            ``{filepath}/{filename}``. A single text becomes a list of one where a list is expected, and an object with
+            the text ``raw`` (sentences of Karpathy JSON) that text.
+        where: the row in messages.
+
+    Raises:
+        DataError: a name here or there is unknown.
+    """
+    values: dict[str, Any] = {}
+    for name, column in columns.items():
+        if name not in _Line.__annotations__:
+            raise DataError(f"data.columns has {name!r}: expected some of {', '.join(_Line.__annotations__)}")
+        try:
+            value = column.format_map(item) if "{" in column else item[column]
+        except (KeyError, ValueError, IndexError) as error:
+            raise DataError(
+                f"{where} has no column {column!r}, which data.columns.{name} names: it has {', '.join(map(str, item))}"
+            ) from error
+        if name in ("references", "positive_captions", "positive_images"):
+            texts = value if isinstance(value, list) else [value]
+            value = [text["raw"] if isinstance(text, dict) and "raw" in text else text for text in texts]
+        values[name] = value
+    return values
+
+
+def read_row(item: Any, where: str, image_root: Path, columns: Mapping[str, str] | None = None) -> tuple[str, Row]:
+    """The split and the row of a line; ``where`` it is stands in messages. Raises ``DataError`` for a wrong line.
+
+    ``columns`` are those of ``renamed_columns``; None takes the keys as they are, or else those of ``IMAGE_FOLDER``.
+    """
     if not isinstance(item, dict):
         raise DataError(f"{where} is {shown(item)}: expected an object such as {EXAMPLE}")
+    if columns is None and "image" not in item and "references" not in item and item.keys() >= {"file_name", "text"}:
+        columns = IMAGE_FOLDER
+    if columns is not None:
+        item = renamed_columns(item, columns, where)
     absent = [key for key in _Line.__annotations__ if key not in item]
     for key in [key for key in item if key not in _Line.__annotations__]:
         # A row with 'splits' in place of 'split' would silently become training data.

@@ -1,6 +1,8 @@
 """Readers of JSON and YAML of unknown origin, whose errors name the file and the key."""
 
+import csv
 import hashlib
+import io
 import json
 import os
 import re
@@ -67,6 +69,35 @@ def parse_json_lines(lines: Iterable[bytes], path: str | Path) -> Iterator[tuple
         if line.strip():
             where = f"{path}, line {number}"
             yield number, where, parse_json(line, where)
+
+
+def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield ``FILE, line N`` and the values of each row of a CSV file in UTF-8, whose first line has the headings.
+
+    Raises ``DataError`` where one of ``columns`` is absent, or a row has no value in it.
+    """
+    lines = io.StringIO(read_utf8(path), newline="")
+    reader = csv.DictReader(lines)
+    try:
+        absent = [column for column in columns if column not in (reader.fieldnames or ())]
+        if absent:
+            raise DataError(f"{path} has no column {absent[0]!r}: it has {', '.join(reader.fieldnames or ['none'])}")
+        for row in reader:
+            where = f"{path}, line {reader.line_num}"
+            short = [column for column in columns if row[column] is None]
+            if short:
+                raise DataError(f"{where} ends before the column {short[0]!r}")
+            yield where, row
+    except csv.Error as problem:
+        raise DataError(f"{path}, line {reader.line_num}, is not CSV: {problem}") from problem
+
+
+def read_utf8(path: Path) -> str:
+    """The text of a file. Raises ``DataError`` where it is not UTF-8."""
+    try:
+        return read_regular(path).decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{path} is not UTF-8: {problem}") from problem
 
 
 def json_object(content: bytes | str, where: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rewards.images import list_images
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import STANDARD_SPLITS
-from rl_caption.data.plain_files import check_text, hashed, json_lines, shown, single_spaced
+from rl_caption.data.plain_files import check_text, csv_rows, hashed, json_lines, shown, single_spaced
 from rl_caption.options import Range
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
@@ -82,13 +82,14 @@ class CaptionFile(Splits):
     Args:
         path: a text file, UTF-8, or a folder with one file per split: ``train``, ``val`` and ``test`` with any
             extension.
-        column: the column of the caption, separated by tabs and counted from 0 (CC3M: 0); None is the whole line.
+        column: the column of the caption, separated by tabs and counted from 0 (CC3M: 0); None is the whole line. Of
+            files that end on ``.csv``, which have a line of headings, the heading; None is ``caption``.
         val_fraction: without a file ``val``, about this fraction of the captions is held out, those that hash below it:
             equal captions always together, the same ones in every run.
     """
 
     def __init__(
-        self, path: str | Path, column: Annotated[int, Range(min=0)] | None = None, val_fraction: HeldOut = 0.01
+        self, path: str | Path, column: Annotated[int, Range(min=0)] | str | None = None, val_fraction: HeldOut = 0.01
     ) -> None:
         files = _caption_files(Path(path))
         items = (
@@ -143,8 +144,18 @@ def _caption_files(path: Path) -> dict[str, Path]:
     return found
 
 
-def _captions(file: Path, column: int | None) -> Iterator[tuple[int, str]]:
+def _captions(file: Path, column: int | str | None) -> Iterator[tuple[int, str]]:
     """Line numbers and captions."""
+    if file.suffix == ".csv":
+        heading = "caption" if column is None else column
+        if not isinstance(heading, str):
+            raise DataError(f"{file} has headings, and data.kwargs.column is {column}: expected one of them")
+        for where, row in csv_rows(file, [heading]):
+            if row[heading].strip():
+                yield int(where.rpartition(" ")[2]), check_text(single_spaced(row[heading]), where)
+        return
+    if isinstance(column, str):
+        raise DataError(f"data.kwargs.column is {column!r}: expected a number for {file.name}, which is no .csv file")
     with file.open("rb") as lines:
         for number, content in enumerate(progress(lines, file.name, "line"), start=1):
             where = f"{file}, line {number}"

@@ -27,6 +27,7 @@ from rl_caption.config.reward_models import (
     RewardModelConfig,
     RewardModelTrainConfig,
 )
+from rl_caption.data.formats import check_path
 from rl_caption.errors import ConfigError, naming
 from rl_caption.launch import processes_started
 from rl_caption.reward_models.distillation import check_names, student_config
@@ -286,7 +287,7 @@ def check_batch_norm(network: nn.Module, train: RewardModelTrainConfig, processe
 
 
 def check_inputs(to_train: Sequence[RewardModelConfig], complete: Sequence[RewardModelConfig]) -> None:
-    """Check that every folder that a run starts from exists, or will be made by another run of ``to_train``.
+    """Check that the data of every run exist, and every folder that it starts from, unless another run will make it.
 
     Args:
         to_train: runs that one call of a program trains.
@@ -294,7 +295,10 @@ def check_inputs(to_train: Sequence[RewardModelConfig], complete: Sequence[Rewar
 
     Raises:
         ConfigError: a folder will not be there; the message says what to do.
+        DataError: ``data.path`` of a run does not exist; the message has its ``data.source``.
     """
+    for config in to_train:
+        check_path(config.data, f"the run {config.run.dir}: ")
     made = [Path(config.run.dir).resolve() for config in to_train]
     for config in to_train:
         for key, folder in _folders_read(config).items():

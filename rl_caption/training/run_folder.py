@@ -38,6 +38,7 @@ FREE_TO_CHANGE = (
     "data.num_workers",
     "data.cache_mb",
     "data.check_images",
+    "data.source",
     "eval.batch_size",
     "train.num_processes",
     "train.threads",

@@ -149,3 +149,26 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             made(tmp_path / name)
+
+
+def test_captions_of_a_csv_file_are_in_the_column_of_that_name(tmp_path: Path) -> None:
+    texts = [f'"a dog, and {number} cats"' for number in range(20)]
+    lines = [
+        "image,caption,url",
+        "b,,x",
+        *(f"a,{text},x{number}" for number, text in enumerate(texts)),
+        "c,two  dogs,x",
+    ]
+    path = written(tmp_path / "cc3m_concept_balanced_476k.csv", *lines)
+    data = CaptionFile(path, val_fraction=0.5)
+    expected = sorted([*(text.strip('"') for text in texts), "two dogs"])
+    assert sorted(captions(data, "train") + captions(data, "val")) == expected
+    assert {f"{path.name}:3", f"{path.name}:23"} <= {*ids(data, "train"), *ids(data, "val")}
+    assert captions(CaptionFile(path, "url", 0.5), "train")[0].startswith("x")
+    for column, part in ((0, "column is 0"), ("text", "'text'")):
+        with pytest.raises(DataError, match=part):
+            CaptionFile(path, column)
+    with pytest.raises(DataError, match="line 2"):
+        CaptionFile(written(path, "image,caption", "a"))
+    with pytest.raises(DataError, match="'caption'"):
+        CaptionFile(written(tmp_path / "lines.txt", "a dog"), "caption")

@@ -1,0 +1,168 @@
+"""Data sets of the Hugging Face hub and Parquet files, read by the library ``datasets`` (extra ``hub``).
+
+Texts are read when a row is accessed, and images when they are opened: both from the library's memory-mapped files.
+"""
+
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from rewards.base import RewardError
+from rewards.images import UNREADABLE, image_identity, open_image
+from rl_caption.data.base import DataError, Row, RowView, Splits
+from rl_caption.data.jsonl import read_row, renamed_columns
+from rl_caption.data.plain_files import shown
+
+VALIDATION = ("validation", "valid", "dev")
+"""Names that the split ``val`` has elsewhere."""
+
+
+def hub(
+    path: str,
+    columns: dict[str, str] | None = None,
+    image_root: str | None = None,
+    splits: dict[str, str] | None = None,
+    name: str | None = None,
+    revision: str | None = None,
+) -> Splits:
+    """Read a data set of the hub.
+
+    Args:
+        path: its name, ``OWNER/NAME``, or a folder in a layout that ``datasets`` reads.
+        columns: column of this package -> column there (``renamed_columns``).
+        image_root: folder that images start from, where their column has paths.
+        splits: split here -> split there, in the notation of ``datasets`` (``{train: train+restval}``). None takes all,
+            and ``validation`` is ``val``.
+        name: the configuration, where the data set has several.
+        revision: branch, tag or commit.
+
+    Raises:
+        DataError: it cannot be loaded, or has other columns or splits.
+    """
+    return _stored_splits(path, columns, image_root, splits, name=name, revision=revision)
+
+
+def parquet(
+    path: str,
+    columns: dict[str, str] | None = None,
+    image_root: str | None = None,
+    splits: dict[str, str] | None = None,
+) -> Splits:
+    """Read Parquet files, whose images are bytes in a column, or paths.
+
+    Args:
+        path: a file, which is the split ``train``, or a folder of files ``SPLIT-*.parquet`` or ``SPLIT.parquet``.
+        columns, splits: as for ``hub``.
+        image_root: folder that images start from, where their column has paths; None is that of the files.
+
+    Raises:
+        DataError: there is no such file, or one is damaged or has other columns.
+    """
+    place = Path(path)
+    files: dict[str, list[str]] = {"train": [str(place)]} if place.is_file() else {}
+    for file in sorted(place.glob("*.parquet")):
+        files.setdefault(file.stem.partition("-")[0], []).append(str(file))
+    if not files:
+        raise DataError(f"data.path {path!r} is neither a Parquet file nor a folder of them (SPLIT-*.parquet)")
+    root = image_root or str(place.parent if place.is_file() else place)
+    return _stored_splits("parquet", columns, root, splits, source=path, data_files=files)
+
+
+def _stored_splits(
+    loader: str,
+    columns: dict[str, str] | None,
+    image_root: str | None,
+    splits: Mapping[str, str] | None,
+    source: str | None = None,
+    **options: Any,
+) -> Splits:
+    source = loader if source is None else source
+    try:
+        import datasets
+        from pyarrow import ArrowException
+    except ImportError as error:
+        raise DataError(
+            f"{source} cannot be read without the library datasets: pip install 'rl-caption[hub]'"
+        ) from error
+    try:
+        if splits is None:
+            tables = dict(datasets.load_dataset(loader, **options))
+        else:
+            tables = {name: datasets.load_dataset(loader, split=there, **options) for name, there in splits.items()}
+    except (OSError, ValueError, ArrowException, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"data.path {source!r} cannot be loaded: {error}") from error
+    if splits is None:
+        tables = {"val" if name in VALIDATION else name: table for name, table in tables.items()}
+    rows = {name: _rows(table, name, source, columns, image_root or "") for name, table in tables.items()}
+    return Splits(rows, source)
+
+
+def _rows(table: Any, split: str, source: str, columns: dict[str, str] | None, image_root: str) -> RowView:
+    """The rows of one split, a ``datasets.Dataset``."""
+    columns = columns if columns is not None else {name: name for name in ("image", "references")}
+    where = f"{source}, split {split!r}"
+    stored = columns.get("image", "")
+    images = None
+    if stored in table.column_names and getattr(table.features[stored], "dtype", "") != "string":
+        import datasets
+
+        if isinstance(table.features[stored], datasets.Image):
+            table = table.cast_column(stored, datasets.Image(decode=False))
+        images = table.select_columns([stored])
+        table = table.remove_columns([stored])
+    text_columns = {name: column for name, column in columns.items() if images is None or name != "image"}
+    return RowView(table, partial(_row, where, split, text_columns, images, image_root))
+
+
+def _row(
+    where: str, split: str, columns: Mapping[str, str], images: Any, image_root: str, index: int, item: Any
+) -> Row:
+    where = f"{where}, row {index}"
+    values = renamed_columns(item, columns, where)
+    if images is not None:
+        values = {"image_id": f"{split}/{index}", "image": f"{split}/{index}"} | values
+    _, row = read_row(values, where, Path(image_root))
+    if images is not None:
+        row["image"] = StoredImage(images, index, where, image_root)
+    return row
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """An image in a row of a table of ``datasets`` with one column: bytes, or a path."""
+
+    images: Any = field(repr=False, compare=False)
+    row: int
+    where: str
+    image_root: str
+
+    def render(self) -> Image.Image:
+        """Read and decode it; ``RewardError``, which names the row, where that fails."""
+        content = self._content()
+        try:
+            source = content if isinstance(content, str) else Image.open(io.BytesIO(content))
+            return open_image(source, own_mode=True)
+        except (*UNREADABLE, RewardError) as error:
+            raise RewardError(f"{self.where}: the image cannot be read: {error}") from error
+
+    def identity(self) -> str:
+        """A key of caches, without decoding: a hash of the bytes, or that of the file."""
+        content = self._content()
+        return image_identity(content) if isinstance(content, str) else hashlib.blake2b(content).hexdigest()
+
+    def _content(self) -> str | bytes:
+        (content,) = self.images[self.row].values()
+        if isinstance(content, dict):
+            content = content.get("bytes") or content.get("path")
+        if isinstance(content, bytes):
+            return content
+        if not isinstance(content, str):
+            raise RewardError(f"{self.where}: the image is {shown(content)}: expected bytes or a path")
+        return os.path.join(self.image_root, content)

@@ -1,0 +1,214 @@
+"""Data sets in the layouts in which they are published: COCO annotations, ShareGPT4V, DCI, Urban-1k.
+
+Those whose files are JSON lines (DOCCI, ImageInWords, DeCapBench) are read by ``data.format: jsonl`` with
+``data.columns`` (docs/data.md).
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypedDict
+
+from rewards.base import RewardError, naming
+from rewards.images import list_images
+from rl_caption.data.base import DataError, Row, RowView, Splits
+from rl_caption.data.file_checks import progress
+from rl_caption.data.formats import grouped_by_split
+from rl_caption.data.plain_files import check_text, read_json, read_utf8
+from rl_caption.options import Range
+
+logger = logging.getLogger(__name__)
+
+
+class _CocoImage(TypedDict):
+    id: int | str
+    file_name: str
+    width: NotRequired[int]
+    height: NotRequired[int]
+
+
+class _CocoCaption(TypedDict):
+    image_id: int | str
+    caption: str
+
+
+class _CocoFile(TypedDict):
+    images: list[_CocoImage]
+    annotations: list[_CocoCaption]
+
+
+class _Turn(TypedDict):
+    value: str
+
+
+class _Conversation(TypedDict):
+    image: str
+    conversations: list[_Turn]
+
+
+class _DenseImage(TypedDict):
+    image: str
+    summaries: NotRequired[dict[str, Any] | None]
+
+
+class CocoAnnotations(Splits):
+    """Captions in COCO's annotation format (``images`` and ``annotations``), such as those of NoCaps, in one split.
+
+    ``image_id`` is the image's ``id``; an image without annotations has no references.
+
+    Args:
+        path: the JSON file.
+        image_root: the folder of the images, relative to the file's folder; None is that folder itself.
+        split: name of the split.
+        split_by: a key of the images whose values are the splits instead, such as ``domain`` of NoCaps (``in-domain``,
+            ``near-domain``, ``out-domain``).
+
+    Raises:
+        DataError: the file is missing or of another format, or an annotation is of an image that is not listed.
+    """
+
+    def __init__(
+        self, path: str | Path, image_root: str | Path | None = None, split: str = "val", split_by: str | None = None
+    ) -> None:
+        file = existing_file(path, "a JSON file with images and annotations")
+        content = read_json(file, DataError, _CocoFile)
+        rows: dict[str, tuple[str, Row]] = {}
+        for index, image in enumerate(content["images"]):
+            where = f"{file}, images[{index}]"
+            name = image.get(split_by, "") if split_by is not None else split
+            if not isinstance(name, str) or not name:
+                raise DataError(f"{where} has no text {split_by!r}, which data.kwargs.split_by names")
+            place = os.path.join(file.parent, image_root or "", check_text(image["file_name"], f"{where}.file_name"))
+            row: Row = {"image_id": str(image["id"]), "image": place, "references": []}
+            if "width" in image and "height" in image:
+                row["size"] = (image["width"], image["height"])
+            if row["image_id"] in rows:
+                raise DataError(f"{where}: the id {row['image_id']!r} is listed twice: expected every image once")
+            rows[row["image_id"]] = name, row
+        for index, annotation in enumerate(content["annotations"]):
+            where = f"{file}, annotations[{index}]"
+            if str(annotation["image_id"]) not in rows:
+                raise DataError(f"{where}: image_id {annotation['image_id']!r} is not among the images")
+            _, row = rows[str(annotation["image_id"])]
+            row["references"].append(check_text(annotation["caption"], f"{where}.caption"))
+        super().__init__(grouped_by_split(rows.values(), file), file)
+
+
+class ShareGpt4v(Splits):
+    """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is the description of the image.
+
+    The first ``val_images`` are the split ``val``, as in Long-CLIP's code, all others ``train``. ``image_id`` is the
+    image's path in the file; the description, with spaces for line breaks, is the only reference.
+
+    Args:
+        path: the JSON file, such as ``share-captioner_coco_lcs_sam_1246k_1107.json``.
+        image_root: the folder that ``coco``, ``llava`` and ``sam`` are in, relative to the file's folder; None is that
+            folder itself.
+        val_images: number of images in ``val``.
+
+    Raises:
+        DataError: the file is missing or of another format, or has too few images.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        image_root: str | Path | None = None,
+        val_images: Annotated[int, Range(min=1, max=10**7)] = 1000,
+    ) -> None:
+        file = existing_file(path, "a JSON list of conversations, each with an image")
+        # Tuples in place of rows: there are 1.2 million.
+        pairs = [(item["image"], item["conversations"]) for item in read_json(file, DataError, list[_Conversation])]
+        texts = [(name, _last_turn(turns, f"{file}, [{index}]")) for index, (name, turns) in enumerate(pairs)]
+        if len(texts) <= val_images:
+            raise DataError(
+                f"{file} has {len(texts)} images: expected more than data.kwargs.val_images {val_images}, the first, "
+                "which are not trained on"
+            )
+        make = partial(_described, str(file.parent / (image_root or "")))
+        rows = {"train": RowView(texts[val_images:], make), "val": RowView(texts[:val_images], make)}
+        super().__init__(rows, file)
+
+
+def _last_turn(turns: Sequence[_Turn], where: str) -> str:
+    if not turns or not turns[-1]["value"].strip():
+        raise DataError(f"{where}: 'conversations' has no text in its last turn: expected the description of the image")
+    return check_text(turns[-1]["value"].replace("\n", " "), f"{where}: 'conversations'")
+
+
+def _described(root: str, index: int, pair: tuple[str, str]) -> Row:
+    name, description = pair
+    return {"image_id": name, "image": os.path.join(root, name), "references": [description]}
+
+
+class DenselyCaptioned(Splits):
+    """sDCI: about ten summaries of each image's dense description (Urbanek et al., "Densely Captioned Images", 2024).
+
+    The summaries of the whole image are its references. Images without any are left out, as in the released code;
+    the log counts them. ``image_id`` is the name of the annotation.
+
+    Args:
+        path: the folder ``densely_captioned_images`` with ``complete``, ``photos`` and ``splits.json``. Its split
+            ``valid`` is ``val`` here.
+
+    Raises:
+        DataError: a file is missing or of another format.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        folder = Path(path)
+        names = read_json(existing_file(folder / "splits.json", "the splits of DCI"), DataError, dict[str, list[str]])
+        rows = [
+            ("val" if split == "valid" else split, row)
+            for split, files in names.items()
+            for row in progress(map(partial(_dense_row, folder), files), split, "image")
+        ]
+        described = [(split, row) for split, row in rows if row["references"]]
+        if len(described) < len(rows):
+            logger.info("%s: %d of %d images have no summaries", folder, len(rows) - len(described), len(rows))
+        super().__init__(grouped_by_split(described, folder), folder)
+
+
+def _dense_row(folder: Path, name: str) -> Row:
+    file = existing_file(folder / "complete" / name, "an annotation that splits.json names")
+    content = read_json(file, DataError, _DenseImage)
+    summaries = (content.get("summaries") or {}).get("base", [])
+    texts = [summaries] if isinstance(summaries, str) else summaries
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{file}: 'summaries.base' is not a list of texts")
+    references = [check_text(text, f"{file}: 'summaries.base'") for text in texts if text.strip()]
+    return {"image_id": name, "image": os.path.join(folder, "photos", content["image"]), "references": references}
+
+
+class Urban1k(Splits):
+    """A folder of images and a folder of texts with the same names, as Urban-1k (Zhang et al., "Long-CLIP", 2024).
+
+    The first line of ``caption/NAME.txt`` is the reference of ``image/NAME.jpg``; all are in the split ``test``.
+
+    Raises:
+        DataError: there is no image, or an image without a text.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        folder = Path(path)
+        with naming(f"data.path {str(path)!r}", (RewardError,), DataError):
+            images = sorted(list_images(folder / "image"), key=lambda file: (len(file.stem), file.stem))
+        super().__init__(grouped_by_split(_texts_beside(folder, images), folder), folder)
+
+
+def _texts_beside(folder: Path, images: Sequence[Path]) -> Iterator[tuple[str, Row]]:
+    for image in images:
+        file = existing_file(folder / "caption" / f"{image.stem}.txt", f"the caption of {image.name}")
+        caption = next(iter(read_utf8(file).splitlines()), "")
+        if not caption.strip():
+            raise DataError(f"{file} has no text in its first line: expected the caption of {image.name}")
+        yield "test", {"image_id": image.stem, "image": str(image), "references": [check_text(caption, str(file))]}
+
+
+def existing_file(path: str | Path, expected: str) -> Path:
+    """``path`` as a ``Path``. Raises ``DataError``, which says what is ``expected``, where it is no file."""
+    if not Path(path).is_file():
+        raise DataError(f"{str(path)!r} is not a file: expected {expected}")
+    return Path(path)

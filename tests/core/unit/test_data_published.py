@@ -1,0 +1,307 @@
+"""Data sets of the hub, Parquet files and published layouts, each made small here: rows, splits, errors."""
+
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+
+from rewards.base import RewardError
+from rewards.images import image_identity, open_image
+from rl_caption.config.build import checked_splits
+from rl_caption.config.reward_models import RewardModelConfig
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.checks import check_data
+from rl_caption.data.formats import build_data
+from rl_caption.reward_models.checks import check_inputs
+from tests.clip_for_tests import noise_image
+
+
+def write(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def photo(path: Path, seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise_image(seed, (8, 8)).save(path)
+    return path
+
+
+def encoded(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    noise_image(seed, (8, 8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def rows_of(split: str = "train", **config: Any) -> list[Row]:
+    return list(build_data(DataConfig(**config)).split(split))
+
+
+# --- published layouts ------------------------------------------------------------------------------------------------
+
+
+def nocaps(folder: Path) -> dict[str, Any]:
+    domains = ("in-domain", "near-domain", "near-domain")
+    images = [
+        {"id": number, "file_name": f"{number}.png", "domain": domain, "width": 8, "height": 8, "open_images_id": "a"}
+        for number, domain in enumerate(domains)
+    ]
+    for number, _ in enumerate(domains):
+        photo(folder / "validation" / f"{number}.png", number)
+    annotations = [{"id": number, "image_id": number % 3, "caption": f"Caption {number} ."} for number in range(6)]
+    return {"licenses": [], "images": images, "annotations": annotations}
+
+
+def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path: Path) -> None:
+    path = write(tmp_path / "nocaps_val_4500_captions.json", nocaps(tmp_path))
+    config = DataConfig("coco", path=str(path), image_root="validation")
+    data = build_data(config)
+    assert data.splits == ("val",)
+    assert check_data(data, ["val"]).ok
+    row = data.split("val")[1]
+    image = str(tmp_path / "validation" / "1.png")
+    assert row == {"image_id": "1", "image": image, "references": ["Caption 1 .", "Caption 4 ."], "size": (8, 8)}
+    config.kwargs = {"split_by": "domain"}
+    domains = build_data(config)
+    assert domains.splits == ("in-domain", "near-domain")
+    assert [row["image_id"] for row in domains.split("near-domain")] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"annotations": [{"image_id": 7, "caption": "a"}]}, "annotations[0]"),
+        ({"images": [{"id": 1, "file_name": "a"}, {"id": "1", "file_name": "b"}]}, "images[1]"),
+        ({"images": [{"id": 1}]}, "file_name"),
+        ({"annotations": {}}, "annotations"),
+    ],
+)
+def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], part: str) -> None:
+    path = write(tmp_path / "captions.json", nocaps(tmp_path) | change)
+    with pytest.raises(DataError) as caught:
+        build_data(DataConfig("coco", path=str(path)))
+    assert str(path) in str(caught.value)
+    assert part in str(caught.value)
+    with pytest.raises(DataError, match="split_by"):
+        build_data(DataConfig("coco", path=str(write(path, nocaps(tmp_path))), kwargs={"split_by": "license"}))
+
+
+def conversation(number: int, text: str) -> dict[str, Any]:
+    turns = [{"from": "human", "value": "<image>\nDescribe it."}, {"from": "gpt", "value": text}]
+    return {"id": f"{number:012d}", "image": f"coco/train2017/{number}.png", "conversations": turns}
+
+
+def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_caption(tmp_path: Path) -> None:
+    texts = [f"A dog {number}.\n\nIt is on a red couch." for number in range(5)]
+    path = write(tmp_path / "captions.json", [conversation(number, text) for number, text in enumerate(texts)])
+    for number in range(5):
+        photo(tmp_path / "data" / "coco" / "train2017" / f"{number}.png", number)
+    config = DataConfig("sharegpt4v", path=str(path), image_root="data", kwargs={"val_images": 2})
+    data = build_data(config)
+    assert (len(data.split("val")), len(data.split("train"))) == (2, 3)
+    assert check_data(data, data.splits).ok
+    row = data.split("train")[0]
+    assert row["references"] == ["A dog 2.  It is on a red couch."]
+    assert (row["image_id"], row["image"]) == ("coco/train2017/2.png", f"{tmp_path}/data/coco/train2017/2.png")
+    for content, part in (
+        ([{"image": "a"}], "conversations"),
+        ([conversation(1, " ")], "[0]"),
+        ([conversation(1, "a"), conversation(2, "b")], "val_images"),
+    ):
+        write(path, content)
+        with pytest.raises(DataError) as caught:
+            build_data(config)
+        assert part in str(caught.value)
+
+
+def test_summaries_of_sdci_are_references_and_images_without_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "densely_captioned_images"
+    summaries = {"a": {"base": ["A cat.", "A cat sits."], "m-1": ["An ear."]}, "b": {"base": "A dog."}, "c": None}
+    for name, values in summaries.items():
+        photo(folder / "photos" / f"sa_{name}.png", ord(name))
+        content = {"image": f"sa_{name}.png", "short_caption": "It.", "mask_data": {}, "summaries": values}
+        write(folder / "complete" / f"{name}.json", content)
+    write(folder / "splits.json", {"train": ["a.json", "c.json"], "valid": ["b.json"]})
+    data = build_data(DataConfig("dci", path=str(folder)))
+    assert [row["references"] for row in data.split("train")] == [["A cat.", "A cat sits."]]
+    assert [row["image_id"] for row in data.split("val")] == ["b.json"]
+    assert check_data(data, data.splits).ok
+    write(folder / "complete" / "b.json", {"image": "sa_b.png", "summaries": {"base": [1]}})
+    with pytest.raises(DataError, match=r"b\.json.*summaries"):
+        build_data(DataConfig("dci", path=str(folder)))
+    (folder / "complete" / "b.json").unlink()
+    with pytest.raises(DataError, match=r"b\.json"):
+        build_data(DataConfig("dci", path=str(folder)))
+
+
+def test_urban_1k_pairs_files_by_name_and_reads_the_first_line(tmp_path: Path) -> None:
+    for number in (1, 2, 10):
+        photo(tmp_path / "image" / f"{number}.png", number)
+        write(tmp_path / "caption" / f"{number}.txt", f"A street {number}.\nMore.")
+    config = DataConfig("urban1k", path=str(tmp_path))
+    assert [(row["image_id"], row["references"]) for row in rows_of("test", format="urban1k", path=str(tmp_path))] == [
+        ("1", ["A street 1."]),
+        ("2", ["A street 2."]),
+        ("10", ["A street 10."]),
+    ]
+    write(tmp_path / "caption" / "2.txt", "\nMore.")
+    with pytest.raises(DataError, match=r"2\.txt"):
+        build_data(config)
+    (tmp_path / "caption" / "2.txt").unlink()
+    with pytest.raises(DataError, match=r"2\.txt"):
+        build_data(config)
+
+
+@pytest.mark.parametrize(
+    ("line", "columns", "image"),
+    [
+        (  # DOCCI
+            {"example_id": "test_1", "split": "test", "image_file": "test_1.png", "description": "A red car."},
+            {"image": "image_file", "references": "description", "image_id": "example_id", "split": "split"},
+            "test_1.png",
+        ),
+        (  # ImageInWords
+            {"image/key": "aar_test_1", "IIW": "A red car.", "objects": []},
+            {"image": "{image/key}.png", "references": "IIW"},
+            "aar_test_1.png",
+        ),
+        (  # DeCapBench
+            {"image_name": "aar_test_1.png", "oracle_caption": "A red car.", "oracle_facts": ["There is a car."]},
+            {"image": "image_name", "references": "oracle_caption"},
+            "aar_test_1.png",
+        ),
+        ({"file_name": "train/1.png", "text": "A red car."}, None, "train/1.png"),  # ImageFolder of datasets
+    ],
+)
+def test_json_lines_of_other_layouts_are_read_by_columns(
+    tmp_path: Path, line: dict[str, Any], columns: dict[str, str] | None, image: str
+) -> None:
+    path = write(tmp_path / "data.jsonlines", json.dumps(line) + "\n")
+    (row,) = rows_of(line.get("split", "train"), format="jsonl", path=str(path), image_root="images", columns=columns)
+    assert row["references"] == ["A red car."]
+    assert row["image"] == str(tmp_path / "images" / image)
+
+
+def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.jsonl", json.dumps({"file": "a.png", "text": "A car."}) + "\n")
+    for columns, part in (
+        ({"image": "file", "references": "texts"}, "data.columns.references"),
+        ({"image": "{folder}/{file}", "references": "text"}, "data.columns.image"),
+        ({"image": "file", "caption": "text"}, "'caption'"),
+        ({"image": "file"}, "references"),
+    ):
+        with pytest.raises(DataError) as caught:
+            build_data(DataConfig("jsonl", path=str(path), columns=columns))
+        assert part in str(caught.value)
+        assert columns.keys() == {"image", "caption"} or str(path) in str(caught.value)
+
+
+# --- the hub and Parquet ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    library = pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    return library
+
+
+def tables(datasets: Any, folder: Path) -> Path:
+    """Two splits, one of them in two files, as the hub stores them."""
+    folder.mkdir()
+    for name, numbers in (("train-00000-of-00002", [0, 1]), ("train-00001-of-00002", [2]), ("validation", [3])):
+        columns = {
+            "picture": [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers],
+            "captions": [[f"Caption {number}.", "A thing."] for number in numbers],
+            "number": numbers,
+        }
+        table = datasets.Dataset.from_dict(columns)
+        table.cast_column("picture", datasets.Image()).to_parquet(folder / f"{name}.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("format", ["parquet", "hub"])
+def test_parquet_and_a_data_set_of_the_hub_have_images_in_their_rows(
+    tmp_path: Path, datasets: Any, format: str
+) -> None:
+    folder = tables(datasets, tmp_path / "data")
+    columns = {"image": "picture", "references": "captions", "image_id": "{number}"}
+    data = build_data(DataConfig(format, path=str(folder), columns=columns))  # type: ignore[arg-type]
+    assert sorted(data.splits) == ["train", "val"]
+    assert check_data(data, data.splits).ok
+    rows = list(data.split("train"))
+    assert [row["image_id"] for row in rows] == ["0", "1", "2"]
+    assert rows[2]["references"] == ["Caption 2.", "A thing."]
+    for number, row in enumerate(pickle.loads(pickle.dumps(rows))):
+        assert open_image(row["image"]).tobytes() == noise_image(number, (8, 8)).tobytes()
+    assert len({image_identity(row["image"]) for row in rows}) == 3
+    assert image_identity(rows[0]["image"]) == image_identity(data.split("train")[0]["image"])
+    del columns["image_id"]
+    numbered = build_data(DataConfig(format, path=str(folder), columns=columns))  # type: ignore[arg-type]
+    assert [row["image_id"] for row in numbered.split("val")] == ["val/0"]
+
+
+def test_splits_are_in_the_notation_of_the_library(tmp_path: Path, datasets: Any) -> None:
+    folder = tables(datasets, tmp_path / "data")
+    config = {"format": "parquet", "path": str(folder), "columns": {"image": "picture", "references": "captions"}}
+    data = build_data(DataConfig(**config, kwargs={"splits": {"train": "train+validation", "val": "train[:1]"}}))
+    assert (len(data.split("train")), len(data.split("val"))) == (4, 1)
+    with pytest.raises(DataError, match="dev"):
+        build_data(DataConfig(**config, kwargs={"splits": {"train": "dev"}}))
+
+
+def test_images_may_be_paths_and_sentences_objects(tmp_path: Path, datasets: Any) -> None:
+    columns = {"filepath": ["val2014"], "filename": ["1.png"], "sentences": [[{"raw": "A dog ."}, {"raw": "A cat ."}]]}
+    datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "rows.parquet")
+    photo(tmp_path / "photos" / "val2014" / "1.png")
+    named = {"image": "{filepath}/{filename}", "references": "sentences"}
+    config = DataConfig(
+        "parquet", path=str(tmp_path / "rows.parquet"), image_root=str(tmp_path / "photos"), columns=named
+    )
+    data = build_data(config)
+    (row,) = data.split("train")
+    assert (row["references"], row["image"]) == (["A dog .", "A cat ."], str(tmp_path / "photos/val2014/1.png"))
+    assert check_data(data, data.splits).ok
+
+
+def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, datasets: Any) -> None:
+    columns = {"image": [{"bytes": b"none", "path": None}], "text": ["A dog."]}
+    path = tmp_path / "rows.parquet"
+    datasets.Dataset.from_dict(columns).to_parquet(path)
+    (row,) = rows_of(format="parquet", path=str(path), columns={"image": "image", "references": "text"})
+    with pytest.raises(RewardError, match=r"rows\.parquet.*row 0"):
+        open_image(row["image"])
+    for config, part in (
+        ({"path": str(path), "columns": {"image": "image", "references": "texts"}}, "data.columns.references"),
+        ({"path": str(tmp_path / "no")}, "data.path"),
+        ({"path": str(write(tmp_path / "bad.parquet", "no table"))}, "bad.parquet"),
+    ):
+        with pytest.raises(DataError) as caught:
+            rows_of(format="parquet", **config)
+        assert part in str(caught.value)
+    with pytest.raises(DataError, match="nobody/nothing"):
+        build_data(DataConfig("hub", path="nobody/nothing"))
+
+
+# --- where the files come from ----------------------------------------------------------------------------------------
+
+
+def test_missing_data_are_told_with_what_they_take(tmp_path: Path) -> None:
+    source = "photos.zip (3 GB) of https://example.org"
+    with pytest.raises(DataError, match=r"lost\.json.*photos\.zip \(3 GB\)"):
+        build_data(DataConfig("coco", path=str(tmp_path / "lost.json"), source=source))
+    photos = write(tmp_path / "photos.jsonl", json.dumps({"image": "a.png", "references": ["A dog."]}) + "\n")
+    config = DataConfig("jsonl", path=str(photos), source=source)
+    with pytest.raises(DataError, match=r"a\.png[^$]*photos\.zip \(3 GB\)"):
+        checked_splits(config, build_data(config), ["train"], Accelerator(cpu=True), tmp_path / "checked.json")
+    later = RewardModelConfig(data=DataConfig("jsonl", path="lost.jsonl", source=source))
+    later.run.dir = "runs/second"
+    first = RewardModelConfig(data=DataConfig("jsonl", path=str(photos)))
+    with pytest.raises(DataError, match=r"runs/second.*lost\.jsonl.*photos\.zip"):
+        check_inputs([first, later], [])

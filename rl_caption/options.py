@@ -132,6 +132,55 @@ def wrong_values(value: Any, kind: Any, key: str = "") -> Iterator[str]:
         yield f"{key} is {value}: expected a finite number"
 
 
+def alternative_of(kind: Any, values: Mapping[str, Any]) -> Any:
+    """The configuration class that ``values``, of a file and a command line, choose.
+
+    A class that stands for several has a classmethod ``alternative``, from the values of its keys to one of them, which
+    is a subclass; and a classmethod ``alternatives``, all of them. Any other class stands for itself.
+    """
+    return kind.alternative(values) if "alternative" in vars(kind) else kind
+
+
+def with_chosen_sections(kind: Any, values: Mapping[str, Any]) -> Any:
+    """``kind``, or a subclass whose sections have the classes that ``values`` choose, at any depth."""
+    sections = []
+    for option in dataclasses.fields(kind):
+        section, value = _hints(kind)[option.name], values.get(option.name)
+        if isinstance(section, type) and dataclasses.is_dataclass(section):
+            inner = value if isinstance(value, Mapping) else {}
+            chosen = with_chosen_sections(alternative_of(section, inner), inner)
+            sections += [(option.name, chosen)] if chosen is not section else []
+    return _with_sections(kind, tuple(sections)) if sections else kind
+
+
+def with_defaults(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Values of a configuration class with the default of every key that they lack, also in sections.
+
+    The keys of other alternatives of ``kind`` or of a section are there, too: where a class has lost a key to another
+    alternative, values that were stored before have it.
+    """
+    complete = dict(values)
+    base = next((base for base in kind.__mro__ if "alternative" in vars(base)), None)
+    for alternative in (kind,) if base is None else (alternative_of(base, values), *base.alternatives()):
+        for option in dataclasses.fields(alternative):
+            section = _hints(alternative)[option.name]
+            if isinstance(section, type) and dataclasses.is_dataclass(section):
+                inner = complete.get(option.name, {})
+                complete[option.name] = with_defaults(inner, section) if isinstance(inner, Mapping) else inner
+            elif option.name not in complete and option.default_factory is not dataclasses.MISSING:
+                complete[option.name] = option.default_factory()
+            elif option.name not in complete and option.default is not dataclasses.MISSING:
+                complete[option.name] = option.default
+    return complete
+
+
+@functools.cache
+def _with_sections(kind: Any, sections: tuple[tuple[str, Any], ...]) -> type[Any]:
+    options = [(name, section, dataclasses.field(default_factory=section)) for name, section in sections]
+    names = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+    return dataclasses.make_dataclass(kind.__name__, options, bases=(kind,), namespace=names)
+
+
 def unknown_keys(value: Any, kind: Any, key: str = "") -> Iterator[str]:
     """Yield the dotted name of each key of ``value``, at any depth, that the dataclasses of ``kind`` do not have.
 

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -22,7 +22,16 @@ from rl_caption.cli.programs import program_of
 from rl_caption.config.overrides import value_at
 from rl_caption.config.shipped import find_config
 from rl_caption.errors import ConfigError, config_errors
-from rl_caption.options import check_type, class_names, option_keys, shown, unknown_keys, wrong_values
+from rl_caption.options import (
+    alternative_of,
+    check_type,
+    class_names,
+    option_keys,
+    shown,
+    unknown_keys,
+    with_chosen_sections,
+    wrong_values,
+)
 
 MOST_BYTES = 2**20
 """Largest configuration file: a larger one is data, which the parser would read for hours."""
@@ -68,10 +77,11 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     file would replace dictionaries instead of merging them.
 
     Args:
-        kind: dataclass of the configuration.
+        kind: dataclass of the configuration, or one that stands for several (``rl_caption.options.alternative_of``).
         arguments: of the command line.
         program: its name in messages.
-        checked: False skips the check of options that depend on each other.
+        checked: False makes no configuration, which would check options that depend on each other, and returns the
+            values by attribute.
 
     Raises:
         UsageError: a file that is no configuration, a key that does not exist, or a value of another type.
@@ -80,41 +90,58 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     from argparse import ArgumentError
 
     file, words = _file_of(arguments), _switched_on(with_lists(arguments, "--trust"), "--report")
-    parser: Any = _parser(kind)  # type: ignore[arg-type]  # a class is hashable
-    parser.prog = program
+    where = file or program
     values: dict[str, Any] = {}
+    options: Any = kind
     try:
         if file is not None:
             values = read_mapping(find_config(file))
-            _refuse_foreign(values, kind, file)
+        with config_errors(where):
+            kind, options = _chosen(kind, _joined(values, _values_of(words)))
+        parser = _parser(options)
+        parser.prog = program
+        if file is not None:
+            _refuse_foreign(values, options, file)
             if isinstance(train := values.get("train"), dict) and train.get("mixed_precision") is False:
                 train["mixed_precision"] = "no"  # which YAML reads as false
-            _refuse_values(values, kind, file)
-            _drop_replaced(values, kind, words)
+            _refuse_values(values, options, file)
+            _drop_replaced(values, options, words)
             words = [f"--config={json.dumps(values, ensure_ascii=False)}", *words[1 if "=" in words[0] else 2 :]]
-        namespace = parser.parse_args(_with_merged_dictionaries(kind, parser, words))
+        namespace = parser.parse_args(_with_merged_dictionaries(options, parser, words))
     except (ArgumentError, ConfigFileError, OSError) as error:
-        where = program if file is None else f"--config {file}"
         message = str(error)
         if isinstance(error, ArgumentError):
-            message = _explained(message, kind, values, _values_of(arguments)) or message
+            message = _explained(message, options, values, _values_of(arguments)) or message
             message += f"; {program} --help lists every key"
-        raise UsageError(f"{where}: {message}") from error
-    _refuse_values(namespace, kind, file or program)
-    instance = parser.instantiate(namespace)
-    config = kind(**{name: getattr(instance, name) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
-    with config_errors(file or program):
+        raise UsageError(f"{program if file is None else f'--config {file}'}: {message}") from error
+    _refuse_values(namespace, options, where)
+    if not checked:
+        return namespace  # type: ignore[no-any-return]
+    with config_errors(where):
+        instance = parser.instantiate(namespace)
+        config = kind(**{option.name: getattr(instance, option.name) for option in fields(options)})
         trust(class_names(asdict(config)))  # type: ignore[call-overload]
-    if checked:
         from rl_caption.config.checks import check
 
-        with config_errors(file or program):
-            check(config)
+        check(config)
     return config
 
 
+def _chosen(kind: Any, values: dict[str, Any]) -> tuple[Any, Any]:
+    """The class that the values of a file and a command line choose, and the one with its sections' alternatives."""
+    chosen = alternative_of(kind, values)
+    return chosen, with_chosen_sections(chosen, values)
+
+
+def _joined(values: Any, overrides: Any) -> Any:
+    """The values of a file with those of a command line in their place, at any depth."""
+    if not (isinstance(values, dict) and isinstance(overrides, dict)):
+        return overrides
+    return values | {key: _joined(values.get(key), value) for key, value in overrides.items()}
+
+
 @cache
-def _parser(kind: type[Any]) -> Any:
+def _parser(kind: Any) -> Any:
     """The parser of a configuration class; making it takes longer than parsing."""
     from jsonargparse import ArgumentParser
 

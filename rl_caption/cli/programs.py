@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from rl_caption.options import unknown_keys
+from rl_caption.errors import ConfigError
+from rl_caption.options import alternative_of, unknown_keys, with_chosen_sections
 
 
 class Program(NamedTuple):
@@ -137,5 +138,12 @@ def program_of(values: Mapping[str, Any]) -> str | None:
     if values.keys() & LAUNCHER_KEYS:
         return "accelerate launch"
     configs = {name: program.config for name, program in installed_programs().items() if program.config}
-    fits = (name for name, kind in configs.items() if not any(unknown_keys(values, resolve_name(kind))))
-    return next(fits, None)
+    return next((name for name, kind in configs.items() if _fits(values, resolve_name(kind))), None)
+
+
+def _fits(values: Mapping[str, Any], kind: type[Any]) -> bool:
+    try:
+        options = with_chosen_sections(alternative_of(kind, values), values)
+    except ConfigError:  # the values choose no alternative
+        return False
+    return not any(unknown_keys(values, options))

@@ -24,6 +24,7 @@ from rl_caption.data.plain_files import read_log, read_yaml
 from rl_caption.engines import print_main
 from rl_caption.errors import installed_version
 from rl_caption.launch import recorded_environment
+from rl_caption.options import with_defaults
 from rl_caption.training.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
 
 RESULT = "result.json"
@@ -126,16 +127,18 @@ def settings_of(config: TrainingConfig) -> dict[str, Any]:
 
 def changed_settings(old: Mapping[str, Any], config: TrainingConfig) -> list[str]:
     """``changed_keys`` of a saved configuration that was read already."""
-    old, default = dict(old), _plain(type(config)())
-    for section, value in old.items():
-        if isinstance(value, dict) and isinstance(default.get(section), dict):
-            old[section] = default[section] | value
-    old, new = flatten_dict(old), flatten_dict(_plain(config))
+    old, new = (_flat(with_defaults(values, type(config))) for values in (old, _plain(config)))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not key.startswith(FREE_TO_CHANGE)
     ]
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Nested values by dotted keys, as JSON would store them (tuples as lists, a dataclass by its options)."""
+    flat: dict[str, Any] = flatten_dict(json.loads(json.dumps(values, default=asdict)))
+    return flat
 
 
 def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
         terms = parse(ScstConfig, arguments, "scst.py").reward.terms
         assert terms == {"cider": RewardTerm(), "bleu": RewardTerm()}
     grid = ["--alpha={values: [0, 1], terms: {bleu: {}}, against: {cider: {}}}"]
-    alpha = parse(AblateConfig, grid, "ablate.py", checked=False).alpha
+    alpha = parse(AblateConfig, ["--base=demo", *grid], "ablate.py").alpha
     assert alpha == AlphaConfig([0, 1], {"bleu": RewardTerm()}, {"cider": RewardTerm()})
 
 
@@ -79,7 +79,7 @@ def test_items_on_the_command_line_take_no_options_from_the_file(file: str, tmp_
         assert parse(ScstConfig, ["--config", file, *words], "scst.py").reward.terms == {"rouge_l": RewardTerm()}
     (tmp_path / "c.yaml").write_text("data: D\nselect: [{score: clip, top: 0.5}]")
     words = ["--config", str(tmp_path / "c.yaml"), "--select", "[{score: clip, min: 0.2}]"]
-    assert parse(CurateConfig, words, "curate.py", checked=False).select == [Selection("clip", min=0.2)]
+    assert parse(CurateConfig, words, "curate.py").select == [Selection("clip", min=0.2)]
 
 
 def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:

@@ -144,7 +144,7 @@ def _described(root: str, index: int, pair: tuple[str, str]) -> Row:
 
 
 class DenselyCaptioned(Splits):
-    """sDCI: about ten summaries of each image's dense description (Urbanek et al., "Densely Captioned Images", 2024).
+    """sDCI: about ten summaries of each image's dense description (Urbanek et al., CVPR 2024).
 
     The summaries of the whole image are its references. Images without any are left out, as in the released code;
     the log counts them. ``image_id`` is the name of the annotation.
@@ -183,7 +183,7 @@ def _dense_row(folder: Path, name: str) -> Row:
 
 
 class Urban1k(Splits):
-    """A folder of images and a folder of texts with the same names, as Urban-1k (Zhang et al., "Long-CLIP", 2024).
+    """A folder of images and a folder of texts with the same names, as Urban-1k (Zhang et al., "Long-CLIP", ECCV 2024).
 
     The first line of ``caption/NAME.txt`` is the reference of ``image/NAME.jpg``; all are in the split ``test``.
 

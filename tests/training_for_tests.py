@@ -58,7 +58,7 @@ PRELOAD = [
 # Kept, so that no fork makes its own:
 for kind in (XeConfig, ScstConfig, RewardModelConfig):
     _parser(kind)
-for template in ("page.html", "parts.html"):
+for template in ("page.html", "macros.html"):
     templates().get_template(template)
 clip_tokenizer()
 Image.init()

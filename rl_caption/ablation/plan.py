@@ -172,20 +172,20 @@ def mistakes(config: AblateConfig) -> list[str]:
             wrong.append("alpha.values is empty: expected at least one number from 0 to 1")
         if both := sorted(set(alpha.terms) & set(alpha.against)):
             wrong.append(f"alpha: {both} are in terms and against: expected different names (target names the reward)")
-    for key, own in terms.items():
-        if not own:
+    for key, reward_terms in terms.items():
+        if not reward_terms:
             wrong.append(f"{key} is empty: name at least one reward, such as cider")
         wrong += [
             f"{key}.{name}.weight is {term.weight}: expected a number other than 0"
-            for name, term in own.items()
+            for name, term in reward_terms.items()
             if term.weight == 0
         ]
     if START in labels:
         wrong.append(f"label {START!r} is that of the starting policy: choose another")
     wrong += [f"label {label!r} stands for {count} cells" for label, count in Counter(labels).items() if count > 1]
     wrong += [
-        f"{kind} {name!r}: expected letters, digits and . _ = + - only, as it becomes a folder"
-        for kind, names in (("label", labels), ("bases", config.bases))
+        f"{word} {name!r}: expected letters, digits and . _ = + - only, as it becomes a folder"
+        for word, names in (("label", labels), ("bases", config.bases))
         for name in dict.fromkeys(names)
         if not LABEL.fullmatch(name)
     ]
@@ -203,8 +203,8 @@ def mistakes(config: AblateConfig) -> list[str]:
         for name in config.judges
         if not name.isprintable() or "|" in name or not name.strip()
     ]
-    known = ", ".join(SCORERS)
-    return wrong + [f"metrics has {name!r}: known are {known}" for name in config.metrics if name not in SCORERS]
+    metrics = ", ".join(SCORERS)
+    return wrong + [f"metrics has {name!r}: known are {metrics}" for name in config.metrics if name not in SCORERS]
 
 
 def make_plan(config: AblateConfig, parse: Parse) -> Plan:
@@ -240,8 +240,8 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
     config: ScstConfig = parse(ScstConfig, ["--config", file, *data], "rl-caption scst")
     chain = Chain(parse, parse(ScstConfig, ["--config", file], "rl-caption scst"), data)
 
-    def earlier(program: str, kind: type[Any], path: str) -> EarlierRun:
-        run = parse(kind, ["--config", path], f"rl-caption {program}")
+    def earlier(program: str, config_class: type[Any], path: str) -> EarlierRun:
+        run = parse(config_class, ["--config", path], f"rl-caption {program}")
         return EarlierRun(program, path, Path(run.run.dir), chain.overrides_of(path, run))
 
     for path in [*grid.reward_models, *config.reward_models]:
@@ -257,9 +257,9 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
                 f"{file}: model.init {start!r} is not a saved captioner (it has no config.json), nor a name on the hub "
                 "(OWNER/MODEL), and no warm_start is left that would make it: train one with rl-caption xe"
             )
-        made = warm_start.folder / "export" / "best"
-        if Path(start).resolve() != made.resolve():
-            raise ConfigError(f"{file}: model.init is {start!r}, but warm_start writes {str(made)!r}: set it to that")
+        export = warm_start.folder / "export" / "best"
+        if Path(start).resolve() != export.resolve():
+            raise ConfigError(f"{file}: model.init is {start!r}, but warm_start writes {str(export)!r}: set it to that")
     if str(chain):
         logger.info("%s", chain)
     source = build_data(config.data)
@@ -323,14 +323,14 @@ def check_start(cell: Cell, base: Base, rewards: Mapping[str, str]) -> None:
 
 def untrained_models(files: Sequence[str], parse: Parse) -> list[Path]:
     """Run folders of the reward models (by their configurations) that are not trained yet, and of their warm starts."""
-    waiting, found = list(files), list[Path]()
+    waiting, folders = list(files), list[Path]()
     while waiting:
         config = parse(RewardModelConfig, ["--config", waiting.pop()], "rl-caption reward_model")
         folder = Path(config.run.dir).resolve()
-        if folder not in found and not is_complete(folder):  # a circle is refused by the program that trains them
-            found.append(folder)
+        if folder not in folders and not is_complete(folder):  # a circle is refused by the program that trains them
+            folders.append(folder)
             waiting += config.warm_start
-    return found
+    return folders
 
 
 def build_rewards(
@@ -379,7 +379,7 @@ def _is_untrained(key: str, reward: str, arguments: Mapping[str, Any], untrained
     if not any(path.is_relative_to(run / "export" / "best") for path in paths for run in untrained):
         return False
     with config_errors(key):
-        known = parameters(reward)
-    if "kwargs" not in known and not set(arguments) <= set(known):
-        raise ConfigError(f"{key}.kwargs has {sorted(set(arguments) - set(known))}: {reward} takes {known}")
+        accepted = parameters(reward)
+    if "kwargs" not in accepted and not set(arguments) <= set(accepted):
+        raise ConfigError(f"{key}.kwargs has {sorted(set(arguments) - set(accepted))}: {reward} takes {accepted}")
     return True

@@ -58,7 +58,7 @@ def write_report(
         "runs.csv": runs_csv(systems),
     }
     if config.show_images:
-        captions = {name: found[0].evaluation.captions for name, found in systems.items()}
+        captions = {name: members[0].evaluation.captions for name, members in systems.items()}
         written["captions.md"] = captions_page(rows[: config.show_images], captions, out / "images")
     for name, text in written.items():
         write_text(out / name, text)
@@ -85,15 +85,15 @@ def formula(cell: Cell) -> str:
 
 def columns_of(systems: Systems, bounds: Bounds) -> list[dict[str, Column]]:
     """The computed columns of the two tables: those of the L-CLIPScore paper, and signs of reward hacking."""
-    found = {key for members in systems.values() for one in members for key in one.evaluation.scores["metrics"]}
-    paper = {key: Column(f"{key} (x100)") for key in PAPER_KEYS if key in found}
+    keys = {key for members in systems.values() for one in members for key in one.evaluation.scores["metrics"]}
+    paper = {key: Column(f"{key} (x100)") for key in PAPER_KEYS if key in keys}
     paper |= {JUDGE + name: Column(f"{name} [{low:g}, {high:g}]", 1.0, 4) for name, (low, high) in bounds.items()}
-    return [paper, {key: COLUMNS[key] for key in HACKING_KEYS if key in found}]
+    return [paper, {key: COLUMNS[key] for key in HACKING_KEYS if key in keys}]
 
 
 def alarms_of(members: Sequence[Member]) -> tuple[int, list[int]]:
     """How many seeds the monitor watched, and the step of the first alarm of each seed that had one."""
-    watched = [one.run for one in members if one.run is not None and one.run.watched]
+    watched = [one.run for one in members if one.run is not None and one.run.has_monitor]
     return len(watched), [run.alarms[0] for run in watched if run.alarms]
 
 
@@ -112,8 +112,8 @@ def markdown_tables(systems: Systems, bounds: Bounds) -> str:
                 line.append(" ± ".join(numbers) or LEFT_OUT)
             if with_alarm:
                 count, steps = alarms_of(members)
-                found = f"{min(steps)} ({len(steps)} of {count})" if steps else "none"
-                line.append(found if count else LEFT_OUT)
+                first_alarm = f"{min(steps)} ({len(steps)} of {count})" if steps else "none"
+                line.append(first_alarm if count else LEFT_OUT)
             lines.append(line)
         if columns or with_alarm:
             head = ["system", "seeds", *(column.heading for column in columns.values())]
@@ -126,9 +126,9 @@ def notes(members: Sequence[Member]) -> list[str]:
     left_out = [item for one in members for item in one.evaluation.scores.get("left_out", {}).items()]
     reasons = [f"{key} is left out: {reason}" for key, reason in left_out if key in PAPER_KEYS + HACKING_KEYS]
     signatures = list(dict.fromkeys(one.evaluation.scores["signature"] for one in members))
-    kind = "signature" if len(signatures) == 1 else "the signatures differ, so the rows do not compare"
+    heading = "signature" if len(signatures) == 1 else "the signatures differ, so the rows do not compare"
     decoding = dict.fromkeys(how for one in members if (how := one.evaluation.scores.get("decoding")))
-    return [*dict.fromkeys(reasons), *(f"decoding: {how}" for how in decoding), f"{kind}: {'; '.join(signatures)}"]
+    return [*dict.fromkeys(reasons), *(f"decoding: {how}" for how in decoding), f"{heading}: {'; '.join(signatures)}"]
 
 
 def summary_csv(systems: Systems, bounds: Bounds) -> str:
@@ -161,24 +161,24 @@ def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]],
 
     Pictures are written to ``folder``. An image that cannot be read, such as region features, has no picture.
     """
-    parts = ["# Captions of the same images", "One seed a cell. The first line of an image is one of its references."]
+    blocks = ["# Captions of the same images", "One seed a cell. The first line of an image is one of its references."]
     for index, row in enumerate(rows):
-        parts.append(f"## {_escaped(row['image_id'])}")
+        blocks.append(f"## {_escape_markdown(row['image_id'])}")
         with suppress(DataError):
             image = thumbnail(row["image"], IMAGE_SIZE)
             with atomic_write(folder / f"{index}.png") as file:
                 image.save(file, "PNG")
-            parts.append(f"![image {index}]({folder.name}/{index}.png)")
+            blocks.append(f"![image {index}]({folder.name}/{index}.png)")
         lines = ["| system | caption |", "|---|---|"]
-        lines += [f"| reference | {_escaped(reference)} |" for reference in row["references"][:1]]
+        lines += [f"| reference | {_escape_markdown(reference)} |" for reference in row["references"][:1]]
         for name, captions in systems.items():
             caption = captions.get(row["image_id"])
-            lines.append(f"| {name} | {LEFT_OUT if caption is None else _escaped(caption) or '(empty)'} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+            lines.append(f"| {name} | {LEFT_OUT if caption is None else _escape_markdown(caption) or '(empty)'} |")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """Text as it stands, on one line of a Markdown table."""
     return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", " ".join(text.split()))
 
@@ -202,7 +202,7 @@ def draw_alpha(systems: Systems, bounds: Bounds, path: Path) -> Path:
         for key, column, colour in [("CIDEr", Column("CIDEr (x100)"), "#1f5f99"), *judges[:1]]:
             axes = left.twinx() if key.startswith(JUDGE) else left
             curve = alpha_curve(systems, base, key, column.factor)
-            alphas, means, deviations = ([point[part] for point in curve] for part in range(3))
+            alphas, means, deviations = ([point[axis] for point in curve] for axis in range(3))
             axes.errorbar(alphas, means, deviations, color=colour, marker="o", capsize=3)
             if (start := starts[base].evaluation.scores["metrics"].get(key)) is not None:
                 axes.axhline(column.factor * start, color=colour, linestyle=":", linewidth=1)

@@ -86,7 +86,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         for cell in plan.cells:
             check_start(cell, plan.bases[cell.base], signatures[cell.name])
         members, failures = _run_cells(config, plan, judges)
-        bounds = {name: judge.bounds for own in judges.values() for name, judge in own.items()}
+        bounds = {name: judge.bounds for base_judges in judges.values() for name, judge in base_judges.items()}
         for path in write_report([*starts, *members], plan, config, failures, bounds):
             _print(f"wrote {path}")
     for failure in failures:
@@ -165,10 +165,10 @@ def _run_cells(
 
 def _evaluate_start(base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
     folder = Path(config.out) / "start" / base.name / config.split
-    found = evaluate_captioner(base.start, base.config, config, judges, folder, base.config.model.prompt)
+    evaluation = evaluate_captioner(base.start, base.config, config, judges, folder, base.config.model.prompt)
     system = f"{base.name}/{START}" if base.name else START
-    _print(f"{system}: {_headline(found)}")
-    return Member(system, base.name, None, None, found, None)
+    _print(f"{system}: {_headline(evaluation)}")
+    return Member(system, base.name, None, None, evaluation, None)
 
 
 def _evaluate_cell(cell: Cell, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
@@ -178,8 +178,8 @@ def _evaluate_cell(cell: Cell, config: AblateConfig, judges: Mapping[str, Reward
             f"{model} is damaged or not there: rl-caption scst --config "
             f"{cell.folder / 'scst.yaml'} writes it from the newest checkpoint"
         )
-    found = evaluate_captioner(model, cell.config, config, judges, cell.folder / f"{config.split}_{config.policy}")
-    return Member(cell.system, cell.base, cell.alpha, cell.seed, found, read_run(cell.run))
+    evaluation = evaluate_captioner(model, cell.config, config, judges, cell.folder / f"{config.split}_{config.policy}")
+    return Member(cell.system, cell.base, cell.alpha, cell.seed, evaluation, read_run(cell.run))
 
 
 def evaluate_captioner(
@@ -224,10 +224,10 @@ def evaluate_captioner(
 def _headline(evaluation: EvaluationFolder) -> str:
     """CIDEr and the judges on one line."""
     values = evaluation.scores["metrics"]
-    parts = [f"CIDEr (x100) {100 * values['CIDEr']:.1f}"] if "CIDEr" in values else []
+    figures = [f"CIDEr (x100) {100 * values['CIDEr']:.1f}"] if "CIDEr" in values else []
     judges = {key: column_of(key) for key in values if key.startswith(JUDGE)}
-    parts += [f"{column.heading} {shown(values[key], column)}" for key, column in judges.items()]
-    return ", ".join(parts) or "no CIDEr and no judge among its metrics"
+    figures += [f"{column.heading} {shown(values[key], column)}" for key, column in judges.items()]
+    return ", ".join(figures) or "no CIDEr and no judge among its metrics"
 
 
 def _print(text: str) -> None:

@@ -20,7 +20,7 @@ from rl_caption.data.base import load_image
 from rl_caption.data.files import write_text
 from rl_caption.evaluation import Evaluation, format_table, write_evaluation
 from rl_caption.programs.evaluate import score_captions
-from rl_caption.report.charts import parts
+from rl_caption.report.charts import macros
 from rl_caption.report.gallery import Source, source_of
 from rl_caption.report.pages import Page, evaluations_page, render, runs_page
 from rl_caption.report.read import read_evaluation, read_run
@@ -142,10 +142,10 @@ def _page(
     alt = "Eight scenes, each with its caption by all three captioners; the same captions are below as text"
     image = Markup('<p><img src="data:image/png;base64,{}" alt="{}" style="max-width: 100%"></p>').format(picture, alt)
     sections = {
-        "Stages": parts().table(["what and why", "seconds"], rows, "What was done, in this order"),
+        "Stages": macros().table(["what and why", "seconds"], rows, "What was done, in this order"),
         "Picture": image,
         "Results": Markup("").join(
-            parts().note(heading) + judged[split]["Results"] for split, heading in SPLITS.items()
+            macros().note(heading) + judged[split]["Results"] for split, heading in SPLITS.items()
         ),
         "Captions": judged["test"]["Captions"],
         **{name: of_runs[name] for name in ("Monitor", "Curves", "Settings")},

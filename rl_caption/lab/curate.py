@@ -43,12 +43,12 @@ from rl_caption.lab.curation import (
 logger = logging.getLogger(__name__)
 
 OTHER_SPLIT = -2
-"""In ``Parts.reason``: the caption is of another split, and is kept without being looked at."""
+"""In ``Measurements.reason``: the caption is of another split, and is kept without being looked at."""
 UNREADABLE = -3
-"""In ``Parts.reason``: the image of the caption cannot be read."""
+"""In ``Measurements.reason``: the image of the caption cannot be read."""
 
 
-class Parts(NamedTuple):
+class Measurements(NamedTuple):
     """What is known of the N captions of a data set, in the order of its rows."""
 
     captions: NDArray[np.int32]
@@ -84,23 +84,23 @@ def curate(config: CurateConfig) -> str:
         splits = dict.fromkeys(shown(row["split"]) for _, row in source.rows())
         raise DataError(f"no row of {config.data} is of split {config.split!r}: it has {', '.join(splits)}")
     files = [out / "parts" / f"{number:06d}.npz" for number in range(-(-rows // config.part_rows))]
-    missing, done = missing_parts(out, files, config.worker, _settings(config, source, rewards))
+    missing, summary = missing_parts(out, files, config.worker, _settings(config, source, rewards))
     _make_parts(config, source, rewards, files, missing)
     if config.worker is not None:
-        return done
-    parts = _read_parts(files, list(rewards), rows, config.part_rows)
-    steps = _select(config, parts)
-    return _write(config, source, parts, steps, rewards)
+        return summary
+    measurements = _read_parts(files, list(rewards), rows, config.part_rows)
+    steps = _select(config, measurements)
+    return _write(config, source, measurements, steps, rewards)
 
 
 def _check_rules(config: CurateConfig) -> None:
-    known = [*MEASURES, *([TEXT_OVERLAP] if config.text_column else [])]
+    measures = [*MEASURES, *([TEXT_OVERLAP] if config.text_column else [])]
     wrong = []
     for name, limits in config.rules.items():
         if name == TEXT_OVERLAP and not config.text_column:
             wrong.append(f"rules.{name} needs text_column, the name of a column with text in the image")
-        elif name not in known:
-            wrong.append(f"rules.{name} is not a measure: expected one of {', '.join(known)}")
+        elif name not in measures:
+            wrong.append(f"rules.{name} is not a measure: expected one of {', '.join(measures)}")
         if len(limits) != 2 or all(limit is None for limit in limits):
             wrong.append(f"rules.{name} is {limits}: expected [least, most], one of which may be null")
     for index, step in enumerate(config.select):
@@ -121,14 +121,14 @@ def _name(step: Selection) -> str:
 
 
 def _rewards(config: CurateConfig) -> dict[str, Reward]:
-    found, builder = {}, RewardBuilder()
+    rewards, builder = {}, RewardBuilder()
     for name, score in config.scores.items():
         with config_errors(f"scores.{name}"):
-            found[name] = builder.build(score.target or name, score.kwargs)
-        foreign = sorted(found[name].columns - {"image", "image_id"})
+            rewards[name] = builder.build(score.target or name, score.kwargs)
+        foreign = sorted(rewards[name].columns - {"image", "image_id"})
         if foreign:
             raise ConfigError(f"scores.{name} needs {', '.join(foreign)}: expected a reward without references")
-    return found
+    return rewards
 
 
 def _settings(config: CurateConfig, source: Source, rewards: Mapping[str, Reward]) -> dict[str, Any]:
@@ -150,17 +150,17 @@ def _settings(config: CurateConfig, source: Source, rewards: Mapping[str, Reward
 def _make_parts(
     config: CurateConfig, source: Source, rewards: Mapping[str, Reward], files: Sequence[Path], missing: Sequence[int]
 ) -> None:
-    wanted = set(missing)
-    rows = source.rows(lambda index: index // config.part_rows in wanted)
+    part_numbers = set(missing)
+    rows = source.rows(lambda index: index // config.part_rows in part_numbers)
     for number in progress(missing, "scoring", "part"):
-        part = [row for _, row in islice(rows, config.part_rows)]
-        arrays = _part(config, part, rewards)
+        items = [row for _, row in islice(rows, config.part_rows)]
+        arrays = _part(config, items, rewards)
         with atomic_write(files[number]) as file:
             np.savez(file, allow_pickle=False, **arrays)
 
 
 def _part(config: CurateConfig, rows: Sequence[Item], rewards: Mapping[str, Reward]) -> dict[str, NDArray]:
-    """The arrays of ``Parts`` for the rows of one part; those of scores are named ``score_NAME``."""
+    """The arrays of ``Measurements`` for the rows of one part; those of scores are named ``score_NAME``."""
     unreadable = _unreadable(config, rows) if any("image" in reward.columns for reward in rewards.values()) else set()
     captions = [(row, caption) for row in rows for caption in row["references"]]
     reasons = np.array([_reason(config, row, caption, unreadable) for row, caption in captions], dtype=np.int16)
@@ -213,44 +213,47 @@ def _key(config: CurateConfig, row: Item, caption: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
-def _read_parts(files: Sequence[Path], scores: Sequence[str], rows: int, part_rows: int) -> Parts:
+def _read_parts(files: Sequence[Path], scores: Sequence[str], rows: int, part_rows: int) -> Measurements:
     """Read the parts of a data set of ``rows`` rows. Raises ``DataError``, which names the file, for a damaged one."""
     kinds = {"captions": np.int32, "reason": np.int16, "key": np.uint64, **{f"score_{n}": np.float32 for n in scores}}
     columns: dict[str, list[NDArray]] = {name: [] for name in kinds}
     for number, path in enumerate(progress(files, "reading parts", "part")):
         damaged = f"{path} cannot be read: remove it and start again, to write it again"
-        with naming(damaged, (*UNREADABLE_ARRAY, TypeError, AttributeError), error=DataError), np.load(path) as part:
-            arrays = {name: part[name] for name in kinds}
+        with (
+            naming(damaged, (*UNREADABLE_ARRAY, TypeError, AttributeError), error=DataError),
+            np.load(path) as file_arrays,
+        ):
+            arrays = {name: file_arrays[name] for name in kinds}
             length = dict.fromkeys(kinds, int(arrays["captions"].sum()))
             length["captions"] = min(part_rows, rows - number * part_rows)
-            for name, kind in kinds.items():
-                if arrays[name].dtype != kind or arrays[name].shape != (length[name],):
-                    found = f"{arrays[name].dtype} {list(arrays[name].shape)}"
-                    raise ValueError(f"{name} is {found}: expected {np.dtype(kind)} [{length[name]}]")
+            for name, dtype in kinds.items():
+                if arrays[name].dtype != dtype or arrays[name].shape != (length[name],):
+                    actual = f"{arrays[name].dtype} {list(arrays[name].shape)}"
+                    raise ValueError(f"{name} is {actual}: expected {np.dtype(dtype)} [{length[name]}]")
                 columns[name].append(arrays[name])
-    whole = {name: np.concatenate(own) for name, own in columns.items()}
-    found_scores = {score: whole.pop(f"score_{score}") for score in scores}
-    return Parts(**whole, scores=found_scores)
+    whole = {name: np.concatenate(blocks) for name, blocks in columns.items()}
+    scores_by_name = {score: whole.pop(f"score_{score}") for score in scores}
+    return Measurements(**whole, scores=scores_by_name)
 
 
-def _select(config: CurateConfig, parts: Parts) -> list[tuple[str, NDArray[np.bool_]]]:
+def _select(config: CurateConfig, measurements: Measurements) -> list[tuple[str, NDArray[np.bool_]]]:
     """The steps of the selection in their order: what each drops captions for, and which are left [N]."""
-    looked_at = parts.reason != OTHER_SPLIT
+    looked_at = measurements.reason != OTHER_SPLIT
     left = looked_at.copy()
     steps = [("captions", left.copy())]
-    if (parts.reason == UNREADABLE).any():
-        left &= parts.reason != UNREADABLE
+    if (measurements.reason == UNREADABLE).any():
+        left &= measurements.reason != UNREADABLE
         steps.append(("image cannot be read", left.copy()))
     for number, (name, limits) in enumerate(config.rules.items()):
-        left &= parts.reason != number
+        left &= measurements.reason != number
         steps.append((f"{name} in {limits}".replace("None", "-"), left.copy()))
     if config.duplicates is not None:
         index = np.flatnonzero(left)
-        left[index[~first_of_equals(parts.key[index])]] = False
+        left[index[~first_of_equals(measurements.key[index])]] = False
         steps.append((f"duplicate {config.duplicates}", left.copy()))
     for step in config.select:
         index = np.flatnonzero(left)
-        scores = parts.scores[step.score][index]
+        scores = measurements.scores[step.score][index]
         keep = np.ones(len(index), dtype=bool)
         if step.min is not None:
             keep &= scores >= step.min
@@ -268,32 +271,32 @@ def _select(config: CurateConfig, parts: Parts) -> list[tuple[str, NDArray[np.bo
 def _write(
     config: CurateConfig,
     source: Source,
-    parts: Parts,
+    measurements: Measurements,
     steps: Sequence[tuple[str, NDArray[np.bool_]]],
     rewards: Mapping[str, Reward],
 ) -> str:
-    out, kept = Path(config.out), steps[-1][1] | (parts.reason == OTHER_SPLIT)
+    out, kept = Path(config.out), steps[-1][1] | (measurements.reason == OTHER_SPLIT)
     generator = np.random.default_rng(config.seed)
     dropped = [(name, before & ~after) for (_, before), (name, after) in pairwise(steps)]
-    shown = {name: _drawn(generator, mask, config.examples) for name, mask in [("kept", steps[-1][1]), *dropped]}
-    wanted = {int(index) for indices in shown.values() for index in indices}
+    examples = {name: _drawn(generator, mask, config.examples) for name, mask in [("kept", steps[-1][1]), *dropped]}
+    example_indices = {int(index) for indices in examples.values() for index in indices}
     texts: dict[int, str] = {}
-    ends, written = np.cumsum(parts.captions), 0
+    ends, written = np.cumsum(measurements.captions), 0
     with atomic_write(out / "kept.jsonl") as file:
         for index, row in progress(source.rows(), "writing", "row", len(ends)):
-            first, captions = int(ends[index] - parts.captions[index]), row["references"]
-            texts |= {first + n: caption for n, caption in enumerate(captions) if first + n in wanted}
+            first, captions = int(ends[index] - measurements.captions[index]), row["references"]
+            texts |= {first + n: caption for n, caption in enumerate(captions) if first + n in example_indices}
             chosen = [n for n in range(len(captions)) if kept[first + n]]
             if chosen:
                 write_rows(file, [with_references(row, chosen)])
                 written += 1
-    table = _table(steps, parts)
+    table = _table(steps, measurements)
     lines = [f"# Curated: {config.data}", "", table, "", f"- `kept.jsonl`: {written:,} rows"]
     lines += [f"- {name}: {reward.signature}" for name, reward in rewards.items()]
-    for name, indices in shown.items():
+    for name, indices in examples.items():
         lines += ["", f"## {name if name == 'kept' else f'dropped: {name}'}", ""] if len(indices) else []
         for index in indices:
-            scores = ", ".join(f"{score} {values[index]:.4f}" for score, values in parts.scores.items())
+            scores = ", ".join(f"{score} {values[index]:.4f}" for score, values in measurements.scores.items())
             caption = " ".join(texts[int(index)].split())
             lines.append(f"- {caption}" + (f" ({scores})" if scores and "nan" not in scores else ""))
     write_text(out / "report.md", "\n".join(lines) + "\n")
@@ -305,17 +308,17 @@ def _drawn(generator: np.random.Generator, mask: NDArray[np.bool_], count: int) 
     return np.sort(generator.choice(index, min(count, len(index)), replace=False))
 
 
-def _table(steps: Sequence[tuple[str, NDArray[np.bool_]]], parts: Parts) -> str:
+def _table(steps: Sequence[tuple[str, NDArray[np.bool_]]], measurements: Measurements) -> str:
     """A Markdown table: the number of captions after each step, and their mean scores."""
-    heads = ["step", "dropped", "left", *(f"mean {name}" for name in parts.scores)]
+    heads = ["step", "dropped", "left", *(f"mean {name}" for name in measurements.scores)]
     lines = []
     before = int(steps[0][1].sum())
     for name, left in steps:
         count = int(left.sum())
         means = []
-        for scores in parts.scores.values():
-            known = scores[left & ~np.isnan(scores)]
-            means.append(f"{known.mean(dtype=np.float64):.4f}" if len(known) else "–")
+        for scores in measurements.scores.values():
+            scored = scores[left & ~np.isnan(scores)]
+            means.append(f"{scored.mean(dtype=np.float64):.4f}" if len(scored) else "–")
         lines.append([name, f"{before - count:,}", f"{count:,}", *means])
         before = count
     return markdown(heads, lines)

@@ -32,7 +32,7 @@ STOP_WORDS = BAD_ENDINGS.union(_MORE_STOP_WORDS.split())
 _AUXILIARIES = frozenset(["is", "are", "was", "were", "be", "been", "being", "am", "has", "have", "had", "do", "does"])
 
 
-def _capitalised(caption: str) -> float:
+def _capitalised_fraction(caption: str) -> float:
     words = [word for word in caption.split() if word[0].isalpha()]
     return sum(word[0].isupper() for word in words) / len(words) if words else 0.0
 
@@ -50,13 +50,13 @@ def _classes(caption: str) -> list[tuple[str, str]]:
 
 def _words_of(classes: str, caption: str) -> float:
     """Number of words of the given classes, without auxiliary verbs."""
-    return sum(kind in classes and word not in _AUXILIARIES for word, kind in _classes(caption))
+    return sum(word_type in classes and word not in _AUXILIARIES for word, word_type in _classes(caption))
 
 
 MEASURES: dict[str, Callable[[str], float]] = {
     "characters": len,
     "words": lambda caption: len(tokenize(caption)),
-    "capitalised": _capitalised,
+    "capitalised": _capitalised_fraction,
     "stop_words": _stop_words,
     "stop_word_fraction": lambda caption: _stop_words(caption) / max(1, len(tokenize(caption))),
     "actions": partial(_words_of, "V"),
@@ -69,8 +69,8 @@ TEXT_OVERLAP = "text_overlap"
 
 def text_overlap(caption: str, text: str) -> float:
     """Fraction of a caption's words that also occur in a text, such as one read in the image; in [0, 1]."""
-    words, known = tokenize(caption), set(tokenize(text))
-    return sum(word in known for word in words) / len(words) if words else 0.0
+    words, text_words = tokenize(caption), set(tokenize(text))
+    return sum(word in text_words for word in words) / len(words) if words else 0.0
 
 
 @dataclass
@@ -90,10 +90,10 @@ class Source:
     files: tuple[Path, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        found = [self.path]
+        candidates = [self.path]
         if self.path.is_dir():
-            found = sorted(file for file in self.path.iterdir() if not file.name.startswith("."))
-        self.files = tuple(file for file in found if file.suffix in SUFFIXES and file.is_file())
+            candidates = sorted(file for file in self.path.iterdir() if not file.name.startswith("."))
+        self.files = tuple(file for file in candidates if file.suffix in SUFFIXES and file.is_file())
         if not self.files:
             raise DataError(f"data {str(self.path)!r}: no such file, or no {', '.join(SUFFIXES)} in the folder")
         if self.text_column is not None and any(file.suffix == ".json" for file in self.files):
@@ -103,7 +103,7 @@ class Source:
         """Number of rows."""
         return sum(_count(file) for file in self.files)
 
-    def rows(self, wanted: Callable[[int], bool] = lambda index: True) -> Iterator[tuple[int, Item]]:
+    def rows(self, is_needed: Callable[[int], bool] = lambda index: True) -> Iterator[tuple[int, Item]]:
         """Yield index and row for the indices that are ``wanted``; others are not parsed.
 
         Rows have ``image_id``, ``image`` (a path), ``references``, perhaps ``split``, and any other columns. Raises
@@ -112,7 +112,7 @@ class Source:
         first = 0
         for file in self.files:
             for index, (where, raw) in enumerate(_raw_rows(file, self.image_root), start=first):
-                if wanted(index):
+                if is_needed(index):
                     yield index, raw if file.suffix == ".json" else self._row(raw, where, file.parent)
                 first = index + 1
 
@@ -131,8 +131,8 @@ class Source:
         for caption in captions:
             check_text(caption, f"{where}: {self.caption_column!r}")
         # A column of Parquet is null where a row has none.
-        own = (self.image_column, self.caption_column)
-        item = {key: value for key, value in item.items() if value is not None and key not in own}
+        standard_columns = (self.image_column, self.caption_column)
+        item = {key: value for key, value in item.items() if value is not None and key not in standard_columns}
         root = folder / (self.image_root or "")
         row: Item = item | {"image_id": str(item.get("image_id", image)), "references": captions}
         row["image"] = os.path.join(root, image)
@@ -183,9 +183,9 @@ def open_parquet(file: Path) -> Iterator[Any]:
 def best(scores: NDArray[np.float32], count: float) -> NDArray[np.bool_]:
     """Mask [N] of the highest scores: ``count`` of them, or below 1 that fraction, rounded down. Ties: the first."""
     # The decimal fraction as written: in binary, 0.29 * 100 is 28.999...
-    wanted = int(Fraction(str(count)) * len(scores) if count < 1 else count)
+    number = int(Fraction(str(count)) * len(scores) if count < 1 else count)
     chosen = np.zeros(len(scores), dtype=bool)
-    chosen[np.argsort(-scores, kind="stable")[:wanted]] = True
+    chosen[np.argsort(-scores, kind="stable")[:number]] = True
     return chosen
 
 

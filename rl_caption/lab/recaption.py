@@ -74,16 +74,16 @@ def recaption(config: RecaptionConfig) -> str:
         language_model = None if config.language_model is None else Perplexity(config.language_model, floor=-100.0)
     recaptioner = load_recaptioner(config.recaptioner, "recaptioner")
 
-    def columns(part: Rows) -> list[dict[str, Any]]:
-        written = captions_of(recaptioner, part, f"recaptioner.target {config.recaptioner.target}")
+    def columns(batch: Rows) -> list[dict[str, Any]]:
+        written = captions_of(recaptioner, batch, f"recaptioner.target {config.recaptioner.target}")
         several = max(map(len, written))
         if several > 1:
             raise DataError(f"{recaptioner.signature} wrote {several} captions of an image: recaption takes one")
         return [{"long_reference": caption} for (caption,) in written]
 
-    done = make_parts(config, rows, {"recaptioner": recaptioner.signature}, columns, "recaptioning")
+    summary = make_parts(config, rows, {"recaptioner": recaptioner.signature}, columns, "recaptioning")
     if config.worker is not None:
-        return done
+        return summary
     file = Path(config.out) / "captions.jsonl"
     lines, count = gather_parts(config, data, rows, file, _Recaptioned)
     before = [caption for line in lines for caption in line["references"]]
@@ -119,21 +119,21 @@ def make_positives(config: PositivesConfig) -> str:
         "images": None if painter is None else f"{painter.signature} of {config.images.captions} references",
     }
 
-    def columns(part: Rows) -> list[dict[str, Any]]:
+    def columns(batch: Rows) -> list[dict[str, Any]]:
         """The new columns of each row."""
-        found: list[dict[str, Any]] = [{} for _ in part]
+        new_columns: list[dict[str, Any]] = [{} for _ in batch]
         if captioner is not None:
-            texts_of_rows = captions_of(captioner, part, f"captions.target {config.captions.target}")
-            for line, texts in zip(found, texts_of_rows, strict=True):
+            texts_of_rows = captions_of(captioner, batch, f"captions.target {config.captions.target}")
+            for line, texts in zip(new_columns, texts_of_rows, strict=True):
                 line["positive_captions"] = texts
         if painter is not None:
-            for line, files in zip(found, _images(painter, part, config), strict=True):
+            for line, files in zip(new_columns, _images(painter, batch, config), strict=True):
                 line["positive_images"] = files
-        return found
+        return new_columns
 
-    done = make_parts(config, rows, made_by, columns, "positives")
+    summary = make_parts(config, rows, made_by, columns, "positives")
     if config.worker is not None:
-        return done
+        return summary
     file = Path(config.out) / "positives.jsonl"
     lines, count = gather_parts(config, data, rows, file, _Positives)
     kinds = ("references", "positive_captions")
@@ -150,12 +150,12 @@ def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[l
     missing: list[tuple[Path, str]] = []
     for split, row in rows:
         stem, captions = file_name(row["image_id"]), row["references"][:number]
-        own = [folder / file_name(split) / f"{stem}_{index}.png" for index in range(len(captions))]
-        missing += [(file, text) for file, text in zip(own, captions, strict=True) if not file.exists()]
-        files.append([os.path.abspath(file) for file in own])
+        row_files = [folder / file_name(split) / f"{stem}_{index}.png" for index in range(len(captions))]
+        missing += [(file, text) for file, text in zip(row_files, captions, strict=True) if not file.exists()]
+        files.append([os.path.abspath(file) for file in row_files])
     for batch in chunks(missing, config.images.batch_size, "images of captions"):
-        made = images_of(painter, [caption for _, caption in batch], f"images.target {config.images.target}")
-        for (file, _), image in zip(batch, made, strict=True):
+        generated = images_of(painter, [caption for _, caption in batch], f"images.target {config.images.target}")
+        for (file, _), image in zip(batch, generated, strict=True):
             opened = load_image(image)
             with atomic_write(file) as written:
                 opened.save(written, "PNG")
@@ -167,10 +167,10 @@ def load_recaptioner(config: RecaptionerConfig, key: str) -> Recaptioner:
     if config.target is None:
         raise ConfigError(f"{key}.target is not set: expected {', '.join(RECAPTIONERS)} or package.module:Class")
     target = load_target(config.target, f"{key}.target", RECAPTIONERS)
-    made: Recaptioner = build_target(target, 1, config.target, config.kwargs, f"{key}.kwargs")
-    if not isinstance(getattr(made, "signature", None), str):
+    recaptioner: Recaptioner = build_target(target, 1, config.target, config.kwargs, f"{key}.kwargs")
+    if not isinstance(getattr(recaptioner, "signature", None), str):
         raise ConfigError(f"{key}.target is {config.target!r}: it has no signature, a text that names what it is")
-    return made
+    return recaptioner
 
 
 def captions_of(recaptioner: Recaptioner, rows: Rows, where: str) -> list[list[str]]:
@@ -178,19 +178,19 @@ def captions_of(recaptioner: Recaptioner, rows: Rows, where: str) -> list[list[s
 
     Raises ``DataError`` where it fails, returns something else than captions, or has none for a row.
     """
-    found: list[Any] = []
+    answers_of_rows: list[Any] = []
     for _, group in groupby(rows, itemgetter(0)):  # another split may have the same image ids
         with errors_of_user_code(where, error=DataError):
             answers: Any = recaptioner([row for _, row in group])
             if isinstance(answers, Iterable) and not isinstance(answers, str):
                 answers = list(answers)
         check_type(answers, list[str | list[str]], f"{where}: what it returned", DataError)
-        found += [[answer] if isinstance(answer, str) else answer for answer in answers]
-    if len(found) != len(rows):
-        raise DataError(f"{recaptioner.signature} wrote {len(found)} captions of {len(rows)} images")
-    kept = [[caption for caption in own if caption.strip()] for own in found]
-    for (split, row), own in zip(rows, kept, strict=True):
-        if not own:
+        answers_of_rows += [[answer] if isinstance(answer, str) else answer for answer in answers]
+    if len(answers_of_rows) != len(rows):
+        raise DataError(f"{recaptioner.signature} wrote {len(answers_of_rows)} captions of {len(rows)} images")
+    kept = [[caption for caption in texts if caption.strip()] for texts in answers_of_rows]
+    for (split, row), texts in zip(rows, kept, strict=True):
+        if not texts:
             raise DataError(f"{recaptioner.signature} wrote no caption of {split} image {row['image_id']!r}")
     return kept
 
@@ -230,15 +230,15 @@ def make_parts(
     other settings. ``what`` is the title of the progress bar.
     """
     files, out = _part_files(config, len(rows)), Path(config.out)
-    by_split = {split: [row for _, row in own] for split, own in groupby(rows, itemgetter(0))}
+    by_split = {split: [row for _, row in group] for split, group in groupby(rows, itemgetter(0))}
     settings: dict[str, Any] = {"rows": len(rows), "captions_before": _fingerprint(rows)}
     settings |= {"part_rows": config.part_rows, "data": fingerprint(by_split)}
-    missing, done = missing_parts(out, files, config.worker, {**settings, **made_by})
+    missing, summary = missing_parts(out, files, config.worker, {**settings, **made_by})
     for number in progress(missing, what, "part"):
-        part = rows[number * config.part_rows : (number + 1) * config.part_rows]
-        lines = [_line(split, row, out) | dict(new) for (split, row), new in zip(part, columns(part), strict=True)]
+        batch = rows[number * config.part_rows : (number + 1) * config.part_rows]
+        lines = [_line(split, row, out) | dict(new) for (split, row), new in zip(batch, columns(batch), strict=True)]
         write_json_lines(files[number], lines)
-    return done
+    return summary
 
 
 def _fingerprint(rows: Rows) -> str:
@@ -269,35 +269,35 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
             with atomic_write(image) as file:
                 load_image(row["image"]).save(file, "PNG")
     line = {"image_id": row["image_id"], "image": os.path.abspath(image), "references": row["references"]}
-    known: dict[str, Any] = {key: row[key] for key in TEXTS if key in row}  # type: ignore[literal-required]
+    copied: dict[str, Any] = {key: row[key] for key in TEXTS if key in row}  # type: ignore[literal-required]
     files: Any = row.get("positive_images", [])
     if files and all(isinstance(file, str | Path) for file in files):
-        known["positive_images"] = [os.path.abspath(file) for file in files]
-    return line | {"split": split} | known
+        copied["positive_images"] = [os.path.abspath(file) for file in files]
+    return line | {"split": split} | copied
 
 
 def gather_parts(
-    config: PartsConfig, data: DataModule, rows: Rows, file: Path, kind: Any
+    config: PartsConfig, data: DataModule, rows: Rows, file: Path, line_type: Any
 ) -> tuple[list[dict[str, Any]], int]:
     """Write one ``file`` from all parts and the rows of the splits that were not worked on.
 
     ``rows`` are those of the parts, whose lines have the type ``kind`` (``check_type``). Returns the lines of the
     parts, and the number of all lines. Raises ``DataError``, which names part and line, for a damaged part.
     """
-    made: list[dict[str, Any]] = []
-    for number, part in enumerate(_part_files(config, len(rows))):
-        lines = read_regular(part).splitlines()
+    lines_of_parts: list[dict[str, Any]] = []
+    for number, path in enumerate(_part_files(config, len(rows))):
+        lines = read_regular(path).splitlines()
         expected = len(rows[number * config.part_rows : (number + 1) * config.part_rows])
         if len(lines) != expected:
-            raise DataError(f"{part} has {len(lines)} of {expected} rows: remove it and start again, to write it again")
+            raise DataError(f"{path} has {len(lines)} of {expected} rows: remove it and start again, to write it again")
         for line, content in enumerate(lines, start=1):
-            where = f"{part}, line {line}"
-            made.append(parse_json(content, where))
-            check_type(made[-1], kind, where, DataError)
+            where = f"{path}, line {line}"
+            lines_of_parts.append(parse_json(content, where))
+            check_type(lines_of_parts[-1], line_type, where, DataError)
     others = [name for name in data.splits if config.splits and name not in config.splits]
     kept = [_line(name, row, Path(config.out)) for name in others for row in data.split(name)]
-    write_json_lines(file, [*made, *kept])
-    return made, len(made) + len(kept)
+    write_json_lines(file, [*lines_of_parts, *kept])
+    return lines_of_parts, len(lines_of_parts) + len(kept)
 
 
 def write_report(file: Path, count: int, title: str, table: str, notes: Sequence[str]) -> str:
@@ -310,7 +310,7 @@ def write_report(file: Path, count: int, title: str, table: str, notes: Sequence
 
 def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None) -> str:
     """A Markdown table with a row for each name: number, length, vocabulary and likelihood of its captions."""
-    rows = {name: _statistics(own, language_model) for name, own in captions.items()}
+    rows = {name: _statistics(texts, language_model) for name, texts in captions.items()}
     return markdown(["captions", *_statistics([], None)], [[name, *row.values()] for name, row in rows.items()])
 
 

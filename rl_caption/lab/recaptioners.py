@@ -32,7 +32,7 @@ class Recaptioner(Protocol):
         ...
 
 
-def _named(model: str) -> str:
+def _model_label(model: str) -> str:
     """The name of a model. A folder may have other weights later, so its name gets the start of their hash."""
     from rl_caption.captioners.loading import weights_hash
 
@@ -78,15 +78,15 @@ class CaptionerRecaptioner:
         self.policy = self.captioner.policy.to(self.accelerator.device)
         told = decode | ({"seed": seed} if self.decoding.num_samples else {})
         more = "".join(f",{name}{value}" for name, value in told.items())
-        self.signature = f"captioner[{_named(model)},beams{num_beams},tokens{max_new_tokens}{more}]"
+        self.signature = f"captioner[{_model_label(model)},beams{num_beams},tokens{max_new_tokens}{more}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Caption the images. Samples are a function of the seed and the image id, not of the batch."""
         from rl_caption.training.validation import decode_candidates
 
         decode = self.captioner, self.policy, rows, self.decoding, self.batch_size, self.accelerator
-        found = decode_candidates(*decode, seed=self.seed)
-        return [[candidate.caption for candidate in found[row["image_id"]]] for row in rows]
+        candidates = decode_candidates(*decode, seed=self.seed)
+        return [[candidate.caption for candidate in candidates[row["image_id"]]] for row in rows]
 
 
 class VisionLanguageRecaptioner:
@@ -136,28 +136,28 @@ class VisionLanguageRecaptioner:
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.beams = {"num_beams": num_beams, "num_return_sequences": num_return_sequences}
         more = f",beams{num_beams},best{num_return_sequences}" if num_beams > 1 else ""
-        self.signature = f"vision_language[{_named(name)},tokens{max_new_tokens}{more}] {prompt!r}"
+        self.signature = f"vision_language[{_model_label(name)},tokens{max_new_tokens}{more}] {prompt!r}"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Describe the images, by greedy or beam search."""
         starts = range(0, len(rows), self.batch_size)
-        return [own for start in starts for own in self._answers(rows[start : start + self.batch_size])]
+        return [answers for start in starts for answers in self._answers(rows[start : start + self.batch_size])]
 
     @torch.inference_mode()
     def _answers(self, rows: Sequence[Row]) -> list[list[str]]:
         asked = []
         for row in rows:
-            known = {"caption": next(iter(row["references"]), ""), "prompt": row.get("prompt", "")}
-            text = self.prompt.format(**known, image_id=row["image_id"])
+            values = {"caption": next(iter(row["references"]), ""), "prompt": row.get("prompt", "")}
+            text = self.prompt.format(**values, image_id=row["image_id"])
             asked.append([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}])
         texts = [self.processor.apply_chat_template(one, add_generation_prompt=True) for one in asked]
         images = [[load_image(row["image"])] for row in rows]
         inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt").to(self.device)
-        made = self.model.generate(**inputs, do_sample=False, max_new_tokens=self.max_new_tokens, **self.beams)
-        answers = made[:, inputs["input_ids"].shape[1] :]
-        found = [" ".join(text.split()) for text in self.processor.batch_decode(answers, skip_special_tokens=True)]
-        each = self.beams["num_return_sequences"]
-        return [found[start : start + each] for start in range(0, len(found), each)]
+        token_ids = self.model.generate(**inputs, do_sample=False, max_new_tokens=self.max_new_tokens, **self.beams)
+        answers = token_ids[:, inputs["input_ids"].shape[1] :]
+        captions = [" ".join(text.split()) for text in self.processor.batch_decode(answers, skip_special_tokens=True)]
+        per_image = self.beams["num_return_sequences"]
+        return [captions[start : start + per_image] for start in range(0, len(captions), per_image)]
 
 
 class SceneRecaptioner:
@@ -184,11 +184,15 @@ class SceneRecaptioner:
         if scene is None:
             raise DataError(f"image {row['image_id']!r} is not a generated scene, which recaptioner scenes needs")
         draws = Draws("recaption", self.seed, repr(scene))
-        sentences = [f"{part}." for part in long_reference(scene, self.seed).removesuffix(".").split(". ")]
+        sentences = [f"{clause}." for clause in long_reference(scene, self.seed).removesuffix(".").split(". ")]
         kept = [sentence for sentence in sentences if draws.chance(self.keep)] or [draws.choice(sentences)]
         told = []
         for sentence in kept:
-            false = [text for kind, text in hard_negatives(scene, sentence, self.seed) if kind != "word_order"]
+            false = [
+                text
+                for negative_type, text in hard_negatives(scene, sentence, self.seed)
+                if negative_type != "word_order"
+            ]
             told.append(draws.choice(false) if false and draws.chance(self.wrong) else sentence)
         return " ".join(told)
 

@@ -52,16 +52,16 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     rows = list(data.split(usable_split(data, config.split))[: config.max_images])
     check_has_images("retrieval", rows, f"split {config.split!r}")
     texts = texts_of(rows)
-    for name, wanted in config.models.items():
-        if wanted.backbone is None:
+    for name, model in config.models.items():
+        if model.backbone is None:
             raise ConfigError(f"models.{name}.backbone is not set: a folder, or the name of an open_clip architecture")
-    encoders = {name: load_dual_encoder(wanted, f"models.{name}") for name, wanted in config.models.items()}
-    found: dict[str, Any] = {}
+    encoders = {name: load_dual_encoder(model, f"models.{name}") for name, model in config.models.items()}
+    results: dict[str, Any] = {}
     for name, encoder in encoders.items():
-        found[name] = _measured(encoder, rows, texts, config)
-        table = _table(config, found, {name: len(own) for name, (own, _) in texts.items()}, len(rows))
+        results[name] = _measure(encoder, rows, texts, config)
+        table = _table(config, results, {name: len(captions) for name, (captions, _) in texts.items()}, len(rows))
         write_text(folder / "retrieval.md", table)
-        write_json(folder / "retrieval.json", {"config": asdict(config), "images": len(rows), "models": found})
+        write_json(folder / "retrieval.json", {"config": asdict(config), "images": len(rows), "models": results})
     print(f"wrote {folder / 'retrieval.md'}, {folder / 'retrieval.json'}", file=sys.stderr)
     return table
 
@@ -77,17 +77,17 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
     kinds = {"references": [row.get("short_references", row["references"]) for row in rows]}
     if rows and all(row.get("long_reference") for row in rows):
         kinds["long"] = [[row["long_reference"]] for row in rows]
-    for row, own in zip(rows, kinds["references"], strict=True):
-        if not own:
+    for row, captions in zip(rows, kinds["references"], strict=True):
+        if not captions:
             raise DataError(f"image {row['image_id']!r} has no reference: retrieval needs at least one of each image")
-    found = {}
+    texts = {}
     for name, column in kinds.items():
-        pairs = [(text, number) for number, own in enumerate(column) for text in own]
-        found[name] = [text for text, _ in pairs], [number for _, number in pairs]
-    return found
+        pairs = [(text, number) for number, captions in enumerate(column) for text in captions]
+        texts[name] = [text for text, _ in pairs], [number for _, number in pairs]
+    return texts
 
 
-def _measured(
+def _measure(
     encoder: CachedEncoder, rows: Sequence[Row], texts: Mapping[str, Texts], config: CompareRetrievalConfig
 ) -> dict[str, Any]:
     """What the model is, and its figures for each set of texts."""
@@ -96,7 +96,7 @@ def _measured(
         images: Embeddings = normalize(embed_features(backbone, rows), dim=1).numpy()
     else:
         images = encoder.embed_images([row["image"] for row in rows])
-    found = {}
+    results = {}
     for name, (captions, owners) in texts.items():
         distinct = {text: row for row, text in enumerate(dict.fromkeys(captions))}
         embedded = encoder.embed_texts(list(distinct))[[distinct[text] for text in captions]]
@@ -104,9 +104,9 @@ def _measured(
         figures: dict[str, Any] = {}
         for way, groups in (("i2t", list(range(len(rows)))), ("t2i", owners)):
             figures |= _figures(way, ranks[way], groups, config)
-        found[name] = {"texts": len(captions), "cut": backbone.too_long(captions), "figures": figures}
+        results[name] = {"texts": len(captions), "cut": backbone.too_long(captions), "figures": figures}
     parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
-    return {"signature": encoder.signature, "parameters": parameters, "captions": found}
+    return {"signature": encoder.signature, "parameters": parameters, "captions": results}
 
 
 def _figures(
@@ -122,28 +122,28 @@ def _figures(
     bounds = intervals(statistic, images, config.bootstrap, config.seed) or [None] * len(values)
     keys = [key for key in FIGURES if key.startswith(way)]
     return {
-        key: {"value": value, "low": own[0] if own else None, "high": own[1] if own else None}
-        for key, value, own in zip(keys, values, bounds, strict=True)
+        key: {"value": value, "low": interval[0] if interval else None, "high": interval[1] if interval else None}
+        for key, value, interval in zip(keys, values, bounds, strict=True)
     }
 
 
-def _table(config: CompareRetrievalConfig, found: Mapping[str, Any], counts: Mapping[str, int], images: int) -> str:
+def _table(config: CompareRetrievalConfig, results: Mapping[str, Any], counts: Mapping[str, int], images: int) -> str:
     """A line for each model and set of texts; notes below."""
     lines = []
-    for name, model in found.items():
-        for texts, own in model["captions"].items():
-            shown = [_shown(key, own["figures"][key]) for key in FIGURES]
-            lines.append([name, f"{model['parameters'] / 1e6:.2f}", texts, *shown, f"{own['cut']}"])
+    for name, model in results.items():
+        for texts, result in model["captions"].items():
+            cells = [_format_figure(key, result["figures"][key]) for key in FIGURES]
+            lines.append([name, f"{model['parameters'] / 1e6:.2f}", texts, *cells, f"{result['cut']}"])
     head = ["model", "parameters, millions", "texts", *FIGURES.values(), "texts cut"]
     described = " and ".join(f"{count} {'long captions' if name == 'long' else name}" for name, count in counts.items())
-    notes = [f"- {name}: `{model['signature']}`" for name, model in found.items()]
+    notes = [f"- {name}: `{model['signature']}`" for name, model in results.items()]
     if config.bootstrap:
         notes.insert(0, f"- In brackets: 95 % bootstrap interval, {config.bootstrap} resamples of images as queries")
     title = f"## Retrieval on {config.split}: {images} images, {described}"
     return "\n".join([title, "", markdown(head, lines), "", *notes]) + "\n"
 
 
-def _shown(key: str, figure: Mapping[str, float | None]) -> str:
+def _format_figure(key: str, figure: Mapping[str, float | None]) -> str:
     factor = 1 if key.endswith("rank") else 100
     value, *ends = (None if end is None else f"{factor * end:.1f}" for end in figure.values())
     return f"{value}" if None in ends else f"{value} [{ends[0]}, {ends[1]}]"

@@ -137,9 +137,9 @@ def share(
         raise ReportError(f"--out {out} exists and is not an empty folder: name another")
     export, run = find_export(path)
     check_links(export)
-    known = read_run(run) if run is not None and (run / "config.yaml").is_file() else None
+    run_folder = read_run(run) if run is not None and (run / "config.yaml").is_file() else None
     judged = None if evaluation is None else read_evaluation(evaluation)
-    card = model_card(read_export(export), known, judged, repo_id, licence)
+    card = model_card(read_export(export), run_folder, judged, repo_id, licence)
     with ExitStack() as stack:
         if out is None:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
@@ -198,10 +198,10 @@ def read_export(path: Path) -> Export:
     Raises:
         ReportError: it holds no model, or is not as it was written.
     """
-    found = damage(path) if (path / MANIFEST).is_file() else None
-    if found is not None:
+    reason = damage(path) if (path / MANIFEST).is_file() else None
+    if reason is not None:
         raise ReportError(
-            f"{path} is not as it was exported: {found}. Export the model again, or copy the whole folder"
+            f"{path} is not as it was exported: {reason}. Export the model again, or copy the whole folder"
         )
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise ReportError(f"{path} has no weights (*.safetensors): name the folder of a run, or its export/best")
@@ -212,27 +212,28 @@ def read_export(path: Path) -> Export:
         config = read_object(path / "config.json")
     except (OSError, ValueError) as error:
         raise ReportError(f"{path} holds no model: {error}") from error
-    kind = str(config.get("model_type"))
-    if not re.fullmatch(r"[\w.:-]+", kind):  # the card quotes it, in Python, too
-        raise ReportError(f"{path} holds no model: its config.json has model_type {kind!r:.80}")
-    if kind in FAMILIES:
-        check_architectures(path, kind, config.get("architectures"))
-    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        what, task, loading = f"{CAPTIONER} ({kind}, a model of Transformers)", "image-to-text", TRANSFORMERS
-        if kind in ("blip-2", "instructblip"):  # whose image is a prefix of the prompt
+    model_type = str(config.get("model_type"))
+    if not re.fullmatch(r"[\w.:-]+", model_type):  # the card quotes it, in Python, too
+        raise ReportError(f"{path} holds no model: its config.json has model_type {model_type!r:.80}")
+    if model_type in FAMILIES:
+        check_architectures(path, model_type, config.get("architectures"))
+    if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        what, task, loading = f"{CAPTIONER} ({model_type}, a model of Transformers)", "image-to-text", TRANSFORMERS
+        if model_type in ("blip-2", "instructblip"):  # whose image is a prefix of the prompt
             loading = PROMPTED
-        elif kind not in FAMILIES:
+        elif model_type not in FAMILIES:
             task, loading = "image-text-to-text", VISION_LANGUAGE
         return Export(path, what, "transformers", task, loading, True)
-    if kind in ("l_clip", "pretrained_dual"):
-        name = {"l_clip": "L-CLIP", "pretrained_dual": "a dual encoder of pretrained parts"}[kind]
+    if model_type in ("l_clip", "pretrained_dual"):
+        name = {"l_clip": "L-CLIP", "pretrained_dual": "a dual encoder of pretrained parts"}[model_type]
         return Export(path, f"{REWARD_MODEL} ({name})", "rl-caption", None, AS_REWARD)
-    if kind.startswith("l_clip_"):
-        what = f"{kind.removeprefix('l_clip_')} tower of an L-CLIP, from which a whole one is distilled; no reward yet"
+    if model_type.startswith("l_clip_"):
+        tower = model_type.removeprefix("l_clip_")
+        what = f"{tower} tower of an L-CLIP, from which a whole one is distilled; no reward yet"
         return Export(path, what, "rl-caption", None, "")
     # A class outside the package: naming it in the code is the reader's consent to run it.
-    loading = OWN_CAPTIONER.replace("{target}", f', target="{kind}"' if ":" in kind else "")
-    return Export(path, f"{CAPTIONER} ({kind})", "rl-caption", "image-to-text", loading, True)
+    loading = OWN_CAPTIONER.replace("{target}", f', target="{model_type}"' if ":" in model_type else "")
+    return Export(path, f"{CAPTIONER} ({model_type})", "rl-caption", "image-to-text", loading, True)
 
 
 def model_card(
@@ -395,7 +396,7 @@ def _dataset(settings: Mapping[str, Any]) -> str | None:
 
 
 def _scores(export: Export, run: RunFolder | None, evaluation: EvaluationFolder | None) -> str:
-    parts = ["No evaluation was given: there are no test scores."] if export.is_captioner else []
+    paragraphs = ["No evaluation was given: there are no test scores."] if export.is_captioner else []
     if evaluation is not None:
         scores, dataset, rows = evaluation.scores, _dataset(evaluation.settings), []
         where = (
@@ -406,17 +407,17 @@ def _scores(export: Export, run: RunFolder | None, evaluation: EvaluationFolder 
             rows.append((column.heading, shown(value, column), " to ".join(shown(end, column) for end in ends)))
         unknown = "**Whose captions these are is not known here: the evaluation does not record the model.**"
         how = f" Decoding: {scores['decoding']}." if scores.get("decoding") else ""
-        parts = [
+        paragraphs = [
             *[unknown] * (not has_record(evaluation)),
             f"{scores['n']:,} captions of {where}.{how} Signature: `{scores['signature']}`",
             _table(["metric", "value", "95 % interval"], rows),
             f"Intervals: {scores['interval']}" if scores.get("interval") else "No intervals were computed.",
             *(f"{key} was not computed: {why}" for key, why in scores.get("left_out", {}).items()),
         ]
-    return "\n\n".join([*parts, *(_validated(run) if run is not None else [])])
+    return "\n\n".join([*paragraphs, *(_validations(run) if run is not None else [])])
 
 
-def _validated(run: RunFolder) -> list[str]:
+def _validations(run: RunFolder) -> list[str]:
     """The validations of the start and of this model, as paragraphs."""
     steps: dict[int, dict[str, float]] = {}
     for line in run.validations:
@@ -440,7 +441,7 @@ def _validated(run: RunFolder) -> list[str]:
 
 def _hacking(run: RunFolder) -> str:
     """What the monitor found: docs/hacking.md."""
-    if not run.watched:
+    if not run.has_monitor:
         return "Nothing is known of it: the run has no record of the monitor."
     count, alarm = len(run.series("hacking/alarm")), run.first_alarm
     if not run.alarms:
@@ -531,11 +532,13 @@ def _citations(export: Export, run: RunFolder | None) -> str:
         papers.append(cite("scst"))
     for name, term in terms.items():
         target = str(term.get("target") or name)
-        kind = names.get(target, target).removeprefix("ref_")
-        if kind in names.values() and kind not in NO_PAPER:
-            papers.append(f"{name}: {cite(*PAPERS_OF.get(kind, (kind,)))}")
-        elif kind not in NO_PAPER:
-            unknown.append(f"{name}: `{kind}`, a reward from outside the package, whose authors say what to cite")
+        reward_name = names.get(target, target).removeprefix("ref_")
+        if reward_name in names.values() and reward_name not in NO_PAPER:
+            papers.append(f"{name}: {cite(*PAPERS_OF.get(reward_name, (reward_name,)))}")
+        elif reward_name not in NO_PAPER:
+            unknown.append(
+                f"{name}: `{reward_name}`, a reward from outside the package, whose authors say what to cite"
+            )
     if "L-CLIP" in export.what:
         papers.append(cite("l_clipscore"))
     return "\n".join(f"- {line}" for line in [*dict.fromkeys(papers), *unknown])

@@ -92,15 +92,15 @@ class SideBySide(NamedTuple):
             RewardError: a judge failed; the message names it.
         """
         row: Row = {"image_id": image_id, "image": image, "references": list(references)}
-        found = []
+        candidates = []
         for name in models:
             captioner = self.captioners[name]
             decoded = decode_candidates(
                 captioner, captioner.policy, [row], self.decoding, 1, self.accelerator, seed=self.seed
             )
-            found.append(decoded[image_id][0])
-        texts = [each.caption for each in found]
-        prompts, columns = reward_inputs([row] * len(found), [each.finished for each in found])
+            candidates.append(decoded[image_id][0])
+        texts = [candidate.caption for candidate in candidates]
+        prompts, columns = reward_inputs([row] * len(candidates), [candidate.finished for candidate in candidates])
         if not references:
             del columns["references"]
         scores: dict[str, list[float]] = {}
@@ -189,12 +189,16 @@ class _Handler(BaseHTTPRequestHandler):
         photo: Photo = json_object(self.rfile.read(int(length)), "the request")  # type: ignore[assignment]
         check_type(photo, Photo, "the request", DataError)
         models = self.server.models
-        for key, chosen, known in (
+        for key, chosen, available in (
             ("models", photo["models"], models.captioners),
             ("judges", photo["judges"], models.judges),
         ):
-            if not set(chosen) <= known.keys() or len(set(chosen)) < len(chosen) or (key == "models" and not chosen):
-                raise DataError(f"{key} are {chosen!r:.200}: expected some of {list(known)}, each once")
+            if (
+                not set(chosen) <= available.keys()
+                or len(set(chosen)) < len(chosen)
+                or (key == "models" and not chosen)
+            ):
+                raise DataError(f"{key} are {chosen!r:.200}: expected some of {list(available)}, each once")
         references = [text.strip() for text in photo["references"] if text.strip()]
         with self.server.lock:  # also around the photo: a small file may take gigabytes when it is decoded
             image = read_photo(photo["name"], photo["image"], self.server.config.max_megapixels)
@@ -208,9 +212,9 @@ class _Handler(BaseHTTPRequestHandler):
         if origin is not None and origin.lower() != f"http://{host.lower()}":
             raise RefusedRequest(HTTPStatus.FORBIDDEN, f"Origin is {origin!r:.80}: expected http://{host}")
 
-    def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+    def _send(self, status: HTTPStatus, content_type: str, content: bytes) -> None:
         self.send_response(status)
-        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
+        headers = {"Content-Type": f"{content_type}; charset=utf-8", "Content-Length": str(len(content))}
         for name, value in (headers | HEADERS).items():
             self.send_header(name, value)
         self.end_headers()
@@ -253,10 +257,10 @@ def load_models(config: WebConfig) -> SideBySide:
     accelerator = Accelerator()
     if accelerator.num_processes > 1:
         raise ConfigError(f"{accelerator.num_processes} processes were launched: expected one, which serves the page")
-    for name, wanted in config.judges.items():
-        if registered(wanted.target or name) == "cider" and "df" not in wanted.kwargs:
-            made = f"--judges.{name}.kwargs.df runs/NAME/document_frequencies.npz"
-            raise ConfigError(f"judges.{name} needs document frequencies, which one photo does not give: set {made}")
+    for name, judge_config in config.judges.items():
+        if registered(judge_config.target or name) == "cider" and "df" not in judge_config.kwargs:
+            option = f"--judges.{name}.kwargs.df runs/NAME/document_frequencies.npz"
+            raise ConfigError(f"judges.{name} needs document frequencies, which one photo does not give: set {option}")
     judges = build_judges(config.judges, None, [], key="judges")
     for name, judge in judges.items():
         if unknown := sorted(judge.columns - {"image", "references"}):

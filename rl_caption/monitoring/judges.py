@@ -21,11 +21,11 @@ N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
 
 def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
     """CIDEr-D if no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less those that are terms of it."""
-    used = {kind for kind in N_GRAM_JUDGES.values() if any(isinstance(part, kind) for part in parts(reward))}
+    used = {metric for metric in N_GRAM_JUDGES.values() if any(isinstance(score, metric) for score in parts(reward))}
     if not used:
         return {"cider": JudgeConfig()}
     others = {"rouge_l": (RougeL, None), "bleu4": (Bleu, "bleu")}
-    return {name: JudgeConfig(target) for name, (kind, target) in others.items() if kind not in used}
+    return {name: JudgeConfig(target) for name, (metric, target) in others.items() if metric not in used}
 
 
 def build_judges(
@@ -50,18 +50,18 @@ def build_judges(
             reward, the same metric with other arguments (CIDEr-D with another EOS setting), or uses the same encoder
             (CLIPScore with another w).
     """
-    made = {}
+    built = {}
     if judges is None:
         judges = default_judges(reward) if reward is not None else {}
     builder = RewardBuilder(references, tokenizer)
 
     for name, judge in judges.items():
         with config_errors(f"{key}.{name}"):
-            made[name] = builder.build(judge.target or name, judge.kwargs)
+            built[name] = builder.build(judge.target or name, judge.kwargs)
         for term, used in (reward.rewards if reward is not None else {}).items():
-            for mine, theirs in product(parts(made[name]), parts(used)):
-                _check_held_out(mine, f"{key}.{name}", theirs, term)
-    return made
+            for judge_score, term_score in product(parts(built[name]), parts(used)):
+                _check_held_out(judge_score, f"{key}.{name}", term_score, term)
+    return built
 
 
 def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
@@ -71,11 +71,11 @@ def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
         raise ConfigError(f"{key} is the reward's term {term!r} ({used.signature}): {rule}")
     both = f"{key} ({judge.signature}) and the reward's term {term!r} ({used.signature})"
     if isinstance(judge, ClipScore) and isinstance(used, ClipScore):
-        mine, theirs = judge.backbone.encoder, used.backbone.encoder
-        same = mine.fingerprint == theirs.fingerprint
-        if isinstance(mine, Backbone) and isinstance(theirs, Backbone):  # perhaps in another precision
-            same |= (mine.name, mine.pretrained) == (theirs.name, theirs.pretrained)
+        judge_encoder, reward_encoder = judge.backbone.encoder, used.backbone.encoder
+        same = judge_encoder.fingerprint == reward_encoder.fingerprint
+        if isinstance(judge_encoder, Backbone) and isinstance(reward_encoder, Backbone):  # perhaps in another precision
+            same |= (judge_encoder.name, judge_encoder.pretrained) == (reward_encoder.name, reward_encoder.pretrained)
         if same:
             raise ConfigError(f"{both} are scores of one and the same encoder: {rule}")
-    elif any(isinstance(judge, kind) and isinstance(used, kind) for kind in N_GRAM_JUDGES.values()):
+    elif any(isinstance(judge, metric) and isinstance(used, metric) for metric in N_GRAM_JUDGES.values()):
         raise ConfigError(f"{both} are one metric with other arguments: {rule}")

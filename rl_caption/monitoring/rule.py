@@ -101,9 +101,9 @@ def caption_statistics(captions: Sequence[str], tokenizer: str = TOKENIZER) -> d
     earlier image's).
     """
     tokens = list(map(tokenizer_of(tokenizer), captions))
-    found = degeneration_statistics(tokens, tokenizer=tokenizer)
-    del found["empty"]  # bad endings count them
-    return found | {"diversity": lexical_diversity(tokens)}
+    statistics_of_captions = degeneration_statistics(tokens, tokenizer=tokenizer)
+    del statistics_of_captions["empty"]  # bad endings count them
+    return statistics_of_captions | {"diversity": lexical_diversity(tokens)}
 
 
 def reference_statistics(references: Sequence[Sequence[str]], tokenizer: str = TOKENIZER) -> dict[str, float]:
@@ -116,8 +116,8 @@ def reference_statistics(references: Sequence[Sequence[str]], tokenizer: str = T
         raise DataError("the monitor compares captions with references, but an image has none")
     layers = min(max(map(len, references)), LAYERS)
     chosen = ([texts[layer % len(texts)] for texts in references] for layer in range(layers))
-    found = [caption_statistics(texts, tokenizer) for texts in chosen]
-    means = {key: statistics.fmean(layer[key] for layer in found) for key in found[0]}
+    layer_statistics = [caption_statistics(texts, tokenizer) for texts in chosen]
+    means = {key: statistics.fmean(layer[key] for layer in layer_statistics) for key in layer_statistics[0]}
     if not means["length"]:
         raise DataError(f"the monitor compares lengths with references, but these have no word: {references[0][0]!r}")
     return means
@@ -164,22 +164,22 @@ def judge_alarm(
     """
     if not now.reward > start.reward:
         return {}
-    found = _judge_signs(now, start, peaks or {}, thresholds)
+    evidence = _judge_signs(now, start, peaks or {}, thresholds)
     seen, began = now.statistics, start.statistics
     for key, meaning in _RISES.items():
         if key not in seen:
             continue
         level = max(references[key], began[key])
         if seen[key] > level + getattr(thresholds, key):
-            found[key] = f"{meaning} {seen[key]:.0%} (start {began[key]:.0%}, references {references[key]:.0%})"
+            evidence[key] = f"{meaning} {seen[key]:.0%} (start {began[key]:.0%}, references {references[key]:.0%})"
     length, usual, before = seen["length"], references["length"], began["length"]
     # Between the two is on the way from the start to the references.
     if length > (1 + thresholds.length) * max(usual, before) or length < (1 - thresholds.length) * min(usual, before):
-        found["length"] = f"captions have {length:.1f} words on average (start {before:.1f}, references {usual:.1f})"
+        evidence["length"] = f"captions have {length:.1f} words on average (start {before:.1f}, references {usual:.1f})"
     for key, meaning in _COLLAPSES.items():
         if seen[key] < getattr(thresholds, key) * min(references[key], began[key]):
-            found[key] = f"{meaning} {seen[key]:.3g} (start {began[key]:.3g}, references {references[key]:.3g})"
-    return found
+            evidence[key] = f"{meaning} {seen[key]:.3g} (start {began[key]:.3g}, references {references[key]:.3g})"
+    return evidence
 
 
 def policy_signs(now: Mapping[str, float], first: Mapping[str, float], thresholds: Thresholds) -> dict[str, str]:
@@ -189,31 +189,33 @@ def policy_signs(now: Mapping[str, float], first: Mapping[str, float], threshold
     policy) in nats a token, where they are known. Both signs are off by default, since honest training sharpens a
     policy, too.
     """
-    found = {}
+    evidence = {}
     if "entropy" in now and now["entropy"] < thresholds.entropy * first["entropy"]:
-        found["entropy"] = f"the entropy of the policy is {now['entropy']:.3g} nats (at first {first['entropy']:.3g})"
+        evidence["entropy"] = (
+            f"the entropy of the policy is {now['entropy']:.3g} nats (at first {first['entropy']:.3g})"
+        )
     if "kl" in now and thresholds.kl is not None and now["kl"] > thresholds.kl:
-        found["kl"] = f"the policy is {now['kl']:.3g} nats a token away from the starting policy"
-    return found
+        evidence["kl"] = f"the policy is {now['kl']:.3g} nats a token away from the starting policy"
+    return evidence
 
 
 def _judge_signs(now: Findings, start: Findings, peaks: Mapping[str, Peak], limits: Thresholds) -> dict[str, str]:
     """Evidence from judges that fell below the start or, if not, below their best validation."""
-    found = {}
+    evidence = {}
     for name in sorted(now.judges.keys() & start.judges.keys()):
         fall = _fall(now.judges[name], start.judges[name], limits.judge_fall, limits.judge_errors)
         if fall is not None:
-            found[f"judge/{name}"] = f"the judge {name}, which is not in the reward, fell {fall}"
+            evidence[f"judge/{name}"] = f"the judge {name}, which is not in the reward, fell {fall}"
     for name in sorted(now.judges.keys() & peaks.keys()):
         peak = peaks[name]
         kept = start.reward + limits.reward_kept * (peak.reward - start.reward)
         fall = _fall(now.judges[name], peak.scores, limits.judge_slip, limits.slip_errors)
-        if f"judge/{name}" not in found and now.reward > kept and fall is not None:
-            found[f"judge/{name}"] = (
+        if f"judge/{name}" not in evidence and now.reward > kept and fall is not None:
+            evidence[f"judge/{name}"] = (
                 f"since step {peak.step} the judge {name}, which is not in the reward, fell {fall}, while the reward "
                 f"went from {peak.reward:.4g} to {now.reward:.4g}"
             )
-    return found
+    return evidence
 
 
 def _fall(now: Sequence[float], before: Sequence[float], relative: float, errors: float) -> str | None:

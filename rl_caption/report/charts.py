@@ -73,14 +73,14 @@ class Axis(NamedTuple):
 
         Texts that would touch the one before them are empty.
         """
-        found: list[tuple[float, float, str]] = []
+        labels: list[tuple[float, float, str]] = []
         for at, text in self.ticks:
             half = DIGIT * len(text) / 2
             middle = round(min(max(at, least + half), most - half), 1)
             free = middle - half > least
-            found.append((at, middle, text if free else ""))
+            labels.append((at, middle, text if free else ""))
             least = middle + half + DIGIT if free else least
-        return found
+        return labels
 
 
 def number(value: float, largest: float = 0.0) -> str:
@@ -100,11 +100,11 @@ def number(value: float, largest: float = 0.0) -> str:
 def running_mean(points: Sequence[Point], window: int) -> list[Point]:
     """Mean of y over ``window`` points (odd) around each one; at both ends over fewer, as many before as after."""
     sums = list(accumulate((y for _, y in points), initial=0.0))
-    found = []
+    means = []
     for index, (x, _) in enumerate(points):
         reach = min(window // 2, index, len(points) - 1 - index)
-        found.append((x, (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)))
-    return found
+        means.append((x, (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)))
+    return means
 
 
 def smoothing_window(count: int) -> int:
@@ -140,30 +140,30 @@ def figure(
     y = Axis(*_with_margin(min(ys), max(ys)), BOTTOM, TOP)
     left = max(LEFT, math.ceil(DIGIT * max(len(text) for _, text in y.ticks)) + 8)
     x = Axis(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + max(1.0, abs(min(xs))), left, RIGHT)
-    data = {"x": x, "y": y, "xName": x_name, "series": [(one.name, _thinned(one.points)) for one in drawn]}
+    data = {"x": x, "y": y, "xName": x_name, "series": [(one.name, _thin_out(one.points)) for one in drawn]}
     label = f"{title}: {', '.join(one.name for one in drawn)}"
-    chart = parts().chart(label, json.dumps(data), x, y, x_name, [_line(one, x, y) for one in drawn], alarms, best)
+    chart = macros().chart(label, json.dumps(data), x, y, x_name, [_line(one, x, y) for one in drawn], alarms, best)
     last = f"{x_name} {max(one.points[-1][0] for one in drawn):.10g}"
     legend = [(one, number(one.points[-1][1])) for one in drawn]
-    return parts().figure(title, unit, last, definitions, legend, lost, chart)
+    return macros().figure(title, unit, last, definitions, legend, lost, chart)
 
 
 @cache
 def templates() -> Environment:
     """The pages' templates, with style, scripts and their SHA-256; whatever is not marked as HTML is escaped."""
     loader = PackageLoader("rl_caption.report")
-    found = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     for name in ("style.css", "report.js", "web.js"):
         text = resources.files("rl_caption.report").joinpath(name).read_text(encoding="utf-8")
         stem = name.partition(".")[0]
-        found.globals[stem] = Markup(text)
-        found.globals[f"{stem}_digest"] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return found
+        environment.globals[stem] = Markup(text)
+        environment.globals[f"{stem}_digest"] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return environment
 
 
-def parts() -> Any:
-    """The macros of ``parts.html``, which escape the text that they are given and return HTML."""
-    return templates().get_template("parts.html").module
+def macros() -> Any:
+    """The macros of ``macros.html``, which escape the text that they are given and return HTML."""
+    return templates().get_template("macros.html").module
 
 
 def _tidy(number: str) -> str:
@@ -180,14 +180,16 @@ def _with_margin(low: float, high: float) -> tuple[float, float]:
     return low - margin * (low != 0), high + margin
 
 
-def _thinned(points: Sequence[Point]) -> Sequence[Point]:
+def _thin_out(points: Sequence[Point]) -> Sequence[Point]:
     if len(points) <= MAX_POINTS:
         return points
     stretch = math.ceil(len(points) / (MAX_POINTS // 2))
     kept: list[Point] = []
     for first in range(0, len(points), stretch):
-        part = points[first : first + stretch]
-        kept += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
+        stretch_points = points[first : first + stretch]
+        kept += sorted(
+            {min(stretch_points, key=lambda point: point[1]), max(stretch_points, key=lambda point: point[1])}
+        )
     return kept
 
 
@@ -195,13 +197,13 @@ def _line(series: Series, x: Axis, y: Axis) -> dict[str, Any]:
     """Coordinates: ``paths`` (the thin line first, where a running mean is drawn over it), ``dots``, error ``bars``."""
     window = 1 if series.dots else smoothing_window(len(series.points))
     lines = [series.points, *([running_mean(series.points, window)] if window > 1 else [])]
-    shown = _thinned(series.points) if series.dots or len(series.points) == 1 else []
+    drawn_points = _thin_out(series.points) if series.dots or len(series.points) == 1 else []
     errors, (first_x, first_y) = series.errors, series.points[0]
     return {
         "colour": f"c{series.colour % 8}",
-        "paths": ["M" + "L".join(f"{x.at(a)} {y.at(b)}" for a, b in _thinned(points)) for points in lines],
-        "dots": [(x.at(a), y.at(b), a == 0) for a, b in shown],
-        "bars": [(x.at(a), y.at(b - errors[a]), y.at(b + errors[a])) for a, b in shown if a in errors],
+        "paths": ["M" + "L".join(f"{x.at(a)} {y.at(b)}" for a, b in _thin_out(points)) for points in lines],
+        "dots": [(x.at(a), y.at(b), a == 0) for a, b in drawn_points],
+        "bars": [(x.at(a), y.at(b - errors[a]), y.at(b + errors[a])) for a, b in drawn_points if a in errors],
         "start": y.at(first_y) if series.dots and first_x == 0 else None,
     }
 
@@ -274,7 +276,9 @@ def curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
         if single:
             first = next(iter(keys), "")
             keys = {key: name for key, name in keys.items() if key == first or not run.equal(key, first)}
-            lines = [Series(name, _shown(key, run, runs), dots=key.startswith("val/")) for key, name in keys.items()]
+            lines = [
+                Series(name, _points_of(key, run, runs), dots=key.startswith("val/")) for key, name in keys.items()
+            ]
             colours = iter((0, 2, 3, 4))
             lines = [line._replace(colour=1 if line.dots else next(colours)) for line in lines]
             drawn = _figure(panel.title, keys, lines, run.alarms, run.best_step)
@@ -285,8 +289,8 @@ def curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
             drawn = _figure(panel.title, [key], [Series(*line, n, dots) for n, line in enumerate(means.items())])
         if drawn:
             figures.setdefault(panel.heading, []).append(drawn)
-    note = parts().reading_note(run, smoothing_window(len(run.series("loss/total"))), not definitions(), not single)
-    return note + Markup("").join(parts().charts(found, heading) for heading, found in figures.items())
+    note = macros().reading_note(run, smoothing_window(len(run.series("loss/total"))), not definitions(), not single)
+    return note + Markup("").join(macros().charts(panels, heading) for heading, panels in figures.items())
 
 
 def _panels(runs: Sequence[RunFolder], single: bool) -> list[Panel]:
@@ -317,9 +321,9 @@ def _panels(runs: Sequence[RunFolder], single: bool) -> list[Panel]:
 def title_of(key: str) -> str:
     """What a validation key is called in tables."""
     titles = {"val/cider": "CIDEr-D (x100)"} | {f"val/{key}": title for key, title in HACKING.items()}
-    kind, _, name = key.removeprefix("val/").partition("/")
+    prefix, _, name = key.removeprefix("val/").partition("/")
     plain = {"judge": f"Judge {name}", "reward": f"Reward term {name}"}.get(
-        kind if name else "", kind.replace("_", " ")
+        prefix if name else "", prefix.replace("_", " ")
     )
     return titles.get(key, _with_factor(plain[:1].upper() + plain[1:], key))
 
@@ -334,7 +338,7 @@ def factor_in(runs: Iterable[RunFolder], key: str) -> float:
     return 100.0 if alone and all(alone) else factor_of(key)
 
 
-def _shown(key: str, run: RunFolder, runs: Iterable[RunFolder]) -> list[Point]:
+def _points_of(key: str, run: RunFolder, runs: Iterable[RunFolder]) -> list[Point]:
     """The points of a key as they are shown on a page of ``runs``, CIDEr-D times 100."""
     return [(step, factor_in(runs, key) * value) for step, value in run.series(key)]
 
@@ -350,16 +354,20 @@ def definitions() -> Sequence[Definition]:
 
 def define(key: str) -> Definition | None:
     """The definition of a key as it is shown; ``reward/cider`` has that of ``reward/<term>``."""
-    exact = [found for found in definitions() if found.key == key]
-    patterns = [found for found in definitions() if "<" in found.key and key.startswith(found.key.partition("<")[0])]
-    shown = {"range": "0 to 1000, times 100"} if factor_of(key) != 1 else {}
-    return next((found._replace(key=key, **shown) for found in exact + patterns), None)
+    exact = [definition for definition in definitions() if definition.key == key]
+    patterns = [
+        definition
+        for definition in definitions()
+        if "<" in definition.key and key.startswith(definition.key.partition("<")[0])
+    ]
+    changes = {"range": "0 to 1000, times 100"} if factor_of(key) != 1 else {}
+    return next((definition._replace(key=key, **changes) for definition in exact + patterns), None)
 
 
 def _figure(
     title: str, keys: Iterable[str], lines: Sequence[Series], alarms: Sequence[int] = (), best: int | None = None
 ) -> Markup:
-    meanings = [found for found in map(define, keys) if found is not None]
+    meanings = [definition for definition in map(define, keys) if definition is not None]
     unit = meanings[0].unit if meanings else ""
     if ";" in unit or unit in ("1", "the judge's"):  # a unit that depends on the task stands in the definition only
         unit = ""
@@ -370,6 +378,6 @@ def _mean_over_seeds(key: str, seeds: Sequence[RunFolder], runs: Sequence[RunFol
     """At every step, the mean over the seeds that logged it."""
     by_step: dict[float, list[float]] = {}
     for run in seeds:
-        for step, value in _shown(key, run, runs):
+        for step, value in _points_of(key, run, runs):
             by_step.setdefault(step, []).append(value)
     return [(step, statistics.fmean(values)) for step, values in sorted(by_step.items())]

@@ -43,9 +43,9 @@ class Source(NamedTuple):
 
 def source_of(rows: Sequence[Row]) -> Source:
     """A source of rows, whose ``image`` may be missing."""
-    found = {row["image_id"]: row for row in (rows[index] for index in range(len(rows)))}
-    without = all(row.get("image", "") == "" for row in found.values())
-    return Source(found, "No images are shown: no folder of images was named." if without else "")
+    rows_by_id = {row["image_id"]: row for row in (rows[index] for index in range(len(rows)))}
+    without = all(row.get("image", "") == "" for row in rows_by_id.values())
+    return Source(rows_by_id, "No images are shown: no folder of images was named." if without else "")
 
 
 def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
@@ -78,19 +78,19 @@ def reference_scores(systems: Captions, rows: Mapping[str, Row], tokenizer: str 
     references = {row["image_id"]: row["references"] for row in captioned if row["references"]}
     if len(references) < 2:
         return {}
-    wanted = {name: JudgeConfig() for name in N_GRAM_SCORES.values()}
-    judges = build_judges(wanted, None, list(references.values()), tokenizer=tokenizer)
-    found: dict[str, dict[str, dict[str, float]]] = {heading: {} for heading in N_GRAM_SCORES}
+    judge_configs = {name: JudgeConfig() for name in N_GRAM_SCORES.values()}
+    judges = build_judges(judge_configs, None, list(references.values()), tokenizer=tokenizer)
+    scores: dict[str, dict[str, dict[str, float]]] = {heading: {} for heading in N_GRAM_SCORES}
     for system, captions in systems.items():
         ids = [image_id for image_id in captions if image_id in references]
         texts, refs = [captions[i] for i in ids], [references[i] for i in ids]
         for heading, name in N_GRAM_SCORES.items():
             values = judges[name]([""] * len(ids), texts, references=refs) if ids else []
-            found[heading][system] = {i: factor_of(name) * value for i, value in zip(ids, values, strict=True)}
-    return found
+            scores[heading][system] = {i: factor_of(name) * value for i, value in zip(ids, values, strict=True)}
+    return scores
 
 
-def selected(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], str]:
+def select_images(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], str]:
     """The ids of the images to show, in the order of the data, and a sentence that says which they are.
 
     All images, if there are at most ``limit``. Otherwise half are those whose first score changed most between the
@@ -110,9 +110,9 @@ def selected(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], 
             sentence += f"the {len(extreme):,} whose {metric} changed most from {names[0]} to {names[-1]}, and "
     others = [image_id for image_id in ids if image_id not in set(extreme)]
     rest = limit - len(extreme)
-    taken = {*extreme, *(others[index * len(others) // rest] for index in range(rest))}
+    chosen = {*extreme, *(others[index * len(others) // rest] for index in range(rest))}
     sentence += f"an even sample of {rest:,} {'others' if extreme else 'of them'}."
-    return [image_id for image_id in ids if image_id in taken], sentence
+    return [image_id for image_id in ids if image_id in chosen], sentence
 
 
 def gallery(systems: Captions, scores: Scores, source: Source, note: str, limit: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def gallery(systems: Captions, scores: Scores, source: Source, note: str, limit:
     and ``captions`` [systems]: None, or pairs of a piece of text and whether it is a word that the first system did not
     use.
     """
-    ids, sentence = selected(systems, scores, limit)
+    ids, sentence = select_images(systems, scores, limit)
     items, unreadable = [], 0
     for image_id in tqdm(ids, desc="gallery", unit="image", leave=False, disable=None, delay=2):
         row: Any = source.rows.get(image_id, {})
@@ -135,7 +135,7 @@ def gallery(systems: Captions, scores: Scores, source: Source, note: str, limit:
                 "id": image_id,
                 "image": picture,
                 "references": list(row.get("references", ()))[:MAX_REFERENCES],
-                "captions": [_marked(text, texts[0]) for text in texts],
+                "captions": [_mark_new_words(text, texts[0]) for text in texts],
                 "scores": [[None if v is None or not math.isfinite(v) else round(v, 6) for v in of] for of in values],
             }
         )
@@ -144,12 +144,15 @@ def gallery(systems: Captions, scores: Scores, source: Source, note: str, limit:
     return {"systems": list(systems), "metrics": list(scores), "items": items, "note": about}
 
 
-def _marked(text: str | None, before: str | None) -> list[tuple[str, bool]] | None:
+def _mark_new_words(text: str | None, before: str | None) -> list[tuple[str, bool]] | None:
     if text is None or not text.strip():
         return None if text is None else []
-    known = None if before is None else set(WORD.findall(before.lower()))
+    earlier_words = None if before is None else set(WORD.findall(before.lower()))
     pieces = enumerate(WORD.split(text))
-    return [(piece, known is not None and index % 2 == 1 and piece.lower() not in known) for index, piece in pieces]
+    return [
+        (piece, earlier_words is not None and index % 2 == 1 and piece.lower() not in earlier_words)
+        for index, piece in pieces
+    ]
 
 
 def _picture(row: Mapping[str, Any]) -> str | None:
@@ -160,10 +163,10 @@ def _picture(row: Mapping[str, Any]) -> str | None:
         image = None
     if image is None:
         return None
-    made: list[tuple[int, str, bytes]] = []
-    for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 82})):
+    encodings: list[tuple[int, str, bytes]] = []
+    for image_format, options in (("png", {"optimize": True}), ("jpeg", {"quality": 82})):
         buffer = io.BytesIO()
-        image.save(buffer, kind, **options)
-        made.append((buffer.tell(), kind, buffer.getvalue()))
-    _, kind, content = min(made)
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+        image.save(buffer, image_format, **options)
+        encodings.append((buffer.tell(), image_format, buffer.getvalue()))
+    _, image_format, content = min(encodings)
+    return f"data:image/{image_format};base64,{base64.b64encode(content).decode('ascii')}"

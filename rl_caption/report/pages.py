@@ -21,7 +21,7 @@ from rl_caption.evaluation.results import (
     difference_rows,
     shown,
 )
-from rl_caption.report.charts import Series, curves, define, factor_in, figure, number, parts, templates, title_of
+from rl_caption.report.charts import Series, curves, define, factor_in, figure, macros, number, templates, title_of
 from rl_caption.report.gallery import N_GRAM_SCORES, Captions, Scores, Source, gallery, reference_scores, rows_of_config
 from rl_caption.report.read import (
     Comparison,
@@ -74,33 +74,33 @@ def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int)
     """
     several, first = len(runs) > 1, next(iter(runs.values()))
     split = first.config.get("eval", {}).get("split", "val")
-    shown: dict[str, tuple[RunFolder, int]] = {}
+    validations: dict[str, tuple[RunFolder, int]] = {}
     for name, run in runs.items():
         steps = run.shown_steps()
         if not several:
-            shown = {f"step {step} ({word})": (run, step) for word, step in steps.items()}
+            validations = {f"step {step} ({word})": (run, step) for word, step in steps.items()}
         elif steps:
-            shown |= {"start": (run, steps["start"])} if not shown and "start" in steps else {}
-            shown[name] = run, steps.get("best", list(steps.values())[-1])
-    systems = {name: run.predictions(step) for name, (run, step) in shown.items()}
-    source = source or (rows_of_config(first.config.get("data"), split) if shown else Source({}))
+            validations |= {"start": (run, steps["start"])} if not validations and "start" in steps else {}
+            validations[name] = run, steps.get("best", list(steps.values())[-1])
+    systems = {name: run.predictions(step) for name, (run, step) in validations.items()}
+    source = source or (rows_of_config(first.config.get("data"), split) if validations else Source({}))
     words = words_tokenizer("auto", first.config.get("data", {}).get("tokenizer", TOKENIZER))
-    scores = {metric: dict(found) for metric, found in reference_scores(systems, source.rows, words).items()}
-    for name, (run, step) in shown.items():
-        for judge, found in run.judges(step).items():
+    scores = {metric: dict(by_system) for metric, by_system in reference_scores(systems, source.rows, words).items()}
+    for name, (run, step) in validations.items():
+        for judge, by_image in run.judges(step).items():
             if judge not in {N_GRAM_SCORES[metric] for metric in scores if metric in N_GRAM_SCORES}:
                 column = column_of(JUDGE + judge)
-                scores.setdefault(column.heading, {})[name] = {i: column.factor * x for i, x in found.items()}
-    note = f"Greedy captions of split {split}. Words that {next(iter(shown), '')} did not say are marked."
+                scores.setdefault(column.heading, {})[name] = {i: column.factor * x for i, x in by_image.items()}
+    note = f"Greedy captions of split {split}. Words that {next(iter(validations), '')} did not say are marked."
     sections = {
         "Monitor": Markup("").join(_monitor(run, name if several else "") for name, run in runs.items()),
-        "Results": _validations(runs, shown),
-        "Curves": curves({name: [run] for name, run in runs.items()}) or parts().note("Nothing has been logged yet."),
+        "Results": _validations(runs, validations),
+        "Curves": curves({name: [run] for name, run in runs.items()}) or macros().note("Nothing has been logged yet."),
         "Captions": _gallery(systems, scores, source, note, images),
         "Settings": _settings(runs),
     }
     if several:
-        return Page(_joined(runs), "Runs side by side", sections)
+        return Page(_join_names(runs), "Runs side by side", sections)
     return Page(first.name, _training(first), sections, _run_tiles(first))
 
 
@@ -110,11 +110,11 @@ def evaluations_page(evaluations: Evaluations, source: Source | None, images: in
     Without a source, references and images are those of the data that ``settings.json`` names.
     """
     sections = {
-        "Results": _systems_tables({name: [found] for name, found in evaluations.items()}),
+        "Results": _systems_tables({name: [evaluation] for name, evaluation in evaluations.items()}),
         "Captions": _evaluated_captions(evaluations, source, images),
     }
     about = "Evaluations side by side" if len(evaluations) > 1 else "Evaluation of captions"
-    return Page(_joined(evaluations), about, sections)
+    return Page(_join_names(evaluations), about, sections)
 
 
 def comparison_page(comparison: Comparison, evaluations: Evaluations, source: Source | None, images: int) -> Page:
@@ -126,7 +126,7 @@ def comparison_page(comparison: Comparison, evaluations: Evaluations, source: So
         f"Difference: {second} minus {first}. Interval: paired bootstrap over images; p: two-sided approximate "
         f"randomisation; {comparison['resamples']:,} resamples each, not corrected for the number of metrics"
     )
-    table = parts().table(["metric", first, second, "difference", "95 % interval", "p"], rows, note)
+    table = macros().table(["metric", first, second, "difference", "95 % interval", "p"], rows, note)
     sections = {"Difference": table, **evaluations_page(evaluations, source, images).sections}
     return Page(f"{first} / {second}", f"Comparison: {second} against {first}", sections)
 
@@ -136,34 +136,37 @@ def ablation_page(
 ) -> Page:
     """An ablation: means over seeds, metrics over alpha, curves, and captions of the first seed of each system."""
     groups = by_system(members)
-    runs = {name: [member.run for member in found if member.run] for name, found in groups.items()}
-    runs = {name: found for name, found in runs.items() if found}
-    evaluations = {name: [member.evaluation for member in found] for name, found in groups.items()}
-    first = {name: found[0] for name, found in evaluations.items()}
+    runs = {name: [member.run for member in seeds if member.run] for name, seeds in groups.items()}
+    runs = {name: seeds for name, seeds in runs.items() if seeds}
+    evaluations = {name: [member.evaluation for member in seeds] for name, seeds in groups.items()}
+    first = {name: seeds[0] for name, seeds in evaluations.items()}
     sections = {
-        "Results": (parts().missing(missing) if missing else Markup("")) + _systems_tables(evaluations),
+        "Results": (macros().missing(missing) if missing else Markup("")) + _systems_tables(evaluations),
         "Monitor": _alarms(runs),
         "Alpha": _alpha(groups),
         "Curves": curves(runs),
         "Captions": _evaluated_captions(first, source, images, "One seed of each system."),
-        "Settings": _settings({name: found[0] for name, found in runs.items()}),
+        "Settings": _settings({name: seeds[0] for name, seeds in runs.items()}),
     }
     return Page(name, "Ablation: rewards side by side", sections)
 
 
-def _validations(runs: Mapping[str, RunFolder], shown: Mapping[str, tuple[RunFolder, int]]) -> Markup:
+def _validations(runs: Mapping[str, RunFolder], validations: Mapping[str, tuple[RunFolder, int]]) -> Markup:
     """Metrics as rows, the shown validations as columns; folded away, all validations in full precision."""
-    if not shown:
-        shown = {name: (run, run.validations[-1]["step"]) for name, run in runs.items() if run.validations}
-    lines = {name: next(x for x in run.validations if x["step"] == step) for name, (run, step) in shown.items()}
+    if not validations:
+        validations = {name: (run, run.validations[-1]["step"]) for name, run in runs.items() if run.validations}
+    lines = {name: next(x for x in run.validations if x["step"] == step) for name, (run, step) in validations.items()}
     doubles = set.intersection(*(run.doubles for run in runs.values())) | {"val/seconds"}
-    head = ["validation", *(name if "step" in name else f"{name}, step {step}" for name, (_, step) in shown.items())]
+    head = [
+        "validation",
+        *(name if "step" in name else f"{name}, step {step}" for name, (_, step) in validations.items()),
+    ]
     rows: list[list[Cell]] = []
     for key in dict.fromkeys(key for line in lines.values() for key in line if key.startswith("val/")):
         factor = factor_in(runs.values(), key)
         values = [factor * line[key] for line in lines.values() if key in line]
-        found, largest = define(key), max(filter(math.isfinite, values), key=abs, default=0.0)
-        about = f"{found.unit}, {found.range}".removeprefix("1, ") if found else ""
+        definition, largest = define(key), max(filter(math.isfinite, values), key=abs, default=0.0)
+        about = f"{definition.unit}, {definition.range}".removeprefix("1, ") if definition else ""
         title = "Reward (x100)" if key == "val/reward" and factor != 1 else title_of(key)
         row = [Cell(title, about.replace("the judge's, the", "its own unit and"))]
         row += [Cell(number(factor * line[key], largest) if key in line else LEFT_OUT) for line in lines.values()]
@@ -173,17 +176,17 @@ def _validations(runs: Mapping[str, RunFolder], shown: Mapping[str, tuple[RunFol
             row.append(Cell(("+" if change > 0 else "") + number(change, largest), share))
         rows += [] if key in doubles else [row]
     head += ["change from first to last"] * (max(map(len, rows), default=0) > len(head))
-    body = parts().table(head, rows, "Validations") if rows else Markup("")
+    body = macros().table(head, rows, "Validations") if rows else Markup("")
     if any("val/cider" in line for line in lines.values()):
         rewarded = any(
             "cider" in (name, term.get("target")) for run in runs.values() for name, term in run.terms.items()
         )
-        body += parts().note(" ".join([CIDER_SCALE, *[CIDER_DIFFERENCES] * rewarded]))
+        body += macros().note(" ".join([CIDER_SCALE, *[CIDER_DIFFERENCES] * rewarded]))
     for name, run in runs.items():
         keys = list(dict.fromkeys(key for line in run.validations for key in line if key != "step"))
         every = [[str(x["step"]), *(repr(x[key]) if key in x else LEFT_OUT for key in keys)] for x in run.validations]
-        table = parts().table(["step", *(key.removeprefix("val/") for key in keys)], every, "as in metrics.jsonl")
-        body += parts().folded(f"All {len(every)} validations of {name}, as logged", table) if every else Markup("")
+        table = macros().table(["step", *(key.removeprefix("val/") for key in keys)], every, "as in metrics.jsonl")
+        body += macros().folded(f"All {len(every)} validations of {name}, as logged", table) if every else Markup("")
     return body
 
 
@@ -193,7 +196,7 @@ def _systems_tables(systems: Mapping[str, Sequence[EvaluationFolder]]) -> Markup
     Metrics are printed as papers do (the heading says x100 or %), with the standard deviation over seeds or, of one
     evaluation, its interval; the best value of a metric where more is better is bold.
     """
-    means = {name: over_seeds(found) for name, found in systems.items()}
+    means = {name: over_seeds(seeds) for name, seeds in systems.items()}
     keys = dict.fromkeys(key for scores in means.values() for key in scores)
     first = [*(key for key in CAPTION_COLUMNS if key in keys), *(key for key in keys if key.startswith(JUDGE))]
     oracle = [key for key in keys if key in ORACLE_COLUMNS]
@@ -203,39 +206,39 @@ def _systems_tables(systems: Mapping[str, Sequence[EvaluationFolder]]) -> Markup
     for caption, columns in tables.items():
         best = {key: max(scores[key][0] for scores in means.values() if key in scores) for key in columns}
         rows: list[list[Cell]] = []
-        for name, found in systems.items():
-            single = found[0].scores if len(found) == 1 else None
-            rows.append([Cell(name, f"{single['n']:,} captions" if single else f"{len(found)} seeds")])
+        for name, seeds in systems.items():
+            single = seeds[0].scores if len(seeds) == 1 else None
+            rows.append([Cell(name, f"{single['n']:,} captions" if single else f"{len(seeds)} seeds")])
             for key in columns:
                 value, deviation = means[name].get(key, (None, None))
                 interval = single.get("intervals", {}).get(key) if single else None
-                small = "" if deviation is None else f"± {_shown(key, deviation)}"
-                small = " to ".join(_shown(key, end) for end in interval) if interval else small
+                small = "" if deviation is None else f"± {_format_value(key, deviation)}"
+                small = " to ".join(_format_value(key, end) for end in interval) if interval else small
                 rated = len(systems) > 1 and (key in HIGHER_IS_BETTER or key.startswith(JUDGE))
-                text = LEFT_OUT if value is None else _shown(key, value)
+                text = LEFT_OUT if value is None else _format_value(key, value)
                 rows[-1].append(Cell(text, small, rated and value == best[key]))
         if columns:
-            body += parts().table(["system", *(column_of(key).heading for key in columns)], rows, caption)
-    every = {name: found[0].scores for name, found in systems.items()}
+            body += macros().table(["system", *(column_of(key).heading for key in columns)], rows, caption)
+    every = {name: seeds[0].scores for name, seeds in systems.items()}
     left_out = [
-        f"{key} is left out: {why}" for found in every.values() for key, why in found.get("left_out", {}).items()
+        f"{key} is left out: {why}" for scores in every.values() for key, why in scores.get("left_out", {}).items()
     ]
-    intervals = [f"Intervals: {found['interval']}" for found in every.values() if found.get("interval")]
-    signatures = {name: found["signature"] for name, found in every.items()}
-    return body + parts().evaluation_notes(dict.fromkeys([*left_out, *intervals]), signatures)
+    intervals = [f"Intervals: {scores['interval']}" for scores in every.values() if scores.get("interval")]
+    signatures = {name: scores["signature"] for name, scores in every.items()}
+    return body + macros().evaluation_notes(dict.fromkeys([*left_out, *intervals]), signatures)
 
 
-def _shown(key: str, value: float) -> str:
+def _format_value(key: str, value: float) -> str:
     return shown(value, column_of(key)).replace("-", "−")
 
 
 def _gallery(systems: Captions, scores: Scores, source: Source, note: str, images: int) -> Markup:
     data = gallery(systems, scores, source, note, images)
-    return parts().gallery(data) if data["items"] else Markup("")
+    return macros().gallery(data) if data["items"] else Markup("")
 
 
 def _evaluated_captions(evaluations: Evaluations, source: Source | None, images: int, note: str = "") -> Markup:
-    systems = {name: found.captions for name, found in evaluations.items() if found.captions}
+    systems = {name: evaluation.captions for name, evaluation in evaluations.items() if evaluation.captions}
     if not systems:
         return Markup("")
     settings = next(iter(evaluations.values())).settings
@@ -249,12 +252,12 @@ def _evaluated_captions(evaluations: Evaluations, source: Source | None, images:
 
 def _monitor(run: RunFolder, name: str = "") -> Markup:
     """Alarms with their evidence, or that there was none; empty for a run without a monitor."""
-    if not run.watched:
+    if not run.has_monitor:
         return Markup("")
     reward = dict(run.series("val/reward"))
     first = run.alarms[0] if run.alarms else None
     rose = f" from {next(iter(reward.values())):.4g} to {reward[first]:.4g}" if first in reward else ""
-    return parts().monitor(run, name, rose, run.first_alarm.get("evidence"))
+    return macros().monitor(run, name, rose, run.first_alarm.get("evidence"))
 
 
 def _settings(runs: Mapping[str, RunFolder]) -> Markup:
@@ -262,9 +265,11 @@ def _settings(runs: Mapping[str, RunFolder]) -> Markup:
     body = Markup("")
     for name, run in runs.items():
         command = shlex.join(run.env["command"]) if "command" in run.env else None
-        versions = ", ".join(f"{package} {found}" for package, found in run.env.get("versions", {}).items() if found)
+        versions = ", ".join(
+            f"{package} {version}" for package, version in run.env.get("versions", {}).items() if version
+        )
         config = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True) if run.config else ""
-        body += parts().settings(name if len(runs) > 1 else "", run, command, versions, config)
+        body += macros().settings(name if len(runs) > 1 else "", run, command, versions, config)
     return body
 
 
@@ -285,7 +290,7 @@ def _run_tiles(run: RunFolder) -> list[tuple[str, str, str]]:
             title += " (x100)" if title == "best reward" and factor != 1 else ""
             first = number(factor * values[0][1])
             tiles.append((title, number(factor * best), f"step {step}; {first} at step {values[0][0]}"))
-    if run.watched:
+    if run.has_monitor:
         tiles.append(("alarm of reward hacking", f"from step {run.alarms[0]}" if run.alarms else "none", ""))
     planned = run.config.get("train", {}).get("max_steps")
     state = "stopped early" if run.state.get("stopped") else "complete" if run.complete else "not complete"
@@ -297,7 +302,7 @@ def _run_tiles(run: RunFolder) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _joined(names: Collection[str]) -> str:
+def _join_names(names: Collection[str]) -> str:
     return " / ".join(names) if len(names) < 4 else f"{len(names)} systems"
 
 
@@ -305,10 +310,10 @@ def _alarms(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
     rows = []
     for name, seeds in systems.items():
         first = [run.alarms[0] for run in seeds if run.alarms]
-        count = f"{len(first)} of {len(seeds)}" if any(run.watched for run in seeds) else "not watched"
+        count = f"{len(first)} of {len(seeds)}" if any(run.has_monitor for run in seeds) else "not watched"
         rows.append([name, count, f"step {min(first)}" if first else "none"])
     caption = "Runs whose reward rose while their captions got worse, by the monitor of reward hacking"
-    return parts().table(["system", "runs with an alarm", "earliest"], rows, caption) if rows else Markup("")
+    return macros().table(["system", "runs with an alarm", "earliest"], rows, caption) if rows else Markup("")
 
 
 def _alpha(systems: Mapping[str, Sequence[Member]]) -> Markup:
@@ -334,4 +339,4 @@ def _alpha(systems: Mapping[str, Sequence[Member]]) -> Markup:
                 lines.append(Series(start.system, [(points[0][0], value), (points[-1][0], value)], 3))
         figures.append(figure(column_of(key).heading, lines, x_name="alpha"))
     note = "Dots are means over seeds, bars one standard deviation; the dashed line is the starting policy."
-    return parts().note(note) + parts().charts(figures)
+    return macros().note(note) + macros().charts(figures)

@@ -34,18 +34,18 @@ def make_page(paths: Sequence[Path], source: Source | None = None, images: int =
         ReportError, DataError: a folder holds nothing to report on, kinds are mixed, or a file is damaged.
     """
     kinds = {path: kind_of(path) for path in paths}
-    kind = kinds[paths[0]]
+    content = kinds[paths[0]]
     if len(set(kinds.values())) > 1:
-        found = ", ".join(f"{path} ({kind})" for path, kind in kinds.items())
-        raise ReportError(f"folders of one kind are compared: {found}")
-    if kind in ("ablation", "comparison") and len(paths) > 1:
-        raise ReportError(f"one {kind} makes a page, got {len(paths)}: {', '.join(map(str, paths))}")
+        contents = ", ".join(f"{path} ({content})" for path, content in kinds.items())
+        raise ReportError(f"folders of one kind are compared: {contents}")
+    if content in ("ablation", "comparison") and len(paths) > 1:
+        raise ReportError(f"one {content} makes a page, got {len(paths)}: {', '.join(map(str, paths))}")
     names = dict(zip(unique_names(paths), paths, strict=True))
-    if kind == "run":
+    if content == "run":
         return pages.runs_page({name: read_run(path) for name, path in names.items()}, source, images)
-    if kind == "evaluation":
+    if content == "evaluation":
         return pages.evaluations_page({name: read_evaluation(path) for name, path in names.items()}, source, images)
-    if kind == "comparison":
+    if content == "comparison":
         return pages.comparison_page(*read_comparison(paths[0]), source, images)
     return pages.ablation_page(paths[0].resolve().name, *read_ablation(paths[0]), source, images)
 
@@ -95,9 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         by: IdKey = captions[0].by if captions else "image_id"
         captioned = set[str]().union(*captions)
         references = read_references(chosen.references, by=by)
-        known = {i: texts for i, texts in references.items() if i in captioned or not captions}
-        images = find_images(chosen.image_folder, known) if chosen.image_folder else [""] * len(known)
-        pairs = zip(known.items(), images, strict=True)
+        texts_by_id = {i: texts for i, texts in references.items() if i in captioned or not captions}
+        images = find_images(chosen.image_folder, texts_by_id) if chosen.image_folder else [""] * len(texts_by_id)
+        pairs = zip(texts_by_id.items(), images, strict=True)
         source = source_of([Row(image_id=i, image=file, references=texts) for (i, texts), file in pairs])
     elif chosen.config is not None:
         split = chosen.split or ("val" if kind_of(chosen.folders[0]) == "run" else "test")

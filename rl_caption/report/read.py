@@ -110,8 +110,8 @@ class RunFolder:
     @property
     def name(self) -> str:
         """The folder's name. A folder that is just called ``run`` gets the names of the two above it: ``A/B``."""
-        parts = self.path.resolve().parts
-        return "/".join(parts[-3:-1]) if parts[-1] == "run" else parts[-1]
+        names = self.path.resolve().parts
+        return "/".join(names[-3:-1]) if names[-1] == "run" else names[-1]
 
     @property
     def terms(self) -> Mapping[str, _Term]:
@@ -161,7 +161,7 @@ class RunFolder:
         return max((line["step"] for line in [self.state, *self.lines] if "step" in line), default=0)
 
     @property
-    def watched(self) -> bool:
+    def has_monitor(self) -> bool:
         """Whether the monitor looked for signs of reward hacking."""
         return "hacking/alarm" in self.keys
 
@@ -198,12 +198,12 @@ class RunFolder:
         steps = [x["step"] for x in self.validations if (self._validation(x["step"]) / "predictions.json").is_file()]
         if not steps:
             return {}
-        found = {"start" if steps[0] == 0 else "first": steps[0]}
+        steps_by_name = {"start" if steps[0] == 0 else "first": steps[0]}
         if self.best_step in steps[1:]:
-            found["best"] = self.best_step
-        if steps[-1] not in found.values():
-            found["last"] = steps[-1]
-        return found
+            steps_by_name["best"] = self.best_step
+        if steps[-1] not in steps_by_name.values():
+            steps_by_name["last"] = steps[-1]
+        return steps_by_name
 
     def _validation(self, step: int) -> Path:
         return self.path / "eval" / f"step-{step:08d}"
@@ -216,9 +216,9 @@ def kind_of(path: Path) -> str:
     if (path / "config.yaml").is_file() and (path / "env.json").is_file():
         return "run"
     signs = {"metrics.jsonl": "run", "scores.json": "evaluation", "runs.csv": "ablation", COMPARISON: "comparison"}
-    for file, kind in signs.items():
+    for file, content in signs.items():
         if (path / file).is_file():
-            return kind
+            return content
     raise ReportError(
         f"{path} holds no run (config.yaml and metrics.jsonl), no evaluation (scores.json), no comparison "
         "(comparison.json) and no ablation (runs.csv)"
@@ -295,11 +295,13 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
     files = sorted(folder.glob("*/scores.json"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise ReportError(f"{where}: {system!r} has no */scores.json in {folder}")
-    found = [read_evaluation(file.parent) for file in files]
+    evaluations = [read_evaluation(file.parent) for file in files]
     # Other splits and policies may have been evaluated since: the one of these numbers, or else the newest.
-    told = [one for one in found if all(row.get(key, str(x)) == str(x) for key, x in one.scores["metrics"].items())]
+    told = [
+        one for one in evaluations if all(row.get(key, str(x)) == str(x) for key, x in one.scores["metrics"].items())
+    ]
     run = read_run(folder / "run") if seed and (folder / "run").is_dir() else None
-    return Member(system, base, *numbers, (told or found)[-1], run)
+    return Member(system, base, *numbers, (told or evaluations)[-1], run)
 
 
 def by_system(members: Sequence[Member]) -> dict[str, list[Member]]:
@@ -309,13 +311,13 @@ def by_system(members: Sequence[Member]) -> dict[str, list[Member]]:
 
 def over_seeds(evaluations: Sequence[EvaluationFolder]) -> dict[str, tuple[float, float | None]]:
     """Metric key -> its mean over seeds, and the sample standard deviation (n - 1) where there are several values."""
-    found: dict[str, list[float]] = {}
+    values_by_key: dict[str, list[float]] = {}
     for evaluation in evaluations:
         for key, value in evaluation.scores["metrics"].items():
-            found.setdefault(key, []).append(value)
+            values_by_key.setdefault(key, []).append(value)
     return {
         key: (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-        for key, values in found.items()
+        for key, values in values_by_key.items()
     }
 
 
@@ -326,12 +328,12 @@ def alpha_curve(
 
     The deviation of one seed is 0.
     """
-    found = []
+    curve = []
     for members in systems.values():
         mean, deviation = over_seeds([member.evaluation for member in members]).get(key, (None, None))
         if members[0].base == base and members[0].alpha is not None and mean is not None:
-            found.append((members[0].alpha, factor * mean, factor * (deviation or 0.0)))
-    return sorted(found)
+            curve.append((members[0].alpha, factor * mean, factor * (deviation or 0.0)))
+    return sorted(curve)
 
 
 def starts_of(systems: Mapping[str, Sequence[Member]]) -> dict[str, Member]:
@@ -348,7 +350,7 @@ def _read(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_keys(values: Mapping[str, Any], kinds: Mapping[str, Any], file: Path) -> None:
-    for dotted, kind in kinds.items():
+    for dotted, expected in kinds.items():
         value, where = values, str(file)
         for key in dotted.split("."):
             check_type(value, dict, where, ReportError)
@@ -356,7 +358,7 @@ def _check_keys(values: Mapping[str, Any], kinds: Mapping[str, Any], file: Path)
                 break
             value, where = value[key], f"{file}, {key!r}"
         else:
-            check_type(value, kind, f"{file}, {dotted!r}", ReportError)
+            check_type(value, expected, f"{file}, {dotted!r}", ReportError)
 
 
 def _captions(folder: Path) -> dict[str, str]:

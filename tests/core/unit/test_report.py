@@ -27,7 +27,7 @@ from rl_caption.report.charts import (
     number,
     running_mean,
 )
-from rl_caption.report.gallery import rows_of_config, selected
+from rl_caption.report.gallery import rows_of_config, select_images
 from rl_caption.report.pages import render
 from rl_caption.report.program import main, make_page, write_report
 from rl_caption.report.read import ReportError, read_run
@@ -274,13 +274,13 @@ def test_a_selection_has_the_extremes_and_says_so() -> None:
     systems = {name: {str(i): name for i in range(100)} for name in "xy"}
     changed = {str(i): float(i in (3, 50, 51, 52, 99)) for i in range(100)}
     scores = {"m": {"x": dict.fromkeys(changed, 0.0), "y": changed}}
-    ids, sentence = selected(systems, scores, 10)
+    ids, sentence = select_images(systems, scores, 10)
     assert {"3", "50", "51", "52", "99"} <= set(ids)
     assert len(ids) == 10
     assert ids == sorted(ids, key=int)
     assert sentence == "10 of 100 images: the 5 whose m changed most from x to y, and an even sample of 5 others."
-    assert selected(systems, scores, 100)[1] == "All 100 images."
-    assert selected(systems, {}, 7)[1] == "7 of 100 images: an even sample of 7 of them."
+    assert select_images(systems, scores, 100)[1] == "All 100 images."
+    assert select_images(systems, {}, 7)[1] == "7 of 100 images: an even sample of 7 of them."
 
 
 def test_an_ablation_shows_means_and_deviations_over_seeds(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_models_side_by_side_on_short_and_long_captions(
     as_long = run(tmp_path / "as_long", *models, *data, "--data.long_captions", "true")
     assert as_long["models"] == found["models"], "short captions are the references all the same"
     results = [own]
-    monkeypatch.setattr("rl_caption.lab.retrieval._measured", lambda *_: results.pop())
+    monkeypatch.setattr("rl_caption.lab.retrieval._measure", lambda *_: results.pop())
     with pytest.raises(SystemExit):
         run(tmp_path / "late", *models, *data)
     assert json.loads((tmp_path / "late/retrieval.json").read_text())["models"] == {"one": own}, "not lost"

@@ -1,7 +1,8 @@
 """L-CLIPScore and RefL-CLIPScore: CLIPScore and RefCLIPScore under a distilled, lightweight dual encoder (L-CLIP).
 
-Source: the L-CLIPScore paper. It does not say whether captions get CLIPScore's prefix "A photo depicts ". The default
-is none, as students are distilled on bare captions, in the released code as well; ``prefix`` gives the other reading.
+Source: the L-CLIPScore paper. It does not say whether captions get CLIPScore's prefix; its authors' scoring code, in
+branches other than ``main``, puts "A photo depicts" before captions and references, which ``prefix="A photo depicts "``
+reproduces. The default is none: students are distilled on bare captions, in the authors' code as well.
 """
 
 from pathlib import Path

@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import Measurement, Timing, Timings, command, compared, timed
 from benchmarks.l_clip import Shapes, caption_words, load_encoders, random_captions
 from rewards.clip.student import LCLIP
+from rl_caption.lab.meta_evaluation.costs import count_operations
 
 FULL_LENGTH = 77
 """Tokens of a padded text."""
@@ -27,15 +26,8 @@ Encode = Callable[[Tensor], Tensor]
 
 
 def multiply_adds(call: Callable[[], object]) -> float:
-    """Multiply-adds of a call's matrix products; fused kernels, which the counter does not know, are turned off."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            call()
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-    return counter.get_total_flops() / 2
+    """Multiply-adds of a call's matrix products."""
+    return count_operations(call) / 2
 
 
 def with_pairs(values: Timings) -> Timings:

@@ -52,8 +52,15 @@ class Difference(TypedDict):
 
 
 def drawn_weights(groups: Sequence[Hashable], resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Yield, for each resample, [N] how often each item is in it when groups (images) are drawn with replacement."""
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    """Yield, for each resample, [N] how often each item is in it when groups (images) are drawn with replacement.
+
+    Groups are drawn in the order of their names where these are texts, else in that of the items: draws do not depend
+    on the order of rows that name their images.
+    """
+    names = list(dict.fromkeys(groups))
+    if all(isinstance(name, str) for name in names):
+        names.sort(key=str)
+    numbers = {name: number for number, name in enumerate(names)}
     owners = np.array([numbers[group] for group in groups])
     generator = np.random.default_rng(seed)
     count = len(numbers)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from rl_caption.config.schema import DataConfig, TrustConfig
+from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.options import Resamples, Seed, Steps, Temperature
 
@@ -38,9 +39,15 @@ class JudgeSetConfig(TrustConfig):
         metrics: a list, or names separated by commas: cider, bleu (1 to 4), bleu1, rouge, meteor, spice, or any reward.
         judges: further metrics, by their headings: rewards with options, as in ``evaluate``, such as CLIPScore with its
             backbone.
+        scores: scores of further metrics, by their headings, that were computed elsewhere: JSON lines with ``image``,
+            ``caption`` and ``score``.
         set_kwargs: further options of the set, such as ``{aspect: throughness}`` of composite.
         partial: accept a set whose number of judgements differs from the published one.
         bootstrap: number of bootstrap resamples of images for the 95 % intervals; 0 computes none.
+        lengths: rated captions are also compared by their number of words: the largest numbers of all classes but the
+            last; empty compares them all together only.
+        costs: also measure what a metric costs: captions a second, and parameters, operations and milliseconds of its
+            dual encoder.
         seed: of the bootstrap and, for ``scenes``, of captions.
         scenes: the captions to judge if ``set`` is ``scenes``.
         out: folder for ``agreement.md``, ``agreement.csv`` and ``agreement.json``.
@@ -51,9 +58,16 @@ class JudgeSetConfig(TrustConfig):
     images: str | None = None
     metrics: str | list[str] = "bleu,rouge,cider,meteor"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
+    scores: dict[str, str] = field(default_factory=dict)
     set_kwargs: dict = field(default_factory=dict)
     partial: bool = False
     bootstrap: Resamples = 1000
+    lengths: list[Steps] = field(default_factory=lambda: [10, 20, 40, 60, 100])
+    costs: bool = False
     seed: Seed = 0
     scenes: ScenesConfig = field(default_factory=ScenesConfig)
     out: str = "agreement"
+
+    def __post_init__(self) -> None:
+        if sorted(set(self.lengths)) != self.lengths:
+            raise ConfigError(f"lengths is {self.lengths}: expected numbers of words in ascending order, each once")

@@ -141,6 +141,14 @@ def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Seq
     return GroupedTau(math.fsum(taus) / len(taus), len(taus), len(members) - len(taus), constant)
 
 
+def inverse_r_squared(scores: Sequence[float], ratings: Sequence[float]) -> float:
+    """Return 1 / r^2 of Pearson's r, at least 1: what the SPECS paper prints as "1 - R^2" in its own rows."""
+    correlation = pearson(scores, ratings)
+    if correlation == 0:
+        raise UndefinedCorrelation("Pearson's r is 0: 1 / r^2 is not defined")
+    return 1 / correlation**2
+
+
 def unfitted(truth: Sequence[float], predictions: Sequence[float]) -> float:
     """Return 1 - R^2 without a fit, sum (t - p)^2 / sum (t - mean t)^2 of [N] values; 0 is perfect, no upper bound."""
     mean = math.fsum(truth) / len(truth)
@@ -185,13 +193,10 @@ def correlations(
             notes.append(f"{name}: {error}")
             return None
 
-    pcc = defined("pearson", pearson, scores, ratings)
-    if pcc == 0:
-        notes.append("1 / PCC^2: the PCC is 0")
     return HumanCorrelation(
         len(scores),
-        pcc,
-        1 / pcc**2 if pcc else None,
+        defined("pearson", pearson, scores, ratings),
+        defined("1 / PCC^2", inverse_r_squared, scores, ratings),
         defined("1 - R^2 of ratings", unfitted, ratings, scores),
         defined("1 - R^2 of scores", unfitted, scores, ratings),
         defined("tau_b", kendall_tau_b, scores, ratings),

@@ -4,16 +4,18 @@ Judgements of one image are not independent, so images are drawn with replacemen
 (Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 1979).
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import permutations, zip_longest
+from functools import partial
+from itertools import chain, permutations, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from rewards.text.tokenize import tokenize
 from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation.confidence import ENDS, drawn_weights
 from rl_caption.evaluation.results import LEFT_OUT as UNDEFINED
@@ -23,23 +25,34 @@ from rl_caption.lab.meta_evaluation.correlation import (
     UndefinedCorrelation,
     group_numbers,
     grouped_tau_b,
+    inverse_r_squared,
     kendall_tau_b,
     kendall_tau_c,
     pearson,
     sampled_spearman,
     spearman,
     tau_of_table,
+    unfitted,
 )
 from rl_caption.lab.meta_evaluation.sets import CaptionGroups, CaptionPairs, JudgementSet, RatedCaptions
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
+Table = Literal["main", "correlations", "lengths"]
 NO_REFERENCES = ""
 """The condition of metrics that see no references."""
 CHANCE = "blind: chance"
 BLIND = {CHANCE: 0, "blind: longer": 1, "blind: shorter": -1}
 """Heading of a baseline that sees neither image nor references -> factor of the length of the caption, its score."""
 NOTABLE = 0.1
+COST_HEADINGS = ("captions/s", "parameters", "MiB in 2 bytes", "TFLOPs a pair", "ms a pair")
+"""Columns of the table of costs (``costs.cost_cells``)."""
+LENGTHS = (10, 20, 40, 60, 100)
+"""Largest numbers of words of all classes of captions by length but the last."""
+INVERSE_R_SQUARED = "1 / r^2"
+"""What the SPECS paper prints as "1 - R^2" in its own rows."""
+PLAIN = (INVERSE_R_SQUARED, "1 - R^2")
+"""Beginnings of the names of figures that are printed as they are, all others times 100."""
 MAX_CELLS = 5_000_000
 """Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are correlated item by item."""
 
@@ -59,6 +72,8 @@ class Figure:
     published: bool = False
     """Whether papers print this one for the set."""
     note: str = ""
+    table: Table = "main"
+    """The table that it stands in."""
 
 
 @dataclass
@@ -79,6 +94,8 @@ class SetResult:
     """What is drawn with replacement for the intervals."""
     blind: list[str] = field(default_factory=list)
     """Headings of metrics and baselines that see neither image nor references."""
+    costs: dict[str, list[str]] = field(default_factory=dict)
+    """Heading of a metric -> its cells of the table of costs, where that was asked for."""
 
 
 Measured = tuple[Sequence[float | None], Sequence[Interval | None], str]
@@ -93,7 +110,7 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
     Intervals are of ``resamples`` draws of images; 0 computes none.
     """
     published = {"pearson", "spearman", "tau_b"} if part.text_alone else {part.published}
-    found: list[Figure] = []
+    figures: list[Figure] = []
 
     def measure(names: Sequence[str], compute: Callable[..., Measured], *arguments: Any) -> None:
         """Append the figures ``names`` of the set; those that are undefined, with the reason."""
@@ -101,8 +118,8 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
             values, bounds, note = compute(part, scores, *arguments)
         except UndefinedCorrelation as error:
             values, bounds, note = [None] * len(names), [], str(error)
-        for name, value, own in zip_longest(names, values, bounds):
-            found.append(_figure(name, value, len(part.captions), own, name in published, note))
+        for name, value, interval in zip_longest(names, values, bounds):
+            figures.append(_figure(name, value, len(part.captions), interval, name in published, note))
 
     measure(["tau_b", "tau_c"], _taus, resamples, seed)
     if part.published == "pearson":
@@ -113,7 +130,62 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
         measure(["spearman"], _sampled_spearman, seed)
     if part.within_images:
         measure(["tau_b within images"], _within_images)
-    return sorted(found, key=lambda figure: not figure.published)
+    return sorted(figures, key=lambda figure: not figure.published)
+
+
+def further_figures(part: RatedCaptions, scores: Sequence[float], lengths: Sequence[int] = LENGTHS) -> list[Figure]:
+    """Compute what ``rated_figures`` leaves out, without intervals: the table ``correlations``, then ``lengths``.
+
+    Pearson's and Spearman's r, 1 / r^2, 1 - R^2 without a fit in both directions, and tau_b within images; then
+    Pearson's r and tau_b of the captions of each class by number of words (``rows_by_length``). Source: Chen et al.,
+    "SPECS", EMNLP 2025, table 2 and figure 3.
+    """
+    statistics: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
+        "pearson": pearson,
+        "spearman": spearman,
+        INVERSE_R_SQUARED: inverse_r_squared,
+        "1 - R^2 of ratings": lambda values, ratings: unfitted(ratings, values),
+        "1 - R^2 of scores": unfitted,
+    }
+    computed = {part.published} if part.published in ("pearson", "spearman") else set()
+    computed |= {"pearson", "spearman"} if part.text_alone else set()
+    figures = [_statistic(name, statistics[name], scores, part.ratings) for name in statistics if name not in computed]
+    if not part.within_images and len(set(part.image_ids)) < len(part.image_ids):
+        within = partial(grouped_tau_b, groups=part.image_ids)
+        figures.append(_statistic("tau_b within images", lambda *values: within(*values).mean, scores, part.ratings))
+    for title, rows in rows_by_length(part.captions, lengths).items():
+        columns = [scores[row] for row in rows], [part.ratings[row] for row in rows]
+        for name, correlation in (("pearson", pearson), ("tau_b", kendall_tau_b)):
+            figures.append(_statistic(f"{name}, {title}", correlation, *columns, table="lengths"))
+    return figures
+
+
+def _statistic(
+    name: str,
+    compute: Callable[[Sequence[float], Sequence[float]], float],
+    scores: Sequence[float],
+    ratings: Sequence[float],
+    table: Table = "correlations",
+) -> Figure:
+    value, note = None, ""
+    try:
+        value = compute(scores, ratings)
+    except UndefinedCorrelation as error:
+        note = str(error)
+    return Figure(name, value, len(scores), note=note, table=table)
+
+
+def rows_by_length(captions: Sequence[str], lengths: Sequence[int] = LENGTHS) -> dict[str, list[int]]:
+    """Class of captions by number of words, such as ``11 to 20 words`` -> which of the N ``captions`` are in it.
+
+    Classes with fewer than two captions are left out; empty where all captions are of one class.
+    """
+    classes = np.digitize([len(tokenize(caption)) for caption in captions], lengths, right=True)
+    starts = [0, *(length + 1 for length in lengths)]
+    spans = [f"{start} to {end}" for start, end in zip(starts, lengths, strict=False)]
+    members = {f"{span} words": np.flatnonzero(classes == number).tolist() for number, span in enumerate(spans)}
+    members[f"{starts[-1]} or more words"] = np.flatnonzero(classes == len(lengths)).tolist()
+    return {title: rows for title, rows in members.items() if 2 <= len(rows) < len(captions)}
 
 
 def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> Measured:
@@ -347,19 +419,11 @@ def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetRes
 
 
 def as_markdown(result: SetResult, resamples: int) -> str:
-    """A line for each metric, a column for each figure, times 100 as papers print them; notes below."""
-    names = list(dict.fromkeys(figure.name for own in result.figures.values() for figure in own))
-    published = {figure.name for own in result.figures.values() for figure in own if figure.published}
-    published = set() if published == set(names) else published  # all of them: nothing is marked
-    head = ["metric"]
-    for name in names:
-        title = f"{name}, x100" if name.startswith(("tau", "pearson", "spearman")) else f"{name}, % right"
-        head.append(f"**{title}**" if name in published else title)
-    lines = []
-    for metric, own in result.figures.items():
-        found = {figure.name: figure for figure in own}
-        lines.append([metric, *(_cell(found.get(name)) for name in names)])
-    lines += [[metric, *[UNDEFINED] * len(names)] for metric in result.left_out]
+    """A line for each metric, a column for each figure, times 100 as papers print them; further tables; notes."""
+    figures = [figure for column in result.figures.values() for figure in column]
+    published = {figure.name for figure in figures if figure.published}
+    if published == {figure.name for figure in figures if figure.table == "main"}:
+        published = set()  # all of them: nothing is marked
     notes = [f"- Convention: {result.convention}"]
     notes += [f"- Excluded: {count}, {reason}" for reason, count in result.excluded.items() if count]
     if resamples:
@@ -368,21 +432,43 @@ def as_markdown(result: SetResult, resamples: int) -> str:
         notes.append(f"- Bold: what papers print for {result.name}")
     if result.blind:
         notes.append(f"- See neither image nor references: {', '.join(result.blind)}")
-    easy = found_blindly({heading: own for heading, own in result.figures.items() if heading in BLIND})
+    easy = found_blindly({heading: column for heading, column in result.figures.items() if heading in BLIND})
     if easy:
         notes.append(
             f"- Found without a look at the image, more than {100 * NOTABLE:.0f} above chance: {'; '.join(easy)}"
         )
-    for metric, own in result.figures.items():
-        notes += dict.fromkeys(f"- {metric}: {figure.note}" for figure in own if figure.note)
+    for metric, column in result.figures.items():
+        notes += dict.fromkeys(f"- {metric}: {figure.note}" for figure in column if figure.note)
     notes += [f"- {UNDEFINED} {metric}: {reason}" for metric, reason in result.left_out.items()]
     notes += [f"- {metric}: `{signature}`" for metric, signature in result.signatures.items()]
-    return "\n\n".join([f"## {result.name}: {result.description}", markdown(head, lines), "\n".join(notes)]) + "\n"
+    tables = [_table(result, "main", published)]
+    tables += [_table(result, name) for name in ("correlations", "lengths") if any(f.table == name for f in figures)]
+    if result.costs:
+        tables.append(markdown(["metric", *COST_HEADINGS], [[name, *cells] for name, cells in result.costs.items()]))
+    return "\n\n".join([f"## {result.name}: {result.description}", *tables, "\n".join(notes)]) + "\n"
+
+
+def _table(result: SetResult, name: str, bold: Collection[str] = ()) -> str:
+    columns = {
+        metric: {figure.name: figure for figure in figures if figure.table == name}
+        for metric, figures in result.figures.items()
+    }
+    names = list(dict.fromkeys(chain.from_iterable(columns.values())))
+    head = ["metric"]
+    for figure in names:
+        unit = ", x100" if figure.startswith(("tau", "pearson", "spearman")) else ", % right"
+        title = figure + ("" if figure.startswith(PLAIN) else unit)
+        head.append(f"**{title}**" if figure in bold else title)
+    lines = [[metric, *(_cell(figures.get(figure)) for figure in names)] for metric, figures in columns.items()]
+    lines += [[metric, *[UNDEFINED] * len(names)] for metric in result.left_out]
+    return markdown(head, lines)
 
 
 def _cell(figure: Figure | None) -> str:
     if figure is None or figure.value is None:
         return UNDEFINED
+    if figure.name.startswith(PLAIN):
+        return f"{figure.value:.4g}"
     text = f"{100 * figure.value:z.1f}"
     if figure.low is None or figure.high is None:
         return text

@@ -1,7 +1,10 @@
 """Scores sets of human judgements with metrics and reports how well they agree: the program behind ``judge.py``."""
 
+import hashlib
 import logging
+import math
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -20,16 +23,20 @@ from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.config.checks import check
 from rl_caption.data.base import DataError
 from rl_caption.data.file_checks import missing_files
+from rl_caption.data.plain_files import single_spaced
 from rl_caption.errors import config_errors
 from rl_caption.evaluation import JavaError, check_writable, find_java
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
+from rl_caption.lab.meta_evaluation.costs import cost_cells
 from rl_caption.lab.meta_evaluation.figures import (
+    LENGTHS,
     NO_REFERENCES,
     Figure,
     SetResult,
     blind_figures,
+    further_figures,
     group_figures,
     pair_figures,
     rated_figures,
@@ -37,6 +44,7 @@ from rl_caption.lab.meta_evaluation.figures import (
 )
 from rl_caption.lab.meta_evaluation.scenes import scenes_sets
 from rl_caption.lab.meta_evaluation.sets import CaptionGroups, JudgementSet, RatedCaptions
+from rl_caption.lab.meta_evaluation.sets.base import json_lines
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
 
@@ -91,8 +99,58 @@ class ToolkitMetric:
         return checked_scores(self, scores, len(texts))
 
 
+class FileScores:
+    """Scores that were computed elsewhere, as a ``Reward``.
+
+    Args:
+        file: JSON lines with ``image`` (the name of its file, or the id that the set has for it), ``caption`` and
+            ``score``; equal pairs may be repeated with an equal score.
+        heading: of the metric, in messages.
+
+    Raises:
+        DataError: the file is missing or damaged, or has two scores of one caption; it names the line.
+    """
+
+    columns = frozenset({"image_id"})
+    bounds = (-math.inf, math.inf)
+
+    def __init__(self, file: str, heading: str = "scores") -> None:
+        self.__name__, self.file = heading, Path(file)
+        self._scores: dict[tuple[str, str], float] = {}
+        for row in json_lines(self.file):
+            key, score = (row.identifier("image"), row.caption("caption")), row.number("score")
+            if self._scores.setdefault(key, score) != score:
+                raise row.refused("score", f"{self._scores[key]:g}, as in an earlier line of this image and caption")
+        if not self._scores:
+            raise DataError(f"{file} has no scores: expected JSON lines with image, caption and score")
+
+    @property
+    def signature(self) -> str:
+        """Name of the file and a fingerprint of its scores."""
+        digest = hashlib.sha256(repr(sorted(self._scores.items())).encode(errors="surrogatepass")).hexdigest()
+        return f"{self.file.name}[{digest[:12]}]"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Look up the scores of N captions of the images ``image_id``. ``RewardError`` for one that is not there."""
+        keys = [
+            (str(image), single_spaced(text))
+            for image, text in zip(columns["image_id"], as_texts(completions), strict=True)
+        ]
+        absent = [key for key in keys if key not in self._scores]
+        if absent:
+            image, text = absent[0]
+            raise RewardError(
+                f"{self.file} has no score of {len(absent)} of {len(keys)} captions, such as {text!r:.80} of the image "
+                f"{image!r:.80}"
+            )
+        return [self._scores[key] for key in keys]
+
+
 def build_metrics(
-    names: str | Sequence[str], judges: Mapping[str, JudgeConfig], parts: Sequence[JudgementSet] = ()
+    names: str | Sequence[str],
+    judges: Mapping[str, JudgeConfig],
+    parts: Sequence[JudgementSet] = (),
+    scores: Mapping[str, str] | None = None,
 ) -> dict[str, Reward | str]:
     """Return heading -> metric, or why it is left out (no Java).
 
@@ -100,6 +158,7 @@ def build_metrics(
         names: of ``NAMES``, or of rewards that need no arguments; with commas, or a list.
         judges: heading -> reward with arguments. CIDEr-D is without EOS unless its arguments say otherwise.
         parts: the sets that will be scored.
+        scores: heading -> file of scores, as for ``FileScores``.
 
     Raises:
         ConfigError: there is no metric, one is there twice or does not exist, or one needs what ``parts`` do not have.
@@ -115,8 +174,12 @@ def build_metrics(
         if heading in asked:
             raise ConfigError(f"judges.{heading} is among the metrics, too: give it another heading")
         asked[heading] = judge.target or heading, dict(judge.kwargs), f"judges.{heading}"
+    for heading, file in (scores or {}).items():
+        if heading in asked:
+            raise ConfigError(f"scores.{heading} is among the metrics or judges, too: give it another heading")
+        asked[heading] = f"{__name__}:FileScores", {"file": file, "heading": heading}, f"scores.{heading}"
     if not asked:
-        raise ConfigError(f"metrics is {names!r} and judges is empty: name at least one metric, such as cider")
+        raise ConfigError(f"metrics is {names!r}, judges and scores are empty: name at least one metric, such as cider")
     kinds: dict[str, Any] = {}
     for heading, (reward, _, key) in asked.items():
         try:
@@ -156,10 +219,10 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     check(config)
     folder = check_writable(config.out)
     parts = _read(config)
-    metrics = build_metrics(config.metrics, config.judges, parts)
+    metrics = build_metrics(config.metrics, config.judges, parts, config.scores)
     results = [_without_figures(part, metrics) for part in parts]
     for part, result in zip(parts, results, strict=True):
-        for _ in _computed(part, result, metrics, config.bootstrap, config.seed):
+        for _ in _computed(part, result, metrics, config):
             write_results(folder, config, results)
     paths = write_results(folder, config, results)
     print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
@@ -222,19 +285,22 @@ def _without_figures(part: JudgementSet, metrics: Mapping[str, Reward | str]) ->
 
 
 def _computed(
-    part: JudgementSet, result: SetResult, metrics: Mapping[str, Reward | str], resamples: int, seed: int
+    part: JudgementSet, result: SetResult, metrics: Mapping[str, Reward | str], config: JudgeSetConfig
 ) -> Iterator[None]:
     """Compute the figures of ``part`` into ``result``; yield after every metric."""
+    settings = config.bootstrap, config.seed
     if isinstance(part, RatedCaptions):
         for heading, scores in part.released.items():
-            result.figures[heading] = rated_figures(part, scores, resamples, seed)
+            result.figures[heading] = rated_figures(part, scores, *settings)
+            result.figures[heading] += further_figures(part, scores, config.lengths)
             result.signatures[heading] = "as released with the set"
     for heading, metric in metrics.items():
         if isinstance(metric, str):
             continue
         logger.info("%s: scoring by %s", part.name, heading)
+        timings: list[tuple[int, float]] = []
         try:
-            result.figures[heading] = score_set(part, metric, resamples, seed)
+            result.figures[heading] = score_set(part, metric, *settings, config.lengths, timings)
         except JavaError as error:
             result.left_out[heading] = str(error)
             continue
@@ -244,9 +310,11 @@ def _computed(
         result.signatures[heading] = metric.signature + own + untested_texts(metric, _texts(part))
         if not metric.columns:
             result.blind.append(heading)
+        if config.costs:
+            result.costs[heading] = cost_cells(metric, timings)
         del result.left_out[heading]
         yield
-    for heading, figures in blind_figures(part, resamples, seed).items():
+    for heading, figures in blind_figures(part, *settings).items():
         result.figures[heading] = figures
         result.signatures[heading] = "number of characters; equal ones in random order"
         result.blind.append(heading)
@@ -274,17 +342,26 @@ def _texts(part: JudgementSet) -> Iterator[str]:
     return chain(part.first, part.second, *(chain(*rows) for rows in part.references.values()))
 
 
-def score_set(part: JudgementSet, metric: Reward, resamples: int = 0, seed: int = 0) -> list[Figure]:
+def score_set(
+    part: JudgementSet,
+    metric: Reward,
+    resamples: int = 0,
+    seed: int = 0,
+    lengths: Sequence[int] = LENGTHS,
+    timings: list[tuple[int, float]] | None = None,
+) -> list[Figure]:
     """Score a set with one metric and compute its figures of agreement, with intervals of ``resamples`` draws.
 
-    CIDEr-D without document frequencies of its own counts one document for each judgement, not one for each image, as
-    the published figures do (pycocoevalcap on all judgements in one call).
+    ``lengths`` are those of ``further_figures``. Numbers of captions and the seconds that these took are appended to
+    ``timings``. CIDEr-D without document frequencies of its own counts one document for each judgement, not one for
+    each image, as the published figures do (pycocoevalcap on all judgements in one call).
     """
+    timings = [] if timings is None else timings
     if isinstance(part, RatedCaptions):
-        (scores,) = _scores(part, metric, [(part.captions, part.references)])
-        return rated_figures(part, scores, resamples, seed)
+        (scores,) = _scores(part, metric, [(part.captions, part.references)], timings)
+        return rated_figures(part, scores, resamples, seed) + further_figures(part, scores, lengths)
     if isinstance(part, CaptionGroups):
-        (scores,) = _scores(part, metric, [(part.captions, None)])
+        (scores,) = _scores(part, metric, [(part.captions, None)], timings)
         cosines = None
         if part.texts_above and isinstance(metric, ClipScore):
             embeddings = metric.embed_texts(part.captions).astype(np.float64)
@@ -293,7 +370,7 @@ def score_set(part: JudgementSet, metric: Reward, resamples: int = 0, seed: int 
         return group_figures(part, scores, cosines, resamples, seed)
     conditions: Mapping[str, Any] = part.references if "references" in metric.columns else {NO_REFERENCES: None}
     batches = [(texts, references) for references in conditions.values() for texts in (part.first, part.second)]
-    scored = _scores(part, metric, batches)
+    scored = _scores(part, metric, batches, timings)
     first, second = (dict(zip(conditions, own, strict=True)) for own in (scored[::2], scored[1::2]))
     return pair_figures(part, first, second, resamples, seed)
 
@@ -302,7 +379,9 @@ Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
 """[N] captions of the N images of a set, and [N] lists of references."""
 
 
-def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> list[list[float]]:
+def _scores(
+    part: JudgementSet, metric: Reward, batches: Sequence[Batch], timings: list[tuple[int, float]]
+) -> list[list[float]]:
     """Score all batches in one call, with equal rows scored once; returns [N] scores of each batch.
 
     CIDEr-D without document frequencies of its own takes them from its batch, and is called for each.
@@ -310,7 +389,7 @@ def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> lis
     scorer: Any = metric
     if isinstance(metric, CiderD) and metric.df is None:
         if len(batches) > 1:
-            return [own for batch in batches for own in _scores(part, metric, [batch])]
+            return [own for batch in batches for own in _scores(part, metric, [batch], timings)]
         rows = [tuple(row) for row in batches[0][1] or ()]
         split = tokenizer_of(metric.tokenizer)
         tokens = {row: [split(text) for text in row] for row in set(rows)}
@@ -331,6 +410,8 @@ def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> lis
         columns["references"] = [list(key[3]) for key in numbers]
     if seen is not None:
         columns["image"] = [images[number] for number in numbers.values()]
+    start = time.perf_counter()
     scores = checked_scores(metric, scorer(None, [key[2] for key in numbers], **columns), len(numbers))
+    timings.append((len(numbers), time.perf_counter() - start))
     by_key = dict(zip(numbers, scores, strict=True))
     return [[by_key[key] for key in batch] for batch in keys]

@@ -99,4 +99,4 @@ def test_undefined_values_are_none_with_a_reason() -> None:
     assert any("sample-wise: none of 2 groups has different ratings" in note for note in found.notes)
     uncorrelated = correlations([1, 2, 1, 2], [1, 1, 2, 2])
     assert (uncorrelated.pearson, uncorrelated.inverse_r_squared) == (0, None)
-    assert "1 / PCC^2: the PCC is 0" in uncorrelated.notes
+    assert any(note.startswith("1 / PCC^2: ") for note in uncorrelated.notes)

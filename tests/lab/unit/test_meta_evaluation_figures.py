@@ -5,13 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.stats import kendalltau
 
 from rl_caption.lab.meta_evaluation import figures as figures_module
+from rl_caption.lab.meta_evaluation.correlation import unfitted
 from rl_caption.lab.meta_evaluation.figures import (
     NO_REFERENCES,
     blind_figures,
     found_blindly,
+    further_figures,
     in_random_order,
     intervals,
     pair_figures,
@@ -149,3 +152,33 @@ def test_what_is_right_without_a_look() -> None:
         "s", ["a b", "b a", "a cat", "cat"], ["1"] * 4, None, ["k", "k"], {"top": [(0, 1)]}, "", ties="right"
     )
     assert [own[-1].value for own in blind_figures(order).values()] == [0.5, 0.75, 0.25]
+
+
+def test_further_figures_of_rated_captions() -> None:
+    captions = ["a dog"] * 2 + ["a dog runs on green grass"] * 3 + ["one"]
+    scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
+    part = rated_set(captions=captions, ratings=ratings, image_ids=["x", "x", "x", "y", "y", "y"])
+    found = {figure.name: figure for figure in further_figures(part, scores, lengths=[2, 6, 9])}
+    r = stats.pearsonr(scores, ratings).statistic
+    assert found["pearson"].value == pytest.approx(r)
+    assert found["1 / r^2"].value == pytest.approx(1 / r**2)
+    assert found["spearman"].value == pytest.approx(stats.spearmanr(scores, ratings).statistic)
+    assert found["1 - R^2 of ratings"].value == pytest.approx(unfitted(ratings, scores))
+    assert found["1 - R^2 of scores"].value == pytest.approx(unfitted(scores, ratings))
+    halves = [kendalltau(scores[half], ratings[half]).statistic for half in (slice(3), slice(3, 6))]
+    assert found["tau_b within images"].value == pytest.approx(np.mean(halves))
+    short = found["pearson, 0 to 2 words"]
+    assert (short.count, short.value) == (3, pytest.approx(stats.pearsonr([0.1, 0.4, 0.2], [1, 3, 3]).statistic))
+    assert found["tau_b, 3 to 6 words"].value == pytest.approx(kendalltau([0.3, 0.9, 0.7], [2, 4, 5]).statistic)
+    assert not [name for name in found if "7 to 9" in name or "10 or more" in name], "no captions"
+    assert {figure.table for figure in further_figures(part, scores, lengths=[])} == {"correlations"}
+
+
+def test_intervals_do_not_depend_on_the_order_of_rows() -> None:
+    scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
+    images = ["x", "z", "y", "y", "w", "v"]
+    order = [3, 0, 5, 1, 4, 2]
+    first = rated_figures(rated_set(captions=["a"] * 6, ratings=ratings, image_ids=images), scores, 50)
+    again = rated_set(captions=["a"] * 6, ratings=[ratings[n] for n in order], image_ids=[images[n] for n in order])
+    second = rated_figures(again, [scores[n] for n in order], 50)
+    assert [(one.low, one.high) for one in first] == [(one.low, one.high) for one in second]

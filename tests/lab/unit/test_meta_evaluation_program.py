@@ -3,12 +3,15 @@
 import csv
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rewards.base import RewardError
+from rewards.clip.l_clipscore import LClipScore
 from rewards.images import frames_of
 from rewards.text.cider import CiderD
 from rewards.videos import VideoFrame
@@ -19,6 +22,8 @@ from rl_caption.errors import ConfigError
 from rl_caption.evaluation import metrics as metrics_module
 from rl_caption.evaluation.toolkit import Scores
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig, ScenesConfig
+from rl_caption.lab.meta_evaluation.correlation import kendall_tau_b
+from rl_caption.lab.meta_evaluation.costs import encoder_cost
 from rl_caption.lab.meta_evaluation.program import ToolkitMetric, build_metrics, compare_with_people, score_set
 from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
@@ -27,6 +32,9 @@ from tests.clip_for_tests import noise_image, tiny_student
 from tests.judgement_sets_for_tests import BUILDERS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text())["cases"]
+
+
+FURTHER = ("pearson", "spearman", "1 / r^2", "1 - R^2 of ratings", "1 - R^2 of scores")
 
 
 class Length:
@@ -87,7 +95,9 @@ def test_the_command_line_writes_three_tables(tmp_path: Path, capsys: pytest.Cap
     assert shown.strip() == (tmp_path / "out" / "agreement.md").read_text().strip()
     rows = list(csv.DictReader((tmp_path / "out" / "agreement.csv").open()))
     assert [(row["metric"], row["figure"]) for row in rows] == [
-        (metric, figure) for metric in ("ROUGE-L", "CIDEr", "mine") for figure in ("tau_c", "tau_b")
+        (metric, figure)
+        for metric in ("ROUGE-L", "CIDEr", "mine")
+        for figure in ("tau_c", "tau_b", *FURTHER, "tau_b within images")
     ]
     assert rows[0]["published_convention"] == "True"
     (found,) = content(tmp_path)["sets"]
@@ -127,7 +137,7 @@ def test_cider_of_a_set_splits_captions_as_it_was_asked_to() -> None:
     ratings = metric(None, captions, references=references)
     part = RatedCaptions("chinese", captions, ratings, [*"abcd"], None, references, None, "")
     assert len(set(ratings)) == 4
-    assert [figure.value for figure in score_set(part, metric)] == pytest.approx([1, 1])
+    assert [figure.value for figure in score_set(part, metric)[:2]] == pytest.approx([1, 1])
 
 
 def test_which_figures_a_set_has(tmp_path: Path) -> None:
@@ -135,7 +145,7 @@ def test_which_figures_a_set_has(tmp_path: Path) -> None:
         ("abstract50s", ["all pairs"]),
         ("pascal50s", ["HC", "HI", "HM", "MM", "mean of kinds"]),
         ("foil", ["1 reference, all pairs", "4 references, all pairs"]),
-        ("composite", ["tau_c", "tau_b"]),
+        ("composite", ["tau_c", "tau_b", *FURTHER, "tau_b within images"]),
     ):
         (tmp_path / name).mkdir()
         compare_with_people(config(tmp_path / name, name, metrics=["bleu1", "cider"]))
@@ -245,7 +255,8 @@ def test_the_generated_world(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match="late on scenes, hard negatives: out of memory"):
         compare_with_people(settings)
     rated, pairs = content(tmp_path)["sets"]
-    assert [figure["name"] for figure in rated["figures"]["ROUGE-L"]] == ["tau_b", "tau_c", "tau_b within images"]
+    main = [figure["name"] for figure in rated["figures"]["ROUGE-L"] if figure["table"] == "main"]
+    assert main == ["tau_b", "tau_c", "tau_b within images"]
     assert pairs["figures"]["ROUGE-L"][-1]["name"] == "all pairs"
     assert list(rated["figures"]) == ["ROUGE-L", "late", "next"]
     assert (list(pairs["figures"]), rated["left_out"]) == (["ROUGE-L"], {})
@@ -270,11 +281,61 @@ def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
         for name in names:
             figures = score_set(part, made[name])
             assert (figures[0].name, figures[0].published) == (case["published"], True)
-            for figure in figures:
+            for figure in figures[:2]:
                 assert figure.count == case["judgements"]
                 difference = 100 * figure.value - case[figure.name][name]
                 assert abs(difference) < 0.0006, "three decimals are printed"
                 assert abs(difference + 0.002) > 0.0006, "a perturbed last digit would be seen"
+
+
+def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
+    settings = config(tmp_path, "flickr8k_expert", metrics="length")
+    (part,) = load("flickr8k_expert", tmp_path, partial=True)
+    pairs = dict.fromkeys(zip(part.image_ids, part.captions, strict=True))
+    lines = [
+        {"image": image, "caption": f"{text.replace(' ', '  ')}", "score": number}
+        for number, (image, text) in enumerate(pairs)
+    ]
+    file = tmp_path / "fleur.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    compare_with_people(replace(settings, scores={"FLEUR": str(file)}))
+    (result,) = content(tmp_path)["sets"]
+    expected = kendall_tau_b(
+        [list(pairs).index(pair) for pair in zip(part.image_ids, part.captions, strict=True)], part.ratings
+    )
+    assert {figure["name"]: figure["value"] for figure in result["figures"]["FLEUR"]}["tau_b"] == pytest.approx(
+        expected
+    )
+    assert result["signatures"]["FLEUR"].startswith("fleur.jsonl[")
+    file.write_text("\n".join(map(json.dumps, lines[1:])))
+    with pytest.raises(RewardError, match=lines[0]["image"]):
+        compare_with_people(replace(settings, scores={"FLEUR": str(file)}))
+    file.write_text("\n".join(map(json.dumps, [*lines, {**lines[0], "score": 9}])))
+    with pytest.raises(ConfigError, match=f"FLEUR.*line {len(lines) + 1}.*'score'"):
+        compare_with_people(replace(settings, scores={"FLEUR": str(file)}))
+    with pytest.raises(ConfigError, match=r"scores\.ROUGE-L"):
+        compare_with_people(replace(settings, metrics="rouge", scores={"ROUGE-L": str(file)}))
+
+
+def test_costs_of_metrics(tmp_path: Path, student: Path) -> None:
+    judges = {"student": JudgeConfig("l_clipscore", {"backbone": str(student), "device": "cpu"})}
+    settings = config(tmp_path, "flickr8k_expert", metrics="length", judges=judges, costs=True)
+    (part,) = load("flickr8k_expert", tmp_path, partial=True)
+    (tmp_path / "images").mkdir()
+    for name in set(part.image_ids):
+        noise_image(8).save(tmp_path / "images" / name)
+    table = compare_with_people(settings)
+    (result,) = content(tmp_path)["sets"]
+    model = LClipScore(str(student), device="cpu").backbone.encoder
+    parameters = sum(weight.numel() for weight in model.model.parameters())
+    captions_a_second, *others = result["costs"]["length"]
+    assert float(captions_a_second.replace(",", "")) > 0
+    assert others == ["–"] * 4
+    assert result["costs"]["student"][1:3] == [f"{parameters:,}", f"{2 * parameters / 2**20:,.1f}"]
+    operations = encoder_cost(model, pairs=2, repeats=1).teraflops * 1e12
+    linear = [layer for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert operations > 2 * sum(layer.weight.numel() for layer in linear), "every weight is used at least once"
+    assert "| ms a pair |" in table
 
 
 def test_meteor_of_single_captions_is_of_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

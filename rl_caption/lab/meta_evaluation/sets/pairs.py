@@ -334,11 +334,12 @@ class Region:
         return open_image(self.path).crop(self.box)
 
 
-def aro(given: Files) -> list[CaptionPairs]:
+def aro(given: Files, by_relation: bool = False) -> list[CaptionPairs]:
     """Read the relations and the attributes of ARO, two sets without references (Yuksekgonul et al., ICLR 2023).
 
     The image is cut to the box around the two things. Accuracies are averaged over relations, without those of
-    ``ARO_LEFT_OUT``, and over pairs of attributes that occur at least 25 times.
+    ``ARO_LEFT_OUT``, and over pairs of attributes that occur at least 25 times. ``by_relation`` shows the accuracy of
+    each of them, too.
     """
     photos = given.image_folder("images", "VG_100K")
     found = []
@@ -361,7 +362,7 @@ def aro(given: Files) -> list[CaptionPairs]:
         given.check_count(f"pairs in {file}.json besides {reason}", len(rows))
         convention = f"the true caption scores higher than the false one; equal scores are wrong; mean over {part}s"
         excluded = {reason: len(items) - len(rows)}
-        own, how = regions if photos else None, {"shown_kinds": False, "summary": "kinds"}
+        own, how = regions if photos else None, {"shown_kinds": by_relation, "summary": "kinds"}
         found.append(caption_pairs(f"aro {part}", rows, own, {}, convention, excluded, **how))
     return found
 

@@ -153,17 +153,24 @@ def _without_judged(rows: Sequence[Rating], path: Path, complete: int = 1) -> li
     return [row._replace(references=others[row.image]) for row in rows]
 
 
-def composite(given: Files, aspect: Literal["correctness", "throughness"] = "correctness") -> list[RatedCaptions]:
+def composite(
+    given: Files,
+    aspect: Literal["correctness", "throughness"] = "correctness",
+    photos: Literal["all", "8k", "30k", "coco"] = "all",
+) -> list[RatedCaptions]:
     """Read ``8k_ASPECT.csv``, ``30k_ASPECT.csv`` and ``coco_ASPECT.csv``; with ``partial``, those that are there.
 
     Aditya et al., "From Images to Sentences through Scene Description Graphs", 2015: captions of Flickr8k, Flickr30k
     and COCO by people and by two systems, rated 1 to 5. Papers print ``correctness``; ``throughness`` (so in the names
-    of the files) is the other. Papers differ in how many captions they count: here all with a rating.
+    of the files) is the other. Papers differ in how many captions they count: here all with a rating. ``photos`` judges
+    those of Flickr8k, Flickr30k or COCO alone.
     """
     rows: list[Rating] = []
-    photos: list[Path] = []
+    files: list[Path] = []
     skipped: Counter[str] = Counter()
     for part, (published, file, source) in COMPOSITE.items():
+        if photos not in ("all", part):
+            continue
         if given.partial and not (given.folder / f"{part}_{aspect}.csv").is_file():
             continue
         path = given.require(AMT, f"{part}_{aspect}.csv")
@@ -179,12 +186,13 @@ def composite(given: Files, aspect: Literal["correctness", "throughness"] = "cor
             coco_folder = re.search(r"COCO_(\w+)_\d+\.\w+$", image)  # COCO_val2014_...
             names = COMPOSITE_IMAGES.get(part, coco_folder.groups() if coco_folder else ())
             if folder := given.image_folder(*names):
-                photos.append(folder / image)
+                files.append(folder / image)
     given.check_count("judgements", len(rows))
-    found = photos if len(photos) == len(rows) else None
+    found = files if len(files) == len(rows) else None
     convention = "each rated caption is a judgement; judged captions are not among the references"
     rows = _without_judged(rows, given.folder)
-    return [rated_captions("composite", rows, found, "tau_c", convention, dict(skipped))]
+    name = "composite" if photos == "all" else f"composite {photos}"
+    return [rated_captions(name, rows, found, "tau_c", convention, dict(skipped))]
 
 
 def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:

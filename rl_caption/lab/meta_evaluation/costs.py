@@ -1,0 +1,87 @@
+"""What a metric costs: captions a second, and parameters, arithmetic and time of the dual encoder that it scores with.
+
+The L-CLIPScore paper prints parameters, size and milliseconds for a batch of 128 pairs (table I), the SPECS paper
+operations of one pair (table 2).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from rewards.base import Reward
+from rewards.clip.backbone import Backbone
+from rewards.clip.encoder import CachedEncoder
+from rl_caption.evaluation.results import LEFT_OUT
+
+PAIRS = 128
+"""Pairs of a batch that is timed."""
+REPEATS = 3
+"""Batches that are timed, of which the fastest counts, after one that is not."""
+
+
+class EncoderCost(NamedTuple):
+    """Cost of embedding pairs of an image and a caption of full length, given as pixels and text."""
+
+    parameters: int
+    """Including the temperature."""
+    half_mib: float
+    """Size of the parameters with 2 bytes each, in MiB."""
+    teraflops: float
+    """Floating-point operations of the matrix products of one pair, times 1e-12; a multiply-add counts 2."""
+    milliseconds: float
+    """Time of a batch of ``PAIRS`` pairs."""
+
+
+def count_operations(call: Callable[[], object]) -> int:
+    """Floating-point operations of a call's matrix products, 2 for a multiply-add.
+
+    Fused kernels, which the counter does not know, are turned off meanwhile.
+    """
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            call()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return int(counter.get_total_flops())
+
+
+def encoder_cost(backbone: Backbone, pairs: int = PAIRS, repeats: int = REPEATS) -> EncoderCost:
+    """Measure a dual encoder on its own device; its texts fill the context."""
+    size, text = backbone.preprocessing.size, "a " * backbone.context_length
+
+    def embed(count: int) -> None:
+        backbone.encode_pixels(torch.zeros(count, 3, size, size)).cpu()
+        backbone.encode_texts([text] * count)
+
+    parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
+    operations = count_operations(lambda: embed(1))
+    embed(pairs)
+    seconds = min(_seconds(lambda: embed(pairs)) for _ in range(repeats))
+    return EncoderCost(parameters, 2 * parameters / 2**20, operations / 1e12, 1000 * seconds)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def cost_cells(metric: Reward, timings: Sequence[tuple[int, float]]) -> list[str]:
+    """Cells of ``figures.COST_HEADINGS``; ``timings`` are numbers of captions and the seconds that they were scored in.
+
+    What concerns an encoder is left out for a metric without one.
+    """
+    captions, seconds = (sum(column) for column in zip(*timings, strict=True))
+    cells = [f"{captions / seconds:,.0f}" if seconds else LEFT_OUT]
+    cached: Any = getattr(metric, "backbone", None)
+    if not isinstance(cached, CachedEncoder) or not isinstance(cached.encoder, Backbone):
+        return [*cells, *[LEFT_OUT] * 4]
+    cost = encoder_cost(cached.encoder)
+    size = f"{cost.half_mib:,.1f}", f"{cost.teraflops:.4g}"
+    return [*cells, f"{cost.parameters:,}", *size, f"{cost.milliseconds / PAIRS:.3g}"]

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 PACKAGES = ("rewards", "rl_caption")
 TARGETS: dict[str, str] = {}
@@ -159,20 +159,6 @@ def optional(module: str, what: str, install: str, error: type[Exception] = Valu
     except ModuleNotFoundError as missing:
         package = module.partition(".")[0].replace("_", "-")
         raise error(f"{what} the package {package} ({missing}): pip install {install}") from missing
-
-
-def check_choice(kind: Any, **arguments: Any) -> None:
-    """Raise ``ValueError`` for the first argument whose value is not one of those of ``kind``, a ``Literal`` type."""
-    for name, value in arguments.items():
-        if value not in get_args(kind):
-            raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(str, get_args(kind)))}")
-
-
-def check_least(least: int, **arguments: int | None) -> None:
-    """Raise ``ValueError`` for the first argument that is smaller than ``least``; None means unset and is allowed."""
-    for name, value in arguments.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name} is {value}: expected at least {least}")
 
 
 def as_texts(completions: Sequence[Any]) -> list[str]:

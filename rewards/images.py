@@ -96,7 +96,7 @@ def open_image(source: ImageSource | Frames, *, own_mode: bool = False) -> Image
         with image_file(source) as image:
             return _upright(image, own_mode)
     if isinstance(source, Image.Image):
-        with _naming(f"{source!r:.200}"):
+        with naming(f"image {source!r:.200} cannot be read", UNREADABLE, RewardError):
             return _upright(source, own_mode)
     if isinstance(source, Renderable):
         return open_image(source.render(), own_mode=own_mode)
@@ -108,7 +108,7 @@ def open_image(source: ImageSource | Frames, *, own_mode: bool = False) -> Image
 @contextlib.contextmanager
 def image_file(path: str | Path) -> Iterator[Image.Image]:
     """Open an image file without decoding it. Raises as ``open_image``, also for what fails inside the block."""
-    with _naming(repr(str(path))):
+    with naming(f"image {str(path)!r} cannot be read", UNREADABLE, RewardError):
         if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or a device might never end
             raise ValueError("it is not a file")
         with Image.open(path) as image:
@@ -214,15 +214,6 @@ def pixel_hash(image: Image.Image) -> str:
     """Hash of an image's pixels and size; file format and metadata do not matter. Compare images of one mode only."""
     size = f"{image.width}x{image.height}".encode()[:16]
     return hashlib.blake2b(image.tobytes(), digest_size=16, person=size).hexdigest()
-
-
-@contextlib.contextmanager
-def _naming(name: str) -> Iterator[None]:
-    try:
-        yield
-    except UNREADABLE as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RewardError(f"image {name} cannot be read: {reason or type(error).__name__}") from error
 
 
 def _upright(image: Image.Image, own_mode: bool) -> Image.Image:

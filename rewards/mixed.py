@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from rewards.base import Reward, RewardError, as_texts, check_choice, checked_scores, required_column, score_captions
+from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column, score_captions
+from rewards.options import check_values
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Normalize = Literal["none", "per_term", "per_group"]
@@ -98,7 +99,7 @@ class MixedReward:
         length_ratios: Mapping[str, tuple[float, float]] = MappingProxyType({}),
         tokenizer: str = TOKENIZER,
     ) -> None:
-        check_choice(Normalize, normalize=normalize)
+        check_values(Normalize, normalize=normalize)
         if not terms:
             raise ValueError("a mixed reward needs at least one term")
         if taken := sorted(LOG_KEYS & terms.keys()):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rewards.base import naming
 from rewards.files import atomic_write, load_json
+from rewards.options import Range
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=nn.Module)
@@ -27,12 +28,12 @@ Model = TypeVar("Model", bound=nn.Module)
 MANIFEST = "manifest.json"
 HASHED = 2**24
 """Largest file, in bytes, that is hashed, which takes milliseconds: configurations, tokenizers, small weights."""
-LARGEST = (
-    (r"(layers?|blocks|repeats)$", 256),
-    (r"(image|patch|resolution).*size$", 2**14),
-    (r"(size|dim|width|embd|heads|rank|channels|embeddings|positions|tokens|context_length)$", 2**24),
+SIZES = (
+    (r"(layers?|blocks|repeats)$", Range(min=0, max=256)),
+    (r"(image|patch|resolution).*size$", Range(min=0, max=2**14)),
+    (r"(size|dim|width|embd|heads|rank|channels|embeddings|positions|tokens|context_length)$", Range(min=0, max=2**24)),
 )
-"""Pattern of a key of a configuration -> its largest value; the first pattern that matches counts."""
+"""Pattern of a key of a configuration -> range of its value; the first pattern that matches counts."""
 EXPORTS = ("export/best", "export/last", "best", "last")
 """Where the folder of a run, or its folder ``export``, may have an exported model."""
 OTHER_TASKS = ("Classification", "QuestionAnswering", "Retrieval")
@@ -96,31 +97,19 @@ def read_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def check_ranges(values: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Raise ``ValueError`` for the first of ``values`` outside its range in ``ranges`` (key -> smallest, largest).
-
-    If the largest value is given as an ``int``, the value has to be a whole number.
-    """
-    for key, (lowest, highest) in ranges.items():
-        value, integral = values[key], isinstance(highest, int)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool | float if integral else bool)
-        if not is_number or not lowest <= value <= highest:
-            what = "a whole number" if integral else "a number"
-            raise ValueError(f"{key} is {value!r:.80}: expected {what} from {lowest} to {highest}")
-
-
 def check_sizes(values: Mapping[str, Any], where: str = "") -> None:
-    """Raise ``ValueError`` for the first number of layers, size or width below 0 or above its limit in ``LARGEST``.
+    """Raise ``ValueError`` for the first number of layers, size or width in ``values`` that is out of its range.
 
-    To be called before anything of that size is allocated. ``where`` is the prefix of keys in a nested section.
+    For configurations of other packages, whose keys have no annotations: ``SIZES`` has the ranges. To be called before
+    anything of that size is allocated. ``where`` is the prefix of keys in a nested section.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
             check_sizes(value, f"{where}{key}.")
         elif isinstance(value, int):
-            largest = next((largest for pattern, largest in LARGEST if re.search(pattern, key)), None)
-            if largest is not None and not 0 <= value <= largest:
-                raise ValueError(f"{where}{key} is {value}: expected 0 to {largest}")
+            expected = next((size.expected(value) for pattern, size in SIZES if re.search(pattern, key)), None)
+            if expected is not None:
+                raise ValueError(f"{where}{key} is {value}: expected {expected}")
 
 
 def check_memory(model: nn.Module) -> None:

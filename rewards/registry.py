@@ -4,12 +4,11 @@ A reward of this package is one line in ``REWARDS``. A reward from outside needs
 ``package.module:Class``.
 """
 
-import difflib
 import inspect
 from typing import Any
 
-from rewards.base import TARGETS, Reward, errors_of_user_code
-from rewards.trust import import_outside
+from rewards.base import Reward
+from rewards.options import load_target
 
 REWARDS: dict[str, str] = {
     "bertscore": "rewards.text.bertscore:BertScore",
@@ -114,25 +113,4 @@ def load(name: str) -> Any:
     Raises:
         ValueError: the name is unknown, or the target cannot be imported or called.
     """
-    target = name if ":" in name else REWARDS.get(name)
-    if target is None:
-        close = difflib.get_close_matches(name, REWARDS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(
-            f"reward {name!r} is unknown.{hint} Available: {', '.join(available())}; one from outside is named as "
-            "'package.module:Class'"
-        )
-    module_name, _, class_name = target.partition(":")
-    if target == name:
-        TARGETS.setdefault(module_name, f"reward {name!r}")
-    try:
-        with errors_of_user_code(f"reward {name!r}", ValueError):
-            module = import_outside(module_name)
-    except (ImportError, SyntaxError) as error:
-        same = next((known for known in REWARDS.values() if known.endswith(f":{class_name}")), None)
-        hint = f". Did you mean {same!r}?" if same else ""
-        raise ValueError(f"reward {name!r}: module {module_name!r} cannot be imported: {error}{hint}") from error
-    found = getattr(module, class_name, None)
-    if not callable(found):
-        raise ValueError(f"reward {name!r}: module {module_name!r} has no class {class_name!r}")
-    return found
+    return load_target(name, "reward", REWARDS)

@@ -5,56 +5,27 @@ when it is asked for. Its arguments are its options, and ``Annotated[float, Rang
 """
 
 import dataclasses
-import difflib
 import functools
 import inspect
-import math
-import reprlib
 import types
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, update_wrapper
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
-from rewards.base import TARGETS
-from rewards.trust import import_outside, trust
-from rl_caption.errors import ConfigError, config_errors, errors_of_user_code
+import rewards.options
+from rewards.options import Range, check_type, wrong_values
+from rewards.options import is_text as is_text
+from rewards.options import short_repr as shown
+from rewards.options import target_name as target_name
+from rewards.trust import trust
+from rl_caption.errors import KEPT, ConfigError, config_errors, errors_of_user_code
 
 CLASS_KEYS = ("target", "encoder", "image_encoder")
 """Keys, also of ``kwargs``, whose values may name a class outside this package."""
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 _hints = functools.cache(get_type_hints)
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """The numbers that an option may have. ``min`` and ``max`` are allowed themselves, ``above`` and ``below`` not."""
-
-    min: float = -math.inf
-    max: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
-
-    def expected(self, value: float) -> str | None:
-        """What would be right instead of ``value``; None if it is in the range."""
-        if value != value:
-            return f"a number, {self}"
-        if value <= self.above:
-            return f"more than {self.above:g}"
-        if value < self.min:
-            return f"at least {self.min:.10g}"
-        if value >= self.below < math.inf:
-            return f"less than {self.below:g}"
-        return f"at most {self.max:.10g}" if value > self.max else None
-
-    def __str__(self) -> str:
-        low = f"more than {self.above:g}" if math.isfinite(self.above) else f"at least {self.min:.10g}"
-        high = f"less than {self.below:g}" if math.isfinite(self.below) else f"at most {self.max:.10g}"
-        return f"{low} and {high}"
-
-    __repr__ = __str__  # in --help
+load_target = partial(rewards.options.load_target, error=ConfigError, kept=KEPT)
+"""The class or function ``package.module:Name``, or an entry of a table: see ``rewards.options``."""
 
 
 # Upper bounds are far beyond any use: they stop a slip of the keyboard before it becomes an allocation.
@@ -83,53 +54,6 @@ Temperature: TypeAlias = Annotated[float, TEMPERATURES]
 Fraction: TypeAlias = Annotated[float, Range(min=0, max=1)]
 Probability: TypeAlias = Annotated[float, Range(min=0, below=1)]
 """Of dropout, smoothing or a running average: 1 would leave nothing."""
-
-
-def wrong_values(value: Any, kind: Any, key: str = "") -> Iterator[str]:
-    """Yield a sentence, with key and value, for each thing that is wrong with ``value``.
-
-    Wrong are: null where the annotation does not allow it; a number that is out of its range or not finite; anything
-    but a dataclass or mapping where a dataclass is expected; text with control characters or lone surrogates. That
-    types fit otherwise is left to the parser.
-
-    Args:
-        value: of the annotation ``kind``; of a dataclass its instance, or a mapping or namespace with some of its keys.
-        kind: a dataclass of options, or the annotation of one of them.
-        key: dotted name of the value.
-    """
-    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    options = tuple(option for option in options if option is not types.NoneType)
-    if value is None:
-        if kind is not Any and types.NoneType not in get_args(kind):
-            none = {list: "a list ([] is an empty one)", dict: "keys and values ({} has none)"}
-            yield f"{key} is null: expected {none.get(_outer(kind), 'a value')}; leave it out for the default"
-        return
-    kind = options[0] if len(options) == 1 else Any
-    if dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind, include_extras=True)
-        given = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
-        if given is None:
-            yield f"{key} is {shown(value)}: expected options such as {', '.join(list(hints)[:3])}"
-            return
-        for name in [name for name in hints if name in given]:
-            yield from wrong_values(given[name], hints[name], f"{key}.{name}" if key else name)
-    elif get_origin(kind) is Annotated and isinstance(value, int | float) and not isinstance(value, bool):
-        expected = kind.__metadata__[0].expected(value)
-        if expected is not None:
-            yield f"{key} is {shown(value)}: expected {expected}"
-    elif isinstance(value, Mapping):
-        inner = get_args(kind)[1] if get_origin(kind) is dict else Any
-        for name, item in value.items():
-            yield from wrong_values(name, str, f"a name in {key}")
-            yield from wrong_values(item, inner, f"{key}.{name}")
-    elif isinstance(value, list | tuple):
-        inners = get_args(kind) if get_origin(kind) in (list, tuple) else (Any,)
-        for index, item in enumerate(value):
-            yield from wrong_values(item, inners[index % len(inners)], f"{key}[{index}]")
-    elif isinstance(value, str) and not is_text(value):
-        yield f"{key} is {shown(value)}: expected text without control characters, in UTF-8"
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield f"{key} is {value}: expected a finite number"
 
 
 def alternative_of(kind: Any, values: Mapping[str, Any]) -> Any:
@@ -215,85 +139,6 @@ def _without_null(kind: Any) -> Any:
     return options[0] if types.NoneType in get_args(kind) and len(options) == 1 else kind
 
 
-def shown(value: Any) -> str:
-    """``repr`` of a value for a message: short, whatever is nested in it."""
-    return _REPR.repr(value)[:120]
-
-
-def is_text(value: str) -> bool:
-    """Whether text has no control characters but tab and line breaks, and no lone surrogates."""
-    return not any((ord(char) < 32 and char not in "\t\n\r") or 0xD800 <= ord(char) < 0xE000 for char in value)
-
-
-def check_type(value: Any, kind: Any, where: str, error: type[Exception]) -> None:
-    """Check that a plain value has a type: ``int``, ``dict[str, list[float]]``, ``str | None``, a TypedDict, ...
-
-    A truth value is no number, a whole number is a ``float``, a list is a ``tuple`` of its length, a path is text, and
-    a TypedDict may have further keys.
-
-    Raises:
-        error: it has not; the message begins with ``where`` and names the key.
-    """
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    origin, parts = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return
-    if is_typeddict(kind):
-        check_type(value, dict, where, error)
-        for key, inner in _hints(kind).items():
-            if key in value:
-                check_type(value[key], inner, f"{where}, {key!r}", error)
-            elif key in kind.__required_keys__:
-                raise error(f"{where} has no {key!r}")
-    elif origin in (Union, types.UnionType):
-        best = next((part for part in parts if _is_a(value, part)), None)
-        if best is None:
-            raise error(f"{where} is {shown(value)}: expected {' or '.join(dict.fromkeys(map(_named, parts)))}")
-        check_type(value, best, where, error)
-    elif not _is_a(value, kind) or (origin is tuple and len(value) != len(parts)):
-        raise error(f"{where} is {shown(value)}: expected {_named(kind)}")
-    elif origin is dict:
-        for key, inner in value.items():
-            check_type(key, parts[0], f"{where}, key", error)
-            check_type(inner, parts[1], f"{where}, {key!r}", error)
-    elif origin in (list, tuple):
-        for index, inner in enumerate(value):
-            check_type(inner, parts[index] if origin is tuple else parts[0], f"{where}, [{index}]", error)
-
-
-def _outer(kind: Any) -> Any:
-    """A type without its parameters: ``list`` for ``list[int]``."""
-    origin = get_origin(kind)
-    if origin is Annotated:
-        return _outer(get_args(kind)[0])
-    return dict if is_typeddict(kind) else origin or kind
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is of a type, whatever its elements are."""
-    outer = _outer(kind)
-    if outer is Literal:
-        return any(value == each and type(value) is type(each) for each in get_args(kind))
-    if outer is Any or isinstance(value, bool):
-        return outer in (Any, bool)
-    wider: dict[Any, Any] = {float: (int, float), tuple: (list, tuple), Path: (str, Path)}
-    if not isinstance(outer, type) or getattr(outer, "_is_protocol", False):
-        return True  # of a class or function from outside, whose annotations may be anything
-    return isinstance(value, wider.get(outer, outer))
-
-
-def _named(kind: Any) -> str:
-    outer = _outer(kind)
-    if outer is Literal:
-        return " or ".join(map(str, get_args(kind)))
-    if outer is tuple and get_args(kind):
-        return f"a list of {len(get_args(kind))}"
-    names = {dict: "keys and values", list: "a list", tuple: "a list", str: "text", int: "a whole number", Path: "text"}
-    names |= {float: "a number", bool: "true or false", types.NoneType: "null"}
-    return names.get(outer) or outer.__name__
-
-
 def class_names(value: Any, key: str = "") -> Iterator[str]:
     """Yield the classes that a configuration names, at ``trust`` and at ``CLASS_KEYS``: its user lets them run."""
     if isinstance(value, dict):
@@ -314,41 +159,6 @@ def add_trust(parser: ArgumentParser) -> None:
 
     help_text = "a class outside this package that a saved model's config.json may name (docs/reliability.md)"
     parser.add_argument("--trust", type=consent, action="append", metavar="package.module:Class", help=help_text)
-
-
-def load_target(name: str, key: str, known: Mapping[str, str] | None = None) -> Any:
-    """The class or function ``package.module:Name``, or the one that ``known`` has under ``name``.
-
-    Raises:
-        ConfigError: an unknown name, or a target that cannot be imported or called; the message names ``key``.
-    """
-    target = name if ":" in name else (known or {}).get(name)
-    if target is None:
-        close = difflib.get_close_matches(name, known or {}, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        expected = f"one of {', '.join(known)}, or " if known else ""
-        raise ConfigError(f"{key} is {name!r}{hint}: expected {expected}package.module:Name")
-    module_name, _, attribute = target.partition(":")
-    if target == name:
-        TARGETS.setdefault(module_name, f"{key} {name}")
-    try:
-        with errors_of_user_code(f"{key} {name}"):
-            module = import_outside(module_name)
-    except ConfigError:
-        raise
-    except (ImportError, ValueError, SyntaxError) as error:  # ValueError: the name is empty
-        raise ConfigError(f"{key} is {name!r}: module {module_name!r} cannot be imported: {error}") from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise ConfigError(f"{key} is {name!r}: module {module_name!r} has no class or function {attribute!r}")
-    return found
-
-
-def target_name(target: Any) -> str:
-    """``package.module:Name`` of a class, of a function or one with its options bound, or of the class of an object."""
-    function = getattr(target, "func", target)
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}:{named.__qualname__}"
 
 
 def options_of(target: Any, skip: int) -> dict[str, inspect.Parameter]:

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rewards.base import as_texts, check_choice, checked_scores, naming
+from rewards.base import as_texts, checked_scores, naming
 from rewards.clip.backbone import load_backbone
 from rewards.clip.encoder import Precision, chunks, default_device
-from rewards.model_files import check_ranges, fingerprint, load_weights, read_config, save_model
+from rewards.model_files import fingerprint, load_weights, read_config, save_model
+from rewards.options import Range, check_fields, check_values
 from rewards.text.frozen_model import FrozenModel, load_frozen
 
 MODEL_TYPE = "semantic_bottleneck"
@@ -44,9 +45,9 @@ class BottleneckConfig:
         language_model_fingerprint: expected ``FrozenModel.weights``; empty for no check.
     """
 
-    width: int
-    hidden: int
-    soft_tokens: int = 1
+    width: Annotated[int, Range(min=1, max=2**16)]
+    hidden: Annotated[int, Range(min=1, max=2**16)]
+    soft_tokens: Annotated[int, Range(min=1, max=256)] = 1
     ending: Ending = "newline"
     encoder: str = ""
     pretrained: str | None = None
@@ -56,8 +57,7 @@ class BottleneckConfig:
     language_model_fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        check_ranges(asdict(self), {"width": (1, 2**16), "hidden": (1, 2**16), "soft_tokens": (1, 256)})
-        check_choice(Ending, ending=self.ending)
+        check_fields(self)
 
 
 class Bottleneck(nn.Module):
@@ -210,7 +210,7 @@ class SemanticBottleneck:
         batch_size: int = 32,
     ) -> None:
         sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
-        check_ranges(sizes, dict.fromkeys(sizes, (1, 2**16)))
+        check_values(Annotated[int, Range(min=1, max=2**16)], **sizes)
         with naming(f"sba: the folder {model!r} cannot be loaded", (OSError,)):
             bottleneck = Bottleneck.from_pretrained(model)
         config = bottleneck.config

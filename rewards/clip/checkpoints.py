@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rewards.base import check_choice, naming
+from rewards.base import naming
 from rewards.clip.encoder import MlpDeltas
 from rewards.model_files import check_numbers, check_state, read_state, state_shapes
+from rewards.options import check_values
 
 if TYPE_CHECKING:
     from rewards.clip.student import LCLIP
@@ -251,7 +252,7 @@ def merge_low_rank(state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored
     ``mlp.c_proj``, as PAC-S++'s released scorer does, which takes them for merged; ``added`` adds them, too. Raises
     ``ValueError`` with the key if a factor or the weight of one is missing, or shapes do not fit.
     """
-    check_choice(MlpDeltas, mlp_deltas=mlp_deltas)
+    check_values(MlpDeltas, mlp_deltas=mlp_deltas)
     merged: dict[str, Tensor] = {}
     factors: dict[str, dict[str, Tensor]] = {}
     for key, value in state.items():

@@ -12,12 +12,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from rewards.base import check_choice
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
     grid_shape,
@@ -28,13 +27,13 @@ from rewards.clip.pretrained import (
     text_width,
 )
 from rewards.model_files import (
-    check_ranges,
     check_sizes,
     float_state,
     load_weights,
     read_config,
     save_model,
 )
+from rewards.options import Range, Size, check_fields
 
 MODEL_TYPE = "pretrained_dual"
 TEMPERATURE = 0.07
@@ -55,33 +54,28 @@ class DualConfig:
     """Arguments of ``image`` if it is a class; ``vision_cfg`` of an open_clip model."""
     text_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of ``text`` if it is a class; ``bidirectional_blocks`` of a decoder language model."""
-    embed_dim: int = 512
+    embed_dim: Size = 512
     """Joint width E."""
-    hidden: int = 1024
+    hidden: Annotated[int, Range(min=0, max=2**24)] = 1024
     """Width of the hidden layer of a head; 0 is a linear head."""
-    dropout: float = 0.5
+    dropout: Annotated[float, Range(min=0, below=1)] = 0.5
     """Dropout of the input and the hidden layer of a head's MLP, in training."""
     pool: Pool = "mean"
     """The text embedding is the mean over tokens, the ``first`` token (CLS) or the ``last`` one (EOT).
 
     The first token of a decoder language model says something of a caption only where blocks are bidirectional."""
-    cell_width: int = 0
+    cell_width: Annotated[int, Range(min=0, max=2**24)] = 0
     """Output and hidden width of a ``Head`` on every cell of the image grid before it is pooled; 0 leaves it out."""
     image_pool: ImagePool = "mean"
     """The image head reads the mean over the cells of the grid, or the maximum of every feature over them.
 
     The maximum keeps what one cell alone shows, such as a small object."""
-    context_length: int = 77
+    context_length: Annotated[int, Range(min=3, max=2**24)] = 77
     """Most tokens of a caption, special ones included; fewer where the text encoder has fewer positions."""
 
     def __post_init__(self) -> None:
         check_sizes(asdict(self))
-        least = {"embed_dim": 1, "hidden": 0, "cell_width": 0, "context_length": 3}
-        check_ranges(asdict(self), {name: (value, 2**24) for name, value in least.items()})
-        check_choice(Pool, pool=self.pool)
-        check_choice(ImagePool, image_pool=self.image_pool)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}: expected at least 0 and less than 1")
+        check_fields(self)
 
 
 class Head(nn.Module):

@@ -14,11 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rewards.base import RewardError, check_choice
+from rewards.base import RewardError
 from rewards.clip.clipscore import ClipScore, Floats, harmonic_mean
 from rewards.clip.encoder import EncoderOptions, EncoderSource, mean_embedding, passes_on
 from rewards.files import read_regular
 from rewards.images import frames_of
+from rewards.options import check_values
 
 Parts = Literal["both", "coarse", "fine"]
 
@@ -88,7 +89,7 @@ class EmScore(ClipScore):
         prefix: str | None = None,
         **encoder: Any,
     ) -> None:
-        check_choice(Parts, parts=parts)
+        check_values(Parts, parts=parts)
         captions = _read_captions(idf_captions) if parts != "coarse" else None
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         if parts != "coarse" and not getattr(self.backbone.encoder, "has_tokens", False):

@@ -22,9 +22,10 @@ import psutil
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from rewards.base import RewardError, check_choice, check_least
+from rewards.base import RewardError
 from rewards.files import atomic_write
 from rewards.images import Frames, ImageSource, check_frames, frames_of, image_identity
+from rewards.options import Count, check_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +101,7 @@ class EncoderOptions:
     """Such as ``cpu`` or ``cuda:0``; None is the process's current CUDA device if there is one, else the CPU."""
     precision: Precision = "fp32"
     """Of weights and activations. Published GPU scores are of fp16 and differ in the fourth digit."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Images or captions encoded at once, at least 1."""
     truncate: bool = True
     """Cut captions that are longer than the encoder's context (77 tokens for CLIP), as CLIPScore's released code does;
@@ -116,16 +117,16 @@ class EncoderOptions:
     others."""
     cache_dir: str | Path | None = None
     """Folder that keeps image embeddings between runs; None keeps them in memory only."""
-    cache_images: int | None = None
+    cache_images: Count | None = None
     """Image embeddings kept in memory, about 2.3 kB each, at least 1; None is as many as fit into a fifth of the
     available memory (``EmbeddingCache``)."""
-    cache_references: int | None = None
+    cache_references: Count | None = None
     """The same for reference embeddings."""
 
     def __post_init__(self) -> None:
-        check_choice(Precision, precision=self.precision)
-        numbers = ("batch_size", "cache_images", "cache_references")
-        check_least(1, **{name: getattr(self, name) for name in numbers})
+        check_values(Precision, precision=self.precision)
+        check_values(Count, batch_size=self.batch_size)
+        check_values(Count | None, cache_images=self.cache_images, cache_references=self.cache_references)
 
 
 def passes_on(*targets: Callable[..., Any]) -> Callable[[Function], Function]:

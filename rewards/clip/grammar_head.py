@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from rewards.clip.pretrained import ClipText, load_text_encoder, local_encoder, 
 from rewards.clip.student import LCLIPConfig, TextStudent
 from rewards.model_files import (
     check_folder,
-    check_ranges,
     check_sizes,
     check_state,
     float_state,
@@ -34,6 +33,7 @@ from rewards.model_files import (
     save_model,
     state_shapes,
 )
+from rewards.options import Range, check_fields
 
 MODEL_TYPE = "grammar_head"
 STUDENT = "rewards.clip.grammar_head:StudentText"
@@ -70,19 +70,18 @@ class GrammarConfig:
     """Text encoder (``rewards.clip.pretrained``), or ``STUDENT``."""
     text_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of ``text`` if it is a class."""
-    hidden: int = 256
+    hidden: Annotated[int, Range(min=1, max=2**16)] = 256
     """Hidden units H."""
-    kernel: int = 3
+    kernel: Annotated[int, Range(min=1, max=31)] = 3
     """Tokens that a hidden unit sees, odd: 3 is a token and its neighbours, 1 the token alone."""
-    dropout: float = 0.1
+    dropout: Annotated[float, Range(min=0, max=0.99)] = 0.1
     """Dropout of the hidden units, in training."""
-    context_length: int = 77
+    context_length: Annotated[int, Range(min=3, max=2**16)] = 77
     """Most tokens of a caption, special ones included; fewer where the text encoder has fewer positions."""
 
     def __post_init__(self) -> None:
         check_sizes(asdict(self))
-        check_ranges(asdict(self), {"hidden": (1, 2**16), "kernel": (1, 31), "context_length": (3, 2**16)})
-        check_ranges(asdict(self), {"dropout": (0.0, 0.99)})
+        check_fields(self)
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel is {self.kernel}: expected an odd number")
 

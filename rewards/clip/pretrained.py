@@ -23,11 +23,12 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rewards.base import TARGETS, reason
+from rewards.base import reason
 from rewards.clip.preprocessing import Preprocessing, open_clip_tokenizer, preprocessing_of
 from rewards.model_files import transformers_options
+from rewards.options import load_target
 from rewards.text.frozen_model import most_tokens
-from rewards.trust import SHIPPED, check_trusted, import_outside, trusted
+from rewards.trust import SHIPPED, check_trusted, trusted
 
 Kind = Literal["image", "text"]
 
@@ -335,8 +336,7 @@ def _load(kind: Kind, name: str, kwargs: Mapping[str, Any], pretrained: bool) ->
                 raise ValueError(f"it takes {allowed or 'no arguments'}, but got {sorted(kwargs)}")
             encoder: Any = libraries[library](model, pretrained, **kwargs)
         else:
-            TARGETS.setdefault(library, what)
-            encoder = getattr(import_outside(library), model)(**kwargs)
+            encoder = load_target(name, f"{kind} encoder")(**kwargs)
     except ModuleNotFoundError as error:
         extra = " (pip install 'rl-caption[clip]')" if library in libraries else ""
         raise ValueError(f"{what} needs the module {error.name}, which is not installed{extra}") from error

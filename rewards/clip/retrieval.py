@@ -16,10 +16,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import RewardError, check_choice, check_least, naming
+from rewards.base import RewardError, naming
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource, is_main_process, passes_on
 from rewards.images import IMAGE_SUFFIXES, list_images
+from rewards.options import Count, check_values
 
 logger = logging.getLogger(__name__)
 Score = Literal["log_softmax", "reciprocal_rank", "recall", "margin"]
@@ -98,8 +99,9 @@ class Retrieval(ClipScore):
         prefix: str = "",
         **encoder: Any,
     ) -> None:
-        check_choice(Score, score=score)
-        check_least(1, k=k, distractors=distractors)
+        check_values(Score, score=score)
+        check_values(Count, k=k)
+        check_values(Count | None, distractors=distractors)
         if not 0 < scale <= 300 or not (0 <= margin < math.inf):
             raise ValueError(
                 f"scale = {scale}, margin = {margin}: expected a scale in (0, 300] and a margin of 0 or more"

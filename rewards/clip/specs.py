@@ -14,14 +14,13 @@ from rewards.base import (
     Reward,
     RewardError,
     as_texts,
-    check_choice,
-    check_least,
     naming,
     required_column,
     score_captions,
 )
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import EncoderOptions, EncoderSource, is_main_process, passes_on
+from rewards.options import Count, check_values
 from rewards.text.tokenize import TOKENIZER
 
 logger = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class Specs(ClipScore):
         **encoder: Any,
     ) -> None:
         if scale is not None:
-            check_choice(Scale, scale=scale)
+            check_values(Scale, scale=scale)
         super().__init__(backbone, pretrained, prefix="", w=1.0, truncate=truncate, **encoder)
         released = getattr(self.backbone.encoder, "long_layout", False)
         self.scale: Scale = scale or ("shifted" if released else "clipped")
@@ -128,7 +127,7 @@ class LengthRouter:
         threshold: int = 60,
         tokenizer: str = TOKENIZER,
     ) -> None:
-        check_least(1, threshold=threshold)
+        check_values(Count, threshold=threshold)
         self.threshold = threshold
         first = _built(short, "short", {"name": "clipscore", "w": 1.0}, tokenizer)
         last = _built(long, "long", {"name": "specs"}, tokenizer)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,11 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rewards.base import check_choice
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import grid_shape, load_image_encoder, local_encoder, save_encoder_config
 from rewards.model_files import (
-    check_ranges,
     check_sizes,
     check_state,
     float_state,
@@ -34,6 +32,7 @@ from rewards.model_files import (
     save_model,
     state_shapes,
 )
+from rewards.options import Size, check_fields
 
 PadAttention = Literal["full", "masked"]
 Student = TypeVar("Student", "LCLIP", "ImageStudent", "TextStudent")
@@ -56,20 +55,20 @@ _STAGE_2 = {"image": "student.image_encoder.", "text": "student.text_encoder."}
 class LCLIPConfig:
     """Shape of an L-CLIP. The defaults are the paper's: 51,552,896 parameters. Raises ``ValueError`` for others."""
 
-    embed_dim: int = 512
+    embed_dim: Size = 512
     """Width E of the joint space, that of the teacher (512 for ViT-B/32)."""
-    mlp_ratio: int = 4
+    mlp_ratio: Size = 4
     """Hidden width of the MLP, divided by the width of its tower."""
-    image_size: int = 224
+    image_size: Size = 224
     """Height and width of the input, in pixels."""
-    patch_size: int = 32
+    patch_size: Size = 32
     """Height and width of a patch, in pixels; divides ``image_size``."""
-    image_width: int = 768
+    image_width: Size = 768
     """Width of the image tower, a multiple of ``image_heads``."""
-    image_heads: int = 24
-    image_blocks: int = 3
+    image_heads: Size = 24
+    image_blocks: Size = 3
     """Number of blocks."""
-    image_repeats: int = 2
+    image_repeats: Size = 2
     """Number of times in a row that each block runs."""
     image_qkv_bias: bool = True
     image_encoder: str | None = field(default=None, repr=False)
@@ -78,19 +77,19 @@ class LCLIPConfig:
     is then used, and ``image_size`` and ``patch_size`` are ignored."""
     image_encoder_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Arguments of ``image_encoder`` if it is a class."""
-    vocab_size: int = 49408
+    vocab_size: Size = 49408
     """EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is pooled at the argmax."""
-    context_length: int = 77
+    context_length: Size = 77
     """Most tokens of a caption, SOT and EOT included."""
-    text_width: int = 768
+    text_width: Size = 768
     """Width of the text tower, a multiple of ``text_heads``."""
-    text_heads: int = 12
-    text_blocks: int = 2
-    text_repeats: int = 2
+    text_heads: Size = 12
+    text_blocks: Size = 2
+    text_repeats: Size = 2
     text_qkv_bias: bool = False
     text_causal: bool = False
     """Tokens attend to those before them alone, as in CLIP. False, as in the released code, lets them attend to all."""
-    embedding_rank: int | None = 256
+    embedding_rank: Size | None = 256
     """Width of the word vectors before they are projected to ``text_width``; None: one table of full width."""
     pad_attention: PadAttention = "masked"
     """``masked``: keys after EOT are masked, so the embedding does not depend on padding and ids may be cut there.
@@ -100,14 +99,7 @@ class LCLIPConfig:
     def __post_init__(self) -> None:
         values = asdict(self)
         check_sizes(values)
-        check_choice(PadAttention, pad_attention=self.pad_attention)
-        for name in ("image_qkv_bias", "text_qkv_bias", "text_causal"):
-            if not isinstance(values[name], bool):
-                raise ValueError(f"{name} is {values[name]!r}: expected true or false")
-        numbers = [option.name for option in fields(self) if type(option.default) is int]
-        check_ranges(
-            values, {name: (1, 2**24) for name in numbers if values[name] is not None or name != "embedding_rank"}
-        )
+        check_fields(self)
         divisors = {"image_size": "patch_size", "image_width": "image_heads", "text_width": "text_heads"}
         for whole, part in divisors.items():
             if getattr(self, whole) % getattr(self, part):

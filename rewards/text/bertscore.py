@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import RewardError, as_texts, check_least, checked_scores, naming, optional, reference_lists
+from rewards.base import RewardError, as_texts, checked_scores, naming, optional, reference_lists
+from rewards.options import Count, check_values
 from rewards.text.frozen_model import most_tokens
 
 
@@ -41,7 +42,7 @@ class BertScore:
     def __init__(
         self, model: str, layers: int | None = None, idf: bool = False, device: str | None = None, batch_size: int = 64
     ) -> None:
-        check_least(1, batch_size=batch_size)
+        check_values(Count, batch_size=batch_size)
         package = optional("bert_score", "the reward 'bertscore' needs", "'rl-caption[bertscore]'")
         known = importlib.import_module("bert_score.utils").model2layers
         if layers is None and model not in known:

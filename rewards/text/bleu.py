@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.base import as_texts, check_least, checked_scores, reference_lists
+from rewards.base import as_texts, checked_scores, reference_lists
+from rewards.options import Count, check_values
 from rewards.text.ngrams import NGram, Tokens, ngram_counts
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
@@ -70,7 +71,7 @@ class Bleu:
     bounds = (0.0, 1.0)
 
     def __init__(self, n: int = 4, tokenizer: str = TOKENIZER) -> None:
-        check_least(1, n=n)
+        check_values(Count, n=n)
         self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
         self.__name__ = f"bleu{n}"
         self.signature = f"BLEU[n{n},closest]+{tokenizer}"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from rewards.base import (
     RewardError,
     as_texts,
-    check_choice,
     checked_scores,
     errors_of_user_code,
     naming,
@@ -21,6 +20,7 @@ from rewards.base import (
     required_column,
 )
 from rewards.files import load_json, read_regular, unique_keys
+from rewards.options import check_values
 from rewards.registry import load
 from rewards.text.tokenize import TOKENIZER, tokenize
 
@@ -220,7 +220,7 @@ class Chair:
         detector: str | None = None,
         detector_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        check_choice(Measure, measure=measure)
+        check_values(Measure, measure=measure)
         if objects is None and detector is None and not references:
             raise ValueError(
                 "objects and detector are None and references is False: set one of them, to say what is in an image"

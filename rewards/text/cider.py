@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rewards.base import as_texts, check_least, checked_scores, finished_captions, reference_lists, required_column
+from rewards.base import as_texts, checked_scores, finished_captions, reference_lists, required_column
+from rewards.options import Count, check_values
 from rewards.text.document_frequency import EOS, DocumentFrequencies, load_legacy_pickle
 from rewards.text.ngrams import Array, Tokens, is_new, ngram_occurrences
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
@@ -228,7 +229,7 @@ class CiderD:
         cache_images: int = 200_000,
         tokenizer: str = TOKENIZER,
     ) -> None:
-        check_least(1, n=n, cache_images=cache_images)
+        check_values(Count, n=n, cache_images=cache_images)
         if not sigma > 0:
             raise ValueError(f"sigma is {sigma}: expected a number above 0")
         self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)

@@ -6,7 +6,8 @@ All functions take tokenised captions (``rewards.text.tokenize``), which may be 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from rewards.base import as_texts, check_least
+from rewards.base import as_texts
+from rewards.options import Count, check_values
 from rewards.text.ngrams import Tokens, ngram_counts
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
@@ -90,7 +91,7 @@ class Repetition:
     bounds = (-1.0, 0.0)
 
     def __init__(self, n: int = 2, tokenizer: str = TOKENIZER) -> None:
-        check_least(1, n=n)
+        check_values(Count, n=n)
         self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
         self.signature = f"repetition[n{n}]+{tokenizer}"
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.base import check_choice, naming
+from rewards.base import naming
 from rewards.clip.encoder import DTYPES, Precision, default_device
+from rewards.options import check_values
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def load_frozen(
     Raises:
         ValueError: the precision is unknown, or the model cannot be found or loaded, or has no weights for ``head``.
     """
-    check_choice(Precision, precision=precision)
+    check_values(Precision, precision=precision)
     import transformers
 
     from rewards.model_files import export_hint, fingerprint, load_complete, transformers_options

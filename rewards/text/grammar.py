@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import as_texts, check_choice, check_least, checked_scores, naming
+from rewards.base import as_texts, checked_scores, naming
 from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
+from rewards.options import Count, check_values
 from rewards.text.tokenize import TOKENIZER, tokenize
 
 
@@ -32,8 +33,8 @@ class Grammar:
     def __init__(
         self, head: str | Path, device: str | None = None, precision: Precision = "fp32", batch_size: int = 256
     ) -> None:
-        check_choice(Precision, precision=precision)
-        check_least(1, batch_size=batch_size)
+        check_values(Precision, precision=precision)
+        check_values(Count, batch_size=batch_size)
         import torch
 
         from rewards.clip.grammar_head import GrammarModel

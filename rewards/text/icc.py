@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import as_texts, check_least, checked_scores
+from rewards.base import as_texts, checked_scores
 from rewards.clip.encoder import Precision, chunks
+from rewards.options import Count, check_values
 from rewards.text.frozen_model import load_frozen
 
 
@@ -47,7 +48,7 @@ class Icc:
         precision: Precision = "fp32",
         batch_size: int = 64,
     ) -> None:
-        check_least(1, batch_size=batch_size)
+        check_values(Count, batch_size=batch_size)
         self._frozen = load_frozen("AutoModelForSequenceClassification", model, self.__name__, device, precision)
         labels = self._frozen.network.config.num_labels
         if labels != 1:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import as_texts, check_least, checked_scores, finished_captions
+from rewards.base import as_texts, checked_scores, finished_captions
 from rewards.clip.encoder import Precision, chunks
+from rewards.options import Count, check_values
 from rewards.text.frozen_model import load_frozen
 
 
@@ -45,7 +46,7 @@ class Perplexity:
     ) -> None:
         if not -math.inf < floor < 0:
             raise ValueError(f"floor is {floor}: expected a number below 0")
-        check_least(1, batch_size=batch_size)
+        check_values(Count, batch_size=batch_size)
         self._frozen = load_frozen("AutoModelForCausalLM", model, self.__name__, device, precision)
         self.model, self.floor, self.eos, self.precision = model, float(floor), eos, precision
         self.bounds, self.batch_size = (self.floor, 0.0), batch_size

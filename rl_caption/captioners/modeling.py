@@ -18,7 +18,7 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from rewards.model_files import check_ranges
+from rewards.options import check_values
 from rl_caption.captioners.base import FROM_SCRATCH
 from rl_caption.captioners.packed import CACHE, Packing
 from rl_caption.options import Range, wrong_arguments
@@ -109,7 +109,8 @@ SHAPE = inspect.signature(CaptionTransformerConfig).parameters.keys() - {"vocab_
 def _check(values: Mapping[str, Any]) -> None:
     for wrong in wrong_arguments(CaptionTransformerConfig, 0, CaptionTransformerConfig.__name__, values, str):
         raise ValueError(wrong)
-    check_ranges(values, dict.fromkeys(SPECIAL, (0, values["vocab_size"] - 1)))
+    token_id = Annotated[int, Range(min=0, max=values["vocab_size"] - 1)]
+    check_values(token_id, **{name: values[name] for name in SPECIAL})
     size, patch, d_model = values["image_size"], values["patch_size"], values["d_model"]
     if d_model % values["num_heads"]:
         raise ValueError(f"d_model {d_model} is not a multiple of num_heads {values['num_heads']}")

@@ -11,9 +11,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from rewards.base import Reward, as_texts, check_choice, check_least, checked_scores, naming, optional
+from rewards.base import Reward, as_texts, checked_scores, naming, optional
 from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
 from rewards.images import ImageSource
+from rewards.options import Count, check_values
 from rewards.registry import build
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.captioners.loading import load_captioner, weights_hash
@@ -78,7 +79,7 @@ class DiffusionImages:
         noise: Noise = "caption",
         device: str | None = None,
     ) -> None:
-        check_choice(Noise, noise=noise)
+        check_values(Noise, noise=noise)
         diffusers = optional("diffusers", f"diffusers:{model} needs", "diffusers")
         self._device = default_device(device)
         with naming(f"diffusers:{model} cannot be loaded", (OSError, ValueError, KeyError)):
@@ -183,7 +184,7 @@ class VisualBottleneck:
         device: str | None = None,
         batch_size: int = 16,
     ) -> None:
-        check_least(1, batch_size=batch_size)
+        check_values(Count, batch_size=batch_size)
         self._similarity: Reward = build(similarity, **(similarity_kwargs or {}))
         if self._similarity.columns != {"references"}:
             raise ValueError(

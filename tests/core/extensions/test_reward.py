@@ -97,7 +97,7 @@ def test_it_is_a_reward_like_those_of_the_package() -> None:
     [
         (NAME, {"words": 200}, "reward.terms.mine: words is 200: expected 1 to 100"),
         (NAME, {"word": 3}, "does not take word; it takes: words"),
-        (f"{__name__}:Missing", {}, "has no class 'Missing'"),
+        (f"{__name__}:Missing", {}, "'Missing'"),
         (f"{__name__}:Path", {}, "which is not a reward"),
     ],
 )

@@ -37,7 +37,7 @@ from transformers import (
 )
 
 import rewards.base
-from rewards.clip import pretrained as loading
+import rewards.options
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
     grid_shape,
@@ -323,7 +323,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="masks patches at random"):
         load_image_encoder(vit)
     monkeypatch.setattr(rewards.base, "TARGETS", {})
-    monkeypatch.setattr(loading, "TARGETS", rewards.base.TARGETS)
+    monkeypatch.setattr(rewards.options, "TARGETS", rewards.base.TARGETS)
     load_image_encoder(OWN)
     assert OWN in rewards.base.TARGETS["tests.encoders_for_tests"]
     monkeypatch.setitem(sys.modules, "timm", None)

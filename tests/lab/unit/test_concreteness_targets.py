@@ -156,7 +156,7 @@ def test_with_ratings_scores_are_combined(tmp_path: Path, capsys: pytest.Capture
     ("changes", "error", "message"),
     [
         ({"scorers": {}}, ConfigError, "scorers is empty"),
-        ({"scorers": {"x": JudgeConfig()}}, ConfigError, "scorers.x: reward 'x' is unknown"),
+        ({"scorers": {"x": JudgeConfig()}}, ConfigError, "scorers.x: .*'x'"),
         ({"scorers": {"x": JudgeConfig(f"{__name__}:References", {"letter": "a"})}}, ConfigError, "captions alone"),
         (
             {"scorers": {"x": JudgeConfig(f"{__name__}:Share", {"letter": "a", "scale": 9.0})}},

@@ -29,7 +29,7 @@ MANIFEST = "manifest.json"
 HASHED = 2**24
 """Largest file, in bytes, that is hashed, which takes milliseconds: configurations, tokenizers, small weights."""
 SIZES = (
-    (r"(layers?|blocks|repeats)$", Range(min=0, max=256)),
+    (r"((?<!feature_)layers?|blocks|repeats)$", Range(min=0, max=256)),
     (r"(image|patch|resolution).*size$", Range(min=0, max=2**14)),
     (r"(size|dim|width|embd|heads|rank|channels|embeddings|positions|tokens|context_length)$", Range(min=0, max=2**24)),
 )

@@ -58,7 +58,7 @@ IDEFICS_TEMPLATE = (
 def tiny_qwen2_vl(folder: Path) -> Path:
     """Save a Qwen2-VL of 64 thousand parameters with its processor; return its folder."""
     names = "endoftext im_start im_end vision_start vision_end image_pad video_pad"
-    tokenizer = _tokenizer([f"<|{name}|>" for name in names.split()], pad="<|endoftext|>", eos="<|im_end|>")
+    tokenizer = word_tokenizer([f"<|{name}|>" for name in names.split()], pad="<|endoftext|>", eos="<|im_end|>")
     ids = dict(zip(names.split(), range(7), strict=True))
     torch.manual_seed(0)
     config = Qwen2VLConfig(
@@ -87,7 +87,7 @@ def tiny_qwen2_vl(folder: Path) -> Path:
 def tiny_idefics3(folder: Path) -> Path:
     """Save an Idefics3 (the architecture of SmolVLM 1) of 42 thousand parameters with its processor."""
     specials = ["<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>", "<pad>"]
-    tokenizer = _tokenizer(specials, pad="<pad>", eos="<end_of_utterance>", bos="<|im_start|>")
+    tokenizer = word_tokenizer(specials, pad="<pad>", eos="<end_of_utterance>", bos="<|im_start|>")
     # As the real one: special, yet not in the list of special tokens.
     places = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
     tokenizer.add_tokens([AddedToken(place, special=True) for place in places])
@@ -154,15 +154,19 @@ class Recorder:
         return [math.nan if self.breaks else float(len(c[-1]["content"].split())) for c in completions]
 
 
-def _tokenizer(specials: list[str], pad: str, eos: str, bos: str | None = None) -> PreTrainedTokenizerFast:
-    words = dict.fromkeys([*specials, "<unk>", *WORDS.split()])
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+def word_tokenizer(
+    specials: list[str], pad: str, eos: str, bos: str | None = None, words: str = "", **named: str
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words, those of ``WORDS`` and ``words``; ``named`` special tokens are attributes, too."""
+    vocabulary = dict.fromkeys([*specials, "<unk>", *WORDS.split(), *words.split()])
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     others = [word for word in specials if word not in (pad, eos, bos)]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=pad, eos_token=eos, bos_token=bos, unk_token="<unk>",
-        additional_special_tokens=others,
-    )  # fmt: skip
+    names = {"pad_token": pad, "eos_token": eos, "bos_token": bos, "unk_token": "<unk>"}
+    if not named:
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=others, **names)
+    tokenizer.add_special_tokens(others)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=named, **names)
 
 
 def vlm_captions(

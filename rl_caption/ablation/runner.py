@@ -188,7 +188,7 @@ def evaluate_captioner(
     config: AblateConfig,
     judges: Mapping[str, Reward],
     folder: Path,
-    prompt: str | None = None,
+    prompt: str | list[dict] | None = None,
 ) -> EvaluationFolder:
     """Evaluate a model on the grid's split, or read what ``folder`` holds of it.
 

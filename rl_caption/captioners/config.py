@@ -40,9 +40,12 @@ class ModelConfig:
         tokenizer: from scratch: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
         kwargs: from scratch: options of ``CaptionTransformerConfig``, or of ``target``.
         prompt: huggingface: text that every caption continues, such as ``a photography of``; it is neither scored nor
-            trained. Null uses the prompt saved in the folder, if any.
+            trained. A vision-language model answers it; it may be messages (a list of ``role`` and ``content``). Null
+            uses the prompt saved in the folder, if any.
+        processor_kwargs: huggingface: options of a vision-language model's processor, such as
+            ``{max_pixels: 200704}`` of Qwen2-VL, which limits the tokens of an image.
         freeze: huggingface: patterns of the names of parameters to freeze (``vision_model.*``); null freezes the vision
-            tower of BLIP-2 and InstructBLIP, and nothing in other models.
+            tower of BLIP-2, InstructBLIP and vision-language models, and nothing in other models.
         lora: huggingface: train LoRA adapters instead of the weights, also in frozen parts; exports have them merged
             into the weights.
         gradient_checkpointing: huggingface: recompute activations in the backward pass, to save memory.
@@ -55,7 +58,8 @@ class ModelConfig:
     min_count: Steps = 5
     tokenizer: str | None = None
     kwargs: dict = field(default_factory=dict)
-    prompt: str | None = None
+    prompt: str | list[dict] | None = None
+    processor_kwargs: dict = field(default_factory=dict)
     freeze: list[str] | None = None
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = False

@@ -125,7 +125,7 @@ class HuggingFacePolicy(nn.Module):
         if encode:
             return states
         if token_ids is None:
-            with self._output_of(_last):
+            with output_of(self.text_model, last_hidden):
                 start = self._start(prompt_ids, len(states))
                 return self._begin(states, start, start.shape[1] + max_tokens)
         # With cross-attention the image is shared in one pass too, and the backward pass frees it layer by layer.
@@ -153,25 +153,25 @@ class HuggingFacePolicy(nn.Module):
     def _score_after_prefix(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
         """Score captions after one pass over image and prompt, whose keys and values they share."""
         captions, length = token_ids.shape[1:]
-        flat, scored, rows = _scored(token_ids, mask)
+        flat, scored, rows = scored_rows(token_ids, mask)
         image = rows // captions
         first: list[Tensor] = []
 
         def keep_last(hidden: Tensor) -> Tensor:
-            first.append(_last(hidden))
+            first.append(last_hidden(hidden))
             return first[0]
 
         def of_captions(hidden: Tensor) -> Tensor:
             hidden = torch.cat([first[0][image], hidden], dim=1)
             return hidden if scored is None else hidden[scored]
 
-        with self._output_of(keep_last):
+        with output_of(self.text_model, keep_last):
             logits, state = self._begin(states, self._start(None, len(states)), None)
         if length == 1:
             logits = logits.unsqueeze(1).expand(-1, captions, -1).unsqueeze(2)
             return logits if mask is None else logits[mask]
         state.select(image, image)
-        with self._output_of(of_captions):
+        with output_of(self.text_model, of_captions):
             logits = self.family.decode(self.model, state.states, flat[rows, :-1], state.cache)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
@@ -181,7 +181,7 @@ class HuggingFacePolicy(nn.Module):
         Prompts may differ in length: each caption follows its prompt directly, and padding is on the right.
         """
         captions, length = token_ids.shape[1:]
-        flat, scored, rows = _scored(token_ids, mask)
+        flat, scored, rows = scored_rows(token_ids, mask)
         start = self._start(None if prompt_ids is None else prompt_ids[rows // captions], len(rows))
         columns = (start != NO_TOKEN).sum(-1, keepdim=True) + torch.arange(length, device=start.device)  # [M, L]
         ids = torch.cat([start, start.new_full((len(rows), length), NO_TOKEN)], dim=1).scatter(1, columns, flat[rows])
@@ -201,22 +201,28 @@ class HuggingFacePolicy(nn.Module):
             hidden = hidden[:, -length:] if prompt_ids is None else hidden.take_along_dim(before.unsqueeze(-1), 1)
             return hidden if scored is None else hidden[scored]
 
-        with self._output_of(of_captions):
+        with output_of(self.text_model, of_captions):
             logits = self.family.decode(self.model, states, ids, cache)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
-    @contextmanager
-    def _output_of(self, chosen: Callable[[Tensor], Tensor]) -> Iterator[None]:
-        """Within, the output layer computes logits of ``chosen(hidden)`` and not of all hidden states [N, T, D]."""
-        layer = self.model.get_submodule(self.family.text_model).get_output_embeddings()
-        hook = layer.register_forward_pre_hook(lambda _, arguments: (chosen(arguments[0]), *arguments[1:]))
-        try:
-            yield
-        finally:
-            hook.remove()
+    @property
+    def text_model(self) -> Any:
+        """The submodule that reads tokens."""
+        return self.model.get_submodule(self.family.text_model)
 
 
-def _scored(token_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+@contextmanager
+def output_of(text_model: Any, chosen: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within, the output layer computes logits of ``chosen(hidden)`` and not of all hidden states [N, T, D]."""
+    layer = text_model.get_output_embeddings()
+    hook = layer.register_forward_pre_hook(lambda _, arguments: (chosen(arguments[0]), *arguments[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def scored_rows(token_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
     """All captions [B·K, L]; the mask [M, L] of the M that have positions to score (or None); their rows [M]."""
     flat = token_ids.flatten(0, 1)
     if mask is None:
@@ -226,5 +232,6 @@ def _scored(token_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | No
     return flat, scored[rows], rows
 
 
-def _last(hidden: Tensor) -> Tensor:
+def last_hidden(hidden: Tensor) -> Tensor:
+    """Hidden states [N, 1, D] of the last of T tokens, from [N, T, D]."""
     return hidden[:, -1:]

@@ -6,15 +6,16 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from transformers.utils import cached_file
 
 from rewards.base import naming
@@ -37,10 +38,13 @@ from rl_caption.captioners.adaptation import (
 )
 from rl_caption.captioners.base import WEIGHTS, Captioner, CaptionerError, Decoding, Generated, forbid, reading
 from rl_caption.captioners.decoding import NextLogits, Prefixes
-from rl_caption.captioners.hf_families import FAMILIES, Conventions, Family, check_architectures, plain_tokens
+from rl_caption.captioners.hf_families import FAMILIES, Conventions, check_architectures, plain_tokens
 from rl_caption.captioners.hf_policy import NO_TOKEN, DecodeState, HuggingFacePolicy
 from rl_caption.captioners.packed import unique_prefixes
 from rl_caption.data.base import DataError, Row, load_image
+
+if TYPE_CHECKING:
+    from rl_caption.captioners.vlm_policy import VisionLanguagePolicy
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +59,12 @@ ADAPTERS_FOLDER = "adapters"
 class HuggingFaceCaptioner(Captioner):
     """A pretrained model with its image processor and tokenizer, and the prompt of rows that have none of their own."""
 
-    policy: HuggingFacePolicy
+    policy: Any
+    family: Any
 
     def __init__(
         self,
-        policy: HuggingFacePolicy,
+        policy: HuggingFacePolicy | VisionLanguagePolicy,
         images: Any,
         tokenizer: Any,
         q_former_tokenizer: Any = None,
@@ -89,11 +94,16 @@ class HuggingFaceCaptioner(Captioner):
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path, prompt: str | None = None, dtype: str = "float32"
+        cls,
+        name: str | Path,
+        prompt: str | list[dict[str, Any]] | None = None,
+        dtype: str = "float32",
+        processor_kwargs: Mapping[str, Any] | None = None,
     ) -> HuggingFaceCaptioner:
         """Load a model by its name on the hub, or from a folder.
 
-        Captions continue ``prompt`` after a space; None takes the prompt saved in the folder, if any.
+        Captions continue ``prompt`` after a space, or answer it (``vlm.VisionLanguageCaptioner``, which alone takes
+        messages and ``processor_kwargs``); None takes the prompt saved in the folder, if any.
 
         Raises:
             CaptionerError: there is no such model, its family is unknown, or weights, tokenizer or image processor are
@@ -103,16 +113,27 @@ class HuggingFaceCaptioner(Captioner):
         source = _source(name)
         with reading(repr(name)):
             config = _read_config(name, source)
+            if config.model_type not in FAMILIES:
+                from rl_caption.captioners.vlm import VisionLanguageCaptioner
+
+                options = processor_kwargs or {}
+                return VisionLanguageCaptioner.load(name, config, prompt, getattr(torch, dtype), source, options)
+            if processor_kwargs:
+                raise CaptionerError(f"model.processor_kwargs is for vision-language models: {config.model_type!r}")
             family = FAMILIES[config.model_type]
             family.check(config)
-            model = _load_model(name, config, family, getattr(torch, dtype), source)
+            kind = getattr(transformers, family.model_class)
+            model = load_model(kind, name, config, family.never_trained, getattr(torch, dtype), source)
             with reading(f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"):
                 images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)  # whatever else is installed
             second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
             tokenizer = _read_tokenizer(name, "", source)
-            prompt = " ".join((_saved_prompt(name) if prompt is None else prompt).split())
+            prompt = saved_prompt(name) or "" if prompt is None else prompt
+            if not isinstance(prompt, str):
+                raise CaptionerError(f"prompt {prompt!r:.80}: {family.name} has no chat template, expected a text")
+            prompt = " ".join(prompt.split())
             conventions = family.conventions(model, tokenizer, second, prompt)
-            _check_tokens(tokenizer, conventions)
+            check_tokens(tokenizer, conventions)
             policy = HuggingFacePolicy(model, family, conventions)
         freeze(model, family.never_trained, required=False)
         return cls(policy, images, tokenizer, second, prompt, name)
@@ -296,14 +317,23 @@ def _read_config(name: str, source: dict[str, Any]) -> Any:
         check_sizes(read_object(Path(name) / "config.json"))
     with reading(f"config.json of {name!r}"):
         config = AutoConfig.from_pretrained(name, **source)
-    if config.model_type not in FAMILIES:
-        raise CaptionerError(f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}")
-    check_architectures(name, config.model_type, config.architectures)
+    if config.model_type in FAMILIES:
+        check_architectures(name, config.model_type, config.architectures)
+    elif config.model_type not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        raise CaptionerError(
+            f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}, or a vision-language model"
+        )
     return config
 
 
-def _load_model(name: str, config: Any, family: Family, dtype: torch.dtype, source: dict[str, Any]) -> Any:
-    kind = getattr(transformers, family.model_class)
+def load_model(
+    kind: Any, name: str, config: Any, optional: Sequence[str], dtype: torch.dtype, source: dict[str, Any]
+) -> Any:
+    """Load a model of the class ``kind``; its weights may lack only parameters that match ``optional``.
+
+    Raises:
+        CaptionerError: files are damaged, or weights are missing or do not fit.
+    """
     files = [file for ending in WEIGHTS for file in Path(name).glob(ending)]
     for file in files:
         if file.suffix == ".safetensors":
@@ -319,7 +349,7 @@ def _load_model(name: str, config: Any, family: Family, dtype: torch.dtype, sour
         )
     with reading(f"weights of {name!r} ({', '.join(file.name for file in files) or 'model.safetensors'})"):
         model, report = kind.from_pretrained(name, config=config, dtype=dtype, output_loading_info=True, **source)
-    missing = [key for key in report["missing_keys"] if not any(fnmatchcase(key, p) for p in family.never_trained)]
+    missing = [key for key in report["missing_keys"] if not any(fnmatchcase(key, p) for p in optional)]
     problems = {"missing": missing, "of another shape": [key for key, *_ in report["mismatched_keys"]]}
     for problem, keys in problems.items():
         if keys:
@@ -345,21 +375,24 @@ def _cache_folder(name: str, source: dict[str, Any]) -> Path:
     return Path(str(cached_file(name, "config.json", local_files_only="local_files_only" in source))).parent
 
 
-def _saved_prompt(name: str) -> str:
+def saved_prompt(name: str) -> str | list[dict[str, Any]] | None:
+    """The prompt saved in an exported folder, a text or messages, if there is one."""
     settings = Path(name) / SETTINGS
     if not settings.is_file():
-        return ""
+        return None
     prompt = read_object(settings).get("prompt", "")
-    if not isinstance(prompt, str):
-        raise CaptionerError(f"{settings}: prompt is {prompt!r:.80}: expected a text")
+    if not isinstance(prompt, str | list):
+        raise CaptionerError(f"{settings}: prompt is {prompt!r:.80}: expected a text or messages")
     return prompt
 
 
-def _check_tokens(tokenizer: Any, conventions: Conventions) -> None:
+def check_tokens(tokenizer: Any, conventions: Conventions) -> None:
     """Raise ``CaptionerError`` for a tokenizer with ids beyond the model's output layer."""
     vocabulary = conventions.vocab_size
     largest = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
-    named = {"tokens up to": largest, "EOS": conventions.eos, "padding": conventions.pad, "BOS": conventions.start[0]}
+    named = {"tokens up to": largest, "EOS": conventions.eos, "padding": conventions.pad}
+    if conventions.start:
+        named["BOS"] = conventions.start[0]
     for what, token in named.items():
         if not 0 <= token < vocabulary:
             raise CaptionerError(

@@ -24,19 +24,22 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 def load_captioner(
     name: str | Path,
     cache_bytes: int = 0,
-    prompt: str | None = None,
+    prompt: str | list[dict[str, Any]] | None = None,
     dtype: str = "float32",
     target: str | None = None,
+    processor_kwargs: Mapping[str, Any] | None = None,
 ) -> Captioner:
     """Load a folder that ``save_pretrained`` wrote, or a model of Transformers from the hub.
 
     Args:
         name: the folder, or ``OWNER/MODEL`` on the hub.
         cache_bytes: memory for decoded images; for the Transformer of this package only.
-        prompt: what captions continue; for models of Transformers only. None is the prompt saved in the folder.
+        prompt: what captions continue, a text or messages; for models of Transformers only. None is the prompt saved
+            in the folder.
         dtype: type of the weights; for models of Transformers only.
         target: ``package.module:Class`` of a captioner outside this package; None takes the ``model_type`` of the
             folder's ``config.json``, if the user trusts that class (``rewards.trust``).
+        processor_kwargs: options of the processor; for vision-language models only.
 
     Raises:
         CaptionerError: there is no captioner, its weights do not fit, it takes no prompt, or nobody trusts its class.
@@ -62,7 +65,7 @@ def load_captioner(
         )
     from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 
-    return HuggingFaceCaptioner.from_pretrained(name, prompt, dtype)
+    return HuggingFaceCaptioner.from_pretrained(name, prompt, dtype, processor_kwargs)
 
 
 def new_captioner(target: str, references: Sequence[list[str]], kwargs: Mapping[str, Any]) -> Captioner:

@@ -106,7 +106,9 @@ def build_captioner(
             "train.mixed_precision to compute in lower precision"
         )
     try:
-        captioner = load_captioner(config.init, cache_bytes, config.prompt, config.dtype, config.target)
+        captioner = load_captioner(
+            config.init, cache_bytes, config.prompt, config.dtype, config.target, config.processor_kwargs
+        )
     except CaptionerError as error:
         raise CaptionerError(f"model.init: {error}") from error
     adapt = getattr(captioner, "adapt", None)  # models of Transformers have it
@@ -129,7 +131,7 @@ def _refuse_pretrained_options(config: ModelConfig) -> None:
             "model.init is not set: name a model on the hub, such as Salesforce/blip-image-captioning-base"
         )
     default = ModelConfig()
-    for key in ("prompt", "freeze", "lora", "gradient_checkpointing", "dtype"):
+    for key in ("prompt", "processor_kwargs", "freeze", "lora", "gradient_checkpointing", "dtype"):
         if getattr(config, key) != getattr(default, key):
             raise ConfigError(f"model.{key} is for a model of Transformers (model.name huggingface), not for this one")
 

@@ -497,7 +497,7 @@ class EvaluateConfig(TrustConfig):
     model: str | None = None
     models: list[str] = field(default_factory=list)
     ensemble: Literal["probabilities", "log_probabilities"] = "probabilities"
-    prompt: str | None = None
+    prompt: str | list[dict] | None = None
     predictions: str | None = None
     references: str | None = None
     compare: list[str] = field(default_factory=list)

@@ -57,7 +57,7 @@ class Captions:
         write_json_lines(path, lines)
 
 
-def load_captioners(names: Sequence[str], prompt: str | None, average: Average) -> Captioner:
+def load_captioners(names: Sequence[str], prompt: str | list[dict[str, Any]] | None, average: Average) -> Captioner:
     """Load one captioner, or several as an ensemble. Raises ``CaptionerError`` or, for a repeated name, ConfigError."""
     quiet_libraries()
     if len(set(names)) < len(names):

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
 from rewards.model_files import export_hint, load_complete, transformers_options
 from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.vlm import load_processor as read_processor
+from rl_caption.captioners.vlm import special_tokens
+from rl_caption.captioners.vlm_families import VISION
 from rl_caption.data.base import Row, load_image
 from rl_caption.errors import ConfigError, config_errors
 from rl_caption.trl.config import VlmConfig, VlmLoraConfig
 from rl_caption.trl.rows import messages
-
-VISION = ("*visual*", "*vision*")
-"""Patterns of the names of vision towers."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,8 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
         shape = AutoConfig.from_pretrained(config.name, **options)
     if getattr(shape, "is_encoder_decoder", False):
         raise ConfigError(f"{name} is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py")
-    options |= {"padding_side": "left", "truncation_side": "left", **config.processor_kwargs}
     with config_errors(f"{name} cannot be loaded"):
-        processor = AutoProcessor.from_pretrained(config.name, **options)
+        processor = read_processor(config.name, **options, **config.processor_kwargs)
     if not hasattr(processor, "image_processor"):
         raise ConfigError(f"{name} has no image processor: expected a vision-language model")
     if not getattr(processor, "chat_template", None):
@@ -108,22 +107,18 @@ def load_vlm(config: VlmConfig, dtype: str) -> Vlm:
     Raises:
         ConfigError: as for ``load_processor``, and where the weights cannot be loaded.
     """
-    shape, processor = load_processor(config)
+    _, processor = load_processor(config)
     with config_errors(f"model.name {config.name!r} cannot be loaded"):
         options = {"revision": config.revision, "dtype": dtype, **transformers_options(config.name)}
         policy = load_complete(AutoModelForImageTextToText, config.name, **options)
     tokenizer = processor.tokenizer
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    own = policy.generation_config
-    declared = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
-    ends = [end for end in dict.fromkeys([tokenizer.eos_token_id, *declared]) if end is not None]
-    # The list of named special tokens lacks some that no text shows either, such as SmolVLM's <row_1_col_1>.
-    unseen = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
-    special = {*unseen, *tokenizer.all_special_ids, shape.image_token_id} - set(ends)
+    ends, special = special_tokens(processor, policy)
+    settings = policy.generation_config
     # ``generate`` takes what it is not told from the model's own settings: a ban on repeated words, say.
     policy.generation_config = GenerationConfig(eos_token_id=ends)
-    return Vlm(policy, processor, config.prompt, ends, sorted(special), own)
+    return Vlm(policy, processor, config.prompt, ends, special, settings)
 
 
 def adapt(policy: Any, lora: VlmLoraConfig | None, patterns: list[str] | None) -> Any:

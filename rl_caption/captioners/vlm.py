@@ -1,0 +1,208 @@
+"""Decoder-only vision-language models of Transformers behind the ``Captioner`` seam: Qwen-VL, SmolVLM, LLaVA, Gemma."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image
+from torch import Tensor, nn
+from transformers import AutoProcessor
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+from rewards.base import naming
+from rewards.images import frames_of
+from rl_caption.captioners.adaptation import freeze, plain_weights, save_adapters
+from rl_caption.captioners.base import CaptionerError, Decoding, Generated, reading
+from rl_caption.captioners.hf_families import Conventions, first_token
+from rl_caption.captioners.huggingface import (
+    ADAPTERS_FOLDER,
+    SETTINGS,
+    HuggingFaceCaptioner,
+    check_tokens,
+    load_model,
+    saved_prompt,
+)
+from rl_caption.captioners.vlm_families import Messages, as_messages, check_messages, collate, family_of
+from rl_caption.captioners.vlm_policy import TEXT_INPUTS, VisionLanguagePolicy
+from rl_caption.data.base import DataError, Row, load_image
+
+TESTED = (
+    "gemma3", "idefics3", "internvl", "llava", "llava_onevision", "paligemma", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
+    "smolvlm",
+)  # fmt: skip
+"""``model_type`` of the models that the tests train; others are compared with Transformers' own pass when loaded."""
+
+
+class VisionLanguageCaptioner(HuggingFaceCaptioner):
+    """A decoder-only vision-language model with its processor, and the prompt of rows that have none of their own.
+
+    ``prompt`` is a text, or messages (a conversation whose last one is the user's).
+    """
+
+    def __init__(self, policy: VisionLanguagePolicy, processor: Any, prompt: str | Messages, name: str = "") -> None:
+        super().__init__(policy, processor.image_processor, processor.tokenizer, name=name)
+        self.processor, self.messages = processor, as_messages(prompt, None)
+        self.prompt: Any = prompt
+        self.reply_start: str = policy.family.reply_start(processor, self.messages)
+        self.longest_prompt = getattr(policy.config.get_text_config(), "max_position_embeddings", None)
+
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        config: Any,
+        prompt: str | Messages | None,
+        dtype: torch.dtype,
+        source: dict[str, Any],
+        processor_kwargs: Mapping[str, Any],
+    ) -> VisionLanguageCaptioner:
+        """Load a model whose ``config.json`` is read; see ``HuggingFaceCaptioner.from_pretrained``.
+
+        Raises ``CaptionerError`` for a model of an untested family that does not score captions as Transformers does.
+        """
+        family = family_of(config.model_type)
+        kind = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])
+        if config.architectures and kind.__name__ not in config.architectures:
+            raise CaptionerError(f"{name!r} is no captioner: its architectures are {config.architectures}")
+        with reading(f"processor (processor_config.json, tokenizer_config.json) of {name!r}"):
+            processor = load_processor(name, **source, **processor_kwargs)
+        family.check(config, processor)
+        prompt = saved_prompt(name) if prompt is None else prompt
+        prompt = family.default_prompt if prompt is None else prompt
+        if isinstance(prompt, list):
+            check_messages(prompt, "model.prompt")
+        else:
+            prompt = " ".join(prompt.split())
+        model = load_model(kind, name, config, family.never_trained, dtype, source)
+        family.prepare(model)
+        freeze(model, family.never_trained, required=False)
+        ends, unwritten = special_tokens(processor, model)
+        closing = processor.tokenizer(family.reply_end(processor, as_messages(prompt, None)), add_special_tokens=False)[
+            "input_ids"
+        ]
+        conventions = Conventions(
+            start=(),
+            eos=next((token for token in closing if token in ends), ends[0]),
+            pad=first_token("padding", processor.tokenizer.pad_token_id, ends[0]),
+            vocab_size=model.get_output_embeddings().weight.shape[0],
+            forbidden=(*ends, *unwritten),
+        )
+        check_tokens(processor.tokenizer, conventions)
+        captioner = cls(VisionLanguagePolicy(model, family, conventions), processor, prompt, name)
+        if config.model_type not in TESTED:
+            captioner.check_scores()
+        return captioner
+
+    @torch.no_grad()
+    def check_scores(self) -> None:
+        """Compare the logits of a short caption with those of Transformers' own pass over prompt and caption.
+
+        Raises:
+            CaptionerError: they differ by more than rounding: samples would not be scored as they were drawn.
+        """
+        pixels = torch.rand(48, 64, 3, generator=torch.Generator().manual_seed(0)).mul(255).byte().numpy()
+        inputs = self.preprocess([{"image_id": "noise", "image": Image.fromarray(pixels), "references": []}])
+        ids = torch.tensor([[self.encode(["a photo of a dog"], 8)[0]]])
+        length, training = inputs["input_ids"].shape[1], self.policy.training
+        whole = dict(inputs, input_ids=torch.cat([inputs["input_ids"], ids[0]], dim=1))
+        for key in TEXT_INPUTS[1:]:
+            if key in inputs:
+                whole[key] = nn.functional.pad(inputs[key], (0, ids.shape[-1]), value=int(key == "attention_mask"))
+        self.policy.eval()
+        expected = self.policy.model(**whole, use_cache=False).logits[0, length - 1 : -1]
+        logits = self.policy(**inputs, token_ids=ids)[0, 0]
+        self.policy.train(training)
+        difference = (logits.float().log_softmax(-1) - expected.float().log_softmax(-1)).abs().max().item()
+        if not difference <= (1e-3 if logits.dtype == torch.float32 else 0.3):
+            raise CaptionerError(
+                f"a {self.family.name!r} cannot be trained: where image and prompt are read before captions, their "
+                f"log-probabilities differ by up to {difference:.2g} from those of one pass over both"
+            )
+
+    def save_pretrained(self, policy: Any, path: Path) -> None:
+        """Write a plain model of Transformers (adapters merged into its weights), its processor and the prompt.
+
+        With ``model.lora.export_adapters``, the adapters alone go to ``path/adapters``, as ``peft`` writes them.
+        """
+        policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
+        config = copy.deepcopy(policy.config)
+        config.dtype = "float32"  # Transformers would cast merged weights to the type that is named here
+        config.save_pretrained(path)
+        if self.adapters is not None:
+            save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
+        self.processor.save_pretrained(path)
+        settings = {"family": self.family.name, "prompt": self.prompt}
+        (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
+
+    def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        """What the model's processor makes of each row, as one batch; prompts are padded on the left.
+
+        The frames of a video are several images.
+        """
+        prompts = []
+        for row in rows:
+            images = [load_image(frame) for frame in frames_of(row["image"])]
+            with naming(f"image {row['image_id']!r} cannot be prepared", (ValueError,), DataError):
+                inputs = self.family.inputs(self.processor, as_messages(self.messages, row.get("prompt")), images)
+            length = inputs["input_ids"].shape[1]
+            if self.longest_prompt is not None and length >= self.longest_prompt:
+                raise DataError(
+                    f"image {row['image_id']!r} and its prompt have {length} tokens: {self.family.name} has positions "
+                    f"for {self.longest_prompt}; let its processor make images smaller"
+                )
+            prompts.append(inputs)
+        return collate(prompts, self.pad_token_id, TEXT_INPUTS)
+
+    def max_tokens_of(self, row: Row) -> int | None:
+        return self.max_tokens
+
+    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
+        plain = [self.reply_start + " ".join(text.split()) for text in texts]
+        encoded = self.tokenizer(plain, add_special_tokens=False)["input_ids"]
+        return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
+
+    def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See ``Captioner.image_states``: visual tokens in place of pixels, where the model takes them."""
+        if not policy.takes_features:
+            return inputs
+        if self.encoder_trained is None:
+            text = {id(parameter) for parameter in policy.model.get_decoder().parameters()}
+            text.add(id(policy.model.get_output_embeddings().weight))
+            trained = (parameter for parameter in policy.model.parameters() if parameter.requires_grad)
+            self.encoder_trained = any(id(parameter) not in text for parameter in trained)
+        if self.encoder_trained and not torch.is_grad_enabled():
+            return inputs
+        states = {name: value for name, value in inputs.items() if not name.startswith("pixel_")}
+        return states | policy(**inputs, encode=True)
+
+    def generate_with_scores(
+        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
+    ) -> Generated:
+        """See ``Captioner``. Nothing is taken from the model's generation settings."""
+        return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
+
+
+def load_processor(name: str, **options: Any) -> Any:
+    """The processor of a vision-language model: tokenizer, image processor and chat template; pads on the left."""
+    return AutoProcessor.from_pretrained(name, padding_side="left", truncation_side="left", **options)
+
+
+def special_tokens(processor: Any, model: Any) -> tuple[list[int], list[int]]:
+    """Tokens that may end an answer, the tokenizer's EOS first; and the special ones that no answer may contain.
+
+    An image token without its image could not be scored. The model's other ends come from its generation settings.
+    """
+    tokenizer, declared = processor.tokenizer, model.generation_config.eos_token_id
+    ends = [tokenizer.eos_token_id, *(declared if isinstance(declared, list) else [declared])]
+    ends = [end for end in dict.fromkeys(ends) if end is not None]
+    # The list of named special tokens lacks some that no text shows either, such as SmolVLM's <row_1_col_1>.
+    unseen = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+    config = model.config
+    images = {getattr(config, key, None) for key in ("image_token_id", "video_token_id")} - {None}
+    return ends, sorted({*unseen, *tokenizer.all_special_ids, *images} - set(ends))

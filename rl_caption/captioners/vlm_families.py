@@ -1,0 +1,261 @@
+"""Decoder-only vision-language models of Transformers: their prompts, positions, and what is assumed of each.
+
+``VisionLanguageFamily`` is for every model whose processor has a chat template. A model that needs more is one class in
+``FAMILIES``; one that cannot be trained here is named in ``REFUSED``, with the reason.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rl_caption.captioners.base import CaptionerError
+
+Messages = list[dict[str, Any]]
+"""A conversation as chat templates read it: ``role`` and ``content``, a text or a list of parts (``type`` ``text`` or
+``image``)."""
+VISION = ("*visual*", "*vision*")
+"""Patterns of the names of vision towers."""
+ATTENTION = ("full_attention", "sliding_attention")
+"""Kinds of layers whose captions can share the keys and values of their prompt."""
+REFUSED = {
+    "mllama": "its text reads the image by cross-attention, whose states its cache keeps for one caption an image",
+    "chameleon": "its images are tokens that captions may contain, too",
+    "emu3": "its images are tokens that captions may contain, too",
+    "janus": "its images are tokens that captions may contain, too",
+    "diffusion_gemma": "it does not write from left to right",
+    "gemma3n": "its layers share keys and values with each other, so that captions cannot share those of a prompt",
+    "kosmos-2": "its image needs a mask of its own in every pass",
+    "fuyu": "its image has no tower, and its patches are part of every pass",
+}
+"""``model_type`` -> why captions of such a model would not be sampled from the distribution that is trained."""
+
+
+class VisionLanguageFamily:
+    """How a model reads its prompt, and what of it is trained by default. B images, P tokens of a prompt.
+
+    Attributes:
+        name: the model's ``model_type``.
+        default_prompt: the prompt of a model for which none is named.
+        first_position: position of the first token, without M-RoPE.
+        lora_targets, frozen, never_trained: as in ``hf_families.Family``.
+    """
+
+    default_prompt = "Describe this image in one sentence."
+    first_position = 0
+    lora_targets = r"(?!.*(vision|visual)).*\.(q_proj|v_proj)"
+    never_trained: tuple[str, ...] = ()
+    q_former_tokenizer = False
+
+    def __init__(self, model_type: str) -> None:
+        self.name = model_type
+        self.frozen: tuple[str, ...] = ()
+
+    def check(self, config: Any, processor: Any) -> None:
+        """Raise ``CaptionerError``, with the reason, for a model that cannot be trained exactly."""
+        text = config.get_text_config()
+        others = sorted(set(getattr(text, "layer_types", None) or ()) - set(ATTENTION))
+        reason = REFUSED.get(self.name)
+        if getattr(config, "is_encoder_decoder", False):
+            reason = "it is an encoder-decoder of a kind that is not known here"
+        elif others:
+            reason = f"its layers of {others[0]} have a state that captions of an image cannot share"
+        if reason:
+            raise CaptionerError(f"a {self.name!r} cannot be trained: {reason}")
+        if not hasattr(processor, "image_processor"):
+            raise CaptionerError(f"a {self.name!r} without an image processor: expected a vision-language model")
+        self.check_prompts(processor)
+
+    def check_prompts(self, processor: Any) -> None:
+        """Raise ``CaptionerError`` for a processor that cannot make prompts."""
+        if not getattr(processor, "chat_template", None):
+            raise CaptionerError(
+                f"the processor of this {self.name!r} has no chat template: expected an instruction-tuned model, such "
+                "as Qwen2-VL or SmolVLM"
+            )
+
+    def prepare(self, model: Any) -> None:
+        """Find out which of ``VISION`` the model has, which are frozen unless ``model.freeze`` is set; and which layers
+        of the tower no caption depends on, as the text reads an inner one (``vision_feature_layer`` of LLaVA)."""
+        names = [name for name, _ in model.named_parameters()]
+        self.frozen = tuple(pattern for pattern in VISION if any(fnmatchcase(name, pattern) for name in names))
+        layer = getattr(model.config, "vision_feature_layer", None)
+        if isinstance(layer, int) and layer < 0:  # counted from the last one, -1
+            last = model.config.vision_config.num_hidden_layers
+            unread = [f"*vision_tower*.layers.{number}.*" for number in range(last + layer + 1, last)]
+            self.never_trained = ("*vision_tower*.post_layernorm.*", "*vision_tower*.head.*", *unread)
+
+    def inputs(self, processor: Any, messages: Messages, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """The model's inputs for one prompt and its images, with the beginning of the answer."""
+        template = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        return dict(processor.apply_chat_template(with_images(messages, images), **template))
+
+    def reply_start(self, processor: Any, messages: Messages) -> str:
+        """What stands between the prompt and the text of an answer, such as a space."""
+        return self._reply(processor, messages)[0]
+
+    def reply_end(self, processor: Any, messages: Messages) -> str:
+        """What stands after the text of an answer; its first end-of-sequence token ends captions."""
+        return self._reply(processor, messages)[1]
+
+    def _reply(self, processor: Any, messages: Messages) -> tuple[str, str]:
+        asked = with_images(messages, [Image.new("RGB", (1, 1))])
+        prompt = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        answer = {"role": "assistant", "content": [{"type": "text", "text": REPLY}]}
+        start, found, end = processor.apply_chat_template([*asked, answer], tokenize=False).rpartition(REPLY)
+        if not found:
+            raise CaptionerError(f"the chat template of this {self.name!r} leaves the answer out")
+        return start.removeprefix(prompt) if start.startswith(prompt) else "", end
+
+    def positions(self, model: Any, inputs: dict[str, Tensor]) -> Tensor:
+        """Positions of the prompt's tokens: [B, P], or [3, B, P] of a model with M-RoPE (time, height, width)."""
+        mask = inputs["attention_mask"]
+        read = getattr(model.base_model, "get_rope_index", None)
+        if read is None:
+            return (mask.long().cumsum(-1) - 1).clamp(min=0) + self.first_position
+        if "mm_token_type_ids" in inspect.signature(read).parameters and "mm_token_type_ids" not in inputs:
+            raise CaptionerError(f"the processor of this {self.name!r} makes no mm_token_type_ids, which M-RoPE needs")
+        names = inspect.signature(read).parameters.keys() & inputs.keys()
+        positions: Tensor = read(**{name: inputs[name] for name in names})[0]
+        return positions
+
+    def text_positions(self, model: Any, positions: Tensor) -> Tensor:
+        """``positions`` [N, T] of tokens of captions, as the model takes them."""
+        return positions.expand(3, -1, -1) if hasattr(model.base_model, "get_rope_index") else positions
+
+
+REPLY = "CAPTION"
+"""Stands for a caption when a chat template is asked what surrounds one."""
+
+
+class PaliGemma(VisionLanguageFamily):
+    """PaliGemma 1 and 2: a plain prompt, such as ``caption en``; image and prompt see each other in both directions."""
+
+    default_prompt = "caption en"
+    first_position = 1
+
+    def check_prompts(self, processor: Any) -> None:
+        return
+
+    def inputs(self, processor: Any, messages: Messages, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """Of the prompt alone, so that ``token_type_ids`` are those of a prefix."""
+        text = "<image>" * len(images) + text_of(messages, self.name)
+        inputs = dict(processor(text=[text], images=[list(images)], return_tensors="pt"))
+        return {name: value for name, value in inputs.items() if name != "labels"}
+
+    def _reply(self, processor: Any, messages: Messages) -> tuple[str, str]:
+        return "", processor.tokenizer.eos_token
+
+
+FAMILIES: dict[str, type[VisionLanguageFamily]] = {"paligemma": PaliGemma}
+"""``model_type`` of a ``config.json`` -> its family, if it is more than ``VisionLanguageFamily``."""
+
+
+def family_of(model_type: str) -> VisionLanguageFamily:
+    """The family of a ``model_type`` of Transformers' ``AutoModelForImageTextToText``."""
+    return FAMILIES.get(model_type, VisionLanguageFamily)(model_type)
+
+
+def as_messages(prompt: str | Messages, row_prompt: str | Messages | None) -> Messages:
+    """The conversation of a row: its own prompt, or else ``prompt``.
+
+    A row's text stands in place of the last text of the user in ``prompt``.
+    """
+    if isinstance(row_prompt, list):
+        return row_prompt
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt if row_prompt is None else row_prompt}]
+    if row_prompt is None:
+        return prompt
+    messages = copy.deepcopy(prompt)
+    last = [message for message in messages if message["role"] == "user"][-1]
+    if isinstance(last["content"], str):
+        last["content"] = row_prompt
+    else:
+        texts = [part for part in last["content"] if part["type"] == "text"]
+        texts[-1]["text"] = row_prompt
+    return messages
+
+
+def check_messages(prompt: Any, where: str) -> None:
+    """Raise ``CaptionerError`` unless ``prompt``, the value of ``where``, is a conversation with a turn of the user."""
+    for number, message in enumerate(prompt):
+        content = message.get("content") if isinstance(message, dict) else None
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        fits = isinstance(parts, list) and all(
+            isinstance(part, dict)
+            and (part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str)))
+            for part in parts
+        )
+        if not fits or message.get("role") not in ("system", "user", "assistant"):
+            raise CaptionerError(
+                f"{where}[{number}] is {message!r:.80}: expected role (system, user or assistant) and content, a text "
+                "or a list of parts: {type: text, text: ...} or {type: image}"
+            )
+    if not prompt or prompt[-1]["role"] != "user" or not _texts(prompt[-1]["content"]):
+        raise CaptionerError(f"{where} is {prompt!r:.80}: expected messages, the last one a text of the user")
+
+
+def with_images(messages: Messages, images: Sequence[Image.Image]) -> Messages:
+    """The conversation with its images: where it names them, or else before the first text of the user.
+
+    Raises ``CaptionerError`` if it names another number of images.
+    """
+    conversation: Messages = []
+    for message in messages:
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] * bool(content) if isinstance(content, str) else list(content)
+        conversation.append({**message, "content": [dict(part) for part in parts]})
+    places = [part for message in conversation for part in message["content"] if part["type"] == "image"]
+    if not places:
+        places = [{"type": "image"} for _ in images]
+        first = next(message for message in conversation if message["role"] == "user")
+        first["content"] = [*places, *first["content"]]
+    if len(places) != len(images):
+        raise CaptionerError(f"the prompt has {len(places)} images, the row {len(images)}")
+    for place, image in zip(places, images, strict=True):
+        place["image"] = image
+    return conversation
+
+
+def text_of(messages: Messages, name: str) -> str:
+    """The text of a conversation of one message, for a model without a chat template."""
+    if len(messages) > 1:
+        raise CaptionerError(f"model.prompt has {len(messages)} messages: a {name!r} takes one plain text")
+    return " ".join(_texts(messages[0]["content"]))
+
+
+def _texts(content: str | list[dict[str, Any]]) -> list[str]:
+    return [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+
+
+def collate(prompts: Sequence[dict[str, Tensor]], pad: int, text_inputs: Sequence[str]) -> dict[str, Tensor]:
+    """One batch of the inputs of B prompts: texts are padded on the left, all else is padded with zeros and joined.
+
+    ``input_ids`` come first, with a row for each prompt; other inputs may have several rows a prompt, or one.
+    """
+    batch: dict[str, Tensor] = {}
+    for name in sorted(prompts[0], key=lambda name: name != "input_ids"):
+        tensors = [prompt[name] for prompt in prompts]
+        if name in text_inputs:
+            longest = max(tensor.shape[1] for tensor in tensors)
+            value = pad if name == "input_ids" else 0
+            tensors = [torch.nn.functional.pad(t, (longest - t.shape[1], 0), value=value) for t in tensors]
+        else:
+            sizes = [max(dimensions) for dimensions in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+            tensors = [_padded(tensor, sizes) for tensor in tensors]
+        batch[name] = torch.cat(tensors)
+    return batch
+
+
+def _padded(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    """``tensor`` [N, ...] with zeros at the ends, to [N, *sizes]."""
+    margins = [margin for size, now in zip(sizes, tensor.shape[1:], strict=True) for margin in (size - now, 0)]
+    return torch.nn.functional.pad(tensor, margins[::-1]) if any(margins) else tensor

@@ -1,0 +1,356 @@
+"""What must hold for every vision-language model between sampling, scoring, decoding and saving."""
+
+import copy
+import itertools
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+
+from rl_caption.captioners.base import CaptionerError, Decoding, caption_mask
+from rl_caption.captioners.huggingface import SETTINGS
+from rl_caption.captioners.loading import load_captioner
+from rl_caption.captioners.vlm_families import as_messages, with_images
+from rl_caption.data.base import DataError
+from rl_caption.engines import dropout_off
+from rl_caption.scst.objectives import token_logprobs
+from rl_caption.scst.rollout import sampling_noise
+from tests.captioners_for_tests import sample_slowly
+from tests.hf_models_for_tests import assert_close_gradients
+from tests.vlm_families_for_tests import VLM_FAMILIES, photo_rows, tiny_vlm
+
+K, L = 3, 6
+FAST = ("qwen2_5_vl", "paligemma")
+NAMES = ["image-0", "image-1", "image-2"]
+CAPTION_TYPES = {"paligemma": 1, "paligemma2": 1}
+"""``token_type_ids`` of captions in a pass over prompt and caption, where they are not 0."""
+IDS = torch.tensor([[[15, 16, 17, 18], [15, 16, 19, 19], [15, 16, 17, 18], [15, 16, 10, 10]]]).repeat(3, 1, 1)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VLM_FAMILIES],
+)
+def case(request, tmp_path_factory):
+    """A captioner; inputs of images of different sizes, two of them with prompts of their own; and of each alone."""
+    return loaded(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """As ``case``, of a model with M-RoPE."""
+    return loaded("qwen2_5_vl", tmp_path_factory)
+
+
+def loaded(family, tmp_path_factory):
+    captioner = tiny_vlm(family, tmp_path_factory.mktemp("model") / family)
+    return captioner, captioner.preprocess(photo_rows()), [captioner.preprocess([row]) for row in photo_rows()]
+
+
+def whole_logits(captioner, alone, ids):
+    """Transformers' own forward pass over one prompt and a caption, without cache or positions: logits [1 + T, V]."""
+    length, caption = alone["input_ids"].shape[1], torch.tensor([ids], dtype=torch.long)
+    inputs = dict(alone, input_ids=torch.cat([alone["input_ids"], caption], 1))
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    for name in ("token_type_ids", "mm_token_type_ids"):
+        if name in inputs:
+            kind = CAPTION_TYPES.get(captioner.name.rpartition("/")[2], 0)
+            inputs[name] = torch.nn.functional.pad(inputs[name], (0, len(ids)), value=kind)
+    return captioner.policy.model(**inputs, use_cache=False).logits[0, length - 1 :]
+
+
+@torch.no_grad()
+def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_were_sampled_with(case):
+    captioner, inputs, alone = case
+    noise = sampling_noise(2, 0, NAMES, 2, L)
+    expected, scores = sample_slowly(
+        captioner,
+        {"image": torch.arange(3)},
+        noise,
+        1.3,
+        lambda one, ids: whole_logits(captioner, alone[int(one["image"])], ids)[-1],
+        ending=True,
+    )
+    decoding = Decoding(num_samples=2, temperature=1.3, max_new_tokens=L)
+    for given in (inputs, captioner.image_states(captioner.policy, inputs)):
+        tokens = captioner.generate(captioner.policy, given, decoding, noise)[:, :2]
+        assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
+        mask = caption_mask(tokens, captioner.eos_token_id)
+        assert mask[:, 0].sum(-1).tolist() == [1, 2, 3], "captions of different lengths stand in one batch"
+        rescored = token_logprobs(captioner.token_logits(captioner.policy, given, tokens), tokens, 1.3)
+        assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4)
+        some = captioner.token_logits(captioner.policy, given, tokens, mask)
+        assert torch.allclose(token_logprobs(some, tokens[mask], 1.3), rescored[mask], atol=1e-4)
+        assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden)).any()
+
+
+@torch.no_grad()
+def test_greedy_captions_are_those_of_transformers_processor_and_generate(case):
+    captioner, inputs, _ = case
+    rows, processor = photo_rows(), AutoProcessor.from_pretrained(captioner.name, padding_side="left")
+    if captioner.family.name == "paligemma":
+        texts = ["<image>" + (row.get("prompt") or captioner.prompt) for row in rows]
+        batch = processor(text=texts, images=[[row["image"]] for row in rows], return_tensors="pt", padding=True)
+    else:
+        asked = [with_images(as_messages(captioner.prompt, row.get("prompt")), [row["image"]]) for row in rows]
+        template = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        batch = processor.apply_chat_template(asked, **template, processor_kwargs={"padding": True})
+    batch = {name: value for name, value in batch.items() if name != "labels"}
+    assert batch.keys() == inputs.keys()
+    assert all(torch.equal(value, inputs[name]) for name, value in batch.items())
+    settings = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=L,
+        suppress_tokens=list(captioner.forbidden),
+        eos_token_id=captioner.eos_token_id,
+        pad_token_id=captioner.pad_token_id,
+    )
+    model = AutoModelForImageTextToText.from_pretrained(captioner.name)
+    model.generation_config = GenerationConfig()
+    generated = model.generate(**batch, generation_config=settings)[:, inputs["input_ids"].shape[1] :]
+    ours = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L))[:, 0]
+    assert torch.equal(ours, generated[:, : ours.shape[1]])
+    assert len({tuple(ids) for ids in ours.tolist()}) > 1
+
+
+def gradients(policy):
+    collected = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+    policy.zero_grad()
+    return collected
+
+
+def test_captions_at_once_and_with_states_that_are_kept_have_the_gradient_of_one_at_a_time(case):
+    captioner, inputs, alone = case
+    policy = captioner.policy
+    policy.zero_grad()
+    mask = torch.ones_like(IDS, dtype=torch.bool)
+    mask[:, 3, 3:] = False
+    weights = torch.linspace(-1, 2, int(mask.sum()))
+    logprobs = []
+    for image, caption in itertools.product(range(3), range(4)):
+        ids = IDS[image, caption]
+        logits = whole_logits(captioner, alone[image], ids.tolist())[:-1].clone()
+        logits[:, list(captioner.forbidden)] = -torch.inf
+        logprobs.append(logits.log_softmax(-1).gather(1, ids.unsqueeze(1)).squeeze(1)[mask[image, caption]])
+    expected = torch.cat(logprobs)
+    (expected * weights).sum().backward()
+    gradient = gradients(policy)
+    unused = {name for name, p in policy.named_parameters() if p.requires_grad} - gradient.keys()
+    assert not unused, "processes that train together would wait for the missing gradients"
+    states = captioner.image_states(policy, inputs)
+    assert not any(name.startswith("pixel_") for name in states)
+    shared, row = captioner.prefix_logits(policy, inputs, IDS, mask)
+    for logits, rows in (
+        (captioner.token_logits(policy, inputs, IDS, mask), None),
+        (captioner.token_logits(policy, states, IDS, mask), None),
+        (shared, row),
+    ):
+        found = token_logprobs(logits, IDS[mask], 1.0, rows)
+        assert torch.allclose(found, expected, atol=1e-4)
+        (found * weights).sum().backward()
+        assert_close_gradients(gradients(policy), gradient, 2e-3)
+
+
+def test_in_training_with_recomputed_activations_captions_scores_and_gradients_are_those_without_dropout(case):
+    captioner, inputs, _ = case
+    plain = copy.deepcopy(captioner)
+    plain.policy.zero_grad()
+    plain.adapt(frozen=[], lora=None, checkpointed=False)
+    saving = copy.deepcopy(plain)
+    saving.adapt(frozen=[], lora=None, checkpointed=True)
+    saving = copy.deepcopy(saving)  # as the reference policy is
+    assert plain.policy.state_dict().keys() == saving.policy.state_dict().keys()
+    noise, decoding = sampling_noise(1, 0, NAMES, 2, L), Decoding(num_samples=2, max_new_tokens=L)
+
+    def measured(captioner):
+        """Captions, their scores, gradients, and the number of tensors that are kept for the backward pass."""
+        samples, kept = captioner.generate(captioner.policy, inputs, decoding, noise), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+            logits = captioner.token_logits(captioner.policy, inputs, IDS)
+            loss = token_logprobs(logits, IDS).sum()
+        loss.backward()
+        return samples, logits.detach(), gradients(captioner.policy), len(kept)
+
+    expected = measured(plain)
+    for changed in (plain, saving):
+        for module in changed.policy.train().modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.5
+        with dropout_off(changed.policy):
+            found = measured(changed)
+        assert torch.equal(found[0], expected[0])
+        assert torch.allclose(found[1], expected[1], atol=1e-4)
+        assert_close_gradients(found[2], expected[2], 1e-3)
+        with torch.no_grad():
+            logits = changed.token_logits(changed.policy, inputs, IDS)
+        assert not torch.allclose(logits, expected[1], atol=1e-2), "dropout"
+    assert found[3] < expected[3] / 2, "the layers' activations are not kept"
+
+
+@torch.no_grad()
+def test_an_image_is_encoded_once_for_all_captions_and_with_states_once_a_step(case):
+    captioner, inputs, _ = copy.deepcopy(case)
+    for name, parameter in captioner.policy.model.base_model.named_parameters():
+        parameter.requires_grad_(name.startswith(("language_model", "text_model")))
+    captioner.encoder_trained = None
+    towers = ("visual", "vision_tower", "vision_model")
+    tower = next(t for t in (getattr(captioner.policy.model.model, name, None) for name in towers) if t is not None)
+    calls = []
+    hook = tower.register_forward_hook(lambda *_: calls.append(1))
+    noise, policy = sampling_noise(1, 0, NAMES, K, L), captioner.policy
+    for given, expected in ((inputs, 3), (captioner.image_states(policy, inputs), 0)):
+        calls.clear()
+        tokens = captioner.generate(policy, given, Decoding(num_samples=K, max_new_tokens=L), noise)
+        captioner.token_logits(policy, given, tokens)
+        captioner.generate(policy, given, Decoding(num_beams=3, max_new_tokens=L), None)
+        assert len(calls) == expected
+    hook.remove()
+
+
+@torch.no_grad()
+def test_save_and_load_keep_every_bit_and_transformers_alone_loads_the_folder(case, tmp_path):
+    captioner, inputs, _ = case
+    captioner.save_pretrained(captioner.policy, tmp_path)
+    again = load_captioner(tmp_path)
+    assert type(again) is type(captioner)
+    again.policy.eval()
+    assert json.loads((tmp_path / SETTINGS).read_text()) == {"family": captioner.family.name, "prompt": "a photo of"}
+    prepared = again.preprocess(photo_rows())
+    assert prepared.keys() == inputs.keys()
+    assert all(torch.equal(value, inputs[name]) for name, value in prepared.items())
+    scores = [one.token_logits(one.policy, inputs, IDS) for one in (captioner, again)]
+    assert torch.equal(*scores)
+    _, report = AutoModelForImageTextToText.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    assert type(AutoProcessor.from_pretrained(tmp_path)) is type(captioner.processor)
+    settings = [GenerationConfig.from_pretrained(folder).to_dict() for folder in (captioner.name, tmp_path)]
+    assert settings[0] == settings[1]
+
+
+def test_texts_survive_encoding_and_decoding(case):
+    captioner, _, _ = case
+    texts = ["a small dog", "two squares\non a  green field"]
+    encoded = captioner.encode(texts, 40)
+    assert all(ids[-1] == captioner.eos_token_id and captioner.eos_token_id not in ids[:-1] for ids in encoded)
+    longest = max(map(len, encoded))
+    padded = torch.tensor([ids + [captioner.pad_token_id] * (longest - len(ids)) for ids in encoded])
+    assert captioner.decode(padded) == ["a small dog", "two squares on a green field"]
+    assert captioner.encode(texts[:1], 2) == [encoded[0][:2]]
+    if captioner.family.name != "paligemma":  # the answer as the chat template has it, its end included
+        asked = with_images(as_messages(captioner.prompt, None), [photo_rows()[0]["image"]])
+        answer = {"role": "assistant", "content": [{"type": "text", "text": texts[0]}]}
+        tokenizer = captioner.processor.tokenizer
+        whole = tokenizer(captioner.processor.apply_chat_template([*asked, answer], tokenize=False))["input_ids"]
+        start = captioner.processor.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        start = tokenizer(start)["input_ids"]
+        assert whole[len(start) : len(start) + len(encoded[0])] == encoded[0]
+
+
+# The silent traps: what is left out changes log-probabilities and raises nothing.
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("family", "omitted"),
+    [("qwen2_5_vl", "mm_token_type_ids"), ("gemma3", "token_type_ids"), ("paligemma", "token_type_ids")],
+)
+def test_inputs_that_models_silently_do_without_are_passed(family, omitted, tmp_path):
+    captioner = tiny_vlm(family, tmp_path / family)
+    alone, ids = captioner.preprocess(photo_rows()[:1]), IDS[0, 0].tolist()
+    without = {name: value for name, value in alone.items() if name != omitted}
+    assert (whole_logits(captioner, alone, ids) - whole_logits(captioner, without, ids)).abs().max() > 0.05
+    inputs = captioner.preprocess(photo_rows())
+    scores = captioner.token_logits(captioner.policy, inputs, IDS)
+    without = {name: value for name, value in inputs.items() if name != omitted}
+    if family == "qwen2_5_vl":
+        with pytest.raises(CaptionerError, match="mm_token_type_ids"):
+            captioner.token_logits(captioner.policy, without, IDS)
+    else:
+        assert (captioner.token_logits(captioner.policy, without, IDS) - scores).abs().max() > 0.05
+
+
+@torch.no_grad()
+def test_nothing_depends_on_the_batch_that_the_module_saw_last(qwen):
+    captioner, inputs, alone = qwen
+    expected = captioner.token_logits(captioner.policy, inputs, IDS)
+    logits, state = captioner.policy(**inputs, max_tokens=L)
+    captioner.policy.model(**alone[1])
+    assert captioner.policy.model.model.rope_deltas.shape[0] == 1
+    following = captioner.policy._read(state, IDS[:, 0, :1])[:, -1]
+    both = torch.stack([logits, following], dim=1)
+    assert torch.allclose(both[:, :, 10:40], expected[:, 0, :2, 10:40], atol=1e-4)
+    assert torch.equal(captioner.token_logits(captioner.policy, inputs, IDS), expected)
+
+
+@torch.no_grad()
+def test_positions_of_a_prompt_are_those_of_its_image_and_captions_follow_them(qwen):
+    captioner, inputs, _ = qwen
+    positions = captioner.family.positions(captioner.policy.model, inputs)
+    assert positions.shape == (3, *inputs["input_ids"].shape)
+    assert not torch.equal(positions[0], positions[1]), "an image has rows and columns"
+    _, state = captioner.policy(**inputs, max_tokens=L)
+    lengths = inputs["attention_mask"].sum(-1)
+    assert (state.position <= lengths).all()
+    assert (state.position < lengths).any(), "an image takes fewer positions than tokens"
+
+
+@torch.no_grad()
+def test_the_padding_of_shorter_prompts_is_not_read(qwen):
+    captioner, inputs, _ = qwen
+    expected = captioner.token_logits(captioner.policy, inputs, IDS)
+    padding = inputs["attention_mask"] == 0
+    assert padding.any()
+    other = dict(inputs, input_ids=inputs["input_ids"].masked_fill(padding, 20))
+    assert torch.equal(captioner.token_logits(captioner.policy, other, IDS), expected)
+    unmasked = dict(inputs, attention_mask=torch.ones_like(padding, dtype=torch.long))
+    assert (captioner.token_logits(captioner.policy, unmasked, IDS) - expected).abs().max() > 0.05
+
+
+@torch.no_grad()
+def test_captions_score_prompts_without_changing_what_was_read_of_them(qwen):
+    captioner, inputs, _ = qwen
+    from transformers.cache_utils import Cache
+
+    from rl_caption.captioners.vlm_policy import PromptLayer
+
+    policy = captioner.policy
+    _, state = policy._begin(inputs, Cache(layer_class_to_replicate=PromptLayer))
+    image = torch.arange(3).repeat_interleave(2)
+    first, again = (policy._read(state.captions(image), IDS[:, :2].flatten(0, 1)) for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_a_prompt_may_be_messages_with_the_image_at_its_place(qwen, tmp_path):
+    captioner, _, _ = qwen
+    content = [{"type": "text", "text": "a photo of"}, {"type": "image"}, {"type": "text", "text": "in one sentence"}]
+    prompt = [{"role": "system", "content": "a dog"}, {"role": "user", "content": content}]
+    talking = load_captioner(captioner.name, prompt=prompt)
+    (own, *_), rows = talking.preprocess(photo_rows())["input_ids"], photo_rows()
+    text = captioner.tokenizer.decode(own)
+    assert text.index("a dog") < text.index("a photo of") < text.index("<|image_pad|>") < text.index("in one sentence")
+    second = captioner.tokenizer.decode(talking.preprocess(rows)["input_ids"][1])
+    assert rows[1]["prompt"] in second
+    assert "in one sentence" not in second, "a row's text stands in place of the user's last"
+    talking.save_pretrained(talking.policy, tmp_path)
+    assert load_captioner(tmp_path).prompt == prompt
+    wrong = [[{"role": "user", "content": 3}], [], [{"role": "assistant", "content": "a"}], ["a"]]
+    for messages in wrong:
+        with pytest.raises(CaptionerError, match=r"model\.prompt"):
+            load_captioner(captioner.name, prompt=messages)
+
+
+def test_frames_of_a_video_are_several_images(qwen):
+    captioner, _, _ = qwen
+    first, second, _ = (row["image"] for row in photo_rows())
+    row = photo_rows()[0] | {"image": [first, second]}
+    inputs = captioner.preprocess([row])
+    assert len(inputs["image_grid_thw"]) == 2
+    assert captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=3)).shape[:2] == (1, 1)
+
+
+def test_an_image_of_more_tokens_than_positions_is_refused_by_its_row(qwen):
+    captioner = copy.copy(qwen[0])
+    captioner.longest_prompt = 10
+    with pytest.raises(DataError, match="image-0"):
+        captioner.preprocess(photo_rows())

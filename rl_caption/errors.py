@@ -20,6 +20,10 @@ class ConfigError(UserError, ValueError):
     """A configuration is not usable; the message names the key, the value, and what would be right."""
 
 
+class CaptionerError(UserError, ValueError):
+    """A saved captioner cannot be used; the message names the folder and what is wrong with it."""
+
+
 config_errors = partial(rewards.base.naming, kinds=(ValueError, TypeError, OSError), error=ConfigError)
 """Inside ``config_errors(key)``, what is raised about the arguments and files of a key becomes a ``ConfigError``."""
 naming = partial(rewards.base.naming, error=ConfigError, kept=(ConfigError,))

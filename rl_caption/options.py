@@ -118,7 +118,7 @@ def unknown_keys(value: Any, kind: Any, key: str = "") -> Iterator[str]:
             if hints is not None and name not in hints:
                 yield dotted
             else:
-                yield from unknown_keys(item, _without_null(inner if hints is None else hints[name]), dotted)
+                yield from unknown_keys(item, without_null(inner if hints is None else hints[name]), dotted)
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from unknown_keys(item, inner, f"{key}[{index}]")
@@ -127,13 +127,13 @@ def unknown_keys(value: Any, kind: Any, key: str = "") -> Iterator[str]:
 def option_keys(kind: Any, key: str = "") -> Iterator[str]:
     """Yield the dotted names of all options of a dataclass and of the dataclasses in it; not of tables of those."""
     for name, hint in _hints(kind).items():
-        dotted, inner = f"{key}.{name}" if key else name, _without_null(hint)
+        dotted, inner = f"{key}.{name}" if key else name, without_null(hint)
         yield dotted
         if dataclasses.is_dataclass(inner):
             yield from option_keys(inner, dotted)
 
 
-def _without_null(kind: Any) -> Any:
+def without_null(kind: Any) -> Any:
     """``X`` of ``X | None``; any other annotation as it is."""
     options = [option for option in get_args(kind) if option is not types.NoneType]
     return options[0] if types.NoneType in get_args(kind) and len(options) == 1 else kind

@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rl_caption.captioners.base import Captioner, sample_tokens
+from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.tokens import sample_tokens
 from rl_caption.captioners.transformer import TransformerCaptioner
 
 REFERENCES = [

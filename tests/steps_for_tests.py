@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.loader import Collate
 from rl_caption.scst.advantages import build_advantage, needs_greedy

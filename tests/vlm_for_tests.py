@@ -22,7 +22,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
-from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import Row
 from rl_caption.training.validation import decode_candidates
 from rl_caption.trl.config import VlmConfig
@@ -174,5 +174,5 @@ def vlm_captions(
 ) -> dict[str, str]:
     """Greedy captions of at most 6 tokens, by a saved model."""
     vlm: Any = load_vlm(VlmConfig(name=str(folder), prompt=prompt), "float32")
-    found = decode_candidates(vlm, vlm.policy, rows, Decoding(max_new_tokens=6), batch_size, Accelerator())
+    found = decode_candidates(vlm, vlm.policy, rows, Decoding(max_new_tokens=6, batch_size=batch_size), Accelerator())
     return {image_id: candidates[0].caption for image_id, candidates in found.items()}

@@ -31,9 +31,10 @@ from rl_caption.ablation.plan import (
     untrained_models,
 )
 from rl_caption.ablation.report import write_report
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import is_captioner
 from rl_caption.config.build import ConfigError, quiet_libraries
-from rl_caption.config.schema import DecodeConfig, EvaluateConfig, ScstConfig
+from rl_caption.config.schema import EvaluateConfig, ScstConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_json
@@ -205,7 +206,11 @@ def evaluate_captioner(
         prompt=prompt,
         data=trained.data,
         split=config.split,
-        decode=DecodeConfig(config.num_beams, trained.rollout.max_new_tokens, config.length_penalty),
+        decode=Decoding(
+            num_beams=config.num_beams,
+            max_new_tokens=trained.rollout.max_new_tokens,
+            length_penalty=config.length_penalty,
+        ),
         metrics=config.metrics,
         tokenizer=config.tokenizer,
         out=str(folder),

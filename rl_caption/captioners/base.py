@@ -5,33 +5,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rewards.base import reason
+from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.decoding import NextLogits, decode_with_scores, logits_without_cache
+from rl_caption.captioners.tokens import Generated
 from rl_caption.data.base import DataError, Row
-from rl_caption.errors import UserError
-from rl_caption.options import Range, Temperature, wrong_values
-
-if TYPE_CHECKING:
-    from rl_caption.captioners.decoding import NextLogits
+from rl_caption.errors import CaptionerError as CaptionerError
 
 FROM_SCRATCH = "caption_transformer"
 """``model_type`` of the Transformer of this package."""
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 """Patterns of the names of weight files in the folder of a saved captioner."""
-FORBIDDEN_LOGIT = -1e9
-"""Logit of tokens that a caption may not contain: probability 0 in float32 at any ``Temperature``, yet finite, so that
-entropy is defined."""
-
-
-class CaptionerError(UserError, ValueError):
-    """A saved captioner cannot be used; the message names the folder and what is wrong with it."""
 
 
 @contextmanager
@@ -44,132 +35,6 @@ def reading(what: str | Path) -> Iterator[None]:
             raise
         name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise CaptionerError(f"{what} cannot be loaded: {name}{reason(error)}") from error
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How captions are decoded. Nothing is inherited from a model's own generation settings.
-
-    Options that Transformers' ``generate`` also has mean the same here. Lengths count the captioner's tokens of the
-    caption alone, without the prompt. docs/evaluation.md gives the sources and what each option was compared with.
-
-    Args:
-        num_samples: number K of captions to sample for each image, from the full distribution at ``temperature`` unless
-            ``top_k``, ``top_p`` or ``typical_p`` truncates it.
-        with_greedy: add a caption of the likeliest tokens (arg max), as the last row.
-        max_new_tokens: length limit L in tokens, EOS included.
-        num_beams: beam width; above 1, captions are searched for instead of sampled, and ``num_samples`` must be 0.
-        length_penalty: beam search compares log-probabilities / length**length_penalty; 0 compares plain sums.
-        fixed_shapes: decode every caption to the length limit, so that shapes do not depend on values (CUDA graphs).
-            The captions are the same. Not for beam search.
-        num_return_sequences: number of captions that beam search returns for each image, best first.
-        num_beam_groups: above 1, diverse beam search with ``num_beams`` / ``num_beam_groups`` beams in each group.
-        diversity_penalty: subtracted from a token's log-probability for each beam of an earlier group that chose it.
-        top_k: sample from this many of the likeliest tokens; 0 means all.
-        top_p: sample from the smallest set of likeliest tokens with this total probability (nucleus); 1 means all.
-        typical_p: sample from the tokens whose surprise is nearest to the entropy, up to this total probability; 1
-            means all.
-        no_repeat_ngram_size: size n of the n-grams of tokens that no caption may contain twice; 0 means no such limit.
-        block_trigrams: α; a token that would repeat a trigram loses 0.693 α of log-probability for each earlier
-            occurrence.
-        remove_bad_endings: EOS never follows one of ``rewards.text.degeneration.BAD_ENDINGS``. A caption that the
-            length limit cuts off may still end in one.
-
-    Temperature is applied first, then top-k, top-p and typical sampling, each to what the one before left.
-    """
-
-    num_samples: Annotated[int, Range(min=0)] = 0
-    with_greedy: bool = True
-    temperature: Temperature = 1.0
-    max_new_tokens: Annotated[int, Range(min=1)] = 24
-    num_beams: Annotated[int, Range(min=1)] = 1
-    length_penalty: float = 1.0
-    fixed_shapes: bool = False
-    num_return_sequences: Annotated[int, Range(min=1)] = 1
-    num_beam_groups: Annotated[int, Range(min=1)] = 1
-    diversity_penalty: Annotated[float, Range(min=0)] = 0.0
-    top_k: Annotated[int, Range(min=0)] = 0
-    top_p: Annotated[float, Range(above=0, max=1)] = 1.0
-    typical_p: Annotated[float, Range(above=0, max=1)] = 1.0
-    no_repeat_ngram_size: Annotated[int, Range(min=0)] = 0
-    block_trigrams: Annotated[float, Range(min=0)] = 0.0
-    remove_bad_endings: bool = False
-
-    def __post_init__(self) -> None:
-        beams, groups = self.num_beams, self.num_beam_groups
-        for wrong in wrong_values(self, Decoding):
-            raise ValueError(wrong)
-        if beams > 1 and self.num_samples:
-            raise ValueError(
-                f"num_samples is {self.num_samples} and num_beams {beams}: beam search does not sample, set "
-                "num_samples to 0"
-            )
-        if beams == 1 and not self.num_samples and not self.with_greedy:
-            raise ValueError("nothing to decode: num_samples is 0 and with_greedy is False")
-        if self.num_return_sequences > beams:
-            raise ValueError(f"num_return_sequences is {self.num_return_sequences}: expected 1 to num_beams, {beams}")
-        if beams % groups:
-            raise ValueError(f"num_beam_groups is {groups}: expected a number that divides num_beams, {beams}")
-        if (self.diversity_penalty > 0) != (groups > 1):
-            raise ValueError(
-                f"diversity_penalty is {self.diversity_penalty} and num_beam_groups {groups}: groups need a penalty "
-                "above 0, and a penalty needs at least 2 groups"
-            )
-        truncated = [name for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
-        if truncated and not self.num_samples:
-            raise ValueError(f"{truncated[0]} is {getattr(self, truncated[0])}: it is for samples; set num_samples")
-        if self.fixed_shapes and (truncated or beams > 1 or self.constrained):
-            raise ValueError("fixed_shapes must be off: it is for greedy captions and samples of the full distribution")
-
-    @property
-    def constrained(self) -> bool:
-        """Whether the tokens that may come next depend on those before."""
-        return bool(self.no_repeat_ngram_size or self.block_trigrams or self.remove_bad_endings)
-
-    @property
-    def captions_per_image(self) -> int:
-        """Number of captions of each image: K samples and the greedy caption, or what beam search returns."""
-        if self.num_beams > 1:
-            return self.num_return_sequences
-        return self.num_samples + int(self.with_greedy)
-
-    def describe(self) -> str:
-        """Every option in use, such as ``beam search of width 5, length penalty 0, at most 20 tokens``."""
-        parts = []
-        if self.num_beams > 1:
-            parts = [f"beam search of width {self.num_beams}", f"length penalty {self.length_penalty:g}"]
-        elif self.with_greedy:
-            parts = ["greedy"]
-        if self.num_beam_groups > 1:
-            parts.append(f"{self.num_beam_groups} groups with diversity penalty {self.diversity_penalty:g}")
-        if self.num_samples:
-            parts.append(f"{self.num_samples} sampled at temperature {self.temperature:g}")
-        parts += [f"{name} {getattr(self, name):g}" for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
-        if self.no_repeat_ngram_size:
-            parts.append(f"no repeated {self.no_repeat_ngram_size}-grams")
-        if self.block_trigrams:
-            parts.append(f"block_trigrams {self.block_trigrams:g}")
-        if self.remove_bad_endings:
-            parts.append("no bad endings")
-        return ", ".join([*parts, f"at most {self.max_new_tokens} tokens"])
-
-
-_TRUNCATIONS: dict[str, float] = {"top_k": 0, "top_p": 1, "typical_p": 1}
-"""Options that truncate the distribution of samples, and the value that does not."""
-
-
-class Generated(NamedTuple):
-    """R captions for each of B images.
-
-    Attributes:
-        token_ids: [B, R, T], padded after EOS.
-        scores: [B, R] float32, by which beam search orders the captions: the sum of their log-probabilities, less the
-            penalties of ``diversity_penalty`` and ``block_trigrams``, / length**length_penalty. Where it found fewer
-            than R captions, the rest are all padding with the score -inf. None without beam search.
-    """
-
-    token_ids: Tensor
-    scores: Tensor | None
 
 
 Generate = Callable[[Any, dict[str, Tensor], Decoding, Tensor | None], Tensor]
@@ -291,8 +156,6 @@ class Captioner(Protocol):
         longest: int | None,
     ) -> Generated:
         """Captions of at most ``longest`` tokens, decoded with ``next_logits``."""
-        from rl_caption.captioners.decoding import decode_with_scores  # imports this module
-
         if longest is not None and longest < decoding.max_new_tokens:
             decoding = replace(decoding, max_new_tokens=longest)
         images = len(next(iter(inputs.values())))
@@ -305,8 +168,6 @@ class Captioner(Protocol):
 
         It may keep a KV cache for ``max_new_tokens`` tokens. By default it calls ``token_logits`` on whole prefixes.
         """
-        from rl_caption.captioners.decoding import logits_without_cache
-
         return logits_without_cache(self, policy, inputs)
 
     def vocabulary(self) -> dict[str, int]:
@@ -324,46 +185,3 @@ class Captioner(Protocol):
         """
         logits = self.token_logits(model, inputs, token_ids, mask)
         return logits, torch.arange(len(logits), device=logits.device)
-
-
-def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
-    """True up to and including the first EOS: [..., L] -> [..., L]."""
-    is_eos = token_ids == eos_token_id
-    return (is_eos.cumsum(-1) - is_eos.long()) == 0
-
-
-def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """Float32 logits [..., V] with ``FORBIDDEN_LOGIT`` at ``token_ids``."""
-    filled = logits.float()
-    if not logits.requires_grad:  # by slices: a tensor of token ids would have to be sent to the device every time
-        filled = filled.clone() if filled is logits else filled  # never into the model's own tensor
-        for start, end in _ranges(tuple(token_ids)):
-            filled[..., start:end] = FORBIDDEN_LOGIT
-        return filled
-    index = torch.tensor(list(token_ids), dtype=torch.long, device=logits.device)
-    return (filled.index_fill if filled is logits else filled.index_fill_)(-1, index, FORBIDDEN_LOGIT)
-
-
-@cache
-def _ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Begin and end of every run of consecutive numbers."""
-    starts = sorted(set(numbers) - {number + 1 for number in numbers})
-    ends = sorted({number + 1 for number in numbers} - set(numbers))
-    return list(zip(starts, ends, strict=True))
-
-
-def sample_tokens(logits: Tensor, noise: Tensor, temperature: float, best: Tensor | None = None) -> Tensor:
-    """Draw K tokens [N, K] from each softmax(logits [N, V] / temperature) by inverting its cumulative distribution.
-
-    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; from logits of NaN any token may be.
-    ``best`` [N, 1] is the arg max of the logits, if the caller has it.
-    """
-    best = logits.argmax(-1, keepdim=True) if best is None else best
-    scaled = logits if temperature == 1 else logits / temperature
-    probabilities = scaled.softmax(-1)
-    cumulative = probabilities.cumsum(-1)
-    # Float32 sums end a little off 1, and noise * total may round up to the total: stay strictly inside.
-    drawn = torch.searchsorted(cumulative, noise * (1 - 1e-6) * cumulative[:, -1:], right=True)
-    # A GPU adds up in parallel: the sum up to a token of probability 0 may round to another number than the one before.
-    drawn = drawn.clamp_(max=logits.shape[-1] - 1)
-    return torch.where(probabilities.gather(-1, drawn) > 0, drawn, best)

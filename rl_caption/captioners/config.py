@@ -1,9 +1,23 @@
-"""Configuration of the captioner."""
+"""Configuration of the captioner, and of how it decodes captions."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from rl_caption.options import Positive, Probability, Rank, Steps
+from rl_caption.errors import ConfigError
+from rl_caption.options import (
+    BatchSize,
+    Beams,
+    LengthPenalty,
+    Positive,
+    Probability,
+    Range,
+    Rank,
+    Steps,
+    Temperature,
+    Tokens,
+    Weight,
+    wrong_values,
+)
 
 
 @dataclass
@@ -64,3 +78,116 @@ class ModelConfig:
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How captions are decoded. Nothing is inherited from a model's own generation settings.
+
+    Options that Transformers' ``generate`` also has mean the same here; docs/evaluation.md gives the sources.
+    Temperature is applied first, then top-k, top-p and typical sampling, each to what the one before left.
+
+    Args:
+        num_samples: captions sampled per image (K), instead of greedy or beam search; 0 does not sample.
+        with_greedy: also the greedy caption of each image, after its samples. Without samples there is always one.
+        temperature: of sampling.
+        max_new_tokens: length limit in tokens of the caption alone, without the prompt, EOS included.
+        num_beams: width of beam search; 1 is greedy.
+        length_penalty: of beam search: log-probabilities are divided by length**length_penalty. 1 compares means, as
+            Transformers does; 0 compares sums, as self-critical.pytorch does (docs/coco.md).
+        fixed_shapes: decode every caption to the length limit, so that shapes do not depend on values (CUDA graphs).
+            The captions are the same. Not for beam search.
+        num_return_sequences: of beam search: number of captions per image, the best, for ``rerank`` or ``candidates``.
+        num_beam_groups: of beam search: more than 1 is diverse beam search; must divide ``num_beams``.
+        diversity_penalty: of diverse beam search: subtracted from a token's log-probability for each beam of an earlier
+            group that chose the token.
+        top_k: sample from the k most likely tokens; 0 samples from all.
+        top_p: sample from the most likely tokens whose probabilities sum to this (nucleus); 1 samples from all.
+        typical_p: sample from the most typical tokens whose probabilities sum to this; 1 samples from all.
+        no_repeat_ngram_size: an n-gram of this size occurs at most once in a caption; 0 allows repetition.
+        block_trigrams: for each earlier occurrence of a trigram, the log-probability of a token that would repeat it is
+            reduced by 0.693 times this; 2 is ``block_trigrams`` of self-critical.pytorch.
+        remove_bad_endings: no caption ends with an article, a preposition, a conjunction or an auxiliary, unless the
+            length limit cuts it off there.
+        batch_size: images per forward pass, of programs that caption the images of a split or of files.
+    """
+
+    num_samples: Annotated[int, Range(min=0, max=4096)] = 0
+    with_greedy: bool = False
+    temperature: Temperature = 1.0
+    max_new_tokens: Tokens = 24
+    num_beams: Beams = 1
+    length_penalty: LengthPenalty = 1.0
+    fixed_shapes: bool = False
+    num_return_sequences: Beams = 1
+    num_beam_groups: Beams = 1
+    diversity_penalty: Weight = 0.0
+    top_k: Annotated[int, Range(min=0, max=10**7)] = 0
+    top_p: Annotated[float, Range(above=0, max=1)] = 1.0
+    typical_p: Annotated[float, Range(above=0, max=1)] = 1.0
+    no_repeat_ngram_size: Annotated[int, Range(min=0, max=16384)] = 0
+    block_trigrams: Weight = 0.0
+    remove_bad_endings: bool = False
+    batch_size: BatchSize = 64
+
+    def __post_init__(self) -> None:
+        beams, groups = self.num_beams, self.num_beam_groups
+        for wrong in wrong_values(self, Decoding):
+            raise ConfigError(wrong)
+        if beams > 1 and self.num_samples:
+            raise ConfigError(
+                f"num_samples is {self.num_samples} and num_beams {beams}: beam search does not sample, set "
+                "num_samples to 0"
+            )
+        if self.num_return_sequences > beams:
+            raise ConfigError(f"num_return_sequences is {self.num_return_sequences}: expected 1 to num_beams, {beams}")
+        if beams % groups:
+            raise ConfigError(f"num_beam_groups is {groups}: expected a number that divides num_beams, {beams}")
+        if (self.diversity_penalty > 0) != (groups > 1):
+            raise ConfigError(
+                f"diversity_penalty is {self.diversity_penalty} and num_beam_groups {groups}: groups need a penalty "
+                "above 0, and a penalty needs at least 2 groups"
+            )
+        if self.temperature != 1 and not self.num_samples:
+            raise ConfigError(f"temperature is {self.temperature}: it is for samples; set num_samples")
+        truncated = [name for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
+        if truncated and not self.num_samples:
+            raise ConfigError(f"{truncated[0]} is {getattr(self, truncated[0])}: it is for samples; set num_samples")
+        if self.fixed_shapes and (truncated or beams > 1 or self.constrained):
+            raise ConfigError("fixed_shapes is on: it is for greedy captions and samples of the full distribution")
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the tokens that may come next depend on those before."""
+        return bool(self.no_repeat_ngram_size or self.block_trigrams or self.remove_bad_endings)
+
+    @property
+    def captions_per_image(self) -> int:
+        """Number of captions of each image: K samples and the greedy caption, or what beam search returns."""
+        if self.num_beams > 1:
+            return self.num_return_sequences
+        return self.num_samples + int(self.with_greedy or not self.num_samples)
+
+    def describe(self) -> str:
+        """Every option in use, such as ``beam search of width 5, length penalty 0, at most 20 tokens``."""
+        parts = []
+        if self.num_beams > 1:
+            parts = [f"beam search of width {self.num_beams}", f"length penalty {self.length_penalty:g}"]
+        elif self.with_greedy or not self.num_samples:
+            parts = ["greedy"]
+        if self.num_beam_groups > 1:
+            parts.append(f"{self.num_beam_groups} groups with diversity penalty {self.diversity_penalty:g}")
+        if self.num_samples:
+            parts.append(f"{self.num_samples} sampled at temperature {self.temperature:g}")
+        parts += [f"{name} {getattr(self, name):g}" for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
+        if self.no_repeat_ngram_size:
+            parts.append(f"no repeated {self.no_repeat_ngram_size}-grams")
+        if self.block_trigrams:
+            parts.append(f"block_trigrams {self.block_trigrams:g}")
+        if self.remove_bad_endings:
+            parts.append("no bad endings")
+        return ", ".join([*parts, f"at most {self.max_new_tokens} tokens"])
+
+
+_TRUNCATIONS: dict[str, float] = {"top_k": 0, "top_p": 1, "typical_p": 1}
+"""Options that truncate the distribution of samples, and the value that does not."""

@@ -4,28 +4,26 @@ Captions of an image that begin with the same tokens are one row of the batch un
 ended leave it. Every token is drawn with its own random number, so this changes no caption.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from rewards.text.degeneration import bad_ending
 from rewards.text.tokenize import tokenize
-from rl_caption.captioners.base import (
-    FORBIDDEN_LOGIT,
-    Captioner,
-    CaptionerError,
-    Decoding,
-    Generated,
-    caption_mask,
-    forbid,
-    sample_tokens,
-)
+from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.tokens import FORBIDDEN_LOGIT, Generated, caption_mask, forbid, sample_tokens
+from rl_caption.errors import CaptionerError
+
+if TYPE_CHECKING:
+    from rl_caption.captioners.base import Captioner
 
 logger = logging.getLogger(__name__)
 Processor = Callable[[Tensor, Tensor], Tensor]

@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rl_caption.captioners.base import Captioner, CaptionerError, forbid
+from rl_caption.captioners.base import Captioner, CaptionerError
 from rl_caption.captioners.decoding import NextLogits
+from rl_caption.captioners.tokens import forbid
 from rl_caption.data.base import DataError, Row
 
 Average = Literal["probabilities", "log_probabilities"]

@@ -36,11 +36,13 @@ from rl_caption.captioners.adaptation import (
     save_adapters,
     trained_share,
 )
-from rl_caption.captioners.base import WEIGHTS, Captioner, CaptionerError, Decoding, Generated, forbid, reading
+from rl_caption.captioners.base import WEIGHTS, Captioner, CaptionerError, reading
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import NextLogits, Prefixes
 from rl_caption.captioners.hf_families import FAMILIES, Conventions, check_architectures, plain_tokens
 from rl_caption.captioners.hf_policy import NO_TOKEN, DecodeState, HuggingFacePolicy
 from rl_caption.captioners.packed import unique_prefixes
+from rl_caption.captioners.tokens import Generated, forbid
 from rl_caption.data.base import DataError, Row, load_image
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rewards.model_files import check_folder, check_memory, check_state, read_object, read_weights, state_shapes
 from rewards.text.tokenize import TOKENIZER, join_cjk, tokenizer_of
-from rl_caption.captioners.base import Captioner, forbid, reading
+from rl_caption.captioners.base import Captioner, reading
 from rl_caption.captioners.decoding import NextLogits, Prefixes
 from rl_caption.captioners.modeling import SHAPE, CaptionTransformer, CaptionTransformerConfig
 from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
+from rl_caption.captioners.tokens import forbid
 from rl_caption.data.base import DataError, Row, load_image, pixel_key
 from rl_caption.data.features import as_image_features, pad_features
 

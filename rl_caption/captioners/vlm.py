@@ -18,7 +18,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from rewards.base import naming
 from rewards.images import frames_of
 from rl_caption.captioners.adaptation import freeze, plain_weights, save_adapters
-from rl_caption.captioners.base import CaptionerError, Decoding, Generated, reading
+from rl_caption.captioners.base import CaptionerError, reading
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.hf_families import Conventions, first_token
 from rl_caption.captioners.huggingface import (
     ADAPTERS_FOLDER,
@@ -28,6 +29,7 @@ from rl_caption.captioners.huggingface import (
     load_model,
     saved_prompt,
 )
+from rl_caption.captioners.tokens import Generated
 from rl_caption.captioners.vlm_families import Messages, as_messages, check_messages, collate, family_of
 from rl_caption.captioners.vlm_policy import TEXT_INPUTS, VisionLanguagePolicy
 from rl_caption.data.base import DataError, Row, load_image

@@ -13,13 +13,14 @@ from rewards.base import RewardError, naming
 from rewards.clip.encoder import is_main_process
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.ensemble import Average
-from rl_caption.config.checks import decoding_of, wrong_decoding
-from rl_caption.config.schema import DecodeConfig
+from rl_caption.config.checks import wrong_decoding
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_text, json_object
 from rl_caption.engines import accelerator_kwargs
+from rl_caption.errors import ConfigError
 from rl_caption.evaluation.results import check_writable_file
 from rl_caption.options import Seed, add_trust, wrong_values
 from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners, reranked
@@ -77,7 +78,7 @@ def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
 def caption_files(
     models: Sequence[str],
     paths: Sequence[Path],
-    decode: DecodeConfig,
+    decode: Decoding,
     prompt: str | None = None,
     ensemble: Average = "probabilities",
     rerank: str | None = None,
@@ -93,14 +94,13 @@ def caption_files(
         ConfigError: ``rerank`` is not a reward that can choose, or options of ``decode`` contradict each other.
         DataError: an image cannot be read.
     """
-    decoding = decoding_of(decode)
     reward = None if rerank is None else build_reranker(rerank, rerank_kwargs or {}, ())
     captioner = load_captioners(models, prompt, ensemble)
     if captioner.input_kind != "pixels":
         raise CaptionerError(f"--model {', '.join(models)} reads region features, not photos: use evaluate")
     rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
     accelerator = Accelerator(**accelerator_kwargs())
-    found = caption_rows(captioner, rows, decoding, decode.batch_size, accelerator, seed)
+    found = caption_rows(captioner, rows, decode, accelerator, seed)
     if reward is None or not accelerator.is_main_process:
         return found
     try:
@@ -127,15 +127,15 @@ def main(argv: list[str] | None = None) -> int:
     add("--beams", type=int, default=1, dest="num_beams", help="beam width; 1 is greedy (default: 1)")
     add("--max_new_tokens", type=int, default=24, help="length limit in tokens (default: 24)")
     documented = re.findall(
-        r"^ {8}(\w+): (.+?)\.$(?=\n {8}\w|\n? {4}\Z)", str(DecodeConfig.__doc__), re.MULTILINE | re.DOTALL
+        r"^ {8}(\w+): (.+?)\.$(?=\n {8}\w|\n? {4}\Z)", str(Decoding.__doc__), re.MULTILINE | re.DOTALL
     )
     meanings = {name: " ".join(text.replace("``", "").split()) for name, text in documented}
-    for name, kind in get_type_hints(DecodeConfig).items():
-        if name not in ("num_beams", "max_new_tokens"):
+    for name, kind in get_type_hints(Decoding).items():
+        if name not in ("num_beams", "max_new_tokens", "fixed_shapes"):
             action: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind}
             add(
                 f"--{name}",
-                default=getattr(DecodeConfig, name),
+                default=getattr(Decoding, name),
                 help=meanings.get(name, f"decode.{name} of evaluate"),
                 **action,
             )
@@ -148,8 +148,11 @@ def main(argv: list[str] | None = None) -> int:
     add_trust(parser)
     add("paths", nargs="+", metavar="PHOTO|FOLDER")
     given = vars(parser.parse_args(argv))
-    decode = DecodeConfig(**{name: given[name] for name in get_type_hints(DecodeConfig)})
-    wrong = [*wrong_values(decode, DecodeConfig), *wrong_values(given["seed"], Seed, "--seed")]
+    try:
+        decode = Decoding(**{name: given[name] for name in get_type_hints(Decoding) if name in given})
+    except ConfigError as error:
+        parser.error(str(error))
+    wrong = [*wrong_values(given["seed"], Seed, "--seed")]
     wrong = wrong or wrong_decoding(decode, given["rerank"], given["candidates"] is not None)
     if wrong:
         parser.error("; ".join(wrong))

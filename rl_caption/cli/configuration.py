@@ -9,11 +9,11 @@ import re
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -30,6 +30,7 @@ from rl_caption.options import (
     shown,
     unknown_keys,
     with_chosen_sections,
+    without_null,
     wrong_values,
 )
 
@@ -118,9 +119,9 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     if not checked:
         return namespace  # type: ignore[no-any-return]
     with config_errors(where):
-        instance = parser.instantiate(namespace)
-        config = kind(**{option.name: getattr(instance, option.name) for option in fields(options)})
-        trust(class_names(asdict(config)))  # type: ignore[call-overload]
+        plain = namespace.as_dict()
+        trust(class_names(plain))
+        config: Config = _instance(kind, plain)
         from rl_caption.config.checks import check
 
         check(config)
@@ -154,6 +155,27 @@ def _parser(kind: Any) -> Any:
     tables = {key: table for key, table in parser.get_defaults().items() if isinstance(table, dict) and table}
     parser.set_defaults({key: {name: asdict(own) for name, own in table.items()} for key, table in tables.items()})
     return parser
+
+
+def _instance(kind: Any, values: Any, key: str = "") -> Any:
+    """The plain values at ``key`` as an instance of their annotation: dataclasses, also in tables and lists.
+
+    A section checks itself and begins its message with the name of an option, before which ``key`` is put here.
+    """
+    kind = without_null(kind)
+    if values is None or not any(map(is_dataclass, (kind, *get_args(kind)))):
+        return values
+    if get_origin(kind) is list:
+        return [_instance(get_args(kind)[0], value, f"{key}[{index}]") for index, value in enumerate(values)]
+    if get_origin(kind) is dict:
+        return {name: _instance(get_args(kind)[1], value, f"{key}.{name}") for name, value in values.items()}
+    kind = alternative_of(kind, values)
+    hints, section = get_type_hints(kind), f"{key}." if key else ""
+    options = {name: _instance(hints[name], values[name], section + name) for name in hints if name in values}
+    try:
+        return kind(**options)
+    except ConfigError as error:
+        raise ConfigError(f"{section}{error}") from error
 
 
 def _file_of(arguments: Sequence[str]) -> str | None:

@@ -12,9 +12,10 @@ from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
 from rewards.files import atomic_write
+from rl_caption.captioners.config import Decoding
 from rl_caption.cli import main as programs
 from rl_caption.config.build import build_data
-from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, JudgeConfig
+from rl_caption.config.schema import DataConfig, EvaluateConfig, JudgeConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.base import load_image
 from rl_caption.data.files import write_text
@@ -100,7 +101,7 @@ def _folder(folder: Path, split: str, name: str) -> Path:
 
 def _judge_all(models: Mapping[str, Path], run: Mapping[str, Any], student: Path, folder: Path) -> list[Path]:
     judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(student / "export" / "best")})}
-    decode, data = DecodeConfig(max_new_tokens=run["rollout"]["max_new_tokens"]), _data(run)
+    decode, data = Decoding(max_new_tokens=run["rollout"]["max_new_tokens"]), _data(run)
     written: list[Path] = []
     for split, heading in SPLITS.items():
         table: dict[str, Evaluation] = {}

@@ -14,7 +14,8 @@ from rewards.build import RewardBuilder
 from rewards.clip.clipscore import ClipScore
 from rewards.mixed import MixedReward
 from rewards.text.tokenize import TOKENIZER
-from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
+from rl_caption.captioners.base import Captioner, CaptionerError
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner, new_captioner
 from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, ScstConfig
 from rl_caption.data.base import DataError, DataModule, Row

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rewards.mixed import LOG_KEYS
 from rewards.text.tokenize import TOKENIZER
+from rl_caption.captioners.config import Decoding
 from rl_caption.config.schema import (
     DataConfig,
-    DecodeConfig,
     EvaluateConfig,
     ModelConfig,
     RewardConfig,
@@ -23,9 +23,6 @@ from rl_caption.data.formats import wrong_options
 from rl_caption.errors import ConfigError
 from rl_caption.options import TEMPERATURES, wrong_values
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
-
-if TYPE_CHECKING:
-    from rl_caption.captioners.base import Decoding
 
 LEARNERS = {
     "images": ("distill_image",),
@@ -255,28 +252,12 @@ def _wrong_evaluation(config: EvaluateConfig) -> Iterator[str]:
         yield f"{key} is {value!r}: it is for captions of a model, but model is not set"
 
 
-def wrong_decoding(decode: DecodeConfig, rerank: str | None, candidates: bool) -> list[str]:
+def wrong_decoding(decode: Decoding, rerank: str | None, candidates: bool) -> list[str]:
     """What is wrong with ``decode``, or with a choice among the captions that it gives."""
-    try:
-        count = decoding_of(decode).captions_per_image
-    except ConfigError as error:
-        return [str(error)]
-    if decode.temperature != 1 and not decode.num_samples:
-        return [f"decode.temperature is {decode.temperature}: it is for samples; set decode.num_samples"]
+    count = decode.captions_per_image
     if rerank is not None and count < 2:
         several = "decode.num_samples, or decode.num_return_sequences of beam search"
         return [f"rerank is {rerank!r}: it chooses among several captions of an image; set {several}"]
     if count > 1 and rerank is None and not candidates:
         return [f"decode gives {count} captions an image: choose one by rerank, or keep all by candidates"]
     return []
-
-
-def decoding_of(decode: DecodeConfig) -> Decoding:
-    """How captions are decoded. Raises ``ConfigError`` for options that do not fit each other."""
-    from rl_caption.captioners.base import Decoding
-
-    options = {name: value for name, value in vars(decode).items() if name != "batch_size"}
-    try:
-        return Decoding(**options, with_greedy=not decode.num_samples)
-    except ValueError as error:
-        raise ConfigError(f"decode.{error}") from error

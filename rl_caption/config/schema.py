@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.config import LoraConfig as LoraConfig
 from rl_caption.captioners.config import ModelConfig as ModelConfig
 from rl_caption.monitoring.config import JudgeConfig as JudgeConfig
@@ -398,49 +399,6 @@ class ScstConfig(TrustConfig):
 
 
 @dataclass
-class DecodeConfig:
-    """How captions are decoded.
-
-    Args:
-        num_beams: 1 is greedy.
-        max_new_tokens: length limit in tokens, EOS included.
-        length_penalty: of beam search: log-probabilities are divided by length**length_penalty. 1 compares means, as
-            Transformers does; 0 compares sums, as self-critical.pytorch does (docs/coco.md).
-        batch_size: images per forward pass.
-        num_return_sequences: of beam search: number of captions per image, the best, for ``rerank`` or ``candidates``.
-        num_beam_groups: of beam search: more than 1 is diverse beam search; must divide ``num_beams``.
-        diversity_penalty: of diverse beam search: subtracted from a token's log-probability for each beam of an earlier
-            group that chose the token.
-        num_samples: captions sampled per image, instead of greedy or beam search; 0 does not sample.
-        temperature: of sampling.
-        top_k: sample from the k most likely tokens; 0 samples from all.
-        top_p: sample from the most likely tokens whose probabilities sum to this (nucleus); 1 samples from all.
-        typical_p: sample from the most typical tokens whose probabilities sum to this; 1 samples from all.
-        no_repeat_ngram_size: an n-gram of this size occurs at most once in a caption; 0 allows repetition.
-        block_trigrams: for each earlier occurrence of a trigram, the log-probability of a token that would repeat it is
-            reduced by 0.693 times this; 2 is ``block_trigrams`` of self-critical.pytorch.
-        remove_bad_endings: no caption ends with an article, a preposition, a conjunction or an auxiliary, unless the
-            length limit cuts it off there.
-    """
-
-    num_beams: Beams = 1
-    max_new_tokens: Tokens = 24
-    length_penalty: LengthPenalty = 1.0
-    batch_size: BatchSize = 64
-    num_return_sequences: Beams = 1
-    num_beam_groups: Beams = 1
-    diversity_penalty: Weight = 0.0
-    num_samples: Annotated[int, Range(min=0, max=4096)] = 0
-    temperature: Temperature = 1.0
-    top_k: Annotated[int, Range(min=0, max=10**7)] = 0
-    top_p: Annotated[float, Range(above=0, max=1)] = 1.0
-    typical_p: Annotated[float, Range(above=0, max=1)] = 1.0
-    no_repeat_ngram_size: Annotated[int, Range(min=0, max=16384)] = 0
-    block_trigrams: Weight = 0.0
-    remove_bad_endings: bool = False
-
-
-@dataclass
 class RetrievalConfig:
     """The dual encoder for image-text retrieval (docs/evaluation.md).
 
@@ -503,7 +461,7 @@ class EvaluateConfig(TrustConfig):
     compare: list[str] = field(default_factory=list)
     data: DataConfig = field(default_factory=DataConfig)
     split: str | None = None
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    decode: Decoding = field(default_factory=Decoding)
     rerank: str | None = None
     rerank_kwargs: dict = field(default_factory=dict)
     candidates: bool = False

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config.checks import decoding_of, wrong_decoding
-from rl_caption.config.schema import DataConfig, DecodeConfig, JudgeConfig, RetrievalConfig, TrustConfig
+from rl_caption.captioners.config import Decoding
+from rl_caption.config.schema import DataConfig, JudgeConfig, RetrievalConfig, TrustConfig
 from rl_caption.errors import ConfigError
 from rl_caption.options import BatchSize, Range, Resamples, Seed, Steps, Weight, Workers
 
@@ -233,7 +233,7 @@ class WebConfig(TrustConfig):
 
     models: list[str] = field(default_factory=list)
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
-    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    decode: Decoding = field(default_factory=Decoding)
     seed: Seed = 0
     host: str = "127.0.0.1"
     port: Annotated[int, Range(min=0, max=65535)] = 8765
@@ -242,9 +242,5 @@ class WebConfig(TrustConfig):
     max_megapixels: Annotated[float, Range(above=0, max=178)] = 64.0
 
     def __post_init__(self) -> None:
-        wrong = wrong_decoding(self.decode, None, candidates=True)
-        count = 1 if wrong else decoding_of(self.decode).captions_per_image
-        if count > 1:
-            wrong = [f"decode gives {count} captions an image: the page shows one of each captioner"]
-        if wrong:
-            raise ConfigError("; ".join(wrong))
+        if (count := self.decode.captions_per_image) > 1:
+            raise ConfigError(f"decode gives {count} captions an image: the page shows one of each captioner")

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from rewards.model_files import load_complete, transformers_options
-from rl_caption.config.checks import check, decoding_of
-from rl_caption.config.schema import DecodeConfig
+from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.scenes.language import long_reference
 from rl_caption.data.scenes.negatives import hard_negatives
@@ -49,7 +48,7 @@ class CaptionerRecaptioner:
         max_new_tokens: most tokens of a caption.
         batch_size: images that are captioned at a time.
         seed: of sampling.
-        **decode: further options of ``DecodeConfig``. ``num_return_sequences`` (of beam search) or ``num_samples``
+        **decode: further options of ``Decoding``. ``num_return_sequences`` (of beam search) or ``num_samples``
             give several captions of each image.
 
     Raises:
@@ -70,10 +69,8 @@ class CaptionerRecaptioner:
 
         from rl_caption.captioners.loading import load_captioner
 
-        options = DecodeConfig(num_beams=num_beams, max_new_tokens=max_new_tokens, batch_size=batch_size, **decode)
-        check(options)
-        self.decoding = decoding_of(options)
-        self.captioner, self.batch_size, self.seed = load_captioner(model), batch_size, seed
+        self.decoding = Decoding(num_beams=num_beams, max_new_tokens=max_new_tokens, batch_size=batch_size, **decode)
+        self.captioner, self.seed = load_captioner(model), seed
         self.accelerator = Accelerator()
         self.policy = self.captioner.policy.to(self.accelerator.device)
         told = decode | ({"seed": seed} if self.decoding.num_samples else {})
@@ -84,7 +81,7 @@ class CaptionerRecaptioner:
         """Caption the images. Samples are a function of the seed and the image id, not of the batch."""
         from rl_caption.training.validation import decode_candidates
 
-        decode = self.captioner, self.policy, rows, self.decoding, self.batch_size, self.accelerator
+        decode = self.captioner, self.policy, rows, self.decoding, self.accelerator
         candidates = decode_candidates(*decode, seed=self.seed)
         return [[candidate.caption for candidate in candidates[row["image_id"]]] for row in rows]
 

@@ -16,7 +16,8 @@ from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
 from rewards.images import ImageSource
 from rewards.options import Count, check_values
 from rewards.registry import build
-from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner, weights_hash
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes.drawing import scene_of

@@ -25,8 +25,8 @@ from PIL import Image, UnidentifiedImageError
 from rewards.base import Reward, score_captions
 from rewards.images import UNREADABLE
 from rewards.registry import registered
-from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
-from rl_caption.config.checks import decoding_of
+from rl_caption.captioners.base import Captioner, CaptionerError
+from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import DataError, Row, load_image, reward_inputs
 from rl_caption.data.plain_files import check_type, json_object
 from rl_caption.errors import EXPECTED, ConfigError
@@ -96,7 +96,7 @@ class SideBySide(NamedTuple):
         for name in models:
             captioner = self.captioners[name]
             decoded = decode_candidates(
-                captioner, captioner.policy, [row], self.decoding, 1, self.accelerator, seed=self.seed
+                captioner, captioner.policy, [row], self.decoding, self.accelerator, seed=self.seed
             )
             candidates.append(decoded[image_id][0])
         texts = [candidate.caption for candidate in candidates]
@@ -274,7 +274,7 @@ def load_models(config: WebConfig) -> SideBySide:
         if captioners[name].input_kind != "pixels":
             raise CaptionerError(f"models: {model} reads region features, not photos")
         captioners[name].policy.to(accelerator.device)
-    return SideBySide(captioners, judges, decoding_of(config.decode), accelerator, config.seed)
+    return SideBySide(captioners, judges, config.decode, accelerator, config.seed)
 
 
 def render_page(config: WebConfig, models: SideBySide) -> str:

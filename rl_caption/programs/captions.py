@@ -11,7 +11,8 @@ from rewards.base import Reward, score_captions
 from rewards.build import RewardBuilder
 from rewards.registry import registered
 from rewards.text.tokenize import TOKENIZER
-from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.ensemble import Average, Ensemble
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import quiet_libraries
@@ -98,7 +99,6 @@ def caption_rows(
     captioner: Captioner,
     rows: Sequence[Row],
     decoding: Decoding,
-    batch_size: int,
     accelerator: Accelerator,
     seed: int,
 ) -> Captions:
@@ -106,7 +106,7 @@ def caption_rows(
     for row in rows:
         captioner.max_tokens_of(row)
     policy = captioner.policy.to(accelerator.device)
-    return Captions(decode_candidates(captioner, policy, rows, decoding, batch_size, accelerator, "captioning", seed))
+    return Captions(decode_candidates(captioner, policy, rows, decoding, accelerator, "captioning", seed))
 
 
 def reranked(captions: Captions, rows: Sequence[Row], reward: Reward) -> Captions:

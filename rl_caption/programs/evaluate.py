@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rewards.base import Reward, RewardError
 from rewards.build import RewardBuilder
 from rewards.clip.encoder import EncoderOptions, is_main_process, load_encoder
-from rl_caption.config.checks import check, decoding_of
+from rl_caption.config.checks import check
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RetrievalConfig
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.files import (
@@ -229,7 +229,9 @@ def _settings_of(config: EvaluateConfig) -> dict[str, Any]:
         settings |= {"data": plain["data"], "split": config.split or SPLIT}
     if config.model is None and not config.models:
         return settings
-    return settings | {key: plain[key] for key in ("prompt", "decode")}
+    decode = plain["decode"]
+    decode = {key: decode[key] for key in decode if key not in ("with_greedy", "fixed_shapes") or decode[key]}
+    return settings | {"prompt": plain["prompt"], "decode": decode}
 
 
 def _weights_of(config: EvaluateConfig) -> dict[str, Any]:
@@ -437,7 +439,7 @@ def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -
     from rl_caption.engines import print_main
     from rl_caption.programs.captions import build_reranker, caption_rows, load_captioners, reranked
 
-    reward, how = None, decoding_of(config.decode).describe()
+    reward, how = None, config.decode.describe()
     if config.decode.num_samples:
         how += f", seed {config.seed}"
     if config.rerank is not None and accelerator.is_main_process:
@@ -452,8 +454,7 @@ def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -
     print_main(
         accelerator, f"captioning {len(images.rows)} images of {config.split or SPLIT!r} ({how}) with {_name(config)}"
     )
-    decoding, decode = decoding_of(config.decode), config.decode
-    found = caption_rows(captioner, images.rows, decoding, decode.batch_size, accelerator, config.seed)
+    found = caption_rows(captioner, images.rows, config.decode, accelerator, config.seed)
     file = Path(config.out) / "candidates.jsonl"
     if accelerator.is_main_process:
         for stale in (file, file.with_name("candidates_scores.json")):

@@ -9,7 +9,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from rl_caption.captioners.base import FORBIDDEN_LOGIT, Captioner
+from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.tokens import FORBIDDEN_LOGIT
 from rl_caption.engines import Averages, backward_all, global_count
 from rl_caption.types import CaptionBatch
 

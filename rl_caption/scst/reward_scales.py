@@ -11,7 +11,8 @@ from tqdm.auto import tqdm
 from rewards.base import RewardError
 from rewards.mixed import MixedReward, moments
 from rewards.text.cider import CIDER_DIFFERENCES, CiderD
-from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.engines import autocast, dropout_off
 from rl_caption.scst.rollout import sample_captions, term_scores

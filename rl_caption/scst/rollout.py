@@ -12,7 +12,9 @@ from rewards.base import checked_scores
 from rewards.mixed import MixedReward, moments
 from rewards.text.degeneration import bad_ending, repeated_ngram_share
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-from rl_caption.captioners.base import Captioner, Decoding, Generate, caption_mask
+from rl_caption.captioners.base import Captioner, Generate
+from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.tokens import caption_mask
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.loader import row_generator
 from rl_caption.engines import Averages

@@ -11,7 +11,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from rewards.mixed import MixedReward
-from rl_caption.captioners.base import Captioner, Decoding, Generate
+from rl_caption.captioners.base import Captioner, Generate
+from rl_caption.captioners.config import Decoding
 from rl_caption.engines import (
     Averages,
     autocast,

@@ -13,7 +13,8 @@ from tqdm.auto import tqdm
 
 from rewards.base import RewardError
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.config import Decoding
 from rl_caption.config.schema import CaptionEvalConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
@@ -40,23 +41,22 @@ def decode_candidates(
     policy: nn.Module,
     rows: Sequence[Row],
     decoding: Decoding,
-    batch_size: int,
     accelerator: Accelerator,
     progress: str | None = None,
     seed: int = 0,
 ) -> dict[str, list[Candidate]]:
     """Decode ``captions_per_image`` captions of each row: image id -> candidates, ordered as ``rows``.
 
-    Called by every process: each of N processes decodes every N-th row, in batches of ``batch_size``, and all return
-    all captions. ``progress`` is the title of a progress bar, which is shown on a terminal or in a notebook. Samples
-    depend on ``seed`` and the image id only.
+    Called by every process: each of N processes decodes every N-th row, in batches of ``decoding.batch_size``, and all
+    return all captions. ``progress`` is the title of a progress bar, which is shown on a terminal or in a notebook.
+    Samples depend on ``seed`` and the image id only.
     """
     own = range(accelerator.process_index, len(rows), accelerator.num_processes)
     hidden = None if progress is not None and accelerator.is_main_process else True  # None: off a terminal
     decoded: list[tuple[str, list[Candidate]]] = []
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):
-        for start in tqdm(range(0, len(own), batch_size), desc=progress, unit="batch", disable=hidden):
-            batch = [rows[index] for index in own[start : start + batch_size]]
+        for start in tqdm(range(0, len(own), decoding.batch_size), desc=progress, unit="batch", disable=hidden):
+            batch = [rows[index] for index in own[start : start + decoding.batch_size]]
             ids = [row["image_id"] for row in batch]
             inputs = {key: value.to(accelerator.device) for key, value in captioner.preprocess(batch).items()}
             noise = None
@@ -96,18 +96,18 @@ class CaptionValidator:
         settings = context.config.eval
         assert isinstance(settings, CaptionEvalConfig), "of a captioner"
         self.context, self.captioner, self.monitor = context, captioner, monitor
-        self.batch_size = settings.batch_size
         self.decoding = Decoding(
             max_new_tokens=max_new_tokens,
             num_beams=settings.num_beams or 1,
             length_penalty=settings.length_penalty or 0.0,
+            batch_size=settings.batch_size,
         )
         self.references = {row["image_id"]: row["references"] for row in context.val_rows}
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Validate the policy as it is at ``step``; ``logged`` is what the newest step logged."""
         rows, accelerator, captioner = self.context.val_rows, self.context.accelerator, self.captioner
-        found = decode_candidates(captioner, captioner.policy, rows, self.decoding, self.batch_size, accelerator)
+        found = decode_candidates(captioner, captioner.policy, rows, self.decoding, accelerator)
         decoded = {image_id: candidates[0] for image_id, candidates in found.items()}
         captions = {image_id: candidate.caption for image_id, candidate in decoded.items()}
         if accelerator.is_main_process:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConf
 
 from rewards.model_files import export_hint, load_complete, transformers_options
 from rl_caption.captioners.adaptation import freeze
-from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.vlm import load_processor as read_processor
 from rl_caption.captioners.vlm import special_tokens
 from rl_caption.captioners.vlm_families import VISION

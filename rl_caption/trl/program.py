@@ -24,7 +24,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 from rewards.base import Reward, reason
 from rewards.mixed import MixedReward
 from rewards.model_files import read_object
-from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config import checks as config_checks
 from rl_caption.config.build import (
@@ -424,11 +424,13 @@ class _Run:
         policy.to(self.state.device)
         options, rows = self.config.eval, self.eval_rows
         print_main(self.state, f"captioning {len(rows)} images of {options.split!r}")
-        decoding = Decoding(num_beams=options.num_beams, max_new_tokens=self.config.rollout.max_new_tokens)
-        # In the precision of the training; judges score in their own.
-        found = decode_candidates(
-            cast(Any, vlm), policy, rows, decoding, options.batch_size, trainer.accelerator, "captioning"
+        decoding = Decoding(
+            num_beams=options.num_beams,
+            max_new_tokens=self.config.rollout.max_new_tokens,
+            batch_size=options.batch_size,
         )
+        # In the precision of the training; judges score in their own.
+        found = decode_candidates(cast(Any, vlm), policy, rows, decoding, trainer.accelerator, "captioning")
         captions = {image_id: own[0].caption for image_id, own in found.items()}
         if not self.state.is_main_process:
             return

@@ -7,7 +7,8 @@ import torch
 from tqdm.auto import tqdm
 
 from rewards.text.tokenize import tokenize
-from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
+from rl_caption.captioners.base import Captioner, CaptionerError
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import ConfigError, build_data, usable_split
 from rl_caption.data.base import DataError, Row

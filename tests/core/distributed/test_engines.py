@@ -138,7 +138,7 @@ def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multipro
     Both train a step after each.
     """
     os.environ.update(ENGINES[engine] | engine_memory.launched(rank, 2, port))
-    from rl_caption.captioners.base import Decoding
+    from rl_caption.captioners.config import Decoding
     from rl_caption.captioners.transformer import TransformerCaptioner
     from rl_caption.config.schema import RunConfig, TrainConfig
     from rl_caption.engines import backward_all, build_accelerator, fill_deepspeed_config, gathered_parameters, prepare

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rewards.trust import trust
-from rl_caption.captioners.base import Captioner, CaptionerError, Decoding, caption_mask, forbid
-from rl_caption.captioners.config import ModelConfig
+from rl_caption.captioners.base import Captioner, CaptionerError
+from rl_caption.captioners.config import Decoding, ModelConfig
 from rl_caption.captioners.loading import load_captioner
+from rl_caption.captioners.tokens import caption_mask, forbid
 from rl_caption.config.build import build_captioner
 from rl_caption.config.checks import mistakes
 from rl_caption.config.schema import XeConfig
@@ -132,7 +133,7 @@ def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
 def test_captions_without_a_cache_are_those_of_each_caption_alone(fixed_shapes: bool) -> None:
     captioner = tiny()
     inputs, noise = captioner.preprocess(tiny_rows(3)), sampling_noise(0, 0, ["a", "b", "c"], 4, 8)
-    decoding = Decoding(num_samples=4, max_new_tokens=8, temperature=1.3, fixed_shapes=fixed_shapes)
+    decoding = Decoding(num_samples=4, with_greedy=True, max_new_tokens=8, temperature=1.3, fixed_shapes=fixed_shapes)
     tokens = captioner.generate(captioner.policy, inputs, decoding, noise)
     mask = caption_mask(tokens, EOS)
     assert not mask.all(), "the case must hold a caption that ends early"

@@ -10,9 +10,11 @@ import torch
 from PIL import Image
 from transformers.cache_utils import DynamicCache
 
-from rl_caption.captioners.base import CaptionerError, Decoding, caption_mask, sample_tokens
+from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.modeling import Attention
 from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
+from rl_caption.captioners.tokens import caption_mask, sample_tokens
 from rl_caption.captioners.transformer import TransformerCaptioner, build_vocabulary
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
@@ -132,7 +134,7 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
 ):
     captioner, inputs = case
     captioner.policy.norm.bias.add_(3 * captioner.policy.lm_head.weight[captioner.eos_token_id])  # captions do end
-    decoding = Decoding(num_samples=6, max_new_tokens=16, temperature=temperature)
+    decoding = Decoding(6, True, max_new_tokens=16, temperature=temperature)
     noise = sampling_noise(0, 0, ["a", "b", "c"], 6, 16)
 
     def decode(leaving):
@@ -201,7 +203,7 @@ def test_a_cache_with_room_holds_what_transformers_own_holds():
 def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_least_as_likely(any_case):
     captioner, inputs = any_case
     noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 6)
-    greedy = captioner.generate(captioner.policy, inputs, Decoding(num_samples=2, max_new_tokens=6), noise)[:, 2:]
+    greedy = captioner.generate(captioner.policy, inputs, Decoding(2, True, max_new_tokens=6), noise)[:, 2:]
     decoding = Decoding(num_beams=8, max_new_tokens=6, length_penalty=0.0)
     beam = captioner.generate(captioner.policy, inputs, decoding, None)
     totals = []
@@ -217,7 +219,7 @@ def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_lea
 
 def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(any_case):
     captioner, inputs = any_case
-    rows, decoding = tiny_rows(3), Decoding(num_samples=4, max_new_tokens=6)
+    rows, decoding = tiny_rows(3), Decoding(4, True, max_new_tokens=6)
 
     def texts(chosen):
         batch = CaptionBatch(rows[chosen], {name: tensor[chosen] for name, tensor in inputs.items()})

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rl_caption.captioners.base import CaptionerError, Decoding, caption_mask, forbid, sample_tokens
+from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import beam_search, logits_without_cache, penalise_trigrams, refuse_bad_endings
 from rl_caption.captioners.ensemble import Ensemble
+from rl_caption.captioners.tokens import caption_mask, forbid, sample_tokens
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
@@ -70,7 +72,7 @@ def test_the_best_beams_and_their_scores_are_those_of_transformers(seed, beams, 
 def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_random_numbers(options, monkeypatch):
     captioner, inputs = ending_captioner(ends=1.0)
     noise = sampling_noise(5, 0, IDS, 4, 10)
-    found = captioner.generate(captioner.policy, inputs, Decoding(4, max_new_tokens=10, **options), noise)
+    found = captioner.generate(captioner.policy, inputs, Decoding(4, True, max_new_tokens=10, **options), noise)
     numbers = iter(noise.flatten(0, 1).T)
 
     def multinomial(probabilities, num_samples):
@@ -83,7 +85,7 @@ def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_ran
     assert trimmed(found[:, :4], captioner) == trimmed(drawn[:, 1:], captioner)
     greedy = captioner.policy.generate(**inputs, do_sample=False, **shared)
     assert trimmed(found[:, 4:], captioner) == trimmed(greedy[:, 1:], captioner)
-    full = captioner.generate(captioner.policy, inputs, Decoding(4, max_new_tokens=10), noise)
+    full = captioner.generate(captioner.policy, inputs, Decoding(4, True, max_new_tokens=10), noise)
     assert trimmed(full, captioner) != trimmed(found, captioner), "the case must hold a token that is left out"
 
 
@@ -195,8 +197,8 @@ def test_trigrams_that_cost_much_are_not_repeated():
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"num_samples": 2, "num_beams": 2}, "num_samples is 2"),
-        ({"num_samples": 2, "top_k": 3, "fixed_shapes": True}, "fixed_shapes must be off"),
-        ({"num_beams": 3, "fixed_shapes": True}, "fixed_shapes must be off"),
+        ({"num_samples": 2, "top_k": 3, "fixed_shapes": True}, "fixed_shapes is on"),
+        ({"num_beams": 3, "fixed_shapes": True}, "fixed_shapes is on"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):

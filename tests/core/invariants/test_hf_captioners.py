@@ -11,9 +11,10 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, GenerationConfig
 
 from rewards.text.tokenize import tokenize
-from rl_caption.captioners.base import Decoding, caption_mask
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import SETTINGS, HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
+from rl_caption.captioners.tokens import caption_mask
 from rl_caption.data.base import DataError
 from rl_caption.engines import dropout_off
 from rl_caption.scst.objectives import token_logprobs
@@ -69,7 +70,7 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
         lambda one, ids: own_logits(captioner, one["pixel_values"], [*start, *ids])[-1],
         ending=True,
     )
-    decoding = Decoding(num_samples=2, temperature=1.3, max_new_tokens=L)
+    decoding = Decoding(2, True, temperature=1.3, max_new_tokens=L)
     tokens = captioner.generate(captioner.policy, inputs, decoding, noise)[:, :2]
     assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
     mask = caption_mask(tokens, captioner.eos_token_id)
@@ -104,8 +105,8 @@ def test_captions_that_go_on_from_prompts_of_their_rows_are_those_of_each_prompt
     inputs = captioner.preprocess(rows)
     noise = sampling_noise(1, 0, [row["image_id"] for row in rows], K, 60)
     beams = Decoding(num_beams=3, num_return_sequences=2, max_new_tokens=L)
-    decodings = [Decoding(num_samples=K, max_new_tokens=L, temperature=1.3), beams]
-    decodings.append(Decoding(num_samples=1, max_new_tokens=60))  # more than there are positions for
+    decodings = [Decoding(K, True, max_new_tokens=L, temperature=1.3), beams]
+    decodings.append(Decoding(1, True, max_new_tokens=60))  # more than there are positions for
     for decoding in decodings:
         numbers = None if decoding is beams else noise[:, : decoding.num_samples, : decoding.max_new_tokens]
         tokens, scores = captioner.generate_with_scores(captioner.policy, inputs, decoding, numbers)
@@ -123,7 +124,7 @@ def test_scores_and_references_after_prompts_of_rows_are_those_of_each_prompt_al
     captioner, rows, alone = prompted
     inputs = captioner.preprocess(rows)
     noise = sampling_noise(2, 0, [row["image_id"] for row in rows], K, L)
-    tokens = captioner.generate(captioner.policy, inputs, Decoding(num_samples=K, max_new_tokens=L), noise)[:, :K]
+    tokens = captioner.generate(captioner.policy, inputs, Decoding(K, True, max_new_tokens=L), noise)[:, :K]
     mask = caption_mask(tokens, captioner.eos_token_id)
     expected = []
     for index, (row, single) in enumerate(zip(rows, alone, strict=True)):
@@ -219,7 +220,10 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
     saving = copy.deepcopy(saving)  # as the reference policy is
     assert plain.policy.state_dict().keys() == saving.policy.state_dict().keys()
     ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(3, 1, 1)
-    noise, decoding = sampling_noise(1, 0, ["a", "b", "c"], 2, L), Decoding(num_samples=2, max_new_tokens=L)
+    noise, decoding = (
+        sampling_noise(1, 0, ["a", "b", "c"], 2, L),
+        Decoding(2, True, max_new_tokens=L),
+    )
 
     def measured(captioner):
         """Captions, their scores, gradients, and the number of tensors that are kept for the backward pass."""
@@ -283,7 +287,7 @@ def test_the_image_is_encoded_once_for_all_captions(family_case):
     seen = []
     hook = tower.register_forward_hook(lambda module, arguments, output: seen.append(output[0].shape[0]))
     noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
-    tokens = captioner.generate(captioner.policy, inputs, Decoding(num_samples=K, max_new_tokens=L), noise)
+    tokens = captioner.generate(captioner.policy, inputs, Decoding(K, True, max_new_tokens=L), noise)
     captioner.token_logits(captioner.policy, inputs, tokens)
     captioner.generate(captioner.policy, inputs, Decoding(num_beams=3, max_new_tokens=L), None)
     hook.remove()
@@ -309,7 +313,10 @@ def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gra
     states = captioner.image_states(policy, inputs)
     assert states.keys() == {"states"}
     assert states["states"].requires_grad != frozen
-    noise, decoding = sampling_noise(1, 0, ["a", "b", "c"], K, L), Decoding(num_samples=K, max_new_tokens=L)
+    noise, decoding = (
+        sampling_noise(1, 0, ["a", "b", "c"], K, L),
+        Decoding(K, True, max_new_tokens=L),
+    )
     found = []
     for given in (inputs, states):
         logprobs = token_logprobs(captioner.token_logits(policy, given, ids), ids)

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl_caption.captioners import decoding as decoding_module
-from rl_caption.captioners.base import CaptionerError, Decoding
+from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import region_inputs, tiny_captioner, tiny_rows
@@ -24,7 +25,7 @@ from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, 
 
 K, L = 3, 3
 IDS = ["a", "b", "c"]
-SAMPLING = Decoding(num_samples=K, max_new_tokens=L, temperature=1.2)
+SAMPLING = Decoding(num_samples=K, with_greedy=True, max_new_tokens=L, temperature=1.2)
 
 
 class Counting:

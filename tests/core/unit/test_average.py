@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from rl_caption.captioners.averaging import average_weights
-from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
+from rl_caption.captioners.base import Captioner, CaptionerError
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli.main import main
 from tests.captioners_for_tests import tiny_captioner, tiny_rows

@@ -24,7 +24,7 @@ from benchmarks.l_clip import measure as measure_l_clip
 from benchmarks.scst_step import PHASES, Bench, Shapes
 from benchmarks.studies import l_clip_size
 from rewards.clip.student import LCLIP, LCLIPConfig
-from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.config import Decoding
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import SHAPE
@@ -134,7 +134,7 @@ def test_the_step_and_both_baselines_run_and_what_fits_is_computed(models, monke
 def test_captions_end_and_both_baselines_have_the_same_gradient(models, monkeypatch):
     for name in ("blip", "vit_gpt2"):
         bench = hf_step.build_bench(*models[name][1:], Shapes(**PRETRAINED), "cpu", "no")
-        decoding = Decoding(num_samples=40, max_new_tokens=8)
+        decoding = Decoding(num_samples=40, with_greedy=True, max_new_tokens=8)
         lengths = sample_captions(bench.captioner, bench.policy, bench.batch, decoding, 0, 0).mask.sum(-1)
         assert lengths.float().std() > 0.5, name
     drawn = torch.tensor([[328, 5, 6, 7, 329], [328, 8, 329, 329, 329], [328, 9, 10, 329, 329]]).repeat(2, 1)

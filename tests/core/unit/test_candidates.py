@@ -10,10 +10,11 @@ from rewards.base import RewardError
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
+from rl_caption.captioners.config import Decoding
 from rl_caption.cli.caption import main as caption
 from rl_caption.cli.main import main
 from rl_caption.config.checks import mistakes
-from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
+from rl_caption.config.schema import DataConfig, EvaluateConfig
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError
 from rl_caption.evaluation.samples import evaluate_samples
@@ -62,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def configured(folder: Path, **changes: Any) -> EvaluateConfig:
-    decode = DecodeConfig(max_new_tokens=8, **changes.pop("decode", {}))
+    decode = Decoding(max_new_tokens=8, **changes.pop("decode", {}))
     data = DataConfig(format="jsonl", path=str(folder / "data.jsonl"))
     options: dict[str, Any] = {"model": str(folder / "model0"), "out": str(folder / "out"), "bootstrap": 0}
     options |= {"metrics": ["cider"], "tokenizer": "python", "data": data, "decode": decode}
@@ -148,8 +149,6 @@ def test_photos_are_captioned_by_an_ensemble_whose_best_caption_is_chosen(folder
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"decode": {"top_k": 5}}, "decode.top_k is 5"),
-        ({"decode": {"temperature": 0.5}}, "decode.temperature is 0.5"),
         ({"decode": {"num_samples": 5}}, "decode gives 5 captions an image"),
         ({"rerank": "consensus"}, "rerank is 'consensus'"),
         ({"model": None, "predictions": "p.json", "candidates": True}, "candidates is True"),

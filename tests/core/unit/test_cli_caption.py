@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.config import Decoding
 from rl_caption.cli.caption import find_images, main
 from rl_caption.cli.main import main as command
 from rl_caption.data.base import DataError

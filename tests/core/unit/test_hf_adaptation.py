@@ -11,7 +11,8 @@ import transformers
 from accelerate import Accelerator
 
 from rl_caption.captioners.adaptation import freeze, trained_share
-from rl_caption.captioners.base import CaptionerError, Decoding
+from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner
 from rl_caption.programs.train import _frozen_copy
 from tests.captioners_for_tests import tiny_rows

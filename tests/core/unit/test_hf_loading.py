@@ -25,13 +25,13 @@ from transformers import (
 from rewards.clip.backbone import load_backbone
 from rewards.text.perplexity import Perplexity
 from rl_caption.captioners.averaging import average_weights
-from rl_caption.captioners.base import CaptionerError, Decoding
-from rl_caption.captioners.config import LoraConfig, ModelConfig
+from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.config import Decoding, LoraConfig, ModelConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.cli.caption import caption_files, main
 from rl_caption.cli.main import parse
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
-from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.config.schema import DataConfig, EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.data.base import DataError
 from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
 from rl_caption.lab.share import share
@@ -149,7 +149,7 @@ def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
     for folder in ("run", "run/export"):
         assert f"did you mean {expected}?" in refusal(init=str(tmp_path / folder))
         for call in (
-            lambda name: caption_files([name], [tmp_path / "photo.png"], DecodeConfig()),
+            lambda name: caption_files([name], [tmp_path / "photo.png"], Decoding()),
             lambda name: average_weights([name, expected]),
             lambda name: score_captions(EvaluateConfig(model=name, data=data, out=str(tmp_path / "out"))),
         ):
@@ -230,7 +230,7 @@ def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, caps
         model="someone/tiny-blip",
         prompt=PROMPT,
         data=DataConfig(format="jsonl", path=str(tmp_path / "photos.jsonl")),
-        decode=DecodeConfig(max_new_tokens=5),
+        decode=Decoding(max_new_tokens=5),
         metrics=["bleu"],
         tokenizer="python",
         out=str(tmp_path / "out"),

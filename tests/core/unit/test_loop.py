@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 
-from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.config import Decoding
 from rl_caption.cli.main import parse
 from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
 from rl_caption.engines import Averages, dropout_off
@@ -270,7 +270,7 @@ def test_a_model_leaves_dropout_off_in_the_mode_that_it_came_in(training: bool, 
 def test_validation_decodes_without_dropout_and_leaves_the_policy_as_it_was() -> None:
     captioner, rows = tiny_captioner(dropout=0.5), tiny_rows(4)
     captioner.policy.train()
-    arguments = (captioner, captioner.policy, rows, Decoding(max_new_tokens=8), 3, Accelerator(cpu=True))
+    arguments = (captioner, captioner.policy, rows, Decoding(max_new_tokens=8, batch_size=3), Accelerator(cpu=True))
     one, other = (validation.decode_candidates(*arguments) for _ in range(2))
     assert captioner.policy.training
     captioner.policy.eval()

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rewards.mixed import MixedReward
-from rl_caption.captioners.base import FORBIDDEN_LOGIT, Decoding
+from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.tokens import FORBIDDEN_LOGIT
 from rl_caption.config.checks import check
 from rl_caption.config.schema import ModelConfig, RewardTerm, RolloutConfig, ScstConfig, ScstTrainConfig
 from rl_caption.errors import ConfigError

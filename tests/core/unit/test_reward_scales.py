@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from rewards.base import RewardError
 from rewards.mixed import MixedReward
 from rewards.registry import build
-from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.config import Decoding
 from rl_caption.scst import reward_scales
 from rl_caption.scst.reward_scales import (
     IMAGES,

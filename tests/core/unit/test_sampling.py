@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.captioners.base import forbid, sample_tokens
+from rl_caption.captioners.tokens import forbid, sample_tokens
 from rl_caption.options import TEMPERATURES
 from rl_caption.scst.objectives import token_logprobs_and_entropy
 from rl_caption.scst.rollout import sampling_noise, term_scores

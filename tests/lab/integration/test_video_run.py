@@ -10,7 +10,7 @@ import torch
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.encoder import CachedEncoder
-from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import DataError
 from rl_caption.data.loader import Collate, augment

@@ -11,10 +11,10 @@ import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard
 
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.caption import caption_files
 from rl_caption.cli.main import run
-from rl_caption.config.schema import DecodeConfig
 from rl_caption.lab.share import main
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image, tiny_student
@@ -136,7 +136,7 @@ def test_models_of_transformers_load_by_the_lines_of_their_card_without_this_pac
         card, text = shared(tmp_path / f"{family}-export", folder)
         assert card.data.library_name == "transformers"
         (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-        captions = caption_files([str(folder)], [tmp_path / "photo.jpg"], DecodeConfig(max_new_tokens=24))
+        captions = caption_files([str(folder)], [tmp_path / "photo.jpg"], Decoding(max_new_tokens=24))
         expected = prompt + "".join(captions.texts().values())
         capsys.readouterr()
         with monkeypatch.context() as hidden:

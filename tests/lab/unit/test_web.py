@@ -15,9 +15,9 @@ from PIL import Image
 
 from rewards.text.degeneration import Repetition
 from rewards.text.rouge import RougeL
+from rl_caption.captioners.config import Decoding
 from rl_caption.cli.main import main as command
-from rl_caption.config.checks import mistakes
-from rl_caption.config.schema import DecodeConfig, JudgeConfig
+from rl_caption.config.schema import JudgeConfig
 from rl_caption.lab.config import WebConfig
 from rl_caption.lab.web import PageServer, is_own
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
@@ -179,4 +179,4 @@ def test_what_is_wrong_is_said_before_it_listens(server, models, tmp_path, capsy
             command(["web", *arguments])
         assert ended.value.code == 1
         assert part in capsys.readouterr().err
-    assert mistakes(WebConfig(decode=DecodeConfig(num_samples=1))) == []
+    assert WebConfig(decode=Decoding(num_samples=1)).decode.captions_per_image == 1

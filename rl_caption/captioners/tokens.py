@@ -1,0 +1,69 @@
+"""Token ids of captions: which of them count, which may not be generated, and how one is drawn."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FORBIDDEN_LOGIT = -1e9
+"""Logit of tokens that a caption may not contain: probability 0 in float32 at any ``Temperature``, yet finite, so that
+entropy is defined."""
+
+
+class Generated(NamedTuple):
+    """R captions for each of B images.
+
+    Attributes:
+        token_ids: [B, R, T], padded after EOS.
+        scores: [B, R] float32, by which beam search orders the captions: the sum of their log-probabilities, less the
+            penalties of ``diversity_penalty`` and ``block_trigrams``, / length**length_penalty. Where it found fewer
+            than R captions, the rest are all padding with the score -inf. None without beam search.
+    """
+
+    token_ids: Tensor
+    scores: Tensor | None
+
+
+def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
+    """True up to and including the first EOS: [..., L] -> [..., L]."""
+    is_eos = token_ids == eos_token_id
+    return (is_eos.cumsum(-1) - is_eos.long()) == 0
+
+
+def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """Float32 logits [..., V] with ``FORBIDDEN_LOGIT`` at ``token_ids``."""
+    filled = logits.float()
+    if not logits.requires_grad:  # by slices: a tensor of token ids would have to be sent to the device every time
+        filled = filled.clone() if filled is logits else filled  # never into the model's own tensor
+        for start, end in _ranges(tuple(token_ids)):
+            filled[..., start:end] = FORBIDDEN_LOGIT
+        return filled
+    index = torch.tensor(list(token_ids), dtype=torch.long, device=logits.device)
+    return (filled.index_fill if filled is logits else filled.index_fill_)(-1, index, FORBIDDEN_LOGIT)
+
+
+@cache
+def _ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Begin and end of every run of consecutive numbers."""
+    starts = sorted(set(numbers) - {number + 1 for number in numbers})
+    ends = sorted({number + 1 for number in numbers} - set(numbers))
+    return list(zip(starts, ends, strict=True))
+
+
+def sample_tokens(logits: Tensor, noise: Tensor, temperature: float, best: Tensor | None = None) -> Tensor:
+    """Draw K tokens [N, K] from each softmax(logits [N, V] / temperature) by inverting its cumulative distribution.
+
+    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; from logits of NaN any token may be.
+    ``best`` [N, 1] is the arg max of the logits, if the caller has it.
+    """
+    best = logits.argmax(-1, keepdim=True) if best is None else best
+    scaled = logits if temperature == 1 else logits / temperature
+    probabilities = scaled.softmax(-1)
+    cumulative = probabilities.cumsum(-1)
+    # Float32 sums end a little off 1, and noise * total may round up to the total: stay strictly inside.
+    drawn = torch.searchsorted(cumulative, noise * (1 - 1e-6) * cumulative[:, -1:], right=True)
+    # A GPU adds up in parallel: the sum up to a token of probability 0 may round to another number than the one before.
+    drawn = drawn.clamp_(max=logits.shape[-1] - 1)
+    return torch.where(probabilities.gather(-1, drawn) > 0, drawn, best)

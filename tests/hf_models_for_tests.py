@@ -74,10 +74,10 @@ def byte_tokenizer(bos: str, eos: str, pad: str | None, starts: bool) -> Any:
     return tokenizer
 
 
-def tiny_gpt2(folder: Path) -> Path:
+def tiny_gpt2(folder: Path, positions: int = 48) -> Path:
     """Save a GPT-2 of random weights with byte-level BPE; return its folder."""
     tokenizer = byte_tokenizer("<|endoftext|>", "<|endoftext|>", None, starts=False)
-    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 48, "initializer_range": 0.5}
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": positions, "initializer_range": 0.5}
     end = tokenizer.eos_token_id
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, **shape)

@@ -102,6 +102,11 @@ LAB = {
         "rl_caption.lab.recaption:make_positives",
         "rl_caption.lab.config:PositivesConfig",
     ),
+    "negatives": Program(
+        "write false captions of a data set with a language model",
+        "rl_caption.lab.recaption:write_negatives",
+        "rl_caption.lab.config:WriteNegativesConfig",
+    ),
     "concreteness": Program(
         "concreteness of captions: scores, their combination, targets for a student",
         "rl_caption.lab.concreteness:make_targets",

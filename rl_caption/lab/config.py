@@ -1,4 +1,4 @@
-"""Configurations of the programs ``concreteness``, ``curate``, ``recaption``, ``positives``, ``retrieval``, ``web``."""
+"""Configurations of the lab's programs but ``judge``: concreteness, curation, new columns, retrieval, the page."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -188,6 +188,19 @@ class PositivesConfig(PartsConfig):
     captions: RecaptionerConfig = field(default_factory=lambda: RecaptionerConfig(target=None))
     images: TextToImageConfig = field(default_factory=TextToImageConfig)
     out: str = "positives"
+
+
+@dataclass
+class WriteNegativesConfig(PartsConfig):
+    """``negatives``: write false captions of the references of a data set (docs/recaptioning.md).
+
+    Args:
+        writer: the language model that writes them: ``language_model`` or ``package.module:Class``, and its options.
+        out: folder for ``negatives.jsonl``, ``report.md`` and ``parts``.
+    """
+
+    writer: RecaptionerConfig = field(default_factory=lambda: RecaptionerConfig(target="language_model"))
+    out: str = "negatives"
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Programs that copy a data set, part by part, and add generated columns to its rows.
 
 ``recaption`` adds a long caption of every image. ``make_positives`` adds what PAC-S learns from: further captions of
-each image, and images generated for its captions.
+each image, and images generated for its captions. ``write_negatives`` adds false captions of the references.
 """
 
 import hashlib
@@ -27,11 +27,18 @@ from rl_caption.data.files import write_json_lines, write_text
 from rl_caption.data.fingerprint import fingerprint
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import missing_parts, own_parts
-from rl_caption.data.plain_files import parse_json
+from rl_caption.data.plain_files import parse_json, single_spaced
 from rl_caption.errors import ConfigError, config_errors, errors_of_user_code
 from rl_caption.evaluation.metrics import check_one_row_each
 from rl_caption.evaluation.results import markdown
-from rl_caption.lab.config import PartsConfig, PositivesConfig, RecaptionConfig, RecaptionerConfig
+from rl_caption.lab.config import (
+    PartsConfig,
+    PositivesConfig,
+    RecaptionConfig,
+    RecaptionerConfig,
+    WriteNegativesConfig,
+)
+from rl_caption.lab.negative_writers import WRITERS, NegativeWriter
 from rl_caption.lab.recaptioners import RECAPTIONERS, Recaptioner
 from rl_caption.lab.visual_bottleneck import TextToImage, images_of, load_text_to_image
 from rl_caption.options import build_target, check_type, load_target
@@ -48,6 +55,11 @@ NewColumns = Callable[[Rows], Sequence[Mapping[str, Any]]]
 class _Recaptioned(TypedDict):
     references: list[str]
     long_reference: str
+
+
+class _Negatives(TypedDict):
+    references: list[str]
+    negatives: list[list[str]]
 
 
 class _Positives(TypedDict):
@@ -143,6 +155,54 @@ def make_positives(config: PositivesConfig) -> str:
     return write_report(file, count, "Positives", statistics_table(captions), notes)
 
 
+def write_negatives(config: WriteNegativesConfig) -> str:
+    """Write ``negatives.jsonl`` and ``report.md`` to ``config.out``, and return the table of the report.
+
+    ``negatives.jsonl`` is a data set of ``data.format: jsonl`` whose rows have ``negatives``, a list for each of the
+    ``references``, which may be empty: false captions that equal one of the image's references, in any case, are left
+    out, and so are blank ones. With ``config.worker`` only the parts of that worker are made, and a sentence is
+    returned that counts them.
+
+    Raises:
+        ConfigError: the writer cannot be made, or ``out`` has parts of other settings.
+        DataError: the data cannot be read, or the writer returned something else than a list of texts for each caption.
+    """
+    check(config)
+    data, rows = selected_rows(config)
+    writer: NegativeWriter = load_recaptioner(config.writer, "writer", WRITERS)
+
+    def columns(part: Rows) -> list[dict[str, Any]]:
+        captions = [caption for _, row in part for caption in row["references"]]
+        where = f"writer.target {config.writer.target}"
+        with errors_of_user_code(where, error=DataError):
+            answers: Any = list(writer(captions))
+        check_type(answers, list[list[str]], f"{where}: what it returned", DataError)
+        if len(answers) != len(captions):
+            raise DataError(f"{writer.signature} answered {len(answers)} of {len(captions)} captions")
+        rest = iter(answers)
+        return [{"negatives": _false_captions(row, [next(rest) for _ in row["references"]])} for _, row in part]
+
+    done = make_parts(config, rows, {"writer": writer.signature}, columns, "negatives")
+    if config.worker is not None:
+        return done
+    file = Path(config.out) / "negatives.jsonl"
+    lines, count = gather_parts(config, data, rows, file, _Negatives)
+    captions = {
+        "references": [caption for line in lines for caption in line["references"]],
+        "negatives": [text for line in lines for texts in line["negatives"] for text in texts],
+    }
+    bare = sum(not texts for line in lines for texts in line["negatives"])
+    notes = [f"by {writer.signature}", f"{bare:,} of {len(captions['references']):,} references have no negative"]
+    return write_report(file, count, "Negatives", statistics_table(captions), notes)
+
+
+def _false_captions(row: Row, answers: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The answers of each reference without blank ones, repetitions and references of the image."""
+    true = {single_spaced(text).lower() for text in row["references"]}
+    texts = [list(dict.fromkeys(map(single_spaced, answer))) for answer in answers]
+    return [[text for text in answer if text and text.lower() not in true] for answer in texts]
+
+
 def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[list[str]]:
     """The image files for the captions of each row; those that do not exist are made."""
     folder, number = Path(config.out) / "positive_images", 1 if config.images.captions == "first" else None
@@ -162,12 +222,15 @@ def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[l
     return files
 
 
-def load_recaptioner(config: RecaptionerConfig, key: str) -> Recaptioner:
-    """Build the recaptioner of a section ``key`` of a configuration. Raises ``ConfigError`` where that fails."""
+def load_recaptioner(config: RecaptionerConfig, key: str, known: Mapping[str, str] = RECAPTIONERS) -> Any:
+    """Build what the section ``key`` of a configuration names: a ``Recaptioner``, or another of ``known``.
+
+    Raises ``ConfigError`` where that fails.
+    """
     if config.target is None:
-        raise ConfigError(f"{key}.target is not set: expected {', '.join(RECAPTIONERS)} or package.module:Class")
-    target = load_target(config.target, f"{key}.target", RECAPTIONERS)
-    recaptioner: Recaptioner = build_target(target, 1, config.target, config.kwargs, f"{key}.kwargs")
+        raise ConfigError(f"{key}.target is not set: expected {', '.join(known)} or package.module:Class")
+    target = load_target(config.target, f"{key}.target", known)
+    recaptioner: Any = build_target(target, 1, config.target, config.kwargs, f"{key}.kwargs")
     if not isinstance(getattr(recaptioner, "signature", None), str):
         raise ConfigError(f"{key}.target is {config.target!r}: it has no signature, a text that names what it is")
     return recaptioner

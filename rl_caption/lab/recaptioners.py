@@ -31,7 +31,7 @@ class Recaptioner(Protocol):
         ...
 
 
-def _model_label(model: str) -> str:
+def model_label(model: str) -> str:
     """The name of a model. A folder may have other weights later, so its name gets the start of their hash."""
     from rl_caption.captioners.loading import weights_hash
 
@@ -75,7 +75,7 @@ class CaptionerRecaptioner:
         self.policy = self.captioner.policy.to(self.accelerator.device)
         told = decode | ({"seed": seed} if self.decoding.num_samples else {})
         more = "".join(f",{name}{value}" for name, value in told.items())
-        self.signature = f"captioner[{_model_label(model)},beams{num_beams},tokens{max_new_tokens}{more}]"
+        self.signature = f"captioner[{model_label(model)},beams{num_beams},tokens{max_new_tokens}{more}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Caption the images. Samples are a function of the seed and the image id, not of the batch."""
@@ -133,7 +133,7 @@ class VisionLanguageRecaptioner:
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.beams = {"num_beams": num_beams, "num_return_sequences": num_return_sequences}
         more = f",beams{num_beams},best{num_return_sequences}" if num_beams > 1 else ""
-        self.signature = f"vision_language[{_model_label(name)},tokens{max_new_tokens}{more}] {prompt!r}"
+        self.signature = f"vision_language[{model_label(name)},tokens{max_new_tokens}{more}] {prompt!r}"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Describe the images, by greedy or beam search."""

@@ -24,7 +24,14 @@ from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.errors import ConfigError
-from rl_caption.lab.config import ConcretenessConfig, PositivesConfig, WebConfig
+from rl_caption.lab.config import (
+    ConcretenessConfig,
+    PartsConfig,
+    PositivesConfig,
+    RecaptionConfig,
+    WebConfig,
+    WriteNegativesConfig,
+)
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.options import Range
 from rl_caption.programs.train import selecting_metric
@@ -39,6 +46,8 @@ TRAINING = sorted(path for path in CONFIGS.rglob("*.yaml") if LAUNCHERS not in p
 KINDS: list[tuple[set[str], type[Any]]] = [
     ({"base", "bases", "cells", "alpha"}, AblateConfig),
     ({"task"}, RewardModelConfig),
+    ({"recaptioner"}, RecaptionConfig),
+    ({"writer"}, WriteNegativesConfig),
     ({"splits"}, PositivesConfig),
     ({"scorers"}, ConcretenessConfig),
     ({"set"}, JudgeSetConfig),
@@ -82,7 +91,7 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
         assert mistakes(config) == []
     elif isinstance(config, GrpoVlmConfig):
         assert vlm_mistakes(config) == []
-    elif isinstance(config, PositivesConfig):
+    elif isinstance(config, PartsConfig):
         assert config_mistakes(config) == []
     elif isinstance(config, RewardModelConfig):
         read = [config.teacher.name, config.model.init, config.model.image_init, config.model.text_init]

@@ -7,21 +7,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row, Splits, load_image
 from rl_caption.data.formats import build_data
+from rl_caption.data.negatives import ColumnNegatives
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError
-from rl_caption.lab.config import PositivesConfig, RecaptionConfig, RecaptionerConfig, TextToImageConfig
-from rl_caption.lab.recaption import make_positives, recaption
+from rl_caption.lab.config import (
+    PositivesConfig,
+    RecaptionConfig,
+    RecaptionerConfig,
+    TextToImageConfig,
+    WriteNegativesConfig,
+)
+from rl_caption.lab.negative_writers import EXAMPLES, LanguageModelWriter
+from rl_caption.lab.recaption import make_positives, recaption, write_negatives
 from rl_caption.lab.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
 from rl_caption.reward_models.batch import check_positives
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
+from tests.hf_models_for_tests import tiny_gpt2
 from tests.interruptions_for_tests import interrupted
 from tests.training_for_tests import DATA
 from tests.vlm_for_tests import tiny_qwen2_vl
@@ -256,3 +266,71 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
         file.write_text(whole.replace(old, new))
         with pytest.raises(ConfigError, match="captions_before was"):
             make_positives(again())
+
+
+# --- negatives --------------------------------------------------------------------------------------------------------
+
+
+class Swapping:
+    """Writes each caption in reverse, blank, as it is, and with one word more."""
+
+    signature = "swapping"
+
+    def __call__(self, captions: Sequence[str]) -> list[list[str]]:
+        return [[" ".join(reversed(text.split())), " ", text.upper(), f"{text}  not"] for text in captions]
+
+
+def negatives_config(out: Path, target: str = f"{__name__}:Swapping", **options: Any) -> WriteNegativesConfig:
+    writer = RecaptionerConfig(target, options.pop("kwargs", {}))
+    return WriteNegativesConfig(SCENES, writer=writer, part_rows=3, out=str(out), **options)
+
+
+def test_false_captions_are_a_column_beside_their_references(tmp_path: Path) -> None:
+    table = write_negatives(negatives_config(tmp_path))
+    assert "| negatives |" in table
+    for row, known in zip(
+        rows_of(tmp_path / "negatives.jsonl", "train"), build_data(SCENES).split("train"), strict=True
+    ):
+        assert row["references"] == known["references"]
+        assert row["negatives"] == [[" ".join(reversed(t.split())), f"{t} not"] for t in known["references"]]
+        source = ColumnNegatives()
+        drawn = source(row, row["references"][0], np.random.default_rng(0))
+        assert sorted(text for _, text in drawn) == sorted(row["negatives"][0])
+    with pytest.raises(ConfigError, match="writer was"):
+        write_negatives(negatives_config(tmp_path, f"{__name__}:Silent"))
+
+
+class Silent:
+    signature = "silent"
+
+    def __call__(self, captions: Sequence[str]) -> list[list[str]]:
+        return []
+
+
+@pytest.mark.parametrize("target", ["Silent", "Counting"])
+def test_answers_that_are_no_lists_of_false_captions_are_refused(tmp_path: Path, target: str) -> None:
+    with pytest.raises(DataError):
+        write_negatives(negatives_config(tmp_path, f"{__name__}:{target}"))
+
+
+def test_a_language_model_is_shown_examples_and_answers_with_a_line(tmp_path: Path) -> None:
+    writer = LanguageModelWriter(str(tiny_gpt2(tmp_path / "gpt2", positions=1024)), max_new_tokens=4)
+    prompts: list[str] = []
+
+    def answer(given: Sequence[str]) -> list[str]:
+        prompts.extend(given)
+        return [f"false {len(prompts)}" if "cat" in prompt.rpartition("Caption:")[2] else "" for prompt in given]
+
+    captions = ["a cat on\na mat", "a dog"]
+    alone = [writer([caption]) for caption in captions]
+    assert writer(captions) == [text for (text,) in alone], "padding must not change an answer"
+    writer._continued = answer  # type: ignore[method-assign]
+    assert writer(captions) == [["false 2", "false 4"], []]
+    assert all(prompt.endswith("Caption: a cat on a mat\nFalse:") for prompt in prompts[::2])
+    for kind, prompt in zip(EXAMPLES, prompts[::2], strict=True):
+        assert all(f"Caption: {true}\nFalse: {false}\n" in prompt for true, false in EXAMPLES[kind])
+    for wrong in ({}, {"relation": []}):
+        with pytest.raises(ConfigError, match="examples"):
+            LanguageModelWriter("gpt2", examples=wrong)
+    with pytest.raises(ConfigError, match="nowhere"):
+        LanguageModelWriter("nowhere")

@@ -1,0 +1,182 @@
+"""The recipes at the papers' scale, with models and data made small: each trains, and what it exports is of use."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import GPT2Config, GPT2LMHeadModel, SwinConfig, SwinModel, ViTImageProcessor
+
+from rewards.clip.l_clipscore import LClipScore
+from rewards.clip.specs import Specs
+from rl_caption.captioners.loading import load_captioner
+from rl_caption.config.shipped import shipped_configs
+from rl_caption.data.base import load_image
+from rl_caption.data.scenes import ScenesData
+from tests.docs_for_tests import ROOT
+from tests.encoders_for_tests import save_text_encoder, save_vit
+from tests.hf_models_for_tests import byte_tokenizer, tiny_gpt2
+from tests.reward_models_for_tests import CLIP, STUDENT, reward_model_config
+from tests.training_for_tests import DATA, changed, checked_run, run, run_arguments
+
+pytestmark = pytest.mark.slow
+
+SMALL = {
+    "data.num_workers": 0,
+    "train.max_steps": 2,
+    "train.batch_size": 8,
+    "train.micro_batch_size": 4,
+    "train.warmup_steps": 1,
+    "train.threads": 1,
+    "eval.every": 1,
+    "eval.batch_size": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Drawings in the layouts of the published data: ShareGPT4V's JSON, and JSON lines of web pages."""
+    folder = tmp_path_factory.mktemp("world")
+    rows = [*ScenesData(**DATA["kwargs"]).split("val"), *ScenesData(**DATA["kwargs"]).split("train")]
+    (folder / "coco").mkdir()
+    conversations, pages = [], []
+    for number, row in enumerate(rows):
+        load_image(row["image"]).save(folder / f"coco/{number}.png")
+        turns = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": row["long_reference"]}]
+        conversations.append({"id": str(number), "image": f"coco/{number}.png", "conversations": turns})
+        page = {
+            "image": f"coco/{number}.png",
+            "references": row["references"][:1],
+            "split": "val" if number < 6 else "train",
+        }
+        pages.append(page | {"long_reference": row["long_reference"], "prompt": "A page"})
+    (folder / "sharegpt4v.json").write_text(json.dumps(conversations))
+    (folder / "pages.jsonl").write_text("\n".join(map(json.dumps, pages)))
+    negatives = [
+        page | {"references": [page["long_reference"]], "negatives": [[f"No. {page['long_reference']}"]]}
+        for page in pages
+    ]
+    (folder / "negatives.jsonl").write_text("\n".join(map(json.dumps, negatives)))
+    teacher = reward_model_config(folder / "clip", "contrastive", **{"model.kwargs": CLIP})
+    checked_run(teacher, folder / "clip", "reward_model")
+    return folder
+
+
+def shrunken(folder: Path, **changes_of: dict[str, Any]) -> Callable[[str], Path]:
+    """A function from the name of a recipe to its small copy in ``folder``, where its runs and its kin are, too."""
+
+    shipped = shipped_configs()
+
+    def write(name: str) -> Path:
+        text = (shipped.get(f"reward_models/{name}") or shipped[name]).read_text(encoding="utf-8")
+        for place in ("configs/reward_models/", "configs/"):
+            text = text.replace(place, f"{folder}/")
+        config = changed(yaml.safe_load(text.replace("runs/", f"{folder}/runs/")), SMALL | changes_of.get(name, {}))
+        file = folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(config))
+        return file
+
+    return write
+
+
+def test_specs_and_a_student_of_it_with_as_many_positions(world: Path, tmp_path: Path) -> None:
+    data = {"data.path": str(world / "sharegpt4v.json"), "data.kwargs": {"val_images": 6}}
+    student = data | {"model.kwargs": STUDENT | {"context_length": 248}}
+    shape = {"init": str(world / "clip/export/best"), "context_length": 248, "keep_positions": 8}
+    write = shrunken(
+        tmp_path,
+        specs_long_clip=data | {"model": shape, "loss.pca_rank": 3, "train.freeze_positions": 8},
+        specs=data,
+        student_image=student,
+        student_text=student,
+        student=data,
+    )
+    names = ("specs_long_clip", "specs", "student_image", "student_text", "student")
+    files = {name: write(name) for name in names}
+    ended = run_arguments(["reward_model", "--config", str(files["student"])], tmp_path / "log")
+    assert ended.code == 0, ended.output
+    folder = tmp_path / "runs/student/dual/export/best"
+    config = json.loads((folder / "config.json").read_text())
+    assert config["context_length"] == 248
+    row = ScenesData(**DATA["kwargs"]).split("val")[0]
+    longer = f"{row['long_reference']} {'It is a red circle. ' * 20}"
+    specs = Specs(backbone=str(tmp_path / "runs/specs/model/export/best"))
+    score = LClipScore(backbone=str(folder))
+    for reward in (specs, score):
+        first, second = reward(["", ""], [row["long_reference"], longer], image=[row["image"]] * 2)
+        assert first != second, "both read the long captions"
+
+    other = ["reward_model", "--config", str(files["student"]), "--teacher.name", str(world / "clip/export/best")]
+    ended = run_arguments([*other, "--run.dir", str(tmp_path / "of_clip")], tmp_path / "log")
+    assert ended.code != 0, "the towers are of another teacher"
+    assert "image_init" in ended.output
+
+
+def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(tmp_path: Path) -> None:
+    write = shrunken(tmp_path, specs_long_clip={"loss.pca_rank": 3})
+    for name in ("specs_long_clip", "specs", "student_image", "student_text"):
+        write(name)
+    ended = run_arguments(["reward_model", "--config", str(write("student"))], tmp_path / "log")
+    assert ended.code == 1
+    for part in ("specs/long_clip", "share-captioner_coco_lcs_sam_1246k_1107.json", "1.5 GB", "SA-1B"):
+        assert part in ended.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(world: Path, tmp_path: Path) -> None:
+    vision = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16}
+    gpt2 = tiny_gpt2(tmp_path / "gpt2", positions=160)
+    write = shrunken(
+        tmp_path,
+        guided_recaptions={
+            "data.path": str(world / "pages.jsonl"),
+            "model.image.kwargs": {"vision_cfg": vision},
+            "model.text": {"encoder": f"transformers:{gpt2}", "kwargs": {"bidirectional_blocks": 1}, "train_blocks": 1},
+            "model.kwargs.embed_dim": 16,
+        },
+        guided_negatives={"data.path": str(world / "negatives.jsonl"), "model.text.train_blocks": 1},
+    )
+    write("guided_recaptions")
+    ended = run_arguments(["reward_model", "--config", str(write("guided_negatives"))], tmp_path / "log")
+    assert ended.code == 0, ended.output
+    metrics = (tmp_path / "runs/guided/negatives/metrics.jsonl").read_text()
+    assert "val/hard_negatives" in metrics
+
+
+def test_a_dual_encoder_of_two_parts_for_filtered_data(world: Path, tmp_path: Path) -> None:
+    changes = {
+        "data.path": str(world / "pages.jsonl"),
+        "model.image.encoder": save_vit(tmp_path / "vit"),
+        "model.text.encoder": save_text_encoder(tmp_path / "bert"),
+        "model.kwargs.context_length": 40,
+    }
+    config = yaml.safe_load(shrunken(tmp_path, icc_dual_encoder=changes)("icc_dual_encoder").read_text())
+    checked_run(config, Path(config["run"]["dir"]), "reward_model")
+
+
+def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swin = SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4)
+    torch.manual_seed(0)
+    SwinModel(swin).save_pretrained(tmp_path / "swin")
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "swin")
+    tokenizer = byte_tokenizer("<|endoftext|>", "<|endoftext|>", None, starts=False)
+    end = tokenizer.eos_token_id
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 48, "bos_token_id": end, "eos_token_id": end}
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "gpt2")
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    page = (ROOT / "docs/icc.md").read_text(encoding="utf-8")
+    (code,) = [block.partition("```")[0] for block in page.split("```python\n")[1:] if "swin_gpt2" in block]
+    code = code.replace("microsoft/swin-base-patch4-window7-224-in22k", str(tmp_path / "swin"))
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace('"gpt2"', repr(str(tmp_path / "gpt2"))), {})
+    changes = {"data.path": str(world / "pages.jsonl"), "model.init": str(tmp_path / "models/swin_gpt2")}
+    config = yaml.safe_load(shrunken(tmp_path, icc_captioner=changes)("icc_captioner").read_text())
+    folder = Path(config["run"]["dir"])
+    ended = run(config, folder, "xe")
+    assert ended.code == 0, ended.output
+    load_captioner(str(folder / "export/best"))

@@ -40,7 +40,6 @@ OPTIONAL = {
     "trl": ("trl", "trl", "no grpo_vlm; this package's own trainer does not use it"),
     "deepspeed": ("deepspeed", "deepspeed", "no ZeRO sharding over several GPUs (Linux only)"),
     "tensorboard": ("tensorboard", "tensorboard", "no TensorBoard logs; metrics.jsonl is written all the same"),
-    "matplotlib": ("matplotlib", "report", "ablate draws no alpha.png; its tables are written all the same"),
     "h5py": ("h5py", "features", "region features in HDF5 files cannot be read; folders of .npz and .npy can"),
     "bert_score": ("bert-score", "bertscore", "no BERTScore"),
     "textblob": ("textblob", "specs", "captions are not cut into details (SPECS)"),

@@ -2,8 +2,6 @@
 
 import json
 import re
-import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -18,8 +16,10 @@ from rl_caption.data.base import DataError, Row, thumbnail
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import COLUMNS, LEFT_OUT, Column, csv_text, markdown, shown
+from rl_caption.report.charts import image
+from rl_caption.report.pages import alpha_series
 from rl_caption.report.program import write_report as write_page_of
-from rl_caption.report.read import Member, alpha_curve, by_system, over_seeds, starts_of
+from rl_caption.report.read import Member, by_system, over_seeds
 
 Systems = Mapping[str, Sequence[Member]]
 """``by_system``."""
@@ -36,7 +36,7 @@ IMAGE_SIZE = 256
 def write_report(
     members: Sequence[Member], plan: Plan, config: AblateConfig, failures: Sequence[str], bounds: Bounds
 ) -> list[Path]:
-    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``, and ``alpha.png`` for alphas.
+    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``, and ``alpha.svg`` for alphas.
 
     ``members`` begins with the starting policies; ``failures`` are sentences about missing cells. Returns the paths.
     """
@@ -60,14 +60,11 @@ def write_report(
     if config.show_images:
         captions = {name: members[0].evaluation.captions for name, members in systems.items()}
         written["captions.md"] = captions_page(rows[: config.show_images], captions, out / "images")
+    if any(one.alpha is not None for one in members):
+        written["alpha.svg"] = alpha_image(systems, bounds)
     for name, text in written.items():
         write_text(out / name, text)
     files = [out / name for name in written]
-    if any(one.alpha is not None for one in members):
-        try:
-            files.append(draw_alpha(systems, bounds, out / "alpha.png"))
-        except ImportError:
-            print("no alpha.png: matplotlib is not installed: pip install 'rl-caption[report]'", file=sys.stderr)
     page = write_page_of(out, rows) if config.report else None
     return files if page is None else [*files, page]
 
@@ -183,31 +180,11 @@ def _escape_markdown(text: str) -> str:
     return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", " ".join(text.split()))
 
 
-def draw_alpha(systems: Systems, bounds: Bounds, path: Path) -> Path:
-    """Plot CIDEr (x100, left axis) and the first judge (right axis) over alpha, a panel for each base.
+def alpha_image(systems: Systems, bounds: Bounds) -> str:
+    """CIDEr (x100) and the first judge over alpha as SVG, a line for each base.
 
-    Error bars are standard deviations over seeds; dotted lines are the starting policy.
-
-    Raises:
-        ImportError: matplotlib, an optional dependency, is not installed.
+    Error bars are standard deviations over seeds; dashed lines are the starting policies.
     """
-    from matplotlib.figure import Figure
-
     columns, _ = columns_of(systems, bounds)
-    judges = [(key, column, "#b5541c") for key, column in columns.items() if key.startswith(JUDGE)]
-    bases = list(dict.fromkeys(members[0].base for members in systems.values() if members[0].alpha is not None))
-    starts, figure = starts_of(systems), Figure(figsize=(5.2 * len(bases), 3.6), layout="constrained")
-    for index, base in enumerate(bases):
-        left = figure.add_subplot(1, len(bases), index + 1, title=textwrap.fill(base, 44), xlabel="alpha")
-        for key, column, colour in [("CIDEr", Column("CIDEr (x100)"), "#1f5f99"), *judges[:1]]:
-            axes = left.twinx() if key.startswith(JUDGE) else left
-            curve = alpha_curve(systems, base, key, column.factor)
-            alphas, means, deviations = ([point[axis] for point in curve] for axis in range(3))
-            axes.errorbar(alphas, means, deviations, color=colour, marker="o", capsize=3)
-            if (start := starts[base].evaluation.scores["metrics"].get(key)) is not None:
-                axes.axhline(column.factor * start, color=colour, linestyle=":", linewidth=1)
-            axes.set_ylabel(textwrap.fill(column.heading, 34), color=colour)
-            axes.tick_params(axis="y", labelcolor=colour)
-    with atomic_write(path) as file:
-        figure.savefig(file, dpi=150, format="png", bbox_inches="tight")
-    return path
+    keys = ["CIDEr", *[key for key in columns if key.startswith(JUDGE)][:1]]
+    return image({columns[key].heading: alpha_series(systems, key) for key in keys if key in columns}, "alpha")

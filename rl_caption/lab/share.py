@@ -7,11 +7,11 @@ import argparse
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import huggingface_hub
 import yaml
@@ -32,40 +32,8 @@ from rl_caption.report.read import EvaluationFolder, ReportError, RunFolder, rea
 from rl_caption.training.checkpoint import new_folder
 
 CARD = "README.md"
+TEMPLATE = str(Path(__file__).with_name("model_card.md"))
 CAPTIONER, REWARD_MODEL = "image captioner", "model of images and captions, for scoring captions"
-TRANSFORMERS = """\
-from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
-
-model = AutoModelForImageTextToText.from_pretrained("{where}")
-processor, tokenizer = AutoImageProcessor.from_pretrained("{where}"), AutoTokenizer.from_pretrained("{where}")
-pixels = processor(Image.open("photo.jpg").convert("RGB"), return_tensors="pt").pixel_values
-print(tokenizer.decode(model.generate(pixel_values=pixels, max_new_tokens=24)[0], skip_special_tokens=True))"""
-PROMPTED = """\
-from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoProcessor
-
-model = AutoModelForImageTextToText.from_pretrained("{where}")
-processor = AutoProcessor.from_pretrained("{where}")
-inputs = processor(images=Image.open("photo.jpg").convert("RGB"), text={prompt!r}, return_tensors="pt")
-print(processor.decode(model.generate(**inputs, max_new_tokens=24)[0], skip_special_tokens=True))"""
-VISION_LANGUAGE = """\
-from transformers import AutoModelForImageTextToText, AutoProcessor
-
-model = AutoModelForImageTextToText.from_pretrained("{where}")
-processor = AutoProcessor.from_pretrained("{where}")"""
-OWN_CAPTIONER = """\
-from rl_caption.captioners.loading import load_captioner  # the package rl-caption
-
-captioner = load_captioner("FOLDER"{target})  # {fetch}"""
-OPEN_CLIP = """\
-import open_clip
-
-model, preprocess = open_clip.create_model_from_pretrained("{open_clip}")"""
-AS_REWARD = """\
-from rewards.registry import build  # the package rl-caption
-
-reward = build({reward}, backbone="FOLDER")  # {fetch}"""
 PAPERS: dict[str, dict[str, Any]] = yaml.safe_load(
     resources.files("rl_caption.lab").joinpath("papers.yaml").read_text(encoding="utf-8")
 )
@@ -87,14 +55,14 @@ def find_export(path: Path) -> tuple[Path, Path | None]:
         ReportError: there is no exported model.
     """
     if not path.is_dir():
-        raise ReportError(f"{path} is not a folder: name the folder of a run, or its export/best")
+        raise ReportError(f"{path} is not a folder: expected the folder of a run, or its export/best")
     for name in ("best", "last"):  # the latter of grpo_vlm
         if (path / "export" / name).is_dir():
             return path / "export" / name, path
     if not any((path / name).is_file() for name in ("config.json", "open_clip_config.json")):
         raise ReportError(
-            f"{path} has neither export/best, which the first validation of a run writes, nor a config.json: name the "
-            "folder of a run, or its export/best"
+            f"{path} has neither export/best, which the first validation of a run writes, nor a config.json: "
+            "expected the folder of a run, or its export/best"
         )
     parents = path.resolve().parents
     is_of_run = len(parents) > 1 and parents[0].name == "export" and (parents[1] / "config.yaml").is_file()
@@ -125,7 +93,7 @@ def share(
         OSError: the hub refused, or cannot be reached. What was written to ``out`` stays.
     """
     if repo_id is None and out is None:
-        raise ReportError("neither --out FOLDER nor --repo_id USER/NAME is given: say where the model goes")
+        raise ReportError("neither --out FOLDER nor --repo_id USER/NAME is given: set at least one of them")
     if repo_id is not None:
         try:
             validate_repo_id(repo_id)
@@ -134,7 +102,7 @@ def share(
         if "/" not in repo_id:
             raise ReportError(f"--repo_id is {repo_id!r}: expected USER/NAME")
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ReportError(f"--out {out} exists and is not an empty folder: name another")
+        raise ReportError(f"--out {out} exists and is not an empty folder: choose another one")
     export, run = find_export(path)
     check_links(export)
     run_folder = read_run(run) if run is not None and (run / "config.yaml").is_file() else None
@@ -160,22 +128,46 @@ def check_links(export: Path) -> None:
     for file in sorted(export.rglob("*")):
         if file.is_symlink() and not file.resolve().is_relative_to(root):
             raise ReportError(
-                f"{file} is a link to {file.resolve()}, outside the model, which would be published: replace it by a "
-                "copy if that is meant, or remove it"
+                f"{file} is a link to {file.resolve()}, outside the model, which would be uploaded: replace it by a "
+                "copy of the file if you want that, or remove it"
             )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``share RUN_OR_EXPORT --repo_id USER/NAME [--private] [--out FOLDER]``"""
     parser = argparse.ArgumentParser(prog="rl-caption share", description=__doc__, allow_abbrev=False)
-    parser.add_argument("path", type=Path, metavar="RUN_OR_EXPORT", help="folder of a run, or its export/best")
-    parser.add_argument("--repo_id", metavar="USER/NAME", help="on the hub; made where it is missing")
-    parser.add_argument("--private", action="store_true", help="make a private repository")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="also keep the model and its card here")
-    parser.add_argument("--evaluation", type=Path, metavar="DIR", help="what evaluate.py wrote, with scores.json")
-    parser.add_argument("--license", dest="licence", metavar="ID", help="the hub's name of a licence: apache-2.0")
+    parser.add_argument(
+        "path", type=Path, metavar="RUN_OR_EXPORT", help="folder of a run, or of an exported model (RUN/export/best)"
+    )
+    parser.add_argument(
+        "--repo_id",
+        metavar="USER/NAME",
+        help="repository on the Hugging Face hub to upload to; created if it does not exist",
+    )
+    parser.add_argument("--private", action="store_true", help="create the repository as private")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="write the model and its card to this folder; without --repo_id, nothing is uploaded",
+    )
+    parser.add_argument(
+        "--evaluation",
+        type=Path,
+        metavar="DIR",
+        help="output folder of evaluate (with scores.json): its scores go on the card",
+    )
+    parser.add_argument(
+        "--license",
+        dest="licence",
+        metavar="ID",
+        help="licence of the model, by its identifier on the hub, such as apache-2.0",
+    )
     print(share(**vars(parser.parse_args(argv))))
     return 0
+
+
+Loading = Literal["transformers", "prompted", "vision_language", "captioner", "open_clip", "reward", "tower"]
 
 
 class Export(NamedTuple):
@@ -187,9 +179,11 @@ class Export(NamedTuple):
     library: str
     """Library and task are in the hub's words; the task is None where the hub has none for it."""
     task: str | None
-    loading: str
-    """Lines of Python that load it, with fields to be filled in."""
+    loading: Loading
+    """Which lines of Python in ``model_card.md`` load it."""
     is_captioner: bool = False
+    target: str | None = None
+    """Class of the captioner, where it is not of this package."""
 
 
 def read_export(path: Path) -> Export:
@@ -201,39 +195,40 @@ def read_export(path: Path) -> Export:
     reason = damage(path) if (path / MANIFEST).is_file() else None
     if reason is not None:
         raise ReportError(
-            f"{path} is not as it was exported: {reason}. Export the model again, or copy the whole folder"
+            f"{path} has changed since it was exported: {reason}. Export it again, or copy the whole folder again"
         )
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
-        raise ReportError(f"{path} has no weights (*.safetensors): name the folder of a run, or its export/best")
+        raise ReportError(f"{path} has no weights (*.safetensors): expected the folder of a run, or its export/best")
     if (path / "open_clip_config.json").is_file():
         task = "zero-shot-image-classification"
-        return Export(path, f"{REWARD_MODEL} (open_clip)", "open_clip", task, f"{OPEN_CLIP}\n\n{AS_REWARD}")
+        return Export(path, f"{REWARD_MODEL} (open_clip)", "open_clip", task, "open_clip")
     try:
         config = read_object(path / "config.json")
     except (OSError, ValueError) as error:
         raise ReportError(f"{path} holds no model: {error}") from error
     model_type = str(config.get("model_type"))
     if not re.fullmatch(r"[\w.:-]+", model_type):  # the card quotes it, in Python, too
-        raise ReportError(f"{path} holds no model: its config.json has model_type {model_type!r:.80}")
+        raise ReportError(f"{path} holds no model: its config.json has model_type {model_type!r:.80}, which is no name")
     if model_type in FAMILIES:
         check_architectures(path, model_type, config.get("architectures"))
     if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        what, task, loading = f"{CAPTIONER} ({model_type}, a model of Transformers)", "image-to-text", TRANSFORMERS
+        what, task = f"{CAPTIONER} ({model_type}, a model of Transformers)", "image-to-text"
+        loading: Loading = "transformers"
         if model_type in ("blip-2", "instructblip"):  # whose image is a prefix of the prompt
-            loading = PROMPTED
+            loading = "prompted"
         elif model_type not in FAMILIES:
-            task, loading = "image-text-to-text", VISION_LANGUAGE
+            task, loading = "image-text-to-text", "vision_language"
         return Export(path, what, "transformers", task, loading, True)
     if model_type in ("l_clip", "pretrained_dual"):
         name = {"l_clip": "L-CLIP", "pretrained_dual": "a dual encoder of pretrained parts"}[model_type]
-        return Export(path, f"{REWARD_MODEL} ({name})", "rl-caption", None, AS_REWARD)
+        return Export(path, f"{REWARD_MODEL} ({name})", "rl-caption", None, "reward")
     if model_type.startswith("l_clip_"):
         tower = model_type.removeprefix("l_clip_")
         what = f"{tower} tower of an L-CLIP, from which a whole one is distilled; no reward yet"
-        return Export(path, what, "rl-caption", None, "")
+        return Export(path, what, "rl-caption", None, "tower")
     # A class outside the package: naming it in the code is the reader's consent to run it.
-    loading = OWN_CAPTIONER.replace("{target}", f', target="{model_type}"' if ":" in model_type else "")
-    return Export(path, f"{CAPTIONER} ({model_type})", "rl-caption", "image-to-text", loading, True)
+    target = model_type if ":" in model_type else None
+    return Export(path, f"{CAPTIONER} ({model_type})", "rl-caption", "image-to-text", "captioner", True, target)
 
 
 def model_card(
@@ -258,23 +253,30 @@ def model_card(
     if evaluation is not None:
         _check_evaluation(export, evaluation)
     name = repo_id.rpartition("/")[2] if repo_id else run.name if run is not None else export.path.resolve().name
-    sections = {
-        "What it is": _about(export, run),
-        "Scores": _scores(export, run, evaluation),
-        "Reward hacking": _hacking(run) if run is not None and run.terms else "",
-        "Training": _training(run),
-        "Limits": _limits(export, run, evaluation, licence),
-        "How to load it": _loading(export, repo_id),
-        "Citation": _citations(export, run),
-    }
-    body = "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items() if text)
-    front = _front_matter(name, export, run, evaluation, licence)
-    return ModelCard(f"---\n{front.to_yaml()}\n---\n\n# {name}\n\n{body}\n")
+    settings = export.path / SETTINGS
+    prompt = str(read_object(settings).get("prompt") or "") if settings.is_file() else ""
+    return ModelCard.from_template(
+        _card_data(name, export, run, evaluation, licence),
+        template_path=TEMPLATE,
+        name=name,
+        export=export,
+        run=run,
+        evaluation=evaluation,
+        repo_id=repo_id,
+        licence=licence,
+        prompt=prompt,
+        prompt_literal=repr(prompt),
+        has_record=evaluation is not None and has_record(evaluation),
+        evaluated_on=None if evaluation is None else _dataset(evaluation.settings),
+        metrics_table=[] if evaluation is None else _metrics_table(evaluation),
+        papers=_papers(export, run),
+        **(_run_values(run) if run is not None else {}),
+    )
 
 
 def _check_evaluation(export: Export, evaluation: EvaluationFolder) -> None:
     if not export.is_captioner:
-        raise ReportError(f"an evaluation was given, but {export.path} is not a captioner: leave it out")
+        raise ReportError(f"--evaluation is set, but {export.path} is not a captioner: leave it out")
     if not has_record(evaluation):
         return  # of an older version: the card says so
     judged, weights = evaluation.settings.get("weights"), weights_hash(export.path)
@@ -282,7 +284,7 @@ def _check_evaluation(export: Export, evaluation: EvaluationFolder) -> None:
         return
     source = f"a model with weights {str(judged)[:8]}"
     if judged is None:
-        source = f"captions in a file (SHA-256 {evaluation.settings['predictions'][:8]}), whose model it does not know"
+        source = f"captions in a file (SHA-256 {evaluation.settings['predictions'][:8]}) of an unknown model"
     elif isinstance(judged, list):
         source = f"an ensemble of {len(judged)} models"
     raise ReportError(
@@ -296,7 +298,7 @@ def has_record(evaluation: EvaluationFolder) -> bool:
     return not evaluation.settings.keys().isdisjoint(("weights", "predictions"))
 
 
-def _front_matter(
+def _card_data(
     name: str, export: Export, run: RunFolder | None, evaluation: EvaluationFolder | None, licence: str | None
 ) -> ModelCardData:
     tags = ["rl-caption", "image-captioning" if export.is_captioner else "image-caption-scoring"]
@@ -336,32 +338,24 @@ def _metric_type(key: str) -> str:
     return key.partition("-")[0].lower() if key in CAPTION_COLUMNS else key.removeprefix(JUDGE)
 
 
-def _about(export: Export, run: RunFolder | None) -> str:
-    rows = {"kind": export.what}
-    if run is None:
-        note = "No run folder was given: how this model was trained is not known here."
-        return f"{_table(['', ''], rows.items())}\n\n{note}"
-    versions, start, dataset = run.env.get("versions", {}), _start(run), _dataset(run.config)
-    training = "self-critical sequence training" if run.terms else run.config.get("task", "cross-entropy")
+def _run_values(run: RunFolder) -> dict[str, Any]:
+    """What the card says of a run, beside what the run itself has."""
+    method = "self-critical sequence training" if run.terms else run.config.get("task", "cross-entropy")
     if run.terms and "trainer" in run.config:
-        training = f"{str(run.config['trainer']).upper()} (TRL)"
-    rows |= {
-        "training": f"{training}, {run.last_step} steps" + ("" if run.complete else "; the run was not finished"),
-        "this model": _chosen(run),
-        "start": f"`{start}`" if start else "random weights",
-        "training data": f"`{dataset}`" if dataset else "not recorded",
+        method = f"{str(run.config['trainer']).upper()} (TRL)"
+    versions = run.env.get("versions", {})
+    packages = ("rl-caption", "torch", "transformers", "open_clip_torch", "trl")
+    config = {key: value for key, value in run.config.items() if key != "run"}
+    return {
+        "method": method,
+        "chosen": _chosen(run),
+        "start": _start(run),
+        "trained_on": _dataset(run.config),
+        "software": ", ".join(f"{name} {versions[name]}" for name in packages if versions.get(name)),
+        "config": yaml.safe_dump(_without_folders(config), sort_keys=False, allow_unicode=True) if run.config else "",
+        "validations": _validations_table(run),
+        "validation_split": run.config.get("eval", {}).get("split", "val"),
     }
-    if run.terms:
-        rows["reward"] = run.reward
-        for name, term in run.config["reward"]["terms"].items():
-            if schedule := term.get("schedule"):
-                factors = ", ".join(f"{factor:g} at step {step}" for step, factor in schedule)
-                rows["reward"] += f"; the weight of {name} is multiplied by {factors}"
-    if signature := run.env.get("signature") or run.env.get("reward"):
-        rows["reward signature" if run.terms else "signature"] = f"`{signature}`"
-    software = ("rl-caption", "torch", "transformers", "open_clip_torch", "trl")
-    rows["software"] = ", ".join(f"{key} {versions[key]}" for key in software if versions.get(key)) or "not recorded"
-    return _table(["", ""], rows.items())
 
 
 def _chosen(run: RunFolder) -> str:
@@ -395,30 +389,17 @@ def _dataset(settings: Mapping[str, Any]) -> str | None:
     return Path(data["path"]).name if data.get("path") else data.get("format")
 
 
-def _scores(export: Export, run: RunFolder | None, evaluation: EvaluationFolder | None) -> str:
-    paragraphs = ["No evaluation was given: there are no test scores."] if export.is_captioner else []
-    if evaluation is not None:
-        scores, dataset, rows = evaluation.scores, _dataset(evaluation.settings), []
-        where = (
-            f"split `{evaluation.settings.get('split')}` of `{dataset}`" if dataset else "data that was not recorded"
-        )
-        for key, value in scores["metrics"].items():
-            column, ends = column_of(key), scores.get("intervals", {}).get(key, ())
-            rows.append((column.heading, shown(value, column), " to ".join(shown(end, column) for end in ends)))
-        unknown = "**Whose captions these are is not known here: the evaluation does not record the model.**"
-        how = f" Decoding: {scores['decoding']}." if scores.get("decoding") else ""
-        paragraphs = [
-            *[unknown] * (not has_record(evaluation)),
-            f"{scores['n']:,} captions of {where}.{how} Signature: `{scores['signature']}`",
-            _table(["metric", "value", "95 % interval"], rows),
-            f"Intervals: {scores['interval']}" if scores.get("interval") else "No intervals were computed.",
-            *(f"{key} was not computed: {why}" for key, why in scores.get("left_out", {}).items()),
-        ]
-    return "\n\n".join([*paragraphs, *(_validations(run) if run is not None else [])])
+def _metrics_table(evaluation: EvaluationFolder) -> list[tuple[str, str, str]]:
+    """Heading, value and interval of every metric."""
+    rows = []
+    for key, value in evaluation.scores["metrics"].items():
+        column, ends = column_of(key), evaluation.scores.get("intervals", {}).get(key, ())
+        rows.append((column.heading, shown(value, column), " to ".join(shown(end, column) for end in ends)))
+    return rows
 
 
-def _validations(run: RunFolder) -> list[str]:
-    """The validations of the start and of this model, as paragraphs."""
+def _validations_table(run: RunFolder) -> list[list[str]]:
+    """The validations of the start and of this model: a line of headings, then one for each metric."""
     steps: dict[int, dict[str, float]] = {}
     for line in run.validations:
         if line["step"] in (0, run.state.get("best_step")):
@@ -431,85 +412,7 @@ def _validations(run: RunFolder) -> list[str]:
         [title_of(key), *(f"{factor_of(key) * x[key]:.4g}" if key in x else LEFT_OUT for x in steps.values())]
         for key in keys
     ]
-    split = run.config.get("eval", {}).get("split", "val")
-    return [
-        f"During training, on split `{split}`, by which this model was chosen: its scores there are too high for other "
-        "data. There are no intervals.",
-        _table(["validation", *(f"step {step}" for step in steps)], rows),
-    ]
-
-
-def _hacking(run: RunFolder) -> str:
-    """What the monitor found: docs/hacking.md."""
-    if not run.has_monitor:
-        return "Nothing is known of it: the run has no record of the monitor."
-    count, alarm = len(run.series("hacking/alarm")), run.first_alarm
-    if not run.alarms:
-        return f"The monitor looked at {count} validations and raised no alarm."
-    text = f"The monitor raised an alarm at {len(run.alarms)} of {count} validations: steps "
-    text += f"{', '.join(map(str, run.alarms))}. The reward had risen and the captions had got worse."
-    if run.state.get("best_step") in run.alarms:
-        text += " **The step of this model is one of them.**"
-    return text + "".join(f"\n- step {alarm['step']}: {evidence}" for evidence in alarm.get("evidence", ()))
-
-
-def _training(run: RunFolder | None) -> str:
-    if run is None:
-        return ""
-    if not run.config:
-        return "The run has no `config.yaml`."
-    kept = {key: value for key, value in run.config.items() if key != "run"}
-    text = yaml.safe_dump(_without_folders(kept), sort_keys=False, allow_unicode=True)
-    return "The whole configuration; folders of absolute paths are left out.\n\n```yaml\n" + text + "```"
-
-
-def _limits(export: Export, run: RunFolder | None, evaluation: EvaluationFolder | None, licence: str | None) -> str:
-    lines = ["Bias and harmful content were not measured."]
-    trained_on = None if run is None else _dataset(run.config)
-    if trained_on:
-        subject = "captions" if export.is_captioner else "scores"
-        lines.append(
-            f"It was trained on `{trained_on}`; its {subject} on other kinds of images were not looked at here."
-        )
-    if run is not None and run.terms:
-        names = ", ".join(run.terms)
-        lines.append(
-            f"It was trained to score high by {names}: these overrate it. Other metrics, and people, may disagree."
-        )
-        longest = run.config.get("rollout", {}).get("max_new_tokens")
-        if longest:
-            lines.append(f"It was trained on captions of at most {longest} tokens.")
-    if export.is_captioner and evaluation is None:
-        lines.append("It was not evaluated on test data, as far as this card knows.")
-    if licence is None:
-        lines.append("No licence was named: those of its data and of the model it started from apply in any case.")
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _loading(export: Export, repo_id: str | None) -> str:
-    settings = export.path / SETTINGS
-    prompt = str(read_object(settings).get("prompt") or "") if settings.is_file() else ""
-    values = {
-        "where": repo_id or "FOLDER",
-        "open_clip": f"hf-hub:{repo_id}" if repo_id else "local-dir:FOLDER",
-        "fetch": f'huggingface_hub.snapshot_download("{repo_id}")' if repo_id else "this folder",
-        # Training puts no words before a caption; L-CLIPScore has none either.
-        "reward": '"l_clipscore"' if "L-CLIP" in export.what else '"clipscore", prefix=""',
-        "prompt": prompt,
-    }
-    if not export.loading:
-        return "As `model.image_init` or `model.text_init` of the task `distill_dual` of rl-caption."
-    text = f"```python\n{export.loading.format(**values)}\n```"
-    if export.library != "transformers":
-        return text
-    text += "\n\nrl-caption is not needed for that. `generate` follows the model's own generation settings, which "
-    text += "rl-caption does not read."
-    if prompt and export.loading == TRANSFORMERS:
-        text += (
-            f" Captions continue the prompt {prompt!r}, which these lines leave out, and "
-            "`python -m rl_caption caption --model FOLDER photo.jpg` does not."
-        )
-    return text
+    return [["validation", *(f"step {step}" for step in steps)], *rows]
 
 
 def cite(*names: str) -> str:
@@ -523,7 +426,7 @@ def cite(*names: str) -> str:
     return "; ".join(lines)
 
 
-def _citations(export: Export, run: RunFolder | None) -> str:
+def _papers(export: Export, run: RunFolder | None) -> list[str]:
     """The papers of the method and of the reward's terms."""
     names = {target: name for name, target in REWARDS.items()}
     terms = {} if run is None else run.terms
@@ -541,12 +444,7 @@ def _citations(export: Export, run: RunFolder | None) -> str:
             )
     if "L-CLIP" in export.what:
         papers.append(cite("l_clipscore"))
-    return "\n".join(f"- {line}" for line in [*dict.fromkeys(papers), *unknown])
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    cells = [[str(cell).replace("|", "\\|") or LEFT_OUT for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *cells])
+    return [*dict.fromkeys(papers), *unknown]
 
 
 def _without_folders(value: Any) -> Any:

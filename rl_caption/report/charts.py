@@ -131,21 +131,68 @@ def figure(
         alarms, best: steps with a mark on the x axis.
     """
     lost = sum(not math.isfinite(y) for one in series for _, y in one.points)
-    finite = [one._replace(points=[point for point in one.points if math.isfinite(point[1])]) for one in series]
-    drawn = [one for one in finite if one.points]
+    drawn = _finite(series)
     if not drawn:
         return Markup("")
-    xs = [x for one in drawn for x, _ in one.points] + [0.0] * (x_name == "step")
-    ys = [y + sign * one.errors.get(x, 0.0) for one in drawn for x, y in one.points for sign in (-1, 1)]
-    y = Axis(*_with_margin(min(ys), max(ys)), BOTTOM, TOP)
-    left = max(LEFT, math.ceil(DIGIT * max(len(text) for _, text in y.ticks)) + 8)
-    x = Axis(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + max(1.0, abs(min(xs))), left, RIGHT)
-    data = {"x": x, "y": y, "xName": x_name, "series": [(one.name, _thin_out(one.points)) for one in drawn]}
-    label = f"{title}: {', '.join(one.name for one in drawn)}"
-    chart = macros().chart(label, json.dumps(data), x, y, x_name, [_line(one, x, y) for one in drawn], alarms, best)
+    chart = _chart(title, drawn, x_name, alarms, best)
     last = f"{x_name} {max(one.points[-1][0] for one in drawn):.10g}"
     legend = [(one, number(one.points[-1][1])) for one in drawn]
     return macros().figure(title, unit, last, definitions, legend, lost, chart)
+
+
+def image(charts: Mapping[str, Sequence[Series]], x_name: str) -> str:
+    """Charts side by side, by their titles, as one SVG file that also programs other than browsers show."""
+    drawn = {title: _finite(series) for title, series in charts.items()}
+    rows = [
+        (title, series, _chart(title, series, x_name, size=Markup('width="360" height="190" ')))
+        for title, series in drawn.items()
+        if series
+    ]
+    height = 226 + 14 * max((len(series) for _, series, _ in rows), default=0)
+    return templates().get_template("charts.svg").render(charts=rows, height=height, style=_style_of_images())
+
+
+def _finite(series: Sequence[Series]) -> list[Series]:
+    """The series without values that are not finite, and without those that have no other."""
+    finite = [one._replace(points=[point for point in one.points if math.isfinite(point[1])]) for one in series]
+    return [one for one in finite if one.points]
+
+
+def _chart(
+    title: str,
+    series: Sequence[Series],
+    x_name: str,
+    alarms: Sequence[int] = (),
+    best: int | None = None,
+    size: str = "",
+) -> Markup:
+    """The SVG element of ``figure``."""
+    xs = [x for one in series for x, _ in one.points] + [0.0] * (x_name == "step")
+    ys = [y + sign * one.errors.get(x, 0.0) for one in series for x, y in one.points for sign in (-1, 1)]
+    y = Axis(*_with_margin(min(ys), max(ys)), BOTTOM, TOP)
+    left = max(LEFT, math.ceil(DIGIT * max(len(text) for _, text in y.ticks)) + 8)
+    x = Axis(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + max(1.0, abs(min(xs))), left, RIGHT)
+    data = {"x": x, "y": y, "xName": x_name, "series": [(one.name, _thin_out(one.points)) for one in series]}
+    label = f"{title}: {', '.join(one.name for one in series)}"
+    lines = [_line(one, x, y) for one in series]
+    return macros().chart(label, json.dumps(data), x, y, x_name, lines, alarms, best, size)
+
+
+@cache
+def _style_of_images() -> str:
+    """The rules of ``style.css`` for charts in its light colours, without the variables that only browsers know."""
+    css = str(templates().globals["style"])
+    colours = dict(re.findall(r"--(\w+): light-dark\((#\w+)", css.partition("\n.c0")[0]))
+    rules = [rule for rule in css.splitlines() if re.match(r"circle|\.chart [^{]", rule)]
+    rules = [re.sub(r"(stroke|fill|stroke-dasharray): var\(--(c|dash)\);? ?", "", rule) for rule in rules]
+    rules = [re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], rule) for rule in rules]
+    for name, colour, dash in re.findall(
+        r"^\.(c\d) \{ --c: light-dark\((#\w+),.*?\);(?: --dash: ([\d ]+);)? \}", css, re.M
+    ):
+        rules.append(f".{name} path {{ fill: none; stroke: {colour}; stroke-width: 1.8; }}")
+        rules.append(f".{name} circle {{ fill: {colour}; stroke: {colour}; }}")
+        rules += [f".{name} .line {{ stroke-dasharray: {dash}; }}"] * bool(dash)
+    return "\n".join(["text { fill: #16181d; }", *rules])
 
 
 @cache

@@ -318,25 +318,29 @@ def _alarms(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
 
 def _alpha(systems: Mapping[str, Sequence[Member]]) -> Markup:
     """Charts of alpha against metrics, a line for each base; empty where fewer than two cells have an alpha."""
-    cells = [members[0] for members in systems.values() if members[0].alpha is not None]
-    if len(cells) < 2:
+    if sum(members[0].alpha is not None for members in systems.values()) < 2:
         return Markup("")
-    starts, figures = starts_of(systems), []
     keys = dict.fromkeys(
         key for members in systems.values() for one in members for key in one.evaluation.scores["metrics"]
     )
-    for key in [*(key for key in ALPHA_METRICS if key in keys), *(key for key in keys if key.startswith(JUDGE))]:
-        factor, lines = column_of(key).factor, []
-        for colour, base in enumerate(dict.fromkeys(cell.base for cell in cells)):
-            curve = alpha_curve(systems, base, key, factor)
-            if not curve:
-                continue
-            points, errors = [point[:2] for point in curve], {alpha: deviation for alpha, _, deviation in curve}
-            lines.append(Series(base or "mean over seeds", points, colour, True, errors))
-            start = starts.get(base)
-            if start is not None and key in start.evaluation.scores["metrics"]:
-                value = factor * start.evaluation.scores["metrics"][key]
-                lines.append(Series(start.system, [(points[0][0], value), (points[-1][0], value)], 3))
-        figures.append(figure(column_of(key).heading, lines, x_name="alpha"))
+    chosen = [*(key for key in ALPHA_METRICS if key in keys), *(key for key in keys if key.startswith(JUDGE))]
+    figures = [figure(column_of(key).heading, alpha_series(systems, key), x_name="alpha") for key in chosen]
     note = "Dots are means over seeds, bars one standard deviation; the dashed line is the starting policy."
     return macros().note(note) + macros().charts(figures)
+
+
+def alpha_series(systems: Mapping[str, Sequence[Member]], key: str) -> list[Series]:
+    """The lines of alpha against a metric, times the factor of its heading: for each base its cells, and its start."""
+    factor, starts, lines = column_of(key).factor, starts_of(systems), []
+    bases = dict.fromkeys(members[0].base for members in systems.values() if members[0].alpha is not None)
+    for colour, base in enumerate(bases):
+        curve = alpha_curve(systems, base, key, factor)
+        if not curve:
+            continue
+        points, errors = [point[:2] for point in curve], {alpha: deviation for alpha, _, deviation in curve}
+        lines.append(Series(base or "mean over seeds", points, colour, True, errors))
+        start = starts.get(base)
+        if start is not None and key in start.evaluation.scores["metrics"]:
+            value = factor * start.evaluation.scores["metrics"][key]
+            lines.append(Series(start.system, [(points[0][0], value), (points[-1][0], value)], 3))
+    return lines

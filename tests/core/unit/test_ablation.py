@@ -1,7 +1,9 @@
 """The parts of an ablation: cells from a configuration, jobs in parallel, tables, and what is refused."""
 
 import csv
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -28,8 +31,8 @@ from rl_caption.ablation.plan import (
     untrained_models,
 )
 from rl_caption.ablation.report import (
+    alpha_image,
     captions_page,
-    draw_alpha,
     formula,
     markdown_tables,
     notes,
@@ -443,14 +446,20 @@ def test_captions_side_by_side(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "images/0.png").size == (256, 128)
 
 
-def test_the_plot_is_drawn_where_matplotlib_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_image_over_alpha_has_means_deviations_and_start() -> None:
     curve = alpha_curve(by_system(RESULTS), "", "CIDEr")
     assert curve == [(0.0, pytest.approx(1.3), pytest.approx(0.1 * 2**0.5)), (1.0, 0.5, 0.0)]
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError):
-        draw_alpha(by_system(RESULTS), BOUNDS, tmp_path / "a.png")
-    monkeypatch.undo()
-    assert not (tmp_path / "a.png").exists()
-    pytest.importorskip("matplotlib")
-    draw_alpha(by_system(RESULTS), BOUNDS, tmp_path / "a.png")
-    assert Image.open(tmp_path / "a.png").size > (300, 300)
+    root = ElementTree.fromstring(alpha_image(by_system(RESULTS), BOUNDS))
+    charts = [
+        json.loads(chart.attrib["data-chart"])
+        for chart in root.iter("{http://www.w3.org/2000/svg}svg")
+        if "data-chart" in chart.attrib
+    ]
+    assert [dict(chart["series"]) for chart in charts] == [
+        {"mean over seeds": [[0.0, pytest.approx(130)], [1.0, 50.0]], "start": [[0.0, 100.0], [1.0, 100.0]]},
+        {"mean over seeds": [[0.0, 0.75], [1.0, 0.75]], "start": [[0.0, 0.75], [1.0, 0.75]]},
+    ]
+    text = "".join(root.itertext())
+    assert "CIDEr (x100)" in text
+    assert "L-CLIPS [0, 2.5]" in text
+    assert not re.search(r"var\(|light-dark", text), "other programs than browsers read it"

@@ -181,6 +181,8 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in CHAIN.items():
         (tmp_path / f"{name}.yaml").write_text(text.replace("D/", f"{tmp_path}/"))
+    for data in ("old", "new", "another"):
+        (tmp_path / data).mkdir()
 
     def train(config: Any) -> None:
         found[Path(config.run.dir).name] = config

@@ -1,7 +1,8 @@
 """A web page that captions photos with several captioners side by side and shows the scores of judges.
 
 The server is that of the standard library, for one person on one machine. Each request has one photo. Captioners and
-judges are not thread-safe, so one lock lets one request at a time use them.
+judges are not thread-safe, so one lock lets one request at a time use them. Meanwhile one more request is read; the others
+wait unread, so that many large photos do not fill the memory.
 """
 
 import base64
@@ -44,6 +45,8 @@ MOST_TEXT = 2**16
 """Most bytes of a request besides its photo."""
 MOST_DIGITS = 12
 """Most digits of a ``Content-Length``."""
+BODIES = 2
+"""Requests whose bodies are in memory at a time: one is answered, one is read meanwhile."""
 SECONDS = 60
 """A request ends after so many seconds without a byte from the browser."""
 HEADERS = {
@@ -125,7 +128,7 @@ class PageServer(ThreadingHTTPServer):
     page: bytes
 
     def __init__(self, config: WebConfig) -> None:
-        self.config, self.lock = config, threading.Lock()
+        self.config, self.lock, self.bodies = config, threading.Lock(), threading.BoundedSemaphore(BODIES)
         try:
             super().__init__((config.host, config.port), _Handler, bind_and_activate=False)
             self.server_bind()
@@ -186,18 +189,18 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedRequest(HTTPStatus.LENGTH_REQUIRED, f"Content-Length is {length!r:.80}: expected a number")
         if len(length) > MOST_DIGITS or int(length) > math.ceil(limit * 2**20 / 3) * 4 + MOST_TEXT:
             raise RefusedRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the photo is larger than max_mb, {limit} MiB")
-        photo: Photo = json_object(self.rfile.read(int(length)), "the request")  # type: ignore[assignment]
+        with self.server.bodies:
+            photo: Photo = json_object(self.rfile.read(int(length)), "the request")  # type: ignore[assignment]
+            return self._answer(photo)
+
+    def _answer(self, photo: Photo) -> list[dict[str, Any]]:
         check_type(photo, Photo, "the request", DataError)
         models = self.server.models
         for key, chosen, available in (
             ("models", photo["models"], models.captioners),
             ("judges", photo["judges"], models.judges),
         ):
-            if (
-                not set(chosen) <= available.keys()
-                or len(set(chosen)) < len(chosen)
-                or (key == "models" and not chosen)
-            ):
+            if not {*chosen} <= available.keys() or len({*chosen}) < len(chosen) or (key == "models" and not chosen):
                 raise DataError(f"{key} are {chosen!r:.200}: expected some of {list(available)}, each once")
         references = [text.strip() for text in photo["references"] if text.strip()]
         with self.server.lock:  # also around the photo: a small file may take gigabytes when it is decoded

@@ -18,6 +18,7 @@ from rewards.text.rouge import RougeL
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.main import main as command
 from rl_caption.config.schema import JudgeConfig
+from rl_caption.data.plain_files import json_object
 from rl_caption.lab.config import WebConfig
 from rl_caption.lab.web import PageServer, is_own
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
@@ -124,24 +125,33 @@ def test_requests_that_are_not_the_page_s_are_refused(server: PageServer) -> Non
         assert exchange(server, method, path, **headers)[0] == status, (method, path, headers)
 
 
-def test_photos_are_decoded_one_at_a_time(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight small files of one colour would take gigabytes together."""
-    open_photos, most, entered = [0], [0], threading.Lock()
+def test_photos_are_decoded_one_at_a_time_and_at_most_one_more_is_read(server: PageServer, monkeypatch) -> None:
+    """Eight small files of one colour would take gigabytes together, and so would the bodies of many large ones."""
+    held, most, entered = {"bodies": 0, "photos": 0}, {"bodies": 0, "photos": 0}, threading.Lock()
+
+    def change(name: str, by: int) -> None:
+        with entered:
+            held[name] += by
+            most[name] = max(most[name], held[name])
+
+    def body(*arguments: Any) -> Any:
+        change("bodies", 1)
+        return json_object(*arguments)
 
     def slow_photo(*arguments: Any) -> Image.Image:
-        with entered:
-            open_photos[0] += 1
-            most[0] = max(most[0], open_photos[0])
+        change("photos", 1)
         time.sleep(0.05)
-        with entered:
-            open_photos[0] -= 1
+        change("photos", -1)
+        change("bodies", -1)
         return Image.new("RGB", (16, 16))
 
+    monkeypatch.setattr("rl_caption.lab.web.json_object", body)
     monkeypatch.setattr("rl_caption.lab.web.read_photo", slow_photo)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: exchange(server, "POST", "/captions", photo(png())), range(8)))
     assert [status for status, _ in answers] == [200] * 8
-    assert most == [1]
+    assert most["photos"] == 1
+    assert most["bodies"] <= 2
 
 
 def test_the_host_is_an_address_or_a_name_of_this_machine() -> None:

@@ -337,6 +337,8 @@ class RunConfig:
         log_samples: number of images whose samples are written to ``samples.jsonl`` at every log line (of the main
             process only).
         trackers: ``tensorboard``, ``wandb``, ... through Accelerate, in addition to ``metrics.jsonl``.
+        log_captions: number of validation images, the first ones, whose captions and scores are shown as a table in
+            ``wandb``, ``trackio`` and ``tensorboard`` at every validation of a captioner; 0 shows none.
     """
 
     dir: str = "runs/run"
@@ -346,6 +348,7 @@ class RunConfig:
     log_every: Steps = 10
     log_samples: Annotated[int, Range(min=0, max=10**6)] = 2
     trackers: list[str] = field(default_factory=list)
+    log_captions: Annotated[int, Range(min=0, max=1000)] = 4
 
 
 @dataclass

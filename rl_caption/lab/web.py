@@ -1,7 +1,7 @@
 """A web page that captions photos with several captioners side by side and shows the scores of judges.
 
 The server is that of the standard library, for one person on one machine. Each request has one photo. Captioners and
-judges are not thread-safe, so one lock lets one request at a time use them. Meanwhile one more request is read; the others
+judges are not thread-safe, so one lock lets one request at a time use them. Meanwhile one more request is read; others
 wait unread, so that many large photos do not fill the memory.
 """
 

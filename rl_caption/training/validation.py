@@ -22,6 +22,7 @@ from rl_caption.engines import autocast, dropout_off
 from rl_caption.evaluation import validation_cider
 from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.scst.rollout import sampling_noise
+from rl_caption.training.caption_tables import log_caption_table, read_first_captions
 from rl_caption.training.setup import Context
 from rl_caption.types import Validation
 
@@ -118,9 +119,11 @@ class CaptionValidator:
         words = [len(split(caption)) for caption in captions.values()]
         cider = validation_cider(captions, self.references, tokenizer)
         metrics = {"val/cider": cider, "val/length": sum(words) / len(words)}
-        if self.monitor is None:
-            return Validation(metrics)
-        verdict = self._inspect(self.monitor, step, decoded, logged)
+        verdict = Validation({}) if self.monitor is None else self._inspect(self.monitor, step, decoded, logged)
+        if accelerator.is_main_process and accelerator.trackers and (count := self.context.config.run.log_captions):
+            scores = {} if self.monitor is None else self.monitor.caption_scores
+            first_captions = read_first_captions(self.context.folder)
+            log_caption_table(accelerator, step, rows[:count], captions, first_captions, scores)
         return replace(verdict, metrics=metrics | verdict.metrics)
 
     def _inspect(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
+from accelerate.tracking import TensorBoardTracker
 from torch import nn
 
 from rl_caption.captioners.config import Decoding
@@ -27,6 +29,7 @@ from rl_caption.training.setup import Context, parameter_groups
 from rl_caption.types import CaptionBatch, TrainState, Validation
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
+from tests.clip_for_tests import noise_image
 
 
 class Slope:
@@ -541,7 +544,7 @@ def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch
     context: Any = SimpleNamespace(
         config=parse(XeConfig, words, "test"),
         val_rows=[{"image_id": key, "references": texts} for key, texts in REFERENCES.items()],
-        accelerator=SimpleNamespace(is_main_process=True),
+        accelerator=SimpleNamespace(is_main_process=True, trackers=[]),
         folder=tmp_path,
     )
     captioner: Any = SimpleNamespace(policy=None)
@@ -550,3 +553,76 @@ def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch
     assert found.metrics["val/length"] == (5 + 8 + 5 + 12) / 4
     (decoding,) = seen
     assert (decoding.num_beams, decoding.length_penalty, decoding.max_new_tokens) == (*expected, 20)
+
+
+@pytest.mark.parametrize("library", ["wandb", "trackio", "tensorboard"])
+def test_trackers_show_captions_now_and_first_with_their_scores(library, tmp_path, monkeypatch):
+    context: Any = SimpleNamespace(
+        config=parse(XeConfig, ["--run.log_captions", "2"], "test"),
+        val_rows=[
+            {"image_id": key, "image": noise_image(number), "references": texts}
+            for number, (key, texts) in enumerate(REFERENCES.items())
+        ],
+        folder=tmp_path,
+    )
+    captions = dict(CAPTIONS)
+    monkeypatch.setattr(
+        validation,
+        "decode_candidates",
+        lambda *_: {key: [validation.Candidate(text, True, None)] for key, text in captions.items()},
+    )
+    scores = {"reward/cider": [0.5, 0.25, 0.0, 0.0]}
+    monitor: Any = SimpleNamespace(
+        inspect=lambda *_: (Validation({}), SimpleNamespace(judges={})), caption_scores=scores
+    )
+    logged: list[dict[str, Any]] = []
+    tracker: Any = SimpleNamespace(name=library, log=lambda values, step: logged.append({"step": step} | values))
+    fake = SimpleNamespace(Image=lambda picture: picture, Table=lambda columns, data: (columns, data))
+    monkeypatch.setitem(sys.modules, library, fake) if library != "tensorboard" else pytest.importorskip(library)
+    if library == "tensorboard":
+        tracker = TensorBoardTracker("run", tmp_path / "board")
+        tracker.start()
+    context.accelerator = SimpleNamespace(is_main_process=True, num_processes=1, trackers=[tracker])
+    validate = validation.CaptionValidator(context, SimpleNamespace(policy=None), 20, monitor)  # type: ignore[arg-type]
+    validate(0, {})
+    first, second = list(captions)[:2]
+    captions[first] = "now | another"
+    validate(10, {})
+    expected = [
+        [first, "now | another", CAPTIONS[first], " / ".join(REFERENCES[first]), 0.5],
+        [second, CAPTIONS[second], CAPTIONS[second], " / ".join(REFERENCES[second]), 0.25],
+    ]
+    if library == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        tracker.finish()
+        events = EventAccumulator(str(tmp_path / "board" / "run")).Reload()
+        tables = events.Tensors("val/captions/text_summary")
+        assert [event.step for event in tables] == [0, 10]
+        text = tables[1].tensor_proto.string_val[0].decode()
+        assert text.splitlines()[2:] == [
+            "| " + " | ".join([*(cell.replace("|", "\\|") for cell in line[:-1]), f"{line[-1]:.4g}"]) + " |"
+            for line in expected
+        ]
+        assert [event.step for event in events.Images("val/images")] == [0, 10]
+        return
+    (columns, data), step = logged[1]["val/captions"], logged[1]["step"]
+    assert (step, columns[0], columns[-1]) == (10, "image", "reward/cider")
+    assert [line[1:] for line in data] == expected
+    assert all(line[0].size == (50, 37) for line in data)
+
+
+def test_no_captions_are_shown_where_that_is_switched_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        validation,
+        "decode_candidates",
+        lambda *_: {key: [validation.Candidate(text, True, None)] for key, text in CAPTIONS.items()},
+    )
+    context: Any = SimpleNamespace(
+        config=parse(XeConfig, ["--run.log_captions", "0"], "test"),
+        val_rows=[{"image_id": key, "references": texts} for key, texts in REFERENCES.items()],
+        accelerator=SimpleNamespace(is_main_process=True, trackers=[SimpleNamespace(name="wandb")]),
+        folder=tmp_path,
+    )
+    captioner: Any = SimpleNamespace(policy=None)
+    assert "val/cider" in validation.CaptionValidator(context, captioner, 20)(0, {}).metrics

@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 
 from rewards.base import Reward, checked_scores
 from rewards.registry import build
-from rl_caption.cli.main import parse
+from rl_caption.cli.configuration import parse
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row, reward_inputs

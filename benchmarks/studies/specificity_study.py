@@ -27,7 +27,8 @@ from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.encoder import CachedEncoder
 from rewards.registry import build
 from rewards.text.concreteness import CaptionLength
-from rl_caption.cli.main import log_lines, parse
+from rl_caption.cli.configuration import parse
+from rl_caption.cli.main import log_lines
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.config.schema import DataConfig, EvaluateConfig
 from rl_caption.data.base import DataError, Row

@@ -82,7 +82,7 @@ rl_caption(
 
 # %%
 rl_caption(
-    f"scst --config own_scst --data.path mine.jsonl --train.max_steps {SCST_STEPS} --train.batch_size {BATCH_SIZE}"
+    f"scst --config own_scst --all.data.path mine.jsonl --train.max_steps {SCST_STEPS} --train.batch_size {BATCH_SIZE}"
     f" --train.warmup_steps {SCST_STEPS // 6} --eval.every {SCST_STEPS // 2} --run.log_every {SCST_STEPS // 3}"
     " --train.threads 1"
 )
@@ -160,6 +160,6 @@ rl_caption(f"caption --model runs/own/scst/export/best {shown[0]} {shown[1]}")
 #   captioner (`hf_blip_xe` and `hf_blip_scst`, [Captioners](../captioners.md)), or from a frozen image encoder
 #   ([Flickr8k](../flickr8k.md)).
 # - CIDEr-D rewards what the references mention. [Rewards](../rewards.md) lists what else can be rewarded, and [A
-#   reward of your own](reward_of_your_own.py) adds one. `rl-caption scst --config own_scst_mix --data.path mine.jsonl`
-#   distils a CLIP-based reward of your data first ([L-CLIP](../l_clip.md#on-your-own-data)).
+#   reward of your own](reward_of_your_own.py) adds one. `rl-caption scst --config own_scst_mix --all.data.path
+#   mine.jsonl` distils a CLIP-based reward of your data first ([L-CLIP](../l_clip.md#on-your-own-data)).
 # - `rl-caption report runs/own/xe runs/own/scst` makes a page of curves and captions.

@@ -47,8 +47,9 @@ class AblateConfig(TrustConfig):
     Args:
         base: configuration of ``scst`` that all cells share; its ``model.init`` is the starting policy.
         bases: several such configurations by name, instead of ``base``; the grid is run on each.
-        data: keys that replace those of ``data`` in every base, such as ``{path: /disk/coco}``, and in earlier runs on
-            the same data.
+        data: keys that replace those of ``data`` in every base, such as ``{path: /disk/coco}``.
+        all: keys that replace those of every base and of the runs that it starts from, such as ``{data: {path:
+            /disk/coco}}``.
         cells: reward and overrides of each cell, by its label.
         alpha: further cells, labelled ``alpha=VALUE``.
         reward_models: configurations of reward models to train first, unless they are done.
@@ -74,6 +75,7 @@ class AblateConfig(TrustConfig):
     base: str | None = None
     bases: dict[str, str] = field(default_factory=dict)
     data: dict = field(default_factory=dict)
+    all: dict = field(default_factory=dict)
     cells: dict[str, CellConfig] = field(default_factory=dict)
     alpha: AlphaConfig | None = None
     reward_models: list[str] = field(default_factory=list)

@@ -19,7 +19,7 @@ from rl_caption.ablation.config import AblateConfig
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.config import checks as config_checks
 from rl_caption.config.build import ConfigError, build_data, build_reward, references_of, usable_split
-from rl_caption.config.overrides import Chain, Parse
+from rl_caption.config.overrides import FOR_ALL, Chain, Parse
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import RewardTerm, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config
@@ -236,13 +236,16 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
 
 def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: dict[str, EarlierRun]) -> Base:
     """Read a base configuration, add the reward models that it needs to ``models``, and find its starting policy."""
-    data = _data_arguments(grid)
-    config: ScstConfig = parse(ScstConfig, ["--config", file, *data], "rl-caption scst")
-    chain = Chain(parse, parse(ScstConfig, ["--config", file], "rl-caption scst"), data)
+    chain = _chain(file, grid, parse)
+    config: ScstConfig = parse(ScstConfig, chain.arguments, "rl-caption scst")
 
     def earlier(program: str, config_class: type[Any], path: str) -> EarlierRun:
-        run = parse(config_class, ["--config", path], f"rl-caption {program}")
-        return EarlierRun(program, path, Path(run.run.dir), chain.overrides_of(path, run))
+        run = chain.parse(config_class, path, f"rl-caption {program}")
+        folder = Path(run.run.dir)
+        if not is_complete(folder):
+            chain.check_alone(path, run)
+        words = [f"{FOR_ALL}{word[2:]}" for word in chain.words_for(path, run)]  # it has earlier runs, too
+        return EarlierRun(program, path, folder, words)
 
     for path in [*grid.reward_models, *config.reward_models]:
         models.setdefault(path, earlier("reward_model", RewardModelConfig, path))
@@ -260,8 +263,8 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
         export = warm_start.folder / "export" / "best"
         if Path(start).resolve() != export.resolve():
             raise ConfigError(f"{file}: model.init is {start!r}, but warm_start writes {str(export)!r}: set it to that")
-    if str(chain):
-        logger.info("%s", chain)
+    if line := chain.log_line():
+        logger.info("%s", line)
     source = build_data(config.data)
     rows = source.split(usable_split(source, grid.split))
     if not rows:
@@ -280,17 +283,18 @@ def _num_processes(grid: AblateConfig, base: ScstConfig) -> int:
     return base.train.num_processes or in_file or max(torch.cuda.device_count() // grid.jobs, 1)
 
 
-def _data_arguments(grid: AblateConfig) -> list[str]:
-    """The grid's ``data`` as command line arguments, one for each value that is no mapping."""
-    flat = flatten_dict(grid.data)
-    return [f"--data.{key}={as_argument(value)}" for key, value in flat.items() if value != {}]
+def _chain(file: str, grid: AblateConfig, parse: Parse) -> Chain:
+    """A base, with the grid's ``all`` and ``data`` as command line arguments, one for each value that is no mapping."""
+    flat = flatten_dict({"all": grid.all, "data": grid.data})
+    words = [f"--{key}={as_argument(value)}" for key, value in flat.items() if value != {}]
+    return Chain(parse, ScstConfig, ["--config", file, *words], "rl-caption scst")
 
 
 def _resolve(cell: Cell, base: Base, grid: AblateConfig, parse: Parse) -> Cell:
     threads = base.config.train.threads or cpu_threads(grid.jobs * base.processes)
     # The grid, not each cell, trains what comes before; the cell's own overrides come last.
-    arguments = ["--config", base_files(grid)[cell.base], "--warm_start=null", "--reward_models=[]"]
-    arguments += [*_data_arguments(grid), f"--run.dir={cell.run}", f"--train.threads={threads}"]
+    arguments = _chain(base_files(grid)[cell.base], grid, parse).arguments
+    arguments += ["--warm_start=null", "--reward_models=[]", f"--run.dir={cell.run}", f"--train.threads={threads}"]
     with config_errors(f"cell {cell.system!r}"):
         config = parse(ScstConfig, [*arguments, *cell.arguments()], f"cell {cell.system!r}: rl-caption scst")
     return replace(cell, config=config)

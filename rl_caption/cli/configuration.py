@@ -287,8 +287,13 @@ def _values_of(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def with_lists(arguments: Sequence[str], option: str) -> list[str]:
-    """``--compare A B`` is ``--compare=["A", "B"]``: all words up to the next option."""
+    """``--compare A B`` is ``--compare=["A", "B"]``: all words up to the next option.
+
+    Raises ``UsageError`` for ``--model A --model B``, where ``option`` is ``--models``.
+    """
     words = list(arguments)
+    if option.endswith("s") and sum(word.partition("=")[0] == option[:-1] for word in words) > 1:
+        raise UsageError(f"{option[:-1]} is given several times: for several, {option} A B")
     if option not in words:
         return words
     start = words.index(option)

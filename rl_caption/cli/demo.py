@@ -4,7 +4,7 @@ import argparse
 import base64
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rewards.files import atomic_write
 from rl_caption.captioners.config import Decoding
-from rl_caption.cli import main as programs
+from rl_caption.cli.main import run_program
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig, EvaluateConfig, JudgeConfig
 from rl_caption.config.shipped import find_config
@@ -50,17 +50,17 @@ def main(argv: list[str] | None = None) -> int:
     student = Path(mix["reward_models"][0])
     teacher = Path(read_config(find_config(student))["warm_start"][0])
     weights = " + ".join(f"{term['weight']:g} {name}" for name, term in mix["reward"]["terms"].items())
-    stages: list[tuple[str, Callable[[Sequence[str]], int], Path]] = [
+    stages: list[tuple[str, str, Path]] = [
         ("cross-entropy on the references, from random weights: the policy that SCST starts from",
-         programs.xe, Path(run["warm_start"])),
+         "xe", Path(run["warm_start"])),
         ("SCST on CIDEr-D: captions that score above others sampled for their image become likelier",
-         programs.scst, chosen.config),
+         "scst", chosen.config),
         ("a small CLIP, contrastive: images and captions that belong together; the teacher of stage 4",
-         programs.reward_model, teacher),
+         "reward_model", teacher),
         ("L-CLIP, distilled from it: a fast reward that looks at the image and needs no references",
-         programs.reward_model, student),
+         "reward_model", student),
         (f"SCST on {weights}, from the start of stage 2: is CIDEr kept while L-CLIPS rises?",
-         programs.scst, chosen.mix),
+         "scst", chosen.mix),
     ]  # fmt: skip
     told: list[tuple[str, float]] = []
     runs: list[Path] = []
@@ -68,10 +68,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\n[{len(told) + 1}/{len(stages) + 1}] {what} ({config})", flush=True)
         before = time.monotonic()
         runs.append(Path(read_config(find_config(config))["run"]["dir"]))
-        if program is programs.scst:  # it says so where a complete run that it starts from has another configuration
-            program(["--config", str(config), "--report=false"])
+        if program == "scst":  # it says so where a complete run that it starts from has another configuration
+            run_program("scst", ["--config", str(config), "--report=false"])
         elif not is_complete(runs[-1]):
-            program(["--config", str(config)])
+            run_program(program, ["--config", str(config)])
         if not is_complete(runs[-1]):  # ended by SIGTERM
             return 1
         told.append((what, time.monotonic() - before))

@@ -14,12 +14,10 @@ class Program(NamedTuple):
 
     summary: str
     function: str
-    """``module:name``: takes the configuration and returns a text to print, or nothing; of a program without one takes
-    the arguments and returns an exit code."""
+    """``module:name``: takes the configuration, or the arguments where there is none; returns an exit code, a text to
+    print, or anything else for success."""
     config: str | None = None
     """``module:Name`` of the configuration class."""
-    reads_arguments: bool = False
-    """The function of a program with a configuration takes the arguments all the same, and returns an exit code."""
     lists: tuple[str, ...] = ()
     """Options that take all words up to the next option."""
 
@@ -27,27 +25,24 @@ class Program(NamedTuple):
 CORE = {
     "xe": Program(
         "train a captioner by cross-entropy",
-        "rl_caption.cli.main:xe",
+        "rl_caption.programs.train:train_xe",
         "rl_caption.config.schema:XeConfig",
-        reads_arguments=True,
     ),
     "scst": Program(
         "fine-tune a captioner by self-critical sequence training",
-        "rl_caption.cli.main:scst",
+        "rl_caption.programs.train:train_scst",
         "rl_caption.config.schema:ScstConfig",
-        reads_arguments=True,
     ),
     "reward_model": Program(
         "train a model that scores captions: contrastive, or distilled",
-        "rl_caption.cli.main:reward_model",
+        "rl_caption.reward_models.program:train_reward_model",
         "rl_caption.config.reward_models:RewardModelConfig",
-        reads_arguments=True,
     ),
     "evaluate": Program(
         "judge captions of a split or of a file",
-        "rl_caption.cli.main:evaluate",
+        "rl_caption.programs.evaluate:evaluate",
         "rl_caption.config.schema:EvaluateConfig",
-        reads_arguments=True,
+        lists=("--compare", "--models"),
     ),
     "score": Program("score captions in files with any reward", "rl_caption.cli.score:main"),
     "caption": Program("caption photos with a trained captioner", "rl_caption.cli.caption:main"),
@@ -55,7 +50,6 @@ CORE = {
         "compare rewards: a grid of self-critical runs from one checkpoint",
         "rl_caption.cli.main:ablate",
         "rl_caption.ablation.config:AblateConfig",
-        reads_arguments=True,
     ),
     "report": Program("a page of a run, an ablation, or several runs or evaluations", "rl_caption.report.program:main"),
     "average": Program(

@@ -87,6 +87,11 @@ class _Images(NamedTuple):
     """None where the references are from a file."""
 
 
+def evaluate(config: EvaluateConfig) -> str:
+    """Evaluate captions of a model or a file, or compare those of two files; return the tables."""
+    return compare_systems(config) if config.compare else evaluate_split(config)
+
+
 def evaluate_split(config: EvaluateConfig) -> str:
     """Decode (or read) captions, evaluate them, write ``predictions.json`` and ``scores.json``, and return the table.
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_caption.cli.main import parse, scst
+from rl_caption.cli.configuration import parse
+from rl_caption.cli.main import run_program
 from rl_caption.cli.score import score_files
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import DataError
@@ -63,10 +64,10 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(tmp_path: Path, m
     photo.unlink()
     mix = ["--config", "configs/coco_transformer_bu_scst_mix.yaml", "--run.dir", "runs/other", *SMALL, "0"]
     with pytest.raises(DataError, match=rf"looks at images, and 1 of 14 cannot be used: .*{photo.name}"):
-        scst(mix)
+        run_program("scst", mix)
     shutil.rmtree("runs/coco/bu_xe")
     with pytest.raises(DataError, match=r"ref_l_clipscore looks at images, and 1 of 14 cannot be used"):
-        scst(mix)
+        run_program("scst", mix)
     assert not Path("runs/coco/bu_xe").exists(), "found only after the captioner had been trained"
 
 

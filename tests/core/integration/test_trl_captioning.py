@@ -18,7 +18,8 @@ from trl.trainer import rloo_trainer
 
 from rewards.base import RewardError
 from rewards.registry import build
-from rl_caption.cli.main import main, parse
+from rl_caption.cli.configuration import parse
+from rl_caption.cli.main import main
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.errors import ConfigError
 from rl_caption.lab.share import share

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.cli.main import parse
+from rl_caption.cli.configuration import parse
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.errors import ConfigError

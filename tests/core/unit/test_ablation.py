@@ -40,7 +40,7 @@ from rl_caption.ablation.report import (
     summary_csv,
 )
 from rl_caption.captioners.loading import weights_hash
-from rl_caption.cli.main import parse
+from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import RewardTerm, ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.errors import ConfigError

@@ -11,9 +11,10 @@ import pytest
 from rl_caption import __version__
 from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.cli.configuration import parse, with_lists
-from rl_caption.cli.main import main, reward_model, scst
+from rl_caption.cli.main import main, run_program
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.schema import EvaluateConfig, JudgeConfig, RewardTerm, ScstConfig
+from rl_caption.errors import ConfigError
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.programs import train as programs
 from rl_caption.reward_models import checks, program
@@ -192,39 +193,46 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for place in ("train_xe", "train_scst", "check_images_early", "check_weights_early"):
         monkeypatch.setattr(programs, place, train if place.startswith("train") else lambda *_: None)
     monkeypatch.setattr(program, "train_reward_model", train)
-    monkeypatch.setattr(checks, "check_config", lambda _: None)
+    for place in ("check_config", "check_inputs"):
+        monkeypatch.setattr(checks, place, lambda *_: None)
     return found
 
 
-def test_overrides_of_data_reach_earlier_runs_on_the_same_data(trained, tmp_path, caplog):
+def test_overrides_for_all_reach_every_run_that_has_the_key(trained, tmp_path, caplog):
     caplog.set_level("INFO")
-    arguments = ["--config", f"{tmp_path}/scst.yaml", "--data.path", "new", "--data.image_root=photos", "--train.lr=1"]
-    assert scst([*arguments, "--data.kwargs.max_images.train", "5"]) == 0
-    assert {name: (config.data.path, config.data.image_root) for name, config in trained.items()} == {
-        "xe": ("new", "pictures"),
-        "teacher": ("new", "photos"),
-        "other": ("another", "photos"),
-        "model": ("new", "photos"),
-        "run": ("new", "photos"),
-    }
-    kwargs = {name: config.data.kwargs for name, config in trained.items()}
-    assert kwargs["xe"] == kwargs["run"] == {"max_images": {"train": 5}}
-    assert kwargs["model"] == {}
-    assert trained["xe"].train.lr != 1, "of data only"
+    arguments = ["--config", f"{tmp_path}/scst.yaml", "--all.data.path", "new", "--data.image_root=photos"]
+    arguments += ["--all.data.image_root", "images", "--train.lr=1", "--all.teacher.batch_size=3"]
+    run_program("scst", [*arguments, "--all.data.kwargs.max_images.train", "5"])
+    places = {name: (config.data.path, config.data.image_root) for name, config in trained.items()}
+    assert places == dict.fromkeys(("xe", "teacher", "other", "model"), ("new", "images")) | {"run": ("new", "photos")}
+    assert all(config.data.kwargs == {"max_images": {"train": 5}} for config in trained.values())
+    assert (trained["run"].train.lr, trained["xe"].train.lr) == (1, 5e-4)
+    assert trained["model"].teacher.batch_size == 3
     (line,) = [record.message for record in caplog.records if "--data.path=new" in record.message]
-    assert f"{tmp_path}/xe.yaml (data.image_root 'pictures')" in line
-    assert f"{tmp_path}/other.yaml (data.path 'another')" in line
+    assert f"{tmp_path}/xe.yaml" in line
 
 
-def test_another_teacher_reaches_earlier_stages_and_takes_the_place_of_the_one_that_they_train(trained, tmp_path):
+def test_an_override_that_once_moved_to_earlier_runs_is_refused_until_it_says_which(trained, tmp_path):
+    arguments = ["--config", f"{tmp_path}/scst.yaml", "--data.path", "new"]
+    with pytest.raises(ConfigError, match=r"xe.yaml.*--all\.data\.path new.*--all\.data\.path old --data\.path new"):
+        run_program("scst", arguments)
+    assert not trained
+    run_program("scst", [*arguments, "--all.data.path", "old"])
+    assert {name: config.data.path for name, config in trained.items()}.pop("run") == "new"
+    assert trained["xe"].data.path == trained["other"].data.path == "old"
+    run_program("scst", [*arguments])  # all earlier runs are complete: it is for this one alone
+    with pytest.raises(ConfigError, match=r"all\.nowhere\.key"):
+        run_program("scst", [*arguments, "--all.nowhere.key", "1"])
+
+
+def test_another_teacher_takes_the_place_of_the_one_that_earlier_stages_train(trained, tmp_path):
     stage = CHAIN["model"].replace("D/model", "D/dual").replace("[D/teacher.yaml, D/other.yaml]", "[D/model.yaml]")
     (tmp_path / "dual.yaml").write_text(stage.replace("D/", f"{tmp_path}/"))
-    words = ["--teacher.name", "ViT-B-32", "--teacher.pretrained=openai"]
-    assert reward_model(["--config", f"{tmp_path}/dual.yaml", *words]) == 0
+    words = ["--all.teacher.name", "ViT-B-32", "--all.teacher.pretrained=openai"]
+    run_program("reward_model", ["--config", f"{tmp_path}/dual.yaml", *words])
     assert list(trained) == ["other", "model", "dual"], "the teacher of the file is not trained"
     for stage in ("model", "dual"):
         assert (trained[stage].teacher.name, trained[stage].teacher.pretrained) == ("ViT-B-32", "openai")
-    assert trained["other"].teacher.name is None
 
 
 def test_a_variable_that_changes_numbers_ends_what_computes_and_nothing_else(

@@ -26,7 +26,7 @@ from rewards.clip.l_clipscore import LClipScore
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.runner import evaluate_captioner
 from rl_caption.captioners.loading import weights_hash
-from rl_caption.cli.main import parse
+from rl_caption.cli.configuration import parse
 from rl_caption.cli.score import score_files
 from rl_caption.config.schema import (
     DataConfig,

@@ -16,7 +16,7 @@ import yaml
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.plan import base_files, make_cells, mistakes
 from rl_caption.cli import configs
-from rl_caption.cli.main import parse
+from rl_caption.cli.configuration import parse
 from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
 from rl_caption.config.build import build_data
 from rl_caption.config.checks import mistakes as config_mistakes

@@ -10,7 +10,7 @@ from scipy import stats
 
 from rewards.text.bleu import bleu_of_counts
 from rewards.text.chair import Chair
-from rl_caption.cli.main import evaluate
+from rl_caption.cli.main import run_program
 from rl_caption.evaluation import Evaluation, EvaluationError, evaluate_captions
 from rl_caption.evaluation.confidence import bleu_of_sums, compare, meteor_of_sums, with_intervals
 from rl_caption.evaluation.hallucination import add_chair
@@ -139,7 +139,7 @@ def test_the_table_names_direction_and_units() -> None:
     assert lines[-1].startswith("difference: rl minus xe")
 
 
-def test_command_compares_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_compares_two_files(tmp_path: Path) -> None:
     names = ["test.xe", "test.rl"]
     better = {key: texts[0] for key, texts in REFERENCES.items()}
     for file, captions in zip(names, (CAPTIONS, better), strict=True):
@@ -149,8 +149,7 @@ def test_command_compares_two_files(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = tmp_path / "out"
     words = ["--compare", *(str(tmp_path / name) for name in names), "--metrics", "bleu,cider", "--report"]
     words += ["--references", str(tmp_path / "references.json"), "--out", str(out), "--bootstrap", "200"]
-    assert evaluate(words) == 0
-    assert "difference: test.rl minus test.xe" in capsys.readouterr().out
+    assert "difference: test.rl minus test.xe" in run_program("evaluate", words)
     content = json.loads((out / "comparison.json").read_text())
     assert content["systems"] == names
     found = content["differences"]["CIDEr"]

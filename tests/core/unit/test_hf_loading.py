@@ -29,7 +29,7 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding, LoraConfig, ModelConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.cli.caption import caption_files, main
-from rl_caption.cli.main import parse
+from rl_caption.cli.configuration import parse
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
 from rl_caption.config.schema import DataConfig, EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.data.base import DataError

@@ -18,7 +18,7 @@ from accelerate.tracking import TensorBoardTracker
 from torch import nn
 
 from rl_caption.captioners.config import Decoding
-from rl_caption.cli.main import parse
+from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
 from rl_caption.engines import Averages, dropout_off
 from rl_caption.evaluation import validation_cider

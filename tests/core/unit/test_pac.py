@@ -15,7 +15,8 @@ from rewards.clip.checkpoints import low_rank_delta
 from rewards.clip.encoder import RELEASED
 from rewards.clip.pac import PacScore, RefPacScore
 from rewards.registry import build
-from rl_caption.cli.main import parse, scst
+from rl_caption.cli.configuration import parse
+from rl_caption.cli.main import run_program
 from rl_caption.config.build import ConfigError
 from rl_caption.config.schema import RewardTerm, ScstConfig
 from rl_caption.monitoring.config import JudgeConfig
@@ -208,7 +209,7 @@ def test_a_missing_checkpoint_is_found_before_the_captioner_is_trained(tmp_path,
     arguments = ["--config", "configs/coco_transformer_bu_scst_pac.yaml"]
     missing = r"reward\.terms\.ref_pac_s\.kwargs\.pretrained is 'checkpoints/clip_ViT-B-32\.pth': there is no such file"
     with pytest.raises(ConfigError, match=missing):
-        scst(arguments)
+        run_program("scst", arguments)
     config = parse(ScstConfig, arguments, "test")
     check_weights_early(config, ["checkpoints"])
     with pytest.raises(ConfigError, match=missing):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rl_caption.cli.main import parse
+from rl_caption.cli.configuration import parse
 from rl_caption.config.reward_models import (
     CLIP_TASKS,
     EncoderConfig,

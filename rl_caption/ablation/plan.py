@@ -160,7 +160,7 @@ def mistakes(config: AblateConfig) -> list[str]:
     wrong, labels = config_checks.mistakes(config), list(config.cells)
     terms = {f"cells.{label}.terms": cell.terms for label, cell in config.cells.items()}
     if (config.base is None) == (not config.bases):
-        wrong.append("set either base (one configuration of scst) or bases (name to configuration)")
+        wrong.append("set either base (one scst configuration) or bases (a mapping from names to configurations)")
     if not config.cells and not (config.alpha and config.alpha.values):
         wrong.append("no cells are set: set cells, alpha, or both")
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
@@ -181,8 +181,8 @@ def mistakes(config: AblateConfig) -> list[str]:
             if term.weight == 0
         ]
     if START in labels:
-        wrong.append(f"label {START!r} is that of the starting policy: choose another")
-    wrong += [f"label {label!r} stands for {count} cells" for label, count in Counter(labels).items() if count > 1]
+        wrong.append(f"label {START!r} is reserved for the starting policy: choose another")
+    wrong += [f"label {label!r} is used for {count} cells" for label, count in Counter(labels).items() if count > 1]
     wrong += [
         f"{word} {name!r}: expected letters, digits and . _ = + - only, as it becomes a folder"
         for word, names in (("label", labels), ("bases", config.bases))

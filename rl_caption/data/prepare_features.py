@@ -80,7 +80,7 @@ def convert_tsv(
                 written += 1
             done.add(image_id)
     if lost := [error for image_id, error in bad.items() if image_id not in done]:
-        raise DataError(f"{len(lost)} images have no usable line; first: {lost[0]}")
+        raise DataError(f"{len(lost)} images have no valid line in the TSV files; the first: {lost[0]}")
     return written, kept
 
 
@@ -108,13 +108,13 @@ def _is_stored(features: NDArray[np.float32], file: Path, image_id: str, where: 
     try:
         stored = as_image_features(file, image_id).load()
     except DataError as error:
-        logger.warning("%s: they are written again", error)
+        logger.warning("%s: the features are written again", error)
         return False
     for dtype in ("float32", "float16"):
         with np.errstate(over="ignore"):
             if np.array_equal(features.astype(dtype).astype(np.float32), stored):
                 return True
-    raise DataError(f"{where}: {file} has other features of an image with this id: name another out")
+    raise DataError(f"{where}: {file} holds different features for this image id: choose another --out")
 
 
 def _check_space(paths: Sequence[str | Path], folder: Path, present: Collection[str], dtype: str) -> None:
@@ -180,31 +180,51 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line: ``prepare_features TSV... --out FOLDER``, or ``--encoder NAME --data PATH --out PATH``."""
     parser = argparse.ArgumentParser(
         prog="rl-caption prepare_features",
-        description="Features of images as training reads them (data.features_root): unpack published TSV files, or "
-        "encode photos with a frozen encoder.",
+        description="Prepare image features for training (data.features_root): convert published TSV files, or encode "
+        "images with a frozen encoder.",
         allow_abbrev=False,
     )
-    parser.add_argument("tsv", nargs="*", metavar="TSV", help="bottom-up attention's, LXMERT's or VinVL's files")
-    parser.add_argument("--out", required=True, help="folder of the NAME.npz; or, of an encoder, FILE.h5 or FILE.hdf5")
     parser.add_argument(
-        "--dtype", choices=("float32", "float16"), help="default: float32 of TSV files, float16 of an encoder"
+        "tsv", nargs="*", metavar="TSV", help="region features published with bottom-up attention, LXMERT or VinVL"
     )
-    of_tsv, encoder = parser.add_argument_group("TSV files"), parser.add_argument_group("an encoder")
-    of_tsv.add_argument("--dim", type=int, help="values of a region (default: those of the first image)")
+    parser.add_argument(
+        "--out",
+        required=True,
+        help="output: a folder for one .npz per image or, with --encoder, also an HDF5 file (.h5, .hdf5)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16"),
+        help="of the stored features (default: float32 for TSV files, float16 with --encoder)",
+    )
+    of_tsv, encoder = parser.add_argument_group("with TSV files"), parser.add_argument_group("with an encoder")
+    of_tsv.add_argument("--dim", type=int, help="expected feature size of a region (default: that of the first image)")
     encoder.add_argument("--encoder", metavar="NAME", help="transformers:NAME, open_clip:ARCHITECTURE/TAG, timm:NAME "
                          "or package.module:Class")  # fmt: skip
-    encoder.add_argument("--kwargs", metavar="JSON", help="arguments of the class, as an object")
-    encoder.add_argument("--data", metavar="PATH", help="Karpathy JSON, its folder, or a folder of photos")
-    encoder.add_argument("--image_root", metavar="DIR", help="as data.image_root, of a Karpathy JSON")
-    encoder.add_argument("--image_extension", metavar=".EXT", help="as data.image_extension")
-    encoder.add_argument("--flatten", action="store_true", default=None, help="as data.flatten")
-    encoder.add_argument("--splits", nargs="+", metavar="SPLIT", help="of the Karpathy JSON (default: all)")
-    encoder.add_argument("--augment", nargs="+", metavar="NAME", help="encode a random view of each image, for "
-                         "data.features_kwargs.views: as data.augment")  # fmt: skip
-    encoder.add_argument("--seed", type=int, help="of the views (default: 0)")
-    encoder.add_argument("--batch_size", type=int, help="images of a forward pass (default: 32)")
-    encoder.add_argument("--num_workers", type=int, help="threads that read images (default: 4)")
-    encoder.add_argument("--device", help="such as cpu or cuda:0 (default: a GPU where there is one)")
+    encoder.add_argument("--kwargs", metavar="JSON", help="keyword arguments of the encoder, as a JSON object")
+    encoder.add_argument(
+        "--data", metavar="PATH", help="images to encode: a Karpathy JSON file, its folder, or a folder of images"
+    )
+    encoder.add_argument(
+        "--image_root", metavar="DIR", help="folder of the images of a Karpathy JSON, as data.image_root"
+    )
+    encoder.add_argument(
+        "--image_extension", metavar=".EXT", help="file extension of the images, as data.image_extension"
+    )
+    encoder.add_argument(
+        "--flatten", action="store_true", default=None, help="ignore the folders of image paths, as data.flatten"
+    )
+    encoder.add_argument(
+        "--splits", nargs="+", metavar="SPLIT", help="splits of the Karpathy JSON to encode (default: all)"
+    )
+    encoder.add_argument("--augment", nargs="+", metavar="NAME", help="encode a randomly augmented view of each "
+                         "image (as data.augment) for data.features_kwargs.views")  # fmt: skip
+    encoder.add_argument("--seed", type=int, help="random seed of the augmented views (default: 0)")
+    encoder.add_argument("--batch_size", type=int, help="images per forward pass (default: 32)")
+    encoder.add_argument("--num_workers", type=int, help="number of threads that read images (default: 4)")
+    encoder.add_argument(
+        "--device", help="device of the encoder, such as cpu or cuda:0 (default: a GPU if there is one)"
+    )
     given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value not in (None, [])}
     encodes = "encoder" in given
     needed = {"encoder", "data"} if encodes else {"tsv"}
@@ -215,8 +235,8 @@ def main(argv: list[str] | None = None) -> int:
         from rl_caption.data.encode_features import encode_features
 
         written, kept = encode_features(**given | {"kwargs": json_object(given.get("kwargs", "{}"), "--kwargs")})
-        print(f"{given['out']}: {written:,} images written, {kept:,} images that were there already")
+        print(f"{given['out']}: {written:,} images written, {kept:,} images existed already")
         return 0
     written, kept = convert_tsv(given.pop("tsv"), **given)
-    print(f"{given['out']}: {written:,} images written, {kept:,} lines of images that were there already")
+    print(f"{given['out']}: {written:,} images written, {kept:,} lines skipped (their images existed already)")
     return 0

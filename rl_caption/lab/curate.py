@@ -82,7 +82,7 @@ def curate(config: CurateConfig) -> str:
         raise DataError(f"{config.data} has no rows")
     if not any(row.get("split", config.split) == config.split for _, row in source.rows()):
         splits = dict.fromkeys(shown(row["split"]) for _, row in source.rows())
-        raise DataError(f"no row of {config.data} is of split {config.split!r}: it has {', '.join(splits)}")
+        raise DataError(f"no row of {config.data} has split {config.split!r}: its splits are {', '.join(splits)}")
     files = [out / "parts" / f"{number:06d}.npz" for number in range(-(-rows // config.part_rows))]
     missing, summary = missing_parts(out, files, config.worker, _settings(config, source, rewards))
     _make_parts(config, source, rewards, files, missing)
@@ -218,7 +218,7 @@ def _read_parts(files: Sequence[Path], scores: Sequence[str], rows: int, part_ro
     kinds = {"captions": np.int32, "reason": np.int16, "key": np.uint64, **{f"score_{n}": np.float32 for n in scores}}
     columns: dict[str, list[NDArray]] = {name: [] for name in kinds}
     for number, path in enumerate(progress(files, "reading parts", "part")):
-        damaged = f"{path} cannot be read: remove it and start again, to write it again"
+        damaged = f"{path} cannot be read: delete it and run again to recreate it"
         with (
             naming(damaged, (*UNREADABLE_ARRAY, TypeError, AttributeError), error=DataError),
             np.load(path) as file_arrays,

@@ -77,16 +77,16 @@ class LanguageModelWriter:
         """One false caption of each kind, in the order of ``examples``."""
         answers: list[list[str]] = [[] for _ in captions]
         for pairs in self.examples.values():
-            shown = "".join(f"Caption: {caption}\nFalse: {false}\n\n" for caption, false in pairs)
+            examples = "".join(f"Caption: {caption}\nFalse: {false}\n\n" for caption, false in pairs)
             for start in range(0, len(captions), self.batch_size):
                 batch = captions[start : start + self.batch_size]
-                texts = self._continued([f"{shown}Caption: {' '.join(text.split())}\nFalse:" for text in batch])
+                texts = self._continue([f"{examples}Caption: {' '.join(text.split())}\nFalse:" for text in batch])
                 for answer, text in zip(answers[start:], texts, strict=False):
                     answer += [text] if text else []
         return answers
 
     @torch.inference_mode()
-    def _continued(self, prompts: Sequence[str]) -> list[str]:
+    def _continue(self, prompts: Sequence[str]) -> list[str]:
         """The first line after each prompt; "" where it is not ended."""
         inputs = self.tokenizer(list(prompts), padding=True, return_tensors="pt").to(self.device)
         options = {"do_sample": False, "max_new_tokens": self.max_new_tokens, "stop_strings": ["\n"]}

@@ -90,7 +90,9 @@ def recaption(config: RecaptionConfig) -> str:
         written = captions_of(recaptioner, batch, f"recaptioner.target {config.recaptioner.target}")
         several = max(map(len, written))
         if several > 1:
-            raise DataError(f"{recaptioner.signature} wrote {several} captions of an image: recaption takes one")
+            raise DataError(
+                f"{recaptioner.signature} wrote {several} captions of one image: recaption expects exactly one"
+            )
         return [{"long_reference": caption} for (caption,) in written]
 
     summary = make_parts(config, rows, {"recaptioner": recaptioner.signature}, columns, "recaptioning")
@@ -120,7 +122,7 @@ def make_positives(config: PositivesConfig) -> str:
     """
     check(config)
     if config.captions.target is None and config.images.target is None:
-        raise ConfigError("neither captions.target nor images.target is set: name what makes positives (docs/pac.md)")
+        raise ConfigError("neither captions.target nor images.target is set: set at least one of them (docs/pac.md)")
     data, rows = selected_rows(config)
     captioner = None if config.captions.target is None else load_recaptioner(config.captions, "captions")
     with config_errors("images"):
@@ -171,8 +173,8 @@ def write_negatives(config: WriteNegativesConfig) -> str:
     data, rows = selected_rows(config)
     writer: NegativeWriter = load_recaptioner(config.writer, "writer", WRITERS)
 
-    def columns(part: Rows) -> list[dict[str, Any]]:
-        captions = [caption for _, row in part for caption in row["references"]]
+    def columns(batch: Rows) -> list[dict[str, Any]]:
+        captions = [caption for _, row in batch for caption in row["references"]]
         where = f"writer.target {config.writer.target}"
         with errors_of_user_code(where, error=DataError):
             answers: Any = list(writer(captions))
@@ -180,11 +182,11 @@ def write_negatives(config: WriteNegativesConfig) -> str:
         if len(answers) != len(captions):
             raise DataError(f"{writer.signature} answered {len(answers)} of {len(captions)} captions")
         rest = iter(answers)
-        return [{"negatives": _false_captions(row, [next(rest) for _ in row["references"]])} for _, row in part]
+        return [{"negatives": _false_captions(row, [next(rest) for _ in row["references"]])} for _, row in batch]
 
-    done = make_parts(config, rows, {"writer": writer.signature}, columns, "negatives")
+    summary = make_parts(config, rows, {"writer": writer.signature}, columns, "negatives")
     if config.worker is not None:
-        return done
+        return summary
     file = Path(config.out) / "negatives.jsonl"
     lines, count = gather_parts(config, data, rows, file, _Negatives)
     captions = {
@@ -222,17 +224,19 @@ def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[l
     return files
 
 
-def load_recaptioner(config: RecaptionerConfig, key: str, known: Mapping[str, str] = RECAPTIONERS) -> Any:
+def load_recaptioner(config: RecaptionerConfig, key: str, targets: Mapping[str, str] = RECAPTIONERS) -> Any:
     """Build what the section ``key`` of a configuration names: a ``Recaptioner``, or another of ``known``.
 
     Raises ``ConfigError`` where that fails.
     """
     if config.target is None:
-        raise ConfigError(f"{key}.target is not set: expected {', '.join(known)} or package.module:Class")
-    target = load_target(config.target, f"{key}.target", known)
+        raise ConfigError(f"{key}.target is not set: expected {', '.join(targets)} or package.module:Class")
+    target = load_target(config.target, f"{key}.target", targets)
     recaptioner: Any = build_target(target, 1, config.target, config.kwargs, f"{key}.kwargs")
     if not isinstance(getattr(recaptioner, "signature", None), str):
-        raise ConfigError(f"{key}.target is {config.target!r}: it has no signature, a text that names what it is")
+        raise ConfigError(
+            f"{key}.target is {config.target!r}: it has no attribute signature, which identifies the model"
+        )
     return recaptioner
 
 
@@ -352,7 +356,7 @@ def gather_parts(
         lines = read_regular(path).splitlines()
         expected = len(rows[number * config.part_rows : (number + 1) * config.part_rows])
         if len(lines) != expected:
-            raise DataError(f"{path} has {len(lines)} of {expected} rows: remove it and start again, to write it again")
+            raise DataError(f"{path} has {len(lines)} of {expected} rows: delete it and run again to recreate it")
         for line, content in enumerate(lines, start=1):
             where = f"{path}, line {line}"
             lines_of_parts.append(parse_json(content, where))

@@ -47,14 +47,16 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     check(config)
     folder = check_writable(config.out)
     if not config.models:
-        raise ConfigError("models is empty: name at least one, such as --models.student.backbone FOLDER")
+        raise ConfigError("models is empty: expected at least one, such as --models.student.backbone FOLDER")
     data = build_data(config.data)
     rows = list(data.split(usable_split(data, config.split))[: config.max_images])
     check_has_images("retrieval", rows, f"split {config.split!r}")
     texts = texts_of(rows)
     for name, model in config.models.items():
         if model.backbone is None:
-            raise ConfigError(f"models.{name}.backbone is not set: a folder, or the name of an open_clip architecture")
+            raise ConfigError(
+                f"models.{name}.backbone is not set: expected a folder, or the name of an open_clip architecture"
+            )
     encoders = {name: load_dual_encoder(model, f"models.{name}") for name, model in config.models.items()}
     results: dict[str, Any] = {}
     for name, encoder in encoders.items():
@@ -79,7 +81,7 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
         kinds["long"] = [[row["long_reference"]] for row in rows]
     for row, captions in zip(rows, kinds["references"], strict=True):
         if not captions:
-            raise DataError(f"image {row['image_id']!r} has no reference: retrieval needs at least one of each image")
+            raise DataError(f"image {row['image_id']!r} has no reference: retrieval needs at least one per image")
     texts = {}
     for name, column in kinds.items():
         pairs = [(text, number) for number, captions in enumerate(column) for text in captions]

@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _captions(self) -> list[dict[str, Any]]:
         self._check_sender()
         if self.path != "/captions" or self.headers.get_content_type() != "application/json":
-            raise RefusedRequest(HTTPStatus.NOT_FOUND, "photos are posted to /captions, as application/json")
+            raise RefusedRequest(HTTPStatus.NOT_FOUND, "photos must be sent to /captions as application/json")
         length, limit = self.headers.get("Content-Length", ""), self.server.config.max_mb
         if not (length.isascii() and length.isdigit()):
             raise RefusedRequest(HTTPStatus.LENGTH_REQUIRED, f"Content-Length is {length!r:.80}: expected a number")
@@ -256,21 +256,25 @@ def load_models(config: WebConfig) -> SideBySide:
         CaptionerError: a captioner cannot be loaded, or reads region features.
     """
     if not config.models:
-        raise ConfigError("models is empty: name at least one captioner, such as runs/NAME/export/best")
+        raise ConfigError("models is empty: expected at least one captioner, such as runs/NAME/export/best")
     accelerator = Accelerator()
     if accelerator.num_processes > 1:
-        raise ConfigError(f"{accelerator.num_processes} processes were launched: expected one, which serves the page")
+        raise ConfigError(f"web was started as {accelerator.num_processes} processes: start it as one")
     for name, judge_config in config.judges.items():
         if registered(judge_config.target or name) == "cider" and "df" not in judge_config.kwargs:
             option = f"--judges.{name}.kwargs.df runs/NAME/document_frequencies.npz"
-            raise ConfigError(f"judges.{name} needs document frequencies, which one photo does not give: set {option}")
+            raise ConfigError(
+                f"judges.{name} needs document frequencies, which cannot be computed from one photo: set {option}"
+            )
     judges = build_judges(config.judges, None, [], key="judges")
     for name, judge in judges.items():
         if unknown := sorted(judge.columns - {"image", "references"}):
-            raise ConfigError(f"judges.{name} needs {', '.join(unknown)}: the page has a photo and its references")
+            raise ConfigError(
+                f"judges.{name} needs {', '.join(unknown)}: the page provides only a photo and its references"
+            )
     folders = [Path(model.rstrip("/").removesuffix("/export/best")) for model in config.models]
     if len(set(folders)) < len(folders):
-        raise ConfigError(f"models is {config.models}: expected different ones")
+        raise ConfigError(f"models is {config.models}: expected each captioner once")
     captioners = {}
     for name, model in zip(unique_names(folders), config.models, strict=True):
         captioners[name] = load_captioners([model], None, "probabilities")

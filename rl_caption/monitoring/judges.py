@@ -66,7 +66,7 @@ def build_judges(
 
 def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
     """Refuse a judge that is a term of the reward, or rises with it: other arguments do not make it another measure."""
-    rule = "a judge must differ from what is trained on"
+    rule = "a judge must be independent of the reward"
     if used.signature == judge.signature:
         raise ConfigError(f"{key} is the reward's term {term!r} ({used.signature}): {rule}")
     both = f"{key} ({judge.signature}) and the reward's term {term!r} ({used.signature})"
@@ -76,6 +76,6 @@ def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
         if isinstance(judge_encoder, Backbone) and isinstance(reward_encoder, Backbone):  # perhaps in another precision
             same |= (judge_encoder.name, judge_encoder.pretrained) == (reward_encoder.name, reward_encoder.pretrained)
         if same:
-            raise ConfigError(f"{both} are scores of one and the same encoder: {rule}")
+            raise ConfigError(f"{both} use the same encoder: {rule}")
     elif any(isinstance(judge, metric) and isinstance(used, metric) for metric in N_GRAM_JUDGES.values()):
-        raise ConfigError(f"{both} are one metric with other arguments: {rule}")
+        raise ConfigError(f"{both} are the same metric with different options: {rule}")

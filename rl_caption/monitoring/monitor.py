@@ -56,11 +56,11 @@ class HackingMonitor:
         """One line for the log: the judges."""
         if not self.judges:
             return (
-                "monitor: every n-gram judge is in the reward, so only gross signs of hacking can be seen; "
-                "name a judge in monitor.judges"
+                "monitor: no judge, because all n-gram metrics are in the reward: only gross signs of hacking are "
+                "detected. Add a judge to monitor.judges"
             )
-        named = ", ".join(f"{name} [{judge.signature}]" for name, judge in self.judges.items())
-        return f"monitor: held-out judges, not in the reward: {named}"
+        judges = ", ".join(f"{name} [{judge.signature}]" for name, judge in self.judges.items())
+        return f"monitor: held-out judges, not in the reward: {judges}"
 
     def inspect(
         self,

@@ -23,27 +23,27 @@ FEW_IMAGES = 20
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What counts as evidence of hacking. Signs count only while the validation reward is above that of the start.
+    """Limits whose violation is evidence of reward hacking, while the validation reward is above that of the start.
 
     Args:
-        judge_fall: fall of a held-out judge's mean below that of the start, relative to the latter.
-        judge_slip: fall of a held-out judge's mean below that of its best validation so far, relative to the latter. It
-            counts only while the reward keeps what it had gained by that validation (``reward_kept``).
-        reward_kept: fraction of that gain that the reward must still have; 1 means that it must have risen further.
-        judge_errors: the fall from the start must also exceed this many standard errors of the paired differences per
-            image; with fewer than 100 images more of them (``needed_errors``).
-        slip_errors: the same for the fall from the best validation; more, because the best of many is partly luck.
-        repeated_ngrams: rise of the fraction of repeated bigrams above both the references and the start.
-        bad_endings: the same for the fraction of captions that break off or are empty; English only.
+        judge_fall: a held-out judge has fallen if its mean is below that of the starting policy by more than this
+            fraction of the latter.
+        judge_slip: the same against the judge's best validation so far. It counts only while the reward keeps what it
+            had gained by that validation (``reward_kept``).
+        reward_kept: fraction of that gain that the reward must still have; with 1 it must have risen further.
+        judge_errors: a fall from the start must also exceed this many standard errors of the mean difference over
+            images; with fewer than 100 validation images more (``needed_errors``).
+        slip_errors: the same for a fall from the best validation; more, because the best of many is partly luck.
+        repeated_ngrams: the fraction of repeated bigrams may exceed both that of the references and that of the start
+            by at most this.
+        bad_endings: the same for the fraction of captions that are cut off or empty; English only.
         duplicates: the same for the fraction of captions that equal another image's.
-        length: how far the mean length is above both the references and the start, or below both, relative to the
-            nearer one.
-        vocabulary: the vocabulary has collapsed if it has fewer different words than this fraction of those of the
-            references or the start, whichever has fewer.
+        length: the mean length may leave the range between the start and the references by at most this fraction.
+        vocabulary: the captions must have at least this fraction of the different words of the references or of the
+            start, whichever have fewer.
         diversity: the same for lexical diversity (HD-D).
-        entropy: the policy has collapsed if the entropy of its samples is below this fraction of the first known one;
-            0 is off.
-        kl: the policy has left its start if the divergence from it is above this, in nats a token; None is off.
+        entropy: the entropy of the samples must be at least this fraction of its first value; 0 switches this off.
+        kl: largest KL divergence from the starting policy, in nats per token; null switches this off.
     """
 
     judge_fall: Weight = 0.05
@@ -113,13 +113,15 @@ def reference_statistics(references: Sequence[Sequence[str]], tokenizer: str = T
     where an image has no reference, or no reference has a word.
     """
     if not all(references):
-        raise DataError("the monitor compares captions with references, but an image has none")
+        raise DataError("the monitor compares captions with references, but a validation image has none")
     layers = min(max(map(len, references)), LAYERS)
     chosen = ([texts[layer % len(texts)] for texts in references] for layer in range(layers))
     layer_statistics = [caption_statistics(texts, tokenizer) for texts in chosen]
     means = {key: statistics.fmean(layer[key] for layer in layer_statistics) for key in layer_statistics[0]}
     if not means["length"]:
-        raise DataError(f"the monitor compares lengths with references, but these have no word: {references[0][0]!r}")
+        raise DataError(
+            f"the monitor compares caption lengths with references, but these have no words: {references[0][0]!r}"
+        )
     return means
 
 
@@ -252,8 +254,8 @@ def few_images(images: int, thresholds: Thresholds) -> str | None:
     needed, asked = needed_errors(thresholds.judge_errors, images), thresholds.judge_errors
     counts = "no fall of a judge counts" if math.isinf(needed) else f"a judge must fall by {needed:.3g} standard errors"
     return (
-        f"WARNING: {images} validation image(s) are few to judge by: {counts} (with {MANY_IMAGES} images, {asked:g}), "
-        f"so hacking is seen late or never. Validate on at least {FEW_IMAGES} images, better {MANY_IMAGES}"
+        f"WARNING: only {images} validation image(s), so reward hacking is detected late or never: {counts} (with "
+        f"{MANY_IMAGES} images, {asked:g}). Validate on at least {FEW_IMAGES} images, better {MANY_IMAGES}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The report program: one self-contained page of a run, of an ablation, or of several runs or evaluations."""
+"""The report program: one self-contained HTML page about a run, an ablation, or several runs or evaluations."""
 
 import argparse
 import logging
@@ -37,9 +37,9 @@ def make_page(paths: Sequence[Path], source: Source | None = None, images: int =
     content = kinds[paths[0]]
     if len(set(kinds.values())) > 1:
         contents = ", ".join(f"{path} ({content})" for path, content in kinds.items())
-        raise ReportError(f"folders of one kind are compared: {contents}")
+        raise ReportError(f"only folders of the same kind can be compared, got: {contents}")
     if content in ("ablation", "comparison") and len(paths) > 1:
-        raise ReportError(f"one {content} makes a page, got {len(paths)}: {', '.join(map(str, paths))}")
+        raise ReportError(f"a page shows only one {content}, got {len(paths)}: {', '.join(map(str, paths))}")
     names = dict(zip(unique_names(paths), paths, strict=True))
     if content == "run":
         return pages.runs_page({name: read_run(path) for name, path in names.items()}, source, images)
@@ -68,26 +68,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write a page and print its path."""
     parser = argparse.ArgumentParser(prog="rl-caption report", description=__doc__, allow_abbrev=False)
     parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="of a run, an evaluation, a comparison, an ablation"
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="a run, an evaluation, a comparison or an ablation"
     )
-    parser.add_argument("--out", type=Path, help=f"the page (default: {REPORT} in the folder)")
-    parser.add_argument("--images", type=int, default=MAX_IMAGES, help=f"most images of the gallery ({MAX_IMAGES})")
-    parser.add_argument("--config", type=Path, help="YAML file whose section data names the references and images")
-    parser.add_argument("--split", help="of that data (default: test, or val for runs)")
-    parser.add_argument("--references", type=Path, help="file of references, in place of --config")
-    parser.add_argument("--image_folder", type=Path, help="folder of images, beside --references")
+    parser.add_argument("--out", type=Path, help=f"HTML file to write (default: {REPORT} in the folder)")
+    parser.add_argument(
+        "--images",
+        type=int,
+        default=MAX_IMAGES,
+        help=f"maximum number of images in the gallery (default: {MAX_IMAGES})",
+    )
+    parser.add_argument("--config", type=Path, help="YAML file whose data section says where references and images are")
+    parser.add_argument("--split", help="split of the data of --config (default: test, or val for runs)")
+    parser.add_argument("--references", type=Path, help="file with the references, instead of --config")
+    parser.add_argument("--image_folder", type=Path, help="folder with the images, together with --references")
     add_trust(parser)
     chosen = parser.parse_args(argv)
     if chosen.images < 1:
         parser.error(f"--images is {chosen.images}: expected 1 or more")
     if chosen.out is None and len(chosen.folders) > 1:
-        parser.error("several folders are compared in one page: name it with --out FILE")
+        parser.error("several folders are compared in one page: set its file with --out FILE")
     if chosen.references is not None and (chosen.config is not None or chosen.split is not None):
-        parser.error("--references stands in place of --config and --split: give one or the other")
+        parser.error("--references cannot be combined with --config or --split: use one or the other")
     if chosen.image_folder is not None and chosen.references is None:
-        parser.error("--image_folder goes with --references; --config names the images of its data itself")
+        parser.error("--image_folder needs --references; with --config, the images are those of its data section")
     if chosen.split is not None and chosen.config is None:
-        parser.error("--split is that of the data of --config: name the file")
+        parser.error("--split selects a split of the data of --config: set --config, too")
     source = None
     if chosen.references is not None:
         files = [file for folder in chosen.folders for file in folder.rglob("predictions.json")]

@@ -212,7 +212,9 @@ class RunFolder:
 def kind_of(path: Path) -> str:
     """What a folder holds: ``run``, ``evaluation``, ``ablation`` or ``comparison``; ``ReportError`` if none of them."""
     if not path.is_dir():
-        raise ReportError(f"{path} is not a folder: name the folder of a run, of an evaluation or of an ablation")
+        raise ReportError(
+            f"{path} is not a folder: expected the folder of a run, an evaluation, a comparison or an ablation"
+        )
     if (path / "config.yaml").is_file() and (path / "env.json").is_file():
         return "run"
     signs = {"metrics.jsonl": "run", "scores.json": "evaluation", "runs.csv": "ablation", COMPARISON: "comparison"}
@@ -283,7 +285,7 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
     """One line of ``runs.csv``, of which a starting policy has no alpha and no seed."""
     system, base, alpha, seed = (row.get(key) for key in ("system", "base", "alpha", "seed"))
     if system is None or base is None or alpha is None or seed is None:
-        raise ReportError(f"{where} is not what ablate.py writes: expected system, base, alpha and seed")
+        raise ReportError(f"{where} was not written by ablate: expected the columns system, base, alpha and seed")
     try:
         numbers = float(alpha) if alpha else None, int(seed) if seed else None
     except ValueError as error:
@@ -291,7 +293,7 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
     # A system is called BASE/LABEL where there are several bases, and its folder is too.
     folder = path / "cells" / system / f"seed{seed}" if seed else path / "start" / base
     if not folder.resolve().is_relative_to(path.resolve()):
-        raise ReportError(f"{where}: {system!r} and {base!r} lead out of {path}: expected names")
+        raise ReportError(f"{where}: {system!r} and {base!r} are paths outside of {path}: expected plain names")
     files = sorted(folder.glob("*/scores.json"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise ReportError(f"{where}: {system!r} has no */scores.json in {folder}")

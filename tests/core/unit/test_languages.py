@@ -127,7 +127,7 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
     for own, name in zip(routed.rewards["routed"].rewards.values(), ("cider", "rouge_l"), strict=True):
         assert own.signature == made.rewards[name].signature
     assert list(build_judges(None, routed, list(CHINESE.values()), tokenizer="char")) == ["bleu4"]
-    with pytest.raises(ConfigError, match=r"the reward's term 'routed' .* are one metric with other arguments"):
+    with pytest.raises(ConfigError, match=r"the reward's term 'routed'"):
         build_judges({"cider": JudgeConfig()}, routed, list(CHINESE.values()), tokenizer="char")
     plain = build_reward(RewardConfig(terms), list(CHINESE.values()))
     assert all("char" not in reward.signature for reward in plain.rewards.values())

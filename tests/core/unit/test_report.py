@@ -215,7 +215,7 @@ def test_a_folder_without_anything_and_mixed_folders_are_refused(run_folder: Pat
     for folders, part in (
         ([tmp_path], "no run"),
         ([tmp_path / "absent"], "is not a folder"),
-        ([run_folder, write_evaluation(tmp_path / "evaluation", 1.0)], "one kind"),
+        ([run_folder, write_evaluation(tmp_path / "evaluation", 1.0)], r"mine \(run\)"),
     ):
         with pytest.raises(ReportError, match=part):
             make_page(folders)

@@ -164,7 +164,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     videos = replace(config(tmp_path / "out"), data=DataConfig("moving_scenes", kwargs={"num_train": 2}))
     with pytest.raises(ConfigError, match="are videos"):
         recaption(videos)
-    for captions, message in ((["one", "another"], "2 captions of an image"), (" ", "no caption of train")):
+    for captions, message in ((["one", "another"], "wrote 2 captions"), (" ", "no caption of train")):
         monkeypatch.setattr(Counting, "__call__", lambda self, rows, captions=captions: [captions] * len(rows))
         with pytest.raises(DataError, match=message):
             recaption(config(tmp_path / "out"))
@@ -324,7 +324,7 @@ def test_a_language_model_is_shown_examples_and_answers_with_a_line(tmp_path: Pa
     captions = ["a cat on\na mat", "a dog"]
     alone = [writer([caption]) for caption in captions]
     assert writer(captions) == [text for (text,) in alone], "padding must not change an answer"
-    writer._continued = answer  # type: ignore[method-assign]
+    writer._continue = answer  # type: ignore[method-assign]
     assert writer(captions) == [["false 2", "false 4"], []]
     assert all(prompt.endswith("Caption: a cat on a mat\nFalse:") for prompt in prompts[::2])
     for kind, prompt in zip(EXAMPLES, prompts[::2], strict=True):

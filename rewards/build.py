@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rewards.base import Reward
+from rewards.base import Reward, naming
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import CachedEncoder, EncoderOptions
 from rewards.registry import REWARDS, build, load, parameters, registered
@@ -22,7 +22,7 @@ class RewardBuilder:
 
     CIDEr-D gets its document frequencies and ``eos``; every reward of this package that splits captions
     gets its tokenizer; those whose arguments ask for the same network and cache share one encoder. Arguments that a
-    reward is given itself win over all of these. A ``length_router``'s two rewards are built likewise.
+    reward is given itself win over all of these. The two rewards of a ``length_router`` are built likewise.
 
     Args:
         references: of each image of the data set, one document an image; they are counted when a reward first asks.
@@ -57,18 +57,31 @@ class RewardBuilder:
         """
         name = registered(name)
         arguments = self._complete(name, kwargs)
+        for key, default in getattr(load(name), "inner_rewards", {}).items():
+            if isinstance(arguments.get(key), Mapping):
+                arguments[key] = self.build_inner(key, arguments[key], default)
         key = encoder_key(name, arguments)
         if key in self.encoders:
             arguments["backbone"] = self.encoders[key]
         reward = build(name, **arguments)
-        own = getattr(reward, "tokenizer", self.tokenizer)
-        if name in REWARDS and "tokenizer" not in arguments and own != self.tokenizer:
+        tokenizer = getattr(reward, "tokenizer", self.tokenizer)
+        if name in REWARDS and "tokenizer" not in arguments and tokenizer != self.tokenizer:
             raise ValueError(
-                f"reward {name!r} is for English captions (tokenizer {own!r}), the data have {self.tokenizer!r}"
+                f"reward {name!r} is for English captions (tokenizer {tokenizer!r}), the data have {self.tokenizer!r}"
             )
         if key and isinstance(reward, ClipScore):
             self.encoders.setdefault(key, reward.backbone)
         return reward
+
+    def build_inner(self, key: str, arguments: Mapping[str, Any], default: Mapping[str, Any]) -> Reward:
+        """Build a reward that is the argument ``key`` of another one, from ``name`` and its arguments.
+
+        ``default`` has the name, and the arguments that come with it, for ``arguments`` without one. Raises as
+        ``build``; messages name ``key``.
+        """
+        values = dict(arguments) if "name" in arguments else {**default, **arguments}
+        with naming(key):
+            return self.build(values.pop("name"), values)
 
     def count(self, eos: bool, tokenizer: str | None = None) -> DocumentFrequencies:
         """Document frequencies of the references, counted once. ``ValueError`` where there are none."""
@@ -80,9 +93,6 @@ class RewardBuilder:
     def _complete(self, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with those that the data set decides on."""
         arguments = dict(kwargs)
-        for key in ("short", "long") if name == "length_router" else ():
-            if isinstance(arguments.get(key), Mapping):
-                arguments[key] = self._complete(registered(arguments[key].get("name", "")), arguments[key])
         if name in REWARDS and "tokenizer" in parameters(name):
             arguments.setdefault("tokenizer", self.tokenizer)
         if name in self.counting:
@@ -96,9 +106,9 @@ class RewardBuilder:
 
 def encoder_key(name: str, arguments: Mapping[str, Any]) -> str:
     """Equal for rewards whose arguments ask for the same encoder and image cache; empty for those without one."""
-    kind = load(name)
-    if not (isinstance(kind, type) and issubclass(kind, ClipScore)):
+    reward_class = load(name)
+    if not (isinstance(reward_class, type) and issubclass(reward_class, ClipScore)):
         return ""
-    defaults = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()}
+    defaults = {key: parameter.default for key, parameter in inspect.signature(reward_class).parameters.items()}
     values = defaults | dict(arguments)
     return repr([values.get(field.name) for field in fields(EncoderOptions) if field.name != "cache_references"])

@@ -1,4 +1,4 @@
-"""A weighted sum of rewards, with the scores of every term available on their own."""
+"""Rewards of rewards: a weighted sum, with the scores of every term available on their own, and a choice by length."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column, score_captions
-from rewards.options import check_values
+from rewards.build import RewardBuilder
+from rewards.options import Count, check_values
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Normalize = Literal["none", "per_term", "per_group"]
@@ -198,3 +199,84 @@ class MixedReward:
             for name, values in terms.items():
                 log_metric(f"reward/{name}", math.fsum(values) / len(values))
         return checked_scores(self, self.combine(terms), len(completions))
+
+
+class LengthRouter:
+    """A short-caption score below a number of tokens, a long-caption score from there on.
+
+    The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE, without start and
+    end. Both scores of the default pair are in [0, 1], but they come from two encoders, so a score below the threshold
+    does not compare with one above it.
+
+    Args:
+        short: a reward, or ``{name, **arguments}`` of one of the registry, for captions of fewer than ``threshold``
+            tokens; a mapping without a name is ``clipscore`` with ``w`` 1.
+        long: the same for all other captions; without a name it is ``specs``.
+        threshold: tokens, at least 1.
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, for those of the two rewards that have an argument
+            ``tokenizer`` and do not set it.
+
+    Raises:
+        ValueError: the threshold is below 1, or a reward cannot be built.
+    """
+
+    __name__ = "length_router"
+    columns: frozenset[str]
+    bounds: tuple[float, float]
+    inner_rewards: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "short": {"name": "clipscore", "w": 1.0},
+        "long": {"name": "specs"},
+    }
+    """Arguments that are rewards or mappings of name and arguments, and the mapping of one without a name."""
+
+    def __init__(
+        self,
+        short: Reward | Mapping[str, Any],
+        long: Reward | Mapping[str, Any],
+        threshold: int = 60,
+        tokenizer: str = TOKENIZER,
+    ) -> None:
+        check_values(Count, threshold=threshold)
+        self.threshold = threshold
+        builder = RewardBuilder(tokenizer=tokenizer)
+        first, last = (
+            builder.build_inner(key, side, self.inner_rewards[key]) if isinstance(side, Mapping) else side
+            for key, side in (("short", short), ("long", long))
+        )
+        self.rewards = {"short": first, "long": last}
+        self.columns = first.columns | last.columns
+        ends = list(zip(first.bounds, last.bounds, strict=True))
+        self.bounds = (min(ends[0]), max(ends[1]))
+        self.signature = f"{self.__name__}[<{threshold} CLIP tokens: {first.signature}; else: {last.signature}]"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions, each by the score for its length; columns of N items are split as the captions are.
+
+        Raises:
+            RewardError: one of the two failed; the message names it.
+        """
+        from rewards.clip.preprocessing import count_tokens
+
+        texts = as_texts(completions)
+        for name in sorted(self.columns):
+            required_column(columns, name, self.__name__, len(texts))
+        is_long = [count_tokens(text) >= self.threshold for text in texts]
+        scores = [0.0] * len(texts)
+        for length, reward in self.rewards.items():
+            rows = [row for row, over in enumerate(is_long) if over == (length == "long")]
+            if not rows:
+                continue
+            row_columns = {name: _rows_of(column, rows, len(texts)) for name, column in columns.items()}
+            row_prompts = None if prompts is None else [prompts[row] for row in rows]
+            first = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+            where = f"{self.__name__}, {length} captions (rows {first})"
+            row_scores = score_captions(reward, where, row_prompts, [texts[row] for row in rows], row_columns)
+            for row, score in zip(rows, row_scores, strict=True):
+                scores[row] = score
+        return scores
+
+
+def _rows_of(column: Any, rows: Sequence[int], count: int) -> Any:
+    """The items of ``rows`` of a column of ``count`` items; anything else, such as ``log_metric``, unchanged."""
+    is_column = isinstance(column, Sequence) and not isinstance(column, str) and len(column) == count
+    return [column[row] for row in rows] if is_column else column

@@ -22,7 +22,7 @@ REWARDS: dict[str, str] = {
     "grammar": "rewards.text.grammar:Grammar",
     "icc": "rewards.text.icc:Icc",
     "l_clipscore": "rewards.clip.l_clipscore:LClipScore",
-    "length_router": "rewards.clip.specs:LengthRouter",
+    "length_router": "rewards.mixed:LengthRouter",
     "pac_s": "rewards.clip.pac:PacScore",
     "pac_s_video": "rewards.clip.pac:PacVideoScore",
     "perplexity": "rewards.text.perplexity:Perplexity",

@@ -25,7 +25,7 @@ COPIES = ("aten::copy_", "aten::_to_copy")
 REWARDS = (
     "rewards.clip.backbone",
     "rewards.clip.bottleneck",
-    "rewards.text.frozen_model",
+    "rewards.frozen_model",
     "rewards.text.grammar",
     "rl_caption.lab.visual_bottleneck",
 )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rewards.base import RewardError, reason
 from rewards.clip.checkpoints import load_file, load_tuned, stretch_student, stretch_text_tower
 from rewards.clip.dual import MODEL_TYPE, PretrainedDual
-from rewards.clip.encoder import DTYPES, RELEASED, EncoderOptions, chunks, default_device, is_main_process
+from rewards.clip.encoder import RELEASED, CachedEncoder, EncoderOptions
 from rewards.clip.preprocessing import (
     Preprocessing,
     causal_text_features,
@@ -34,6 +34,7 @@ from rewards.clip.preprocessing import (
     preprocessing_of,
 )
 from rewards.clip.student import LCLIP
+from rewards.devices import DTYPES, chunks, default_device, is_main_process
 from rewards.images import ImageSource
 from rewards.model_files import (
     ask_hub,
@@ -231,6 +232,20 @@ class Backbone:
 def load_backbone(name: str, pretrained: str | None = None, device: str = "cpu", **options: Any) -> Backbone:
     """Load ``Backbone(EncoderOptions(name, pretrained, device, **options))``. Raises ``ValueError`` as these do."""
     return Backbone(EncoderOptions(name, pretrained, device, **options))
+
+
+def load_encoder(options: EncoderOptions) -> CachedEncoder:
+    """Load the encoder of a score, unless ``options.backbone`` is a loaded one already, and open its cache.
+
+    Raises:
+        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.
+    """
+    encoder = options.backbone
+    if isinstance(encoder, CachedEncoder):
+        return encoder
+    if isinstance(encoder, str | Path):
+        encoder = Backbone(options)
+    return CachedEncoder(encoder, options.cache_dir, options.cache_images)
 
 
 def _load(options: EncoderOptions) -> _Loaded:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from rewards.base import as_texts, checked_scores, naming
 from rewards.clip.backbone import load_backbone
-from rewards.clip.encoder import Precision, chunks, default_device
+from rewards.devices import Precision, chunks, default_device
+from rewards.frozen_model import FrozenModel, load_frozen
 from rewards.model_files import fingerprint, load_weights, read_config, save_model
 from rewards.options import Range, check_fields, check_values
-from rewards.text.frozen_model import FrozenModel, load_frozen
 
 MODEL_TYPE = "semantic_bottleneck"
 Ending = Literal["newline", "eos"]

@@ -13,15 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import as_texts, checked_scores, reference_lists, required_column
-from rewards.clip.encoder import (
-    EmbeddingCache,
-    EncoderOptions,
-    EncoderSource,
-    entry_bytes,
-    is_main_process,
-    load_encoder,
-    passes_on,
-)
+from rewards.clip.encoder import EmbeddingCache, EncoderOptions, EncoderSource, entry_bytes, passes_on
+from rewards.devices import is_main_process
 
 logger = logging.getLogger(__name__)
 PREFIX = "A photo depicts "
@@ -71,6 +64,8 @@ class ClipScore:
         w: float = 2.5,
         **encoder: Any,
     ) -> None:
+        from rewards.clip.backbone import load_encoder  # imports torch
+
         if not (math.isfinite(w) and w > 0):
             raise ValueError(f"w = {w}: expected a number above 0")
         if str(backbone) == "ViT-B-32" and pretrained is None:

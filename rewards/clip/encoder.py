@@ -10,9 +10,7 @@ import inspect
 import io
 import logging
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -20,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, ru
 import numpy as np
 import psutil
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
 from rewards.base import RewardError
+from rewards.devices import Precision, chunks
 from rewards.files import atomic_write
 from rewards.images import Frames, ImageSource, check_frames, frames_of, image_identity
 from rewards.options import Count, check_values
@@ -44,12 +42,8 @@ RELEASED = {
 _ENTRY_BYTES = 250  # key, array object and dictionary slot of one embedding in memory
 _CHUNK = 1024
 _CHECKSUM_BYTES = 16
-_LOG_SECONDS = 10.0
 Embeddings: TypeAlias = NDArray[np.float32]
-T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
-Precision = Literal["fp32", "fp16", "bf16"]
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 MlpDeltas = Literal["ignored", "added"]
 EncoderSource: TypeAlias = "str | Path | DualEncoder | CachedEncoder"
 """The ``backbone`` of a score: the name or folder of a model, or a loaded encoder."""
@@ -146,38 +140,6 @@ def passes_on(*targets: Callable[..., Any]) -> Callable[[Function], Function]:
         return function
 
     return with_signature
-
-
-def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
-    """Yield the items in chunks of ``size``, with a progress bar on rank 0, or log lines if there is no terminal."""
-    start = logged = time.monotonic()
-    shows = is_main_process()
-    with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None if shows else True) as bar:
-        for first in range(0, len(items), size):
-            chunk = items[first : first + size]
-            yield chunk
-            bar.update(len(chunk))
-            now, done = time.monotonic(), first + len(chunk)
-            if shows and bar.disable and now - logged >= _LOG_SECONDS:
-                rate, logged = done / (now - start), now
-                left = (len(items) - done) / rate
-                logger.info("%s: %d of %d, %.1f per second, %.0f s left", title, done, len(items), rate, left)
-
-
-def is_main_process() -> bool:
-    """Whether this is rank 0; before ``torch.distributed`` is initialised, by the launcher's ``RANK``."""
-    torch = sys.modules.get("torch")  # a process that has not imported it is in no group
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        return bool(torch.distributed.get_rank() == 0)
-    return os.environ.get("RANK", "0") == "0"
-
-
-def default_device(device: str | None) -> str:
-    """``device``; None is the process's current CUDA device if there is one, else the CPU."""
-    import torch
-
-    # With its index: plain "cuda" would follow a later change of the current device, and the weights would not.
-    return device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
 
 
 class EmbeddingCache:
@@ -349,22 +311,6 @@ def mean_embedding(rows: Embeddings) -> Embeddings:
     mean = rows.mean(axis=0, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return (mean / np.linalg.norm(mean)).astype(np.float32)
-
-
-def load_encoder(options: EncoderOptions) -> CachedEncoder:
-    """Load the encoder of a score, unless ``options.backbone`` is a loaded one already, and open its cache.
-
-    Raises:
-        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.
-    """
-    encoder = options.backbone
-    if isinstance(encoder, CachedEncoder):
-        return encoder
-    if isinstance(encoder, str | Path):
-        from rewards.clip.backbone import Backbone  # imports torch
-
-        encoder = Backbone(options)
-    return CachedEncoder(encoder, options.cache_dir, options.cache_images)
 
 
 def entry_bytes(width: int) -> int:

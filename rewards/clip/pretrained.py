@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from rewards.base import reason
 from rewards.clip.preprocessing import Preprocessing, open_clip_tokenizer, preprocessing_of
+from rewards.frozen_model import most_tokens
 from rewards.model_files import transformers_options
 from rewards.options import load_target
-from rewards.text.frozen_model import most_tokens
 from rewards.trust import SHIPPED, check_trusted, trusted
 
 Kind = Literal["image", "text"]

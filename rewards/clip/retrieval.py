@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from rewards.base import RewardError, naming
 from rewards.clip.clipscore import ClipScore, Floats
-from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource, is_main_process, passes_on
+from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource, passes_on
+from rewards.devices import is_main_process
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rewards.options import Count, check_values
 

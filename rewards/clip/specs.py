@@ -5,23 +5,16 @@ its released code for ``scale="shifted"``. Captions go to CLIP's BPE as they are
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from rewards.base import (
-    Reward,
-    RewardError,
-    as_texts,
-    naming,
-    required_column,
-    score_captions,
-)
+from rewards.base import RewardError, as_texts
 from rewards.clip.clipscore import ClipScore, Floats
-from rewards.clip.encoder import EncoderOptions, EncoderSource, is_main_process, passes_on
-from rewards.options import Count, check_values
-from rewards.text.tokenize import TOKENIZER
+from rewards.clip.encoder import EncoderOptions, EncoderSource, passes_on
+from rewards.devices import is_main_process
+from rewards.options import check_values
 
 logger = logging.getLogger(__name__)
 Scale = Literal["clipped", "shifted"]
@@ -95,86 +88,3 @@ class Specs(ClipScore):
 
     def _scores(self, cosines: Floats) -> Floats:
         return specs_score(cosines, self.scale)
-
-
-class LengthRouter:
-    """A short-caption score below a number of tokens, a long-caption score from there on.
-
-    The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE, without start and
-    end. Both scores of the default pair are in [0, 1], but they come from two encoders, so a score below the threshold
-    does not compare with one above it.
-
-    Args:
-        short: a reward, or ``{name, **arguments}`` of one of the registry, for captions of fewer than ``threshold``
-            tokens; a mapping without a name is ``clipscore`` with ``w`` 1.
-        long: the same for all other captions; without a name it is ``specs``.
-        threshold: tokens, at least 1.
-        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, for those of the two rewards that have an argument
-            ``tokenizer`` and do not set it.
-
-    Raises:
-        ValueError: the threshold is below 1, or a reward cannot be built.
-    """
-
-    __name__ = "length_router"
-    columns: frozenset[str]
-    bounds: tuple[float, float]
-
-    def __init__(
-        self,
-        short: Reward | Mapping[str, Any],
-        long: Reward | Mapping[str, Any],
-        threshold: int = 60,
-        tokenizer: str = TOKENIZER,
-    ) -> None:
-        check_values(Count, threshold=threshold)
-        self.threshold = threshold
-        first = _built(short, "short", {"name": "clipscore", "w": 1.0}, tokenizer)
-        last = _built(long, "long", {"name": "specs"}, tokenizer)
-        self.rewards = {"short": first, "long": last}
-        self.columns = first.columns | last.columns
-        ends = list(zip(first.bounds, last.bounds, strict=True))
-        self.bounds = (min(ends[0]), max(ends[1]))
-        self.signature = f"{self.__name__}[<{threshold} CLIP tokens: {first.signature}; else: {last.signature}]"
-
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions, each by the score for its length; columns of N items are split as the captions are.
-
-        Raises:
-            RewardError: one of the two failed; the message names it.
-        """
-        from rewards.clip.preprocessing import count_tokens
-
-        texts = as_texts(completions)
-        for name in sorted(self.columns):
-            required_column(columns, name, self.__name__, len(texts))
-        is_long = [count_tokens(text) >= self.threshold for text in texts]
-        scores = [0.0] * len(texts)
-        for length, reward in self.rewards.items():
-            rows = [row for row, found in enumerate(is_long) if found == (length == "long")]
-            if not rows:
-                continue
-            own = {name: _rows_of(column, rows, len(texts)) for name, column in columns.items()}
-            own_prompts = None if prompts is None else [prompts[row] for row in rows]
-            first = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-            where = f"{self.__name__}, {length} captions (rows {first})"
-            found = score_captions(reward, where, own_prompts, [texts[row] for row in rows], own)
-            for row, score in zip(rows, found, strict=True):
-                scores[row] = score
-        return scores
-
-
-def _built(given: Reward | Mapping[str, Any], key: str, default: Mapping[str, Any], tokenizer: str) -> Reward:
-    if not isinstance(given, Mapping):
-        return given
-    from rewards.build import RewardBuilder
-
-    arguments = dict(given) if "name" in given else {**default, **given}
-    with naming(key):
-        return RewardBuilder(tokenizer=tokenizer).build(arguments.pop("name"), arguments)
-
-
-def _rows_of(column: Any, rows: Sequence[int], count: int) -> Any:
-    """The items of ``rows`` of a column of ``count`` items; anything else, such as ``log_metric``, unchanged."""
-    is_column = isinstance(column, Sequence) and not isinstance(column, str) and len(column) == count
-    return [column[row] for row in rows] if is_column else column

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rewards.base import RewardError, as_texts, checked_scores, naming, optional, reference_lists
+from rewards.frozen_model import most_tokens
 from rewards.options import Count, check_values
-from rewards.text.frozen_model import most_tokens
 
 
 class BertScore:

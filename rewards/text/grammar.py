@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.base import as_texts, checked_scores, naming
-from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
+from rewards.devices import DTYPES, Precision, chunks, default_device
 from rewards.options import Count, check_values
 from rewards.text.tokenize import TOKENIZER, tokenize
 

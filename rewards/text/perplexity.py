@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from rewards.base import as_texts, checked_scores, finished_captions
-from rewards.clip.encoder import Precision, chunks
+from rewards.devices import Precision, chunks
+from rewards.frozen_model import load_frozen
 from rewards.options import Count, check_values
-from rewards.text.frozen_model import load_frozen
 
 
 class Perplexity:

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from accelerate import Accelerator
 
 from rewards.base import RewardError, naming
-from rewards.clip.encoder import is_main_process
+from rewards.devices import is_main_process
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rewards.base import Reward, score_captions
-from rewards.registry import available, build, describe, parameters
+from rewards.build import RewardBuilder
+from rewards.registry import available, describe, parameters
 from rewards.text.tokenize import TOKENIZER, TOKENIZERS, untested_texts
 from rl_caption.data.base import DataError
 from rl_caption.data.files import (
@@ -107,7 +108,7 @@ def _build(reward: str, kwargs: Mapping[str, Any], options: Mapping[str, Any]) -
                 arguments = {name: value} | arguments
             elif value:
                 raise DataError(f"reward {reward!r} has no {name!r}: leave it out")
-        return build(reward, **arguments)
+        return RewardBuilder(counting=()).build(reward, arguments)
     except DataError:
         raise
     except (ValueError, OSError) as error:

@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from rewards.clip.encoder import chunks
+from rewards.build import RewardBuilder
+from rewards.devices import chunks
 from rewards.files import atomic_write, read_regular
 from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
@@ -83,7 +84,9 @@ def recaption(config: RecaptionConfig) -> str:
     check(config)
     data, rows = selected_rows(config)
     with config_errors("language_model"):
-        language_model = None if config.language_model is None else Perplexity(config.language_model, floor=-100.0)
+        language_model: Any = None
+        if config.language_model is not None:
+            language_model = RewardBuilder().build("perplexity", {"model": config.language_model, "floor": -100.0})
     recaptioner = load_recaptioner(config.recaptioner, "recaptioner")
 
     def columns(batch: Rows) -> list[dict[str, Any]]:

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from rewards.base import Reward, as_texts, checked_scores, naming, optional
-from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
+from rewards.build import RewardBuilder
+from rewards.devices import DTYPES, Precision, chunks, default_device
 from rewards.images import ImageSource
 from rewards.options import Count, check_values
-from rewards.registry import build
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner, weights_hash
@@ -186,7 +186,7 @@ class VisualBottleneck:
         batch_size: int = 16,
     ) -> None:
         check_values(Count, batch_size=batch_size)
-        self._similarity: Reward = build(similarity, **(similarity_kwargs or {}))
+        self._similarity: Reward = RewardBuilder(counting=()).build(similarity, similarity_kwargs or {})
         if self._similarity.columns != {"references"}:
             raise ValueError(
                 f"vba: similarity {similarity!r} does not compare with references: expected a reward such as bertscore"

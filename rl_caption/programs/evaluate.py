@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rewards.base import Reward, RewardError
 from rewards.build import RewardBuilder
-from rewards.clip.encoder import EncoderOptions, is_main_process, load_encoder
+from rewards.clip.encoder import EncoderOptions
+from rewards.devices import is_main_process
 from rl_caption.config.checks import check
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RetrievalConfig
 from rl_caption.data.base import reward_inputs
@@ -383,6 +384,8 @@ class _Scorer:
 
 def load_dual_encoder(wanted: RetrievalConfig, key: str) -> CachedEncoder:
     """Load the encoder of a configuration whose ``backbone`` is set; a ``ConfigError`` names ``key``."""
+    from rewards.clip.backbone import load_encoder  # imports torch
+
     with config_errors(key):
         return load_encoder(EncoderOptions(str(wanted.backbone), wanted.pretrained, **wanted.kwargs))
 

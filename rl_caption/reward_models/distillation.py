@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.dual import PretrainedDual
-from rewards.clip.encoder import EmbeddingCache, chunks, image_identity
+from rewards.clip.encoder import EmbeddingCache, image_identity
 from rewards.clip.pretrained import save_encoder_config
 from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent, load_student
+from rewards.devices import chunks
 from rewards.model_files import MANIFEST, check_memory, float_state, read_object, save_model
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.base import Row

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rewards.clip.dual import PretrainedDual
-from rewards.clip.encoder import chunks
 from rewards.clip.preprocessing import Preprocessing, clip_tokenizer, embed_by_length, preprocessing_of
 from rewards.clip.pretrained import ClipText
+from rewards.devices import chunks
 from rl_caption.config.reward_models import CLIP_TASKS, TEXT_TASKS, RewardModelConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_row_images

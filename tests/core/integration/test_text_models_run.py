@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rewards.clip.bottleneck import Bottleneck, CaptionWriter, SemanticBottleneck, edit_similarity
-from rewards.text.frozen_model import load_frozen
+from rewards.frozen_model import load_frozen
 from rewards.text.icc import Icc
 from rewards.text.perplexity import Perplexity
 from rl_caption.data.scenes import ScenesData

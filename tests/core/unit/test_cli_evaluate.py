@@ -21,7 +21,8 @@ import pytest
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.clip.encoder import EncoderOptions, load_encoder
+from rewards.clip.backbone import load_encoder
+from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.runner import evaluate_captioner
@@ -322,7 +323,7 @@ def refuse(*_: Any, **__: Any) -> None:
 STUDENT = RetrievalConfig("student")
 MODEL = {"predictions": None, "model": "model"}
 MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
-    (MODEL | {"judges": {"rogue_l": JudgeConfig()}}, ConfigError, r"^judges\.rogue_l: .* Did you mean 'rouge_l'"),
+    (MODEL | {"judges": {"rogue_l": JudgeConfig()}}, ConfigError, r"^judges\.rogue_l: .*rouge_l"),
     (
         {"references": "references.json"},
         EvaluationError,

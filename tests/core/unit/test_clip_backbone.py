@@ -16,8 +16,8 @@ import torch
 from torch.nn.functional import normalize
 from transformers import BertConfig
 
+from rewards import devices
 from rewards.base import RewardError
-from rewards.clip import encoder
 from rewards.clip.backbone import Backbone, _fingerprint, load_backbone
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import MEMORY_SHARE, CachedEncoder, DualEncoder, EmbeddingCache, entry_bytes
@@ -309,11 +309,11 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, caplog):
 
 
 def test_only_the_first_process_says_how_far_it_is(monkeypatch, caplog):
-    monkeypatch.setattr(encoder, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(devices, "_LOG_SECONDS", 0.0)
     for rank, lines in (("1", 0), ("0", 1)):
         monkeypatch.setenv("RANK", rank)
         with caplog.at_level(logging.INFO):
-            assert list(encoder.chunks("abc", 2, "embedding letters")) == ["ab", "c"]
+            assert list(devices.chunks("abc", 2, "embedding letters")) == ["ab", "c"]
         assert caplog.text.count("embedding letters: 2 of 3") == lines
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rewards.registry import REWARDS
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 IMPORT_EVERYTHING_WITHOUT = """
@@ -155,9 +157,25 @@ LAYERS = [
 """The parts of ``rl_caption`` from top to bottom (docs/design.md): a part imports from those below it only."""
 
 
+REWARD_LAYERS = [
+    {"mixed"},
+    {"build"},
+    {"text"},
+    {"clip"},
+    {"registry", "frozen_model"},
+    {"model_files", "videos"},
+    {"images"},
+    {"options", "devices"},
+    {"files", "trust", "base"},
+]
+"""The same of ``rewards``."""
+KNOWN_CIRCLES = [{"rl_caption.captioners.base", "rl_caption.captioners.decoding"}]
+
+
 def rank(module: str) -> int | None:
-    part = module.split(".")[1] if module.startswith("rl_caption.") else ""
-    return next((index for index, layer in enumerate(LAYERS) if part in layer), None)
+    package, _, name = module.partition(".")
+    layers = {"rl_caption": LAYERS, "rewards": REWARD_LAYERS}.get(package, [])
+    return next((index for index, layer in enumerate(layers) if name.partition(".")[0] in layer), None)
 
 
 def for_type_checkers(tree: ast.AST) -> set[ast.AST]:
@@ -165,19 +183,88 @@ def for_type_checkers(tree: ast.AST) -> set[ast.AST]:
     return {inner for guard in guards for statement in guard.body for inner in ast.walk(statement)}
 
 
-def test_packages_import_downwards_only() -> None:
-    upwards = []
-    for path in sorted((REPOSITORY / "rl_caption").rglob("*.py")):
-        name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+def imports_of(files: dict[str, Path]) -> dict[str, dict[str, int]]:
+    """Module -> the modules of ``files`` that it imports, functions included, and the line; not for types alone."""
+    graph: dict[str, dict[str, int]] = {}
+    for name, path in files.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        skipped, own = for_type_checkers(tree), rank(name)
+        skipped, graph[name] = for_type_checkers(tree), {}
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module and node not in skipped and own is not None:
-                other = rank(node.module)
-                same = node.module.split(".")[1:2] == name.split(".")[1:2]
-                if other is not None and not same and other <= own:
-                    upwards.append(f"{name}:{node.lineno} imports {node.module}")
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                modules = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [module if module in files else node.module for module in modules]
+            if node not in skipped:
+                graph[name] |= {module: node.lineno for module in names if module in files and module != name}
+    return graph
+
+
+def modules_of(*packages: str) -> dict[str, Path]:
+    paths = [path for package in packages for path in sorted((REPOSITORY / package).rglob("*.py"))]
+    return {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path for path in paths
+    }
+
+
+def circles(graph: dict[str, dict[str, int]]) -> list[set[str]]:
+    """The largest sets of modules that import each other, directly or through others."""
+    reached = {name: set(imported) for name, imported in graph.items()}
+    while True:
+        grown = {name: names.union(*(reached[other] for other in names)) for name, names in reached.items()}
+        if grown == reached:
+            break
+        reached = grown
+    sets = [frozenset({name} | {other for other in reached[name] if name in reached[other]}) for name in graph]
+    return [set(names) for names in dict.fromkeys(sets) if len(names) > 1]
+
+
+@pytest.mark.parametrize("package", ["rl_caption", "rewards"])
+def test_packages_import_downwards_only(package: str) -> None:
+    upwards = []
+    for name, imported in imports_of(modules_of(package)).items():
+        upper = rank(name)
+        for module, line in imported.items():
+            lower, same = rank(module), module.split(".")[1:2] == name.split(".")[1:2]
+            if upper is not None and lower is not None and not same and lower <= upper:
+                upwards.append(f"{name}:{line} imports {module}")
     assert upwards == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert [
+        circle for circle in circles(imports_of(modules_of("rl_caption", "rewards"))) if circle not in KNOWN_CIRCLES
+    ] == []
+
+
+def test_a_circle_through_a_function_is_seen(tmp_path: Path) -> None:
+    sources = {
+        "a": "import b",
+        "b": "def late():\n    from c import value",
+        "c": "from a import value",
+        "d": "import a",
+    }
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    assert circles(imports_of({name: tmp_path / f"{name}.py" for name in sources})) == [{"a", "b", "c"}]
+
+
+def test_every_file_of_rewards_has_its_layer() -> None:
+    assert [name for name in modules_of("rewards") if "." in name and rank(name) is None] == []
+
+
+def test_rewards_are_built_by_their_builder_alone() -> None:
+    """No program calls ``registry.build`` or the class of a reward, but for CIDEr-D with the frequencies of one set."""
+    classes = {target.partition(":")[2] for target in REWARDS.values()}
+    builds = []
+    for name, path in modules_of("rl_caption").items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module == "rewards.registry":
+                builds += [f"{name}:{alias.name}" for alias in node.names if alias.name == "build"]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
+                builds.append(f"{name}:{node.func.id}")
+    assert builds == ["rl_caption.lab.meta_evaluation.program:CiderD"]
 
 
 def test_the_core_does_not_name_the_lab() -> None:

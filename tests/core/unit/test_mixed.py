@@ -24,7 +24,8 @@ from rewards.registry import build
 from rewards.text.cider import CiderD
 from rewards.text.degeneration import Repetition
 from rl_caption.config.build import ConfigError, build_reward
-from rl_caption.config.schema import RewardConfig, RewardTerm
+from rl_caption.config.schema import JudgeConfig, RewardConfig, RewardTerm
+from rl_caption.monitoring.judges import build_judges
 from rl_caption.scst.rollout import score_rollouts
 from rl_caption.types import CaptionBatch, Rollout
 from tests.clip_for_tests import noise_image, tiny_student
@@ -238,6 +239,19 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(loads
     monkeypatch.undo()
     copy = pickle.loads(pickle.dumps(reward))
     assert copy.rewards["l_clipscore"].backbone is copy.rewards["ref_l_clipscore"].backbone
+
+
+def test_judges_of_one_checkpoint_load_it_once_those_within_a_router_too(loads: list[str], tmp_path: Path) -> None:
+    student = str(tiny_student(tmp_path / "student"))
+    side = {"name": "l_clipscore", "backbone": student}
+    judges = {
+        "l_clipscore": JudgeConfig(kwargs={"backbone": student}),
+        "ref_l_clipscore": JudgeConfig(kwargs={"backbone": student}),
+        "length_router": JudgeConfig(kwargs={"short": side, "long": side | {"w": 1.0}}),
+    }
+    first, second, router = build_judges(judges, None, []).values()
+    assert loads == [student]
+    assert len({id(score.backbone) for score in (first, second, *router.rewards.values())}) == 1  # type: ignore
 
 
 def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from rewards.base import RewardError
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.preprocessing import count_tokens
-from rewards.clip.specs import LengthRouter, Specs, specs_score
+from rewards.clip.specs import Specs, specs_score
+from rewards.mixed import LengthRouter
 from rewards.registry import build
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewards.base import naming
-from rewards.clip.encoder import DTYPES, Precision, default_device
+from rewards.devices import DTYPES, Precision, default_device
 from rewards.options import check_values
 
 

@@ -169,7 +169,7 @@ REWARD_LAYERS = [
     {"files", "trust", "base"},
 ]
 """The same of ``rewards``."""
-KNOWN_CIRCLES = [{"rl_caption.captioners.base", "rl_caption.captioners.decoding"}]
+KNOWN_CIRCLES = [{"rl_caption.captioners.huggingface", "rl_caption.captioners.vlm"}]
 
 
 def rank(module: str) -> int | None:

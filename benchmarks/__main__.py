@@ -19,6 +19,7 @@ BENCHMARKS = {
     "evaluation": "evaluation",
     "memory": "memory",
     "processes": "processes",
+    "serve": "serve",
     "threads": "threads",
     "startup": "startup",
 }

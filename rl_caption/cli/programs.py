@@ -60,6 +60,11 @@ CORE = {
         "rl_caption.trl.program:fine_tune",
         "rl_caption.trl.config:GrpoVlmConfig",
     ),
+    "serve": Program(
+        "a reward behind HTTP, for the workers of other frameworks",
+        "rl_caption.integrations.server:serve",
+        "rl_caption.integrations.config:ServeConfig",
+    ),
     "configs": Program("the recipes that the package brings: list, show NAME", "rl_caption.cli.configs:main"),
     "doctor": Program("versions, devices, what is missing and what that costs", "rl_caption.cli.doctor:main"),
     "demo": Program("the whole job on a generated world", "rl_caption.cli.demo:main"),

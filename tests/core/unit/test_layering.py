@@ -143,7 +143,7 @@ LAYERS = [
     {"lab"},
     {"ablation"},
     {"programs"},
-    {"report", "trl"},
+    {"report", "trl", "integrations"},
     {"reward_models"},
     {"training"},
     {"config"},

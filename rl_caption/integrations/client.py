@@ -1,0 +1,143 @@
+"""The client of ``rl-caption serve``: scores of captions, or an error; never a number in place of a failure."""
+
+import asyncio
+import base64
+import http.client
+import json
+import os
+import random
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BUSY = frozenset({429, 502, 503, 504})
+"""Status codes after which the same request may succeed later."""
+UNANSWERED = (OSError, http.client.HTTPException, ValueError)
+"""What is raised without a connection, and where an answer is cut off."""
+
+
+class ServerError(RuntimeError):
+    """The server refused a request, its reward failed, or it did not answer within all attempts."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of N captions.
+
+    Attributes:
+        total: the reward, N numbers.
+        terms: log key -> N raw scores of that term of the mixture.
+    """
+
+    total: list[float]
+    terms: dict[str, list[float]]
+
+
+class RewardClient:
+    """Scores captions by a server; picklable, usable from threads.
+
+    Args:
+        url: of the server, such as ``http://127.0.0.1:8400``; None takes the environment variable ``RL_CAPTION_URL``.
+        token: of the server; None takes the environment variable ``RL_CAPTION_TOKEN``, without one none is sent.
+        timeout: seconds that one attempt may take.
+        attempts: number of attempts where the server is busy, restarts or cannot be reached.
+        backoff: seconds before the second attempt; doubled for each further one, up to 60, plus up to as much at
+            random, so that workers do not come back all at once.
+
+    Raises:
+        ValueError: there is no address.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        timeout: float = 120.0,
+        attempts: int = 6,
+        backoff: float = 0.5,
+    ) -> None:
+        url = url or os.environ.get("RL_CAPTION_URL", "")
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"url is {url!r}: expected the server's address, such as http://127.0.0.1:8400")
+        self.url, self.token = url.rstrip("/"), token or os.environ.get("RL_CAPTION_TOKEN")
+        self.timeout, self.attempts, self.backoff = timeout, attempts, backoff
+
+    def score(self, captions: Sequence[str], **columns: Sequence[Any]) -> Scores:
+        """Score N captions.
+
+        Args:
+            captions: N captions.
+            columns: columns of N rows that the reward needs: ``references`` (lists of strings), ``image`` (names below
+                a folder of the server, addresses where it fetches them, or bytes of an image file), ``image_id``,
+                ``finished``, ``prompts``.
+
+        Raises:
+            ServerError: the request is wrong, the reward failed (the message names row and term), or the server did
+                not answer within all attempts.
+        """
+        body = {"captions": list(captions), "columns": {name: list(rows) for name, rows in columns.items()}}
+        answer = self.post("/score", body)
+        return Scores(answer["scores"], answer["terms"])
+
+    async def score_async(self, captions: Sequence[str], **columns: Sequence[Any]) -> Scores:
+        """``score`` in a thread, so that an event loop goes on meanwhile."""
+        return await asyncio.to_thread(self.score, captions, **columns)
+
+    def health(self) -> dict[str, Any]:
+        """What the server scores by: ``{"terms", "signature", "bounds", "columns", ...}``. Raises as ``score``."""
+        return self.post("/health", None)
+
+    def post(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Send a request (GET without a body) until it is answered; the answer's JSON object. Raises as ``score``."""
+        data = None if body is None else json.dumps(body, default=_encode).encode()
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        )
+        request = urllib.request.Request(self.url + path, data, headers)
+        # A proxy of the environment is for other machines; it does not know this one's loopback address.
+        local = urllib.parse.urlsplit(self.url).hostname in ("127.0.0.1", "::1", "localhost")
+        opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
+        problem = ""
+        for attempt in range(self.attempts):
+            if attempt:
+                pause = min(self.backoff * 2 ** (attempt - 1), 60.0)
+                time.sleep(pause + random.random() * pause)
+            try:
+                with opener.open(request, timeout=self.timeout) as response:
+                    answer: dict[str, Any] = json.load(response)
+                    return answer
+            except urllib.error.HTTPError as error:
+                problem = f"status {error.code}: {_message(error)}"
+                if error.code not in BUSY:
+                    raise ServerError(f"{self.url}{path}: {problem}") from error
+            except UNANSWERED as error:
+                problem = str(error) or type(error).__name__
+        raise ServerError(f"{self.url}{path} did not answer after {self.attempts} attempts; the last: {problem}")
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    """The message in the body of an answer that is an error."""
+    try:
+        text = error.read().decode("utf-8", "replace")
+    except OSError as cut:
+        return str(cut)
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, KeyError, TypeError):
+        return text[:200] or str(error.reason)
+
+
+def _encode(value: Any) -> Any:
+    """JSON for bytes of an image file, paths, and numbers of NumPy."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{value!r:.80} cannot be sent: expected text, numbers, lists, or bytes of an image file")

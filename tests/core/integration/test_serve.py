@@ -1,0 +1,369 @@
+"""The reward server, its client, and the adapters for other frameworks, called as the frameworks call them."""
+
+import asyncio
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rewards.base import Reward, RewardError
+from rewards.images import open_image
+from rewards.mixed import MixedReward
+from rewards.registry import build
+from rewards.text.document_frequency import DocumentFrequencies
+from rl_caption.errors import ConfigError
+from rl_caption.integrations import easyr1, openrlhf, verl
+from rl_caption.integrations.capevalkit import as_metric
+from rl_caption.integrations.client import RewardClient, ServerError
+from rl_caption.integrations.config import ServeConfig
+from rl_caption.integrations.server import build_app, build_served_reward
+from rl_caption.integrations.swift import ServedReward
+
+uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+REFERENCES = [["a dog runs on grass", "a brown dog"], ["two cats sleep on a bed", "cats in bed"]]
+CAPTIONS = ["a dog runs", "a cat on a bed"]
+
+
+class Closed:
+    """Scores 1, and fails where a caption is "bad"; every call waits for ``gate``."""
+
+    __name__ = "closed"
+    columns: frozenset[str] = frozenset()
+    bounds = (0.0, 1.0)
+    signature = "closed"
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.sizes: list[int] = []
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        self.sizes.append(len(completions))
+        assert self.gate.wait(30)
+        if "bad" in completions:
+            raise RewardError(f"caption {list(completions).index('bad')} is bad")
+        return [1.0] * len(completions)
+
+
+class Width:
+    """The width of an image in pixels."""
+
+    __name__ = "width"
+    columns = frozenset({"image"})
+    bounds = (0.0, 1e6)
+    signature = "width"
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        return [float(open_image(image).width) for image in columns["image"]]
+
+
+@contextmanager
+def served(reward: Reward | MixedReward, **options: Any) -> Iterator[str]:
+    """The address of a server of ``reward`` in a thread."""
+    mixture = reward if isinstance(reward, MixedReward) else MixedReward({reward.__name__: (reward, 1.0)})
+    server = uvicorn.Server(uvicorn.Config(build_app(ServeConfig(**options), mixture), log_level="warning"))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()  # a request waits until the server has started
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for ``condition``, 30 seconds at most."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "nothing happened in 30 seconds"
+        time.sleep(0.01)
+
+
+def client_of(url: str, **options: Any) -> RewardClient:
+    return RewardClient(url, **{"timeout": 30.0, "attempts": 1} | options)
+
+
+def mixture() -> MixedReward:
+    cider = build("cider", df=DocumentFrequencies.from_texts(REFERENCES, eos=True))
+    return MixedReward({"cider": (cider, 1.0), "rouge": (build("rouge_l"), 0.5), "again": (build("repetition"), -0.1)})
+
+
+def status_of(url: str, path: str, content: bytes | None, **headers: str) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(url + path, content, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        content = error.read()
+        return error.code, json.loads(content) if content[:1] == b"{" else {}
+
+
+def test_scores_are_those_of_the_reward_to_the_last_bit() -> None:
+    reward = mixture()
+    with served(reward) as url:
+        scores = client_of(url).score(CAPTIONS, references=REFERENCES)
+        health = client_of(url).health()
+    terms = reward.terms(None, CAPTIONS, references=REFERENCES)
+    assert scores.terms == terms
+    assert scores.total == reward.combine(terms)
+    assert health["columns"] == ["references"]
+    assert health["signature"] == reward.signature
+
+
+def test_requests_that_arrive_meanwhile_share_a_call_and_a_bad_one_fails_alone() -> None:
+    reward = Closed()
+    with served(reward, window_ms=0.0) as url, ThreadPoolExecutor(4) as pool:
+        first = pool.submit(client_of(url).score, ["a"])
+        wait_until(lambda: reward.sizes)
+        later = [pool.submit(client_of(url).score, captions) for captions in (["b"], ["c", "bad"], ["d", "e"])]
+        wait_until(lambda: client_of(url).health()["pending"] == 6)
+        reward.gate.set()
+        assert first.result().total == [1.0]
+        assert [later[0].result().total, later[2].result().total] == [[1.0], [1.0, 1.0]]
+        with pytest.raises(ServerError, match=r"422: .*closed"):
+            later[1].result()
+    assert reward.sizes[0] == 1, "not known to score rows alone: each request has its own call"
+    assert sorted(reward.sizes) == [1, 1, 2, 2]
+
+
+def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    reward = MixedReward({"rouge": (build("rouge_l"), 1.0)})
+    score, gate = reward.terms, threading.Event()
+
+    def terms(prompts: Any, completions: Sequence[Any], **columns: Any) -> dict[str, list[float]]:
+        sizes.append(len(completions))
+        assert gate.wait(30)
+        return score(prompts, completions, **columns)
+
+    monkeypatch.setattr(reward, "terms", terms)
+    bad = [*REFERENCES, [], ["x"]]
+    with served(reward, window_ms=0.0, max_batch=7) as url, ThreadPoolExecutor(8) as pool:
+        first = pool.submit(client_of(url).score, CAPTIONS[:1], references=REFERENCES[:1])
+        wait_until(lambda: sizes)
+        good = [pool.submit(client_of(url).score, CAPTIONS, references=REFERENCES) for _ in range(4)]
+        wait_until(lambda: client_of(url).health()["pending"] == 9)
+        gate.set()
+        expected = score(None, CAPTIONS, references=REFERENCES)["rouge"]
+        assert first.result().total == expected[:1]
+        assert [request.result().total for request in good] == [expected] * 4
+        assert sizes == [1, 6, 2], "of two captions each, at most 7 a call"
+        with pytest.raises(ServerError, match=r"row 2: .*'rouge'"):
+            client_of(url).score(["a", "b", "c", "d"], references=bad)
+
+
+def test_captions_that_are_compared_with_those_of_their_call_share_none() -> None:
+    reward = MixedReward(
+        {"diversity": (build("diversity", df=DocumentFrequencies.from_texts(REFERENCES, eos=True)), 1.0)}
+    )
+    groups = [["a dog runs", "a dog", "a cat"], ["a dog runs", "a dog runs", "two dogs"]]
+    with served(reward, window_ms=50.0) as url, ThreadPoolExecutor(2) as pool:
+        requests = [pool.submit(client_of(url).score, captions, image_id=["1"] * 3) for captions in groups]
+        scores = [request.result().total for request in requests]
+    assert scores == [reward(None, captions, image_id=["1"] * 3) for captions in groups]
+
+
+def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_score_up() -> None:
+    reward = Closed()
+    with served(reward, max_pending=2, window_ms=0.0) as url, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(client_of(url).score, ["a", "b"])
+        wait_until(lambda: reward.sizes)
+        with pytest.raises(ServerError, match="503"):
+            client_of(url, attempts=2, backoff=0.01).score(["c"])
+        patient = pool.submit(client_of(url, attempts=50, backoff=0.05).score, ["c"])
+        threading.Timer(0.3, reward.gate.set).start()
+        assert (first.result().total, patient.result().total) == ([1.0, 1.0], [1.0])
+    with pytest.raises(ServerError, match="2 attempts"):
+        client_of(url, attempts=2, backoff=0.01).score(["c"])
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "field"),
+    [
+        ("/score", b"{", 400, None),
+        ("/score", b"[" * 100_000, 400, None),
+        ("/score", b"[]", 422, None),
+        ("/score", b"{}", 422, "captions"),
+        ("/score", b'{"captions": ["a"], "caption": []}', 422, "caption"),
+        ("/score", b'{"captions": []}', 422, "captions"),
+        ("/score", b'{"captions": ["a", 1]}', 422, "captions"),
+        ("/score", b'{"captions": ["a"]}', 422, "references"),
+        ("/score", b'{"captions": ["a"], "columns": {"references": ["x", "y"]}}', 422, "references"),
+        ("/score", b'{"captions": ["a"], "columns": {"reference": [["x"]]}}', 422, "reference"),
+        ("/score", b'{"captions": ["a"], "columns": {"references": [7]}}', 422, None),
+        ("/score", b'{"captions": ["' + b"a" * 2**21 + b'"]}', 413, None),
+        ("/openrlhf", b'{"query": ["Say: a"], "prompts": ["Tell: "], "labels": ["{}"]}', 422, "query"),
+        ("/openrlhf", b'{"query": ["a"], "prompts": [""], "labels": ["["]}', 422, "labels"),
+        ("/llamafactory", b'{"model": "model"}', 422, "messages"),
+    ],
+)
+def test_a_bad_request_is_refused_with_row_and_field(path: str, content: bytes, status: int, field: str | None) -> None:
+    with served(MixedReward({"rouge": (build("rouge_l"), 1.0)}), max_mb=1.0) as url:
+        code, answer = status_of(url, path, content)
+        assert (code, answer["field"]) == (status, field) if status != 422 or field else code == 422
+        assert "error" in answer
+        assert client_of(url).score(CAPTIONS, references=REFERENCES).total, "the server lives on"
+
+
+def test_images_come_from_below_named_folders_or_as_bytes(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    Image.new("RGB", (30, 20)).save(root / "inside.png")
+    Image.new("RGB", (40, 20)).save(tmp_path / "outside.png")
+    Image.new("RGB", (2000, 2000)).save(root / "large.png")
+    (root / "text.png").write_text("no image")
+    (root / "link.png").symlink_to(tmp_path / "outside.png")
+    os.mkfifo(root / "pipe.png")
+    with served(Width(), images={"root": str(root)}, max_megapixels=1.0) as url:
+        client = client_of(url)
+        content = (root / "inside.png").read_bytes()
+        assert client.score(["a", "b"], image=["root/inside.png", content]).total == [30.0, 30.0]
+        large = io.BytesIO()
+        Image.new("RGB", (2000, 2000)).save(large, "PNG")
+        for image in (
+            *("root/missing.png", "root/../outside.png", "root/link.png", "root/large.png", "root/text.png"),
+            *("root/pipe.png", "root", str(tmp_path / "outside.png"), "other/inside.png", "http://127.0.0.1:1/a.png"),
+            *(large.getvalue(), b"no image", 7, None, ["root/inside.png"], {"base64": 1}, {"base64": "!"}),
+        ):
+            with pytest.raises(ServerError, match="422: row 1: image"):
+                client.score(["a", "b"], image=["root/inside.png", image])
+
+
+def test_addresses_are_fetched_where_that_is_allowed(tmp_path: Path) -> None:
+    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
+    with (
+        served(Width(), allow_urls=True) as url,
+        subprocess.Popen(
+            [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as photos,
+    ):
+        assert photos.stdout is not None
+        port = photos.stdout.readline().split("port ")[1].split()[0]
+        try:
+            assert client_of(url).score(["a"], image=[f"http://127.0.0.1:{port}/a.png"]).total == [30.0]
+            with pytest.raises(ServerError, match="422: row 0: image"):
+                client_of(url).score(["a"], image=[f"http://127.0.0.1:{port}/b.png"])
+        finally:
+            photos.terminate()
+
+
+def test_a_token_is_required_where_there_is_one_and_other_hosts_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RL_CAPTION_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="RL_CAPTION_TOKEN"):
+        ServeConfig(host="0.0.0.0")
+    body = json.dumps({"captions": ["a"], "columns": {"references": [["a"]]}}).encode()
+    with served(MixedReward({"rouge": (build("rouge_l"), 1.0)})) as url:
+        assert status_of(url, "/score", body, Host="attacker.example")[0] == 400
+        monkeypatch.setenv("RL_CAPTION_TOKEN", "secret")
+        ServeConfig(host="0.0.0.0")
+        assert status_of(url, "/score", body)[0] == 401
+        assert status_of(url, "/score", body, Authorization="Bearer other")[0] == 401
+        assert client_of(url).score(["a"], references=[["a"]]).total == [1.0]
+
+
+def test_cider_needs_document_frequencies() -> None:
+    with pytest.raises(ConfigError, match=r"reward\.df"):
+        build_served_reward(ServeConfig())
+
+
+def test_adapters_score_as_their_frameworks_call_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = mixture()
+    expected = reward(None, CAPTIONS, references=REFERENCES)
+    terms = reward.terms(None, CAPTIONS, references=REFERENCES)
+    with served(reward) as url:
+        monkeypatch.setenv("RL_CAPTION_URL", url)
+        row = asyncio.run(
+            verl.compute_score("coco", CAPTIONS[0], REFERENCES[0], extra_info={"index": 3, "split": "train"}, url=url)
+        )
+        assert row == {"score": expected[0], **{name: scores[0] for name, scores in terms.items()}}
+        labels = [json.dumps({"references": references}) for references in REFERENCES]
+        inputs = [
+            {"response": caption, "response_length": 3, "ground_truth": label}
+            for caption, label in zip(CAPTIONS, labels, strict=True)
+        ]
+        assert [scores["overall"] for scores in easyr1.compute_score(inputs)] == expected
+        queries = [f"<|im_start|>Describe.\n{caption}<|im_end|>\n<|endoftext|>" for caption in CAPTIONS]
+        prompts = ["<|im_start|>Describe.\n"] * 2
+        assert openrlhf.reward_func(queries, prompts, labels)["rewards"] == expected
+        body = {"query": queries, "prompts": prompts, "labels": labels}
+        status, answer = status_of(url, "/openrlhf", json.dumps(body).encode())
+        assert (status, answer["rewards"], answer["extra_logs"]) == (200, expected, terms)
+        rewards = ServedReward(args=SimpleNamespace())
+        assert rewards(CAPTIONS, references=REFERENCES, solution=["", ""], trainer_state=None) == expected
+    samples = [
+        SimpleNamespace(id=str(row), image=f"{row}.jpg", references=REFERENCES[row], prediction=CAPTIONS[row])
+        for row in range(2)
+    ]
+    assert as_metric(reward)(samples) == {"0": expected[0], "1": expected[1]}
+    with served(MixedReward({"again": (build("repetition"), 1.0)})) as url:
+        body = {"model": "model", "messages": ["a dog a dog a dog"]}
+        assert status_of(url, "/llamafactory", json.dumps(body).encode())[1]["scores"] == [-0.6]
+
+
+def test_the_client_and_the_adapters_need_only_the_standard_library() -> None:
+    code = """
+    import sys
+    from rl_caption.integrations import capevalkit, client, easyr1, openrlhf, swift, verl
+    print(sorted({"torch", "numpy", "PIL", "fastapi", "transformers"} & set(sys.modules)))
+    """
+    assert subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True).strip() == "[]"
+
+
+SLOW_REWARD = """
+import time
+class Slow:
+    __name__, columns, bounds, signature = "slow", frozenset(), (0.0, 1.0), "slow"
+    def __call__(self, prompts, completions, **columns):
+        time.sleep(2)
+        return [0.5] * len(completions)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_ends_the_server_after_what_it_took(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(SLOW_REWARD)
+    (tmp_path / "mix.yaml").write_text("terms: {slow: {weight: 1.0, target: 'my_rewards:Slow'}}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["serve", "--reward", "mix.yaml", "--port", str(port), "--workers", str(workers)]
+    command = [sys.executable, "-m", "rl_caption", *words]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as server:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            client_of(url, attempts=30, backoff=0.5).health()
+            with ThreadPoolExecutor(2) as pool:
+                requests = [pool.submit(client_of(url).score, ["a", "b"]) for _ in range(2)]
+                wait_until(lambda: any(client_of(url).health()["pending"] for _ in range(4)))
+                time.sleep(0.5)  # until the other worker has its request, too
+                server.send_signal(signal.SIGTERM)
+                assert [request.result().total for request in requests] == [[0.5, 0.5]] * 2
+            assert server.wait(30) == 0
+        finally:
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGKILL)

@@ -3,12 +3,11 @@
     python -m benchmarks.serve [--workers 8] [--captions 40] [--json FILE]
 
 The reward is 0.5 CIDEr-D + 0.5 RefL-CLIPScore by a small L-CLIP with random weights. ``workers`` threads ask at once
-for ``captions`` captions each, of random 64-pixel photos below a folder of the server, again and again; in process the same
-captions are scored by one call for each request, one after the other. Also: the slowest of a hundred requests (p99)
-against the mean in process, and memory of the server an hour on, extrapolated from the run.
+for ``captions`` captions each, of random 64-pixel photos below a folder of the server, again and again; in process the
+same captions are scored by one call for each request, one after the other. Also: the slowest of a hundred requests
+(p99) against the mean of all in process, and memory of the process an hour on, extrapolated from the run.
 """
 
-import os
 import socket
 import statistics
 import tempfile
@@ -73,7 +72,8 @@ def measure(timing: Timing, workers: int = 8, captions: int = 40) -> Iterator[Me
         with socket.socket() as listener, ThreadPoolExecutor(workers) as pool:
             listener.bind(("127.0.0.1", 0))
             listener.listen()
-            threading.Thread(target=server.run, args=([listener],), daemon=True).start()
+            running = threading.Thread(target=server.run, args=([listener],), daemon=True)
+            running.start()
             client = RewardClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
             latencies: list[float] = []
 
@@ -92,19 +92,23 @@ def measure(timing: Timing, workers: int = 8, captions: int = 40) -> Iterator[Me
 
             if not np.allclose(served(), in_process(), rtol=1e-5, atol=1e-6):
                 raise SystemExit("scores differ")
-            process, before, start = psutil.Process(os.getpid()), psutil.Process().memory_info().rss, time.time()
+            for _ in range(3):  # caches and allocators settle
+                served()
+            latencies.clear()
+            before = psutil.Process().memory_info().rss
             times = timed({"served": served, "in process": in_process}, timing, "reward server")
-            growth = (process.memory_info().rss - before) / (time.time() - start) * 3600
+            growth = psutil.Process().memory_info().rss - before
             server.should_exit = True
+            running.join()
     count = workers * captions
     note = f"; {count / statistics.median(times['served']):.0f} captions/s, {workers} workers x {captions} captions"
     yield compared(times, "served", "in process", note=note)
-    slow, mean = float(np.quantile(latencies, 0.99)), statistics.mean(times["in process"]) / workers
-    detail = f"{slow:.3g} s against {mean:.3g} s of a call in process"
-    yield Measurement("p99 of a served request", "a call in process", slow / mean, "x as long", detail)
-    size = before / 2**20
-    detail = f"{size:.0f} MiB, growing by {growth / 2**20:.0f} MiB an hour (extrapolated)"
-    yield Measurement("memory after an hour", "at the start", 1 + growth / before, "x as large", detail)
+    slow, mean = float(np.quantile(latencies, 0.99)), statistics.mean(times["in process"])
+    detail = f"{slow:.3g} s against {mean:.3g} s for all {workers} in process"
+    yield Measurement("p99 of a served request", f"{workers} calls in process", slow / mean, "x as long", detail)
+    hour = growth / sum(times["served"] + times["in process"]) * 3600
+    detail = f"{before / 2**20:.0f} MiB, growing by {hour / 2**20:.0f} MiB an hour (extrapolated)"
+    yield Measurement("memory an hour on", "after warm-up", 1 + hour / before, "x as large", detail)
 
 
 if __name__ == "__main__":

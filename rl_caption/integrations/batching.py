@@ -1,9 +1,9 @@
 """Requests of many workers, scored by few calls of one reward."""
 
 import asyncio
-import functools
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +49,7 @@ def score_request(reward: MixedReward, captions: Sequence[str], columns: Mapping
 class BatchingScorer:
     """Scores requests in the order in which they came, several by one call of the reward where that changes no score.
 
-    A call takes place in a thread, one at a time; meanwhile the event loop takes further requests. A request whose
+    Calls take place in one thread; meanwhile the event loop takes further requests. A request whose
     scores fail does not fail those that shared its call.
 
     Args:
@@ -62,6 +62,8 @@ class BatchingScorer:
     def __init__(self, reward: MixedReward, max_batch: int, window: float, max_pending: int) -> None:
         self.reward, self.max_batch, self.window, self.max_pending = reward, max_batch, window, max_pending
         self.shares_calls = scores_rows_alone(reward)
+        # One thread for all calls: each further one would keep memory of its own for the reward's tensors.
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
         self.queue: deque[ScoringRequest] = deque()
         self.arrived = asyncio.Event()
         self.pending = 0
@@ -127,7 +129,8 @@ class BatchingScorer:
         self.calls += 1
         captions = [caption for request in batch for caption in request.captions]
         columns = {name: [row for request in batch for row in request.columns[name]] for name in batch[0].columns}
-        return await asyncio.to_thread(functools.partial(score_request, self.reward, captions, columns))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.thread, score_request, self.reward, captions, columns)
 
 
 def _answer(batch: Sequence[ScoringRequest], outcome: Scores | BaseException) -> None:

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from benchmarks import scst_step
 from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
 from benchmarks.scst_step import Bench, cider_of, our_step, prepare, random_captioner
-from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.student import LCLIP, LCLIPConfig
@@ -78,7 +78,7 @@ def random_captions(words: Sequence[str], count: int, seed: int) -> list[str]:
     return [" ".join(draw.choice(words, draw.integers(7, 21))) for _ in range(count)]
 
 
-def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[Backbone, Backbone]:
+def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[FrozenEncoder, FrozenEncoder]:
     """Teacher and student with random weights, loaded from files as trained ones are."""
     from open_clip import create_model
 
@@ -86,11 +86,11 @@ def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[Backbone, 
     weights = create_model(shapes.teacher, load_weights=False).state_dict()
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "teacher.safetensors")
     LCLIP(shapes.student).save_pretrained(folder / "student")
-    teacher = load_backbone(shapes.teacher, str(folder / "teacher.safetensors"), device)
-    return teacher, load_backbone(str(folder / "student"), device=device)
+    teacher = load_frozen_encoder(shapes.teacher, str(folder / "teacher.safetensors"), device)
+    return teacher, load_frozen_encoder(str(folder / "student"), device=device)
 
 
-def untrimmed(encoder: Backbone) -> Backbone:
+def untrimmed(encoder: FrozenEncoder) -> FrozenEncoder:
     """The same encoder with texts padded to 77 tokens. No public option does that, because it changes no score."""
     full = copy.copy(encoder)
     full._loaded = replace(encoder._parts(), trims=False)
@@ -110,7 +110,7 @@ def caption_rows(shapes: scst_step.Shapes, folder: Path, images: Sequence[Path],
 
 
 def measure_step(
-    shapes: scst_step.Shapes, rows: Sequence[Row], student: Backbone, words: Sequence[str], timing: Timing
+    shapes: scst_step.Shapes, rows: Sequence[Row], student: FrozenEncoder, words: Sequence[str], timing: Timing
 ) -> Iterator[Measurement]:
     """Steps without a greedy caption, against CIDEr-D alone, and the fraction of each that the reward takes."""
     torch.manual_seed(0)
@@ -121,7 +121,7 @@ def measure_step(
     bench = Bench(shapes, accelerator, captioner, plain, batch, leave_one_out)
     logs: dict[str, list[dict[str, float]]] = {}
 
-    def mixed(encoder: Backbone) -> MixedReward:
+    def mixed(encoder: FrozenEncoder) -> MixedReward:
         l_clipscore: Any = LClipScore(encoder)
         return MixedReward({"cider": (cider, 0.5), "l_clipscore": (l_clipscore, 0.5)})
 
@@ -151,7 +151,7 @@ def measure_step(
 
 
 def reward_variants(
-    shapes: Shapes, images: Sequence[Path], words: Sequence[str], teacher: Backbone, student: Backbone
+    shapes: Shapes, images: Sequence[Path], words: Sequence[str], teacher: FrozenEncoder, student: FrozenEncoder
 ) -> dict[str, Callable[[], list[float]]]:
     """Scoring every caption of every image; a reward that is made in the call has no cached images."""
     captions = random_captions(words, len(images) * shapes.captions, seed=2)
@@ -160,7 +160,7 @@ def reward_variants(
     def score(make: Callable[[], ClipScore]) -> list[float]:
         return make()(None, captions, image=column)
 
-    def kept(encoder: Backbone) -> Callable[[], ClipScore]:
+    def kept(encoder: FrozenEncoder) -> Callable[[], ClipScore]:
         reward = ClipScore(encoder, prefix="")
         return lambda: reward
 

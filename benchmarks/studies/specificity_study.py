@@ -23,7 +23,7 @@ from torch.nn.functional import normalize
 from tqdm.auto import tqdm
 
 from rewards.base import Reward
-from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.clip.encoder import CachedEncoder
 from rewards.registry import build
 from rewards.text.concreteness import CaptionLength
@@ -89,16 +89,16 @@ def data_section(path: Path) -> DataConfig:
     return parse(EvaluateConfig, [f"--data={json.dumps(content['data'])}"], "evaluate").data
 
 
-def load_models(labelled: Sequence[str], device: str) -> dict[str, Backbone]:
+def load_models(labelled: Sequence[str], device: str) -> dict[str, FrozenEncoder]:
     """Load models given as ``LABEL=FOLDER``: a folder with an exported model, or with a run (its best export)."""
-    models: dict[str, Backbone] = {}
+    models: dict[str, FrozenEncoder] = {}
     for label, _, name in (argument.partition("=") for argument in labelled):
         best = Path(name) / "export" / "best"
         folder = best if best.is_dir() else Path(name)
         if not label or not folder.is_dir() or label in models:
             raise ConfigError(f"--models {label}={name}: expected LABEL=FOLDER, different labels, folders of models")
         with config_errors(f"--models {label}"):
-            models[label] = load_backbone(str(folder), device=device)
+            models[label] = load_frozen_encoder(str(folder), device=device)
     return models
 
 
@@ -259,7 +259,7 @@ class SpecificityStudy:
         found = {"rates": rates, "released": released, "lengths": lengths}
         self.metrics[name] = {"signature": metric.signature, **found}
 
-    def add_model(self, label: str, backbone: Backbone) -> None:
+    def add_model(self, label: str, backbone: FrozenEncoder) -> None:
         """Score by SPECS over a dual encoder, and measure its retrieval and hubness.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rewards.base import as_texts
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 
 
 class TextSimilarity:
@@ -28,7 +28,7 @@ class TextSimilarity:
     bounds = (-1.0, 1.0)
 
     def __init__(self, backbone: str, device: str = "cpu") -> None:
-        self.backbone = load_backbone(backbone, device=device)
+        self.backbone = load_frozen_encoder(backbone, device=device)
         self.signature = f"text_similarity[{self.backbone.signature}]"
 
     def __call__(self, prompts: Any, completions: Any, references: list[list[str]], **_: Any) -> list[float]:

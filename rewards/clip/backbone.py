@@ -62,7 +62,7 @@ _UNLOADABLE = (
 
 
 @dataclass
-class _Loaded:
+class _Network:
     """A network with its tokenizer and preprocessing."""
 
     model: nn.Module
@@ -85,14 +85,14 @@ def _in_own_precision(method: Callable[..., T]) -> Callable[..., T]:
     """Without gradients or the caller's autocast: embeddings are cached, and scores signed, as of one precision."""
 
     @wraps(method)
-    def embed(self: Backbone, *positional: Any, **named: Any) -> T:
+    def embed(self: FrozenEncoder, *positional: Any, **named: Any) -> T:
         with torch.no_grad(), torch.autocast(torch.device(self.device).type, enabled=False):
             return method(self, *positional, **named)
 
     return embed
 
 
-class Backbone:
+class FrozenEncoder:
     """A frozen dual encoder that was loaded by name. It is pickled without its weights and loads them again.
 
     Raises:
@@ -103,7 +103,7 @@ class Backbone:
         device = default_device(options.device)
         self.name, self.pretrained, self.device = str(options.backbone), options.pretrained, device
         self._options = replace(options, backbone=self.name, device=device)
-        self._loaded: _Loaded | None = _load(self._options)
+        self._loaded: _Network | None = _load(self._options)
         self.context_length = self._loaded.context_length
         self.long_layout = self._loaded.long_layout
         """Whether the file has the layout of Long-CLIP's and SPECS's released weights."""
@@ -121,14 +121,14 @@ class Backbone:
     @property
     def model(self) -> nn.Module:
         """The network itself."""
-        return self._parts().model
+        return self._network().model
 
     @property
     def preprocessing(self) -> Preprocessing:
         """From an image to the pixels that the image encoder reads."""
-        return self._parts().preprocessing
+        return self._network().preprocessing
 
-    def _parts(self) -> _Loaded:
+    def _network(self) -> _Network:
         if self._loaded is None:
             trust(self.__dict__.get("_trusted", ()))
             try:
@@ -150,7 +150,7 @@ class Backbone:
         Raises:
             RewardError: an image is missing or unreadable; the message names it.
         """
-        preprocessing = self._parts().preprocessing
+        preprocessing = self._network().preprocessing
         batches = []
         for batch in chunks(images, self._options.batch_size, "embedding images"):
             stacked = torch.stack([pixels(source, preprocessing) for source in batch])
@@ -160,7 +160,7 @@ class Backbone:
     @_in_own_precision
     def encode_pixels(self, pixels: Tensor, normalize: bool = True) -> Tensor:
         """Embed pixels [N, 3, S, S] as [N, D], float32, on the model's device."""
-        encode: Any = self._parts().model.encode_image
+        encode: Any = self._network().model.encode_image
         return _features(encode(pixels.to(self.device, getattr(torch, DTYPES[self._options.precision]))), normalize)
 
     @_in_own_precision
@@ -172,17 +172,17 @@ class Backbone:
         Raises:
             RewardError: a caption is too long and ``truncate`` is off.
         """
-        parts, groups, batch_size = self._parts(), [], self._options.batch_size
+        network, groups, batch_size = self._network(), [], self._options.batch_size
         for group in chunks(texts, SORTED_BATCHES * batch_size, "embedding captions"):
             ids = self.token_ids(list(group))
-            lengths = parts.lengths(ids) if parts.trims else torch.full((len(ids),), ids.shape[1])
-            found = embed_by_length(parts.encode_text, ids, lengths, batch_size * ids.shape[1], self.device)
-            groups.append(_features(found, normalize).cpu())
+            lengths = network.lengths(ids) if network.trims else torch.full((len(ids),), ids.shape[1])
+            features = embed_by_length(network.encode_text, ids, lengths, batch_size * ids.shape[1], self.device)
+            groups.append(_features(features, normalize).cpu())
         return torch.cat(groups) if groups else torch.zeros(0, 0)
 
     def count_tokens(self, text: str) -> int:
         """See ``DualEncoder.count_tokens``; by the model's own tokenizer."""
-        return self._parts().count_tokens(text)
+        return self._network().count_tokens(text)
 
     def too_long(self, texts: Sequence[str]) -> int:
         """Number of captions that have more tokens than ``context_length``, so that their end is cut."""
@@ -191,7 +191,7 @@ class Backbone:
     @property
     def has_tokens(self) -> bool:
         """Whether the text tower gives an embedding of every token (``encode_tokens``)."""
-        return self._parts().encode_tokens is not None
+        return self._network().encode_tokens is not None
 
     @_in_own_precision
     def encode_tokens(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
@@ -200,24 +200,25 @@ class Backbone:
         L includes start and end. The state of a token goes through the same layers as the caption's pooled state, so
         the embedding of the token that is pooled is the embedding of the caption. Raises as ``encode_texts``.
         """
-        parts, found = self._parts(), []
-        assert parts.encode_tokens is not None, "has_tokens is asked first"
+        network, embedded = self._network(), []
+        assert network.encode_tokens is not None, "has_tokens is asked first"
         for batch in chunks(texts, self._options.batch_size, "embedding tokens"):
             ids = self.token_ids(list(batch))
             lengths = self.token_lengths(ids)
-            if parts.trims:
+            if network.trims:
                 ids = ids[:, : int(lengths.max())]
-            rows = _features(parts.encode_tokens(ids.to(self.device)), True).cpu()
-            found += [(own[:end], row[:end]) for own, row, end in zip(ids, rows, lengths.tolist(), strict=True)]
-        return found
+            rows = _features(network.encode_tokens(ids.to(self.device)), True).cpu()
+            ends = lengths.tolist()
+            embedded += [(tokens[:end], row[:end]) for tokens, row, end in zip(ids, rows, ends, strict=True)]
+        return embedded
 
     def token_lengths(self, ids: Tensor) -> Tensor:
         """Numbers of tokens [N] of ids [N, L], before the padding."""
-        return self._parts().lengths(ids)
+        return self._network().lengths(ids)
 
     def token_ids(self, texts: list[str]) -> Tensor:
         """Token ids [N, L] of N captions, padded; L is at most ``context_length``. Raises as ``encode_texts``."""
-        parts = self._parts()
+        network = self._network()
         if not self._options.truncate:
             for text in texts:
                 count = self.count_tokens(text)
@@ -226,12 +227,16 @@ class Backbone:
                         f"caption {text!r:.80} has {count} tokens, {self.name} reads {self.context_length}: "
                         "shorten it, or score with truncate=True"
                     )
-        return parts.tokenize(texts)
+        return network.tokenize(texts)
 
 
-def load_backbone(name: str, pretrained: str | None = None, device: str = "cpu", **options: Any) -> Backbone:
-    """Load ``Backbone(EncoderOptions(name, pretrained, device, **options))``. Raises ``ValueError`` as these do."""
-    return Backbone(EncoderOptions(name, pretrained, device, **options))
+def load_frozen_encoder(name: str, pretrained: str | None = None, device: str = "cpu", **options: Any) -> FrozenEncoder:
+    """Load a ``FrozenEncoder`` of ``EncoderOptions(name, pretrained, device, **options)``. Raises as these do."""
+    return FrozenEncoder(EncoderOptions(name, pretrained, device, **options))
+
+
+Backbone = FrozenEncoder  # the earlier names
+load_backbone = load_frozen_encoder
 
 
 def load_encoder(options: EncoderOptions) -> CachedEncoder:
@@ -244,11 +249,11 @@ def load_encoder(options: EncoderOptions) -> CachedEncoder:
     if isinstance(encoder, CachedEncoder):
         return encoder
     if isinstance(encoder, str | Path):
-        encoder = Backbone(options)
+        encoder = FrozenEncoder(options)
     return CachedEncoder(encoder, options.cache_dir, options.cache_images)
 
 
-def _load(options: EncoderOptions) -> _Loaded:
+def _load(options: EncoderOptions) -> _Network:
     name, pretrained = str(options.backbone), options.pretrained
     label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
     try:
@@ -279,11 +284,11 @@ def _load(options: EncoderOptions) -> _Loaded:
     return loaded
 
 
-def _load_dual(folder: str, options: EncoderOptions) -> _Loaded:
+def _load_dual(folder: str, options: EncoderOptions) -> _Network:
     if options.pretrained is not None or options.context_length is not None:
         raise ValueError("a folder has its own weights and positions: leave 'pretrained' and 'context_length' out")
     model = PretrainedDual.from_pretrained(folder)
-    return _Loaded(
+    return _Network(
         model=model,
         tokenize=model.tokenize,
         count_tokens=model.text_encoder.count_tokens,
@@ -297,7 +302,7 @@ def _load_dual(folder: str, options: EncoderOptions) -> _Loaded:
     )
 
 
-def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
+def _load_student(folder: str, options: EncoderOptions) -> _Network:
     if options.pretrained is not None:
         raise ValueError("a folder has its own weights: leave 'pretrained' out")
     model = LCLIP.from_pretrained(folder)
@@ -305,7 +310,7 @@ def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
         stretch_student(model, options.context_length)
     config = model.config
     tokenize, count_tokens = _tokenizer(clip_tokenizer(), config.context_length)
-    return _Loaded(
+    return _Network(
         model=model,
         tokenize=tokenize,
         count_tokens=count_tokens,
@@ -318,7 +323,7 @@ def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
     )
 
 
-def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
+def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
     import open_clip
 
     pretrained, tuned_from = options.pretrained, options.tuned_from
@@ -336,9 +341,9 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
     tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
     # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
     quick_gelu, note, layout = bool(tag and tag.get("quick_gelu")), "", None
-    known = RELEASED.get(Path(pretrained or "").name)
-    if tuned_from is None and known is not None and known[0] == name and Path(str(pretrained)).is_file():
-        tuned_from = known[1]  # for any score: the architecture alone may have another activation and mean
+    released = RELEASED.get(Path(pretrained or "").name)
+    if tuned_from is None and released is not None and released[0] == name and Path(str(pretrained)).is_file():
+        tuned_from = released[1]  # for any score: the architecture alone may have another activation and mean
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="QuickGELU mismatch")
         if pretrained is not None and tuned_from is not None:
@@ -364,7 +369,7 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
     limited = tokenizer if config.get("text_cfg", {}).get("hf_model_name") else model
     context_length = int(getattr(limited, "context_length", 77))
     tokenize, count_tokens = _tokenizer(tokenizer, context_length)
-    return _Loaded(
+    return _Network(
         model=model,
         tokenize=tokenize,
         count_tokens=count_tokens,
@@ -387,7 +392,7 @@ def _tokenizer(tokenizer: Any, context_length: int) -> tuple[Callable[[list[str]
     return tokenize, lambda text: len(tokenizer.tokenizer(tokenizer.clean_fn(text))["input_ids"])  # one of Transformers
 
 
-def _fingerprint(loaded: _Loaded, precision: str) -> str:
+def _fingerprint(loaded: _Network, precision: str) -> str:
     return fingerprint(loaded.model.state_dict(), loaded.architecture, loaded.preprocessing, precision)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rewards.base import as_texts, checked_scores, naming
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.devices import Precision, chunks, default_device
 from rewards.frozen_model import FrozenModel, load_frozen
 from rewards.model_files import fingerprint, load_weights, read_config, save_model
@@ -41,7 +41,7 @@ class BottleneckConfig:
         pretrained: tag or checkpoint file of the dual encoder, if ``encoder`` is an architecture.
         language_model: folder or hub name of a causal language model.
         precision: precision of both models.
-        encoder_fingerprint: expected ``Backbone.fingerprint``; empty for no check.
+        encoder_fingerprint: expected ``FrozenEncoder.fingerprint``; empty for no check.
         language_model_fingerprint: expected ``FrozenModel.weights``; empty for no check.
     """
 
@@ -215,7 +215,7 @@ class SemanticBottleneck:
             bottleneck = Bottleneck.from_pretrained(model)
         config = bottleneck.config
         device = default_device(device)
-        self._encoder = load_backbone(
+        self._encoder = load_frozen_encoder(
             encoder or config.encoder, config.pretrained, device, precision=config.precision, batch_size=batch_size
         )
         frozen = load_frozen(

@@ -5,7 +5,7 @@ from itertools import product
 
 from rewards.base import Reward, parts
 from rewards.build import RewardBuilder
-from rewards.clip.backbone import Backbone
+from rewards.clip.backbone import FrozenEncoder
 from rewards.clip.clipscore import ClipScore
 from rewards.mixed import MixedReward
 from rewards.text.bleu import Bleu
@@ -73,7 +73,9 @@ def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
     if isinstance(judge, ClipScore) and isinstance(used, ClipScore):
         judge_encoder, reward_encoder = judge.backbone.encoder, used.backbone.encoder
         same = judge_encoder.fingerprint == reward_encoder.fingerprint
-        if isinstance(judge_encoder, Backbone) and isinstance(reward_encoder, Backbone):  # perhaps in another precision
+        if isinstance(judge_encoder, FrozenEncoder) and isinstance(
+            reward_encoder, FrozenEncoder
+        ):  # perhaps in another precision
             same |= (judge_encoder.name, judge_encoder.pretrained) == (reward_encoder.name, reward_encoder.pretrained)
         if same:
             raise ConfigError(f"{both} use the same encoder: {rule}")

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from rewards.base import Reward
-from rewards.clip.backbone import Backbone
+from rewards.clip.backbone import FrozenEncoder
 from rewards.clip.encoder import CachedEncoder
 from rl_caption.evaluation.results import LEFT_OUT
 
@@ -51,7 +51,7 @@ def count_operations(call: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def encoder_cost(backbone: Backbone, pairs: int = PAIRS, repeats: int = REPEATS) -> EncoderCost:
+def encoder_cost(backbone: FrozenEncoder, pairs: int = PAIRS, repeats: int = REPEATS) -> EncoderCost:
     """Measure a dual encoder on its own device; its texts fill the context."""
     size, text = backbone.preprocessing.size, "a " * backbone.context_length
 
@@ -80,7 +80,7 @@ def cost_cells(metric: Reward, timings: Sequence[tuple[int, float]]) -> list[str
     captions, seconds = (sum(column) for column in zip(*timings, strict=True))
     cells = [f"{captions / seconds:,.0f}" if seconds else LEFT_OUT]
     cached: Any = getattr(metric, "backbone", None)
-    if not isinstance(cached, CachedEncoder) or not isinstance(cached.encoder, Backbone):
+    if not isinstance(cached, CachedEncoder) or not isinstance(cached.encoder, FrozenEncoder):
         return [*cells, *[LEFT_OUT] * 4]
     cost = encoder_cost(cached.encoder)
     size = f"{cost.half_mib:,.1f}", f"{cost.teraflops:.4g}"

@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.dual import PretrainedDual
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.pac import PacScore
@@ -162,7 +162,7 @@ def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:
         shutil.copytree(trained / name / "export/best", tmp_path / name)
         config = json.loads((tmp_path / name / "config.json").read_text())
         teacher = config.pop("teacher_fingerprint")
-        assert teacher == load_backbone(str(trained / "teacher/export/best")).fingerprint
+        assert teacher == load_frozen_encoder(str(trained / "teacher/export/best")).fingerprint
         (tmp_path / name / "config.json").write_text(json.dumps(config))
         (tmp_path / name / "manifest.json").unlink()
     starts = {"model.image_init": str(tmp_path / "image"), "train.max_steps": 1}

@@ -17,7 +17,7 @@ import torch
 import yaml
 from torch import nn
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.grammar_head import GrammarConfig, GrammarModel
 from rewards.clip.student import LCLIP, LCLIPConfig
@@ -123,10 +123,10 @@ def refusal(load: Callable[[], Any], *parts: str) -> str:
 
 
 PLACES: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
-    "image of a dual": ("dual", "image", lambda folder: load_backbone(str(folder))),
-    "text of a dual": ("dual", "text", lambda folder: load_backbone(str(folder))),
+    "image of a dual": ("dual", "image", lambda folder: load_frozen_encoder(str(folder))),
+    "text of a dual": ("dual", "text", lambda folder: load_frozen_encoder(str(folder))),
     "text of a grammar head": ("grammar", "text", lambda folder: Grammar(str(folder))),
-    "image_encoder of an L-CLIP": ("student", "image_encoder", lambda folder: load_backbone(str(folder))),
+    "image_encoder of an L-CLIP": ("student", "image_encoder", lambda folder: load_frozen_encoder(str(folder))),
 }
 
 
@@ -168,14 +168,14 @@ def test_shipped_classes_read_no_other_folder(whole: Path, received: Path) -> No
     kwargs = {"model": str(whole / "captioner")}
     changes = {"image": "rl_caption.captioners.image_encoder:CaptionerImage", "image_kwargs": kwargs}
     folder = copied(whole, "dual", received / "model", **changes)
-    refusal(lambda: load_backbone(str(folder)), str(folder))
+    refusal(lambda: load_frozen_encoder(str(folder)), str(folder))
 
 
 def test_the_user_s_word_is_enough(whole: Path, received: Path) -> None:
-    refusal(lambda: load_backbone(str(whole / "dual")), IMAGE, str(whole / "dual"))
+    refusal(lambda: load_frozen_encoder(str(whole / "dual")), IMAGE, str(whole / "dual"))
     trust([IMAGE])
-    assert load_backbone(str(whole / "dual")).context_length
-    assert load_backbone(str(whole / "student")).context_length
+    assert load_frozen_encoder(str(whole / "dual")).context_length
+    assert load_frozen_encoder(str(whole / "student")).context_length
     for name in ("tests", "tests.encoders_for_tests:", ":X"):
         with pytest.raises(ValueError, match="trust"):
             trust([name])
@@ -337,7 +337,7 @@ def test_an_open_clip_model_names_no_code(change: dict[str, Any], received: Path
     for section, values in change.items():
         config[section] |= values  # type: ignore[operator]
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
-    refusal(lambda: load_backbone(str(folder)), str(folder))
+    refusal(lambda: load_frozen_encoder(str(folder)), str(folder))
 
 
 class WritesWhenRead(nn.Module):
@@ -364,13 +364,13 @@ class WritesWhenRead(nn.Module):
 def test_an_archive_of_torchscript_runs_nothing(received: Path) -> None:
     torch.jit.script(WritesWhenRead()).save("clip.pt")
     RAN.unlink(missing_ok=True)
-    refusal(lambda: load_backbone(ARCHITECTURE, "clip.pt"), "clip.pt")
+    refusal(lambda: load_frozen_encoder(ARCHITECTURE, "clip.pt"), "clip.pt")
 
 
 def test_a_pickled_checkpoint_is_refused_without_advice(received: Path) -> None:
     torch.save({"state_dict": {"a": Path("x")}}, "clip.pt")
-    refusal(lambda: load_backbone(ARCHITECTURE, "clip.pt"), "clip.pt", "PosixPath")
-    assert load_backbone(ARCHITECTURE, tiny_checkpoint(received)).context_length
+    refusal(lambda: load_frozen_encoder(ARCHITECTURE, "clip.pt"), "clip.pt", "PosixPath")
+    assert load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(received)).context_length
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rewards.base import RewardError
-from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rl_caption.cli.score import score_files
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 
@@ -48,8 +48,8 @@ IMAGES: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    return load_backbone(ARCHITECTURE, tiny_checkpoint(tmp_path_factory.mktemp("weights")))
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
+    return load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tmp_path_factory.mktemp("weights")))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reward", REWARDS)
-def test_a_damaged_image_is_named(encoder: Backbone, files: dict[str, Any], tmp_path: Path, reward: str) -> None:
+def test_a_damaged_image_is_named(encoder: FrozenEncoder, files: dict[str, Any], tmp_path: Path, reward: str) -> None:
     assert len(score_files(reward, **files, kwargs={"backbone": encoder})["scores"]) == 3
     for content in IMAGES.values():
         (tmp_path / "images" / "b.png").write_bytes(content())

@@ -18,7 +18,7 @@ from transformers import BertConfig
 
 from rewards import devices
 from rewards.base import RewardError
-from rewards.clip.backbone import Backbone, _fingerprint, load_backbone
+from rewards.clip.backbone import FrozenEncoder, _fingerprint, load_frozen_encoder
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import MEMORY_SHARE, CachedEncoder, DualEncoder, EmbeddingCache, entry_bytes
 from rewards.clip.preprocessing import Preprocessing, pixels
@@ -36,11 +36,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backbone(tiny: Path) -> Backbone:
-    return load_backbone(ARCHITECTURE, tiny_checkpoint(tiny))
+def backbone(tiny: Path) -> FrozenEncoder:
+    return load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny))
 
 
-def test_embeddings_equal_those_of_the_model_itself(backbone: Backbone, tiny: Path, tmp_path: Path) -> None:
+def test_embeddings_equal_those_of_the_model_itself(backbone: FrozenEncoder, tiny: Path, tmp_path: Path) -> None:
     assert isinstance(backbone, DualEncoder)
     assert backbone.context_length == 77
     noise_image(1).save(tmp_path / "one.png")
@@ -72,7 +72,7 @@ def test_students_load_from_their_folder(tmp_path: Path) -> None:
     transform = open_clip.image_transform(32, is_train=False)
     for pad_attention, length in (("masked", 4), ("full", 77)):
         folder = tiny_student(tmp_path / pad_attention, pad_attention)
-        student, model = load_backbone(str(folder)), LCLIP.from_pretrained(folder)
+        student, model = load_frozen_encoder(str(folder)), LCLIP.from_pretrained(folder)
         with torch.no_grad():
             images = normalize(model.encode_image(transform(noise_image(1))[None]), dim=-1)
             texts = normalize(model.encode_text(open_clip.tokenize(["a cat"])[:, :length]), dim=-1)
@@ -82,17 +82,17 @@ def test_students_load_from_their_folder(tmp_path: Path) -> None:
         assert torch.allclose(together[:1], texts, atol=1e-5), "a caption must not depend on those beside it"
 
 
-def test_folders_of_open_clip_load(tmp_path: Path, tiny: Path, backbone: Backbone) -> None:
+def test_folders_of_open_clip_load(tmp_path: Path, tiny: Path, backbone: FrozenEncoder) -> None:
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY, "preprocess_cfg": {}}))
     torch.save(torch.load(tiny_checkpoint(tiny, 0)), tmp_path / "open_clip_pytorch_model.bin")
-    found = load_backbone(str(tmp_path))
+    found = load_frozen_encoder(str(tmp_path))
     assert torch.equal(found.encode_texts(SHORT_AND_LONG), backbone.encode_texts(SHORT_AND_LONG))
 
 
-def test_long_captions_are_cut_or_refused(tiny: Path, backbone: Backbone) -> None:
+def test_long_captions_are_cut_or_refused(tiny: Path, backbone: FrozenEncoder) -> None:
     long, longer = "cat " * 75, "cat " * 76
     assert torch.equal(backbone.encode_texts([longer]), backbone.encode_texts([long]))
-    strict = load_backbone(ARCHITECTURE, tiny_checkpoint(tiny, 0), truncate=False)
+    strict = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 0), truncate=False)
     assert torch.equal(strict.encode_texts([long]), backbone.encode_texts([long]))
     with pytest.raises(RewardError, match=r"'cat cat .* has 78 tokens, .* reads 77"):
         strict.encode_texts(["short", longer])
@@ -116,19 +116,19 @@ def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path: Path, tow
         tmp_path / "open_clip_pytorch_model.bin",
     )
     fits, long = " ".join(["dog"] * 6), " ".join(["dog"] * 7)  # and [CLS] and [SEP]
-    backbone = load_backbone(str(tmp_path))
+    backbone = load_frozen_encoder(str(tmp_path))
     assert backbone.too_long([fits, long]) == 1
     assert torch.equal(*backbone.encode_texts([fits, long]))
     with pytest.raises(RewardError, match=r"'dog .* has 9 tokens, .* reads 8"):
-        load_backbone(str(tmp_path), truncate=False).encode_texts([fits, long])
+        load_frozen_encoder(str(tmp_path), truncate=False).encode_texts([fits, long])
 
 
 def test_fingerprint_depends_on_weights_precision_and_nothing_else(tiny, backbone, tmp_path):
     copy = tmp_path / "elsewhere.pt"
     copy.write_bytes(Path(tiny_checkpoint(tiny, 0)).read_bytes())
-    half = load_backbone(ARCHITECTURE, str(copy), precision="bf16")
-    assert load_backbone(ARCHITECTURE, str(copy), batch_size=3).fingerprint == backbone.fingerprint
-    others = {half.fingerprint, load_backbone(ARCHITECTURE, tiny_checkpoint(tiny, 1)).fingerprint}
+    half = load_frozen_encoder(ARCHITECTURE, str(copy), precision="bf16")
+    assert load_frozen_encoder(ARCHITECTURE, str(copy), batch_size=3).fingerprint == backbone.fingerprint
+    others = {half.fingerprint, load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 1)).fingerprint}
     assert len(others | {backbone.fingerprint}) == 3
     assert backbone.signature == f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
     assert half.encode_texts(["a cat"]).dtype == torch.float32
@@ -138,7 +138,7 @@ def test_fingerprint_depends_on_weights_precision_and_nothing_else(tiny, backbon
 def test_pickles_without_the_network(tmp_path: Path, tiny: Path) -> None:
     weights = tmp_path / "weights.pt"
     weights.write_bytes(Path(tiny_checkpoint(tiny, 0)).read_bytes())
-    backbone = load_backbone(ARCHITECTURE, str(weights))
+    backbone = load_frozen_encoder(ARCHITECTURE, str(weights))
     stored = pickle.dumps(backbone)
     assert len(stored) < 2000
     assert torch.equal(pickle.loads(stored).encode_texts(["a cat"]), backbone.encode_texts(["a cat"]))
@@ -160,7 +160,7 @@ def test_wrong_arguments_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (ARCHITECTURE, {"pretrained": "x", "precision": "int8"}, "expected one of fp32, fp16, bf16"),
     ):
         with pytest.raises(ValueError, match=message):
-            load_backbone(name, **options)
+            load_frozen_encoder(name, **options)
 
 
 def test_tags_of_openai_get_their_activation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,11 +173,11 @@ def test_tags_of_openai_get_their_activation(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(open_clip, "create_model", stop)
     for tag in ("openai", "laion2b_s34b_b79k"):
         with pytest.raises(ValueError, match="stopped before the download"):
-            load_backbone("ViT-B-32", tag)
+            load_frozen_encoder("ViT-B-32", tag)
     assert asked == {"openai": True, "laion2b_s34b_b79k": False}
 
 
-def test_frames_of_a_video_are_averaged(tmp_path: Path, backbone: Backbone) -> None:
+def test_frames_of_a_video_are_averaged(tmp_path: Path, backbone: FrozenEncoder) -> None:
     """The mean of the normalised embeddings, normalised again; known by the frames, in any order."""
     images = [noise_image(seed) for seed in (1, 2, 3)]
     images[2].save(tmp_path / "three.png")
@@ -197,7 +197,7 @@ def test_frames_of_a_video_are_averaged(tmp_path: Path, backbone: Backbone) -> N
     assert score(None, ["a cat"], image=[[images[0]]]) == score(None, ["a cat"], image=images[:1])
 
 
-def test_a_broken_frame_is_named_with_its_index(tmp_path: Path, backbone: Backbone) -> None:
+def test_a_broken_frame_is_named_with_its_index(tmp_path: Path, backbone: FrozenEncoder) -> None:
     broken, score = tmp_path / "broken.png", ClipScore(backbone)
     rows = {"image": [noise_image(1), [noise_image(1), noise_image(2), broken]]}
     for _ in range(2):  # it is not there, then no image
@@ -344,7 +344,7 @@ def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(tm
 
 def test_a_fingerprint_changes_with_shape_preprocessing_and_precision_of_equal_weights(tmp_path: Path) -> None:
     folders = [tiny_student(tmp_path / name, name) for name in ("masked", "full")]
-    loaded = [load_backbone(str(folder)) for folder in folders]
+    loaded = [load_frozen_encoder(str(folder)) for folder in folders]
     states = [each.model.state_dict() for each in loaded]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     parts = loaded[0]._parts()

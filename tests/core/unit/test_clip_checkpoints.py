@@ -11,7 +11,7 @@ from open_clip.model import convert_weights_to_lp
 from safetensors.torch import load_file, save_file
 from transformers import CLIPConfig, CLIPModel
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import stretch_positions, stretch_text_tower
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.l_clipscore import LClipScore, RefLClipScore
@@ -86,7 +86,7 @@ def test_released_long_checkpoints_load(tmp_path: Path, half: bool) -> None:
     expected = tiny_clip(248)
     state = released(expected)
     torch.save({name: value.half() if half else value for name, value in state.items()}, tmp_path / "long.pt")
-    backbone = load_backbone(ARCHITECTURE, str(tmp_path / "long.pt"), truncate=False)
+    backbone = load_frozen_encoder(ARCHITECTURE, str(tmp_path / "long.pt"), truncate=False)
     assert backbone.context_length == 248
     if half:
         expected.half()
@@ -110,14 +110,14 @@ def test_released_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         state = {name: value for name, value in (released(tiny_clip(248)) | change).items() if value is not None}
         torch.save(state, tmp_path / "long.pt")
         with pytest.raises(ValueError, match=message):
-            load_backbone(ARCHITECTURE, str(tmp_path / "long.pt"))
+            load_frozen_encoder(ARCHITECTURE, str(tmp_path / "long.pt"))
 
 
 def test_a_file_decides_how_many_positions_there_are(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path)
     model = tiny_clip(120, quick_gelu=False)
     torch.save(model.state_dict(), tmp_path / "plain.pt")
-    backbone = load_backbone(ARCHITECTURE, str(tmp_path / "plain.pt"))
+    backbone = load_frozen_encoder(ARCHITECTURE, str(tmp_path / "plain.pt"))
     assert backbone.context_length == 120
     assert torch.equal(backbone.model.positional_embedding, model.positional_embedding)  # type: ignore[arg-type]
 
@@ -139,11 +139,11 @@ def test_rewards_may_stretch_what_they_load(tmp_path: Path) -> None:
 
 def test_a_stretched_student_is_saved_with_its_positions(tmp_path: Path) -> None:
     folder = tiny_student(tmp_path / "student")
-    long: Any = load_backbone(str(folder), context_length=248)
-    table = load_backbone(str(folder)).model.text.pos_embed  # type: ignore[union-attr]
+    long: Any = load_frozen_encoder(str(folder), context_length=248)
+    table = load_frozen_encoder(str(folder)).model.text.pos_embed  # type: ignore[union-attr]
     assert torch.equal(long.model.text.pos_embed, stretch_positions(table))
     long.model.save_pretrained(tmp_path / "long")
-    assert torch.equal(load_backbone(str(tmp_path / "long")).encode_texts([LONG]), long.encode_texts([LONG]))
+    assert torch.equal(load_frozen_encoder(str(tmp_path / "long")).encode_texts([LONG]), long.encode_texts([LONG]))
 
 
 def tiny_transformers_clip(folder: Path) -> CLIPModel:
@@ -162,7 +162,7 @@ def tiny_transformers_clip(folder: Path) -> CLIPModel:
 def test_weights_in_the_layout_of_transformers_are_read(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path)
     theirs = tiny_transformers_clip(tmp_path / "clip")
-    backbone = load_backbone(ARCHITECTURE, str(tmp_path / "clip/model.safetensors"))
+    backbone = load_frozen_encoder(ARCHITECTURE, str(tmp_path / "clip/model.safetensors"))
     ids = open_clip.SimpleTokenizer()(["a cat", "a dog on a mat"])
     texts = theirs.get_text_features(ids).pooler_output
     assert torch.allclose(
@@ -174,17 +174,17 @@ def test_weights_in_the_layout_of_transformers_are_read(tmp_path: Path) -> None:
     state = load_file(tmp_path / "clip/model.safetensors")
     save_file({key: value for key, value in state.items() if "fc1.bias" not in key}, tmp_path / "cut.safetensors")
     with pytest.raises(ValueError, match=r"c_fc\.bias"):
-        load_backbone(ARCHITECTURE, str(tmp_path / "cut.safetensors"))
+        load_frozen_encoder(ARCHITECTURE, str(tmp_path / "cut.safetensors"))
     with pytest.raises(ValueError, match=r"Transformers.*model\.safetensors"):
-        load_backbone(str(tmp_path / "clip"))
+        load_frozen_encoder(str(tmp_path / "clip"))
 
 
 def test_weights_in_a_file_of_a_training_program_are_found_or_its_keys_named(tmp_path: Path) -> None:
-    plain = load_backbone(ARCHITECTURE, tiny_checkpoint(tmp_path))
+    plain = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tmp_path))
     state = torch.load(tiny_checkpoint(tmp_path))
     for key in ("model", "state_dict", "model_state_dict"):
         torch.save({key: {f"module.{name}": value for name, value in state.items()}, "epoch": 3}, tmp_path / "run.pt")
-        assert load_backbone(ARCHITECTURE, str(tmp_path / "run.pt")).fingerprint == plain.fingerprint
+        assert load_frozen_encoder(ARCHITECTURE, str(tmp_path / "run.pt")).fingerprint == plain.fingerprint
     torch.save({"network": state, "epoch": 3}, tmp_path / "run.pt")
     with pytest.raises(ValueError, match=r"run\.pt.*network, epoch"):
-        load_backbone(ARCHITECTURE, str(tmp_path / "run.pt"))
+        load_frozen_encoder(ARCHITECTURE, str(tmp_path / "run.pt"))

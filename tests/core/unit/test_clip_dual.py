@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rewards.base import RewardError
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.specs import Specs
@@ -83,7 +83,7 @@ def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path, 
     dual.save_pretrained(folder)
     shutil.rmtree(tmp_path / "source")
     trust([IMAGE, WIDE])
-    photo, backbone = noise_image(1), load_backbone(str(folder))
+    photo, backbone = noise_image(1), load_frozen_encoder(str(folder))
     with torch.no_grad():
         images = torch.nn.functional.normalize(dual.encode_image(dual.preprocessing(photo)[None]))
         texts = dual.encode_text(dual.tokenize(TEXTS))
@@ -95,7 +95,7 @@ def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path, 
     with torch.no_grad():
         dual.text_head.linear.bias[0] += 1
     dual.save_pretrained(folder)
-    assert load_backbone(str(folder)).fingerprint != backbone.fingerprint
+    assert load_frozen_encoder(str(folder)).fingerprint != backbone.fingerprint
 
 
 def test_specs_counts_tokens_as_the_text_encoder_does(tmp_path: Path, text_encoder: str) -> None:
@@ -130,4 +130,4 @@ def test_a_wrong_folder_is_refused(tmp_path: Path, text_encoder: str) -> None:
     ):
         (tmp_path / "config.json").write_text(json.dumps(usual | change))
         with pytest.raises(ValueError, match=message):
-            load_backbone(str(tmp_path))
+            load_frozen_encoder(str(tmp_path))

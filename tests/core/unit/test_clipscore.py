@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from rewards.base import RewardError
-from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.clip.clipscore import ClipScore, RefClipScore, clip_score, harmonic_mean
 from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore, RefLClipScore
@@ -36,8 +36,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backbone(tiny: Path) -> Backbone:
-    return load_backbone(ARCHITECTURE, tiny_checkpoint(tiny))
+def backbone(tiny: Path) -> FrozenEncoder:
+    return load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny))
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_clipping_by_hand() -> None:
         assert kind.bounds == kind(encoder).bounds, "what a listing says"
 
 
-def test_signature_names_all_that_a_score_depends_on(backbone: Backbone) -> None:
+def test_signature_names_all_that_a_score_depends_on(backbone: FrozenEncoder) -> None:
     start = f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
     assert ClipScore(backbone).signature == f"clipscore[{start},prefix='A photo depicts ',w2.5]"
     assert RefClipScore(backbone, prefix="", w=1).signature == f"ref_clipscore[{start},prefix='',w1,clipped references]"
@@ -153,7 +153,9 @@ def test_every_score_takes_the_options_of_its_encoder_and_no_others(kind: type[C
         build(f"{kind.__module__}:{kind.__qualname__}", backbone=str(tiny), batch_sise=2)
 
 
-def test_images_and_references_are_encoded_once(backbone: Backbone, columns: dict[str, Any], tmp_path: Path) -> None:
+def test_images_and_references_are_encoded_once(
+    backbone: FrozenEncoder, columns: dict[str, Any], tmp_path: Path
+) -> None:
     counted, later = Counted(backbone), Counted(backbone)
     reward = RefClipScore(counted, cache_dir=tmp_path / "cache")
     first = reward(None, CAPTIONS, **columns)
@@ -166,7 +168,7 @@ def test_images_and_references_are_encoded_once(backbone: Backbone, columns: dic
     assert (later.images, later.texts) == (0, 2 + 4 + 2 + 2), "images are on disk; two of four references are known"
 
 
-def test_what_caches_take_is_said_before_training(backbone: Backbone, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_caches_take_is_said_before_training(backbone: FrozenEncoder, caplog: pytest.LogCaptureFixture) -> None:
     for given, warned in (({}, []), ({"cache_references": 3}, ["references"]), ({"cache_images": 2}, ["images"])):
         caplog.clear()
         with caplog.at_level(logging.INFO, "rewards"):
@@ -177,7 +179,7 @@ def test_what_caches_take_is_said_before_training(backbone: Backbone, caplog: py
         assert ["images" if "cache_images" in each else "references" for each in warnings] == warned
 
 
-def test_bad_rows_and_arguments_are_named(backbone: Backbone, columns: dict[str, Any], tmp_path: Path) -> None:
+def test_bad_rows_and_arguments_are_named(backbone: FrozenEncoder, columns: dict[str, Any], tmp_path: Path) -> None:
     reward = RefClipScore(backbone)
     (tmp_path / "broken.jpg").write_bytes(b"nothing")
     for change, message in (
@@ -213,7 +215,7 @@ def test_released_examples_under_released_weights(metric: str, file: str, plain:
     if not example or (not path and metric == "PAC"):
         pytest.skip(f"RL_CAPTION_{metric}_EXAMPLE and _WEIGHTS do not name the released example and weights")
     try:
-        encoder = load_backbone("ViT-B-32", path or "openai", tuned_from="openai" if metric == "PAC" else None)
+        encoder = load_frozen_encoder("ViT-B-32", path or "openai", tuned_from="openai" if metric == "PAC" else None)
     except ValueError as error:
         pytest.skip(f"no weights of ViT-B/32: {error}")
     captions = json.loads((Path(example) / f"{file}_captions.json").read_text())

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import normalize
 
 from rewards.base import RewardError
-from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.emscore import EmScore, RefEmScore, greedy_f1, token_idf
 from rewards.registry import build
@@ -25,8 +25,8 @@ VIDEO = [noise_image(1), noise_image(2), noise_image(3)]
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    return load_backbone(ARCHITECTURE, tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
+    return load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
 
 
 def test_greedy_matching_by_hand() -> None:
@@ -64,7 +64,7 @@ def by_hand(backbone: Any, text: str, other: np.ndarray, weights: Any = None) ->
 
 
 @pytest.mark.parametrize("idf", [None, ["a cat", "a dog", "two cats"]])
-def test_scores_by_hand(backbone: Backbone, idf: list[str] | None) -> None:
+def test_scores_by_hand(backbone: FrozenEncoder, idf: list[str] | None) -> None:
     frames = backbone.encode_images(VIDEO).numpy().astype(float)
     weights = None
     if idf is not None:
@@ -83,7 +83,7 @@ def test_scores_by_hand(backbone: Backbone, idf: list[str] | None) -> None:
         assert scores["both"][row] == pytest.approx((coarse + fine) / 2, abs=1e-6)
 
 
-def test_the_score_with_references_is_the_mean_with_the_best_one(backbone: Backbone) -> None:
+def test_the_score_with_references_is_the_mean_with_the_best_one(backbone: FrozenEncoder) -> None:
     score, plain = RefEmScore(backbone), EmScore(backbone)
     columns: dict[str, Any] = {"image": [VIDEO, VIDEO], "references": [["a dog runs", TEXTS[0]], ["a red house"]]}
     found = score(None, TEXTS, **columns)
@@ -103,7 +103,7 @@ def test_the_pooled_token_is_the_captions_embedding(tmp_path: Path, kind: str) -
         PretrainedDual(DualConfig(image, text, embed_dim=8, hidden=10, pool="last")).save_pretrained(tmp_path)
     else:
         tiny_student(tmp_path, kind)
-    encoder = load_backbone(str(tmp_path))
+    encoder = load_frozen_encoder(str(tmp_path))
     found = encoder.encode_tokens(TEXTS)
     assert torch.allclose(torch.stack([rows[-1] for _, rows in found]), encoder.encode_texts(TEXTS), atol=1e-5)
     assert (
@@ -115,7 +115,7 @@ def test_the_pooled_token_is_the_captions_embedding(tmp_path: Path, kind: str) -
     assert all(low <= value <= high for value in score(None, TEXTS, image=[VIDEO, VIDEO]))
 
 
-def test_frames_are_embedded_a_single_time(backbone: Backbone, tmp_path: Path) -> None:
+def test_frames_are_embedded_a_single_time(backbone: FrozenEncoder, tmp_path: Path) -> None:
     counted: Any = Counted(backbone)
     counted.has_tokens, counted.encode_tokens = True, backbone.encode_tokens
     score = EmScore(counted, cache_dir=tmp_path)
@@ -131,7 +131,7 @@ def test_frames_are_embedded_a_single_time(backbone: Backbone, tmp_path: Path) -
     assert "both" in again.signature
 
 
-def test_errors(backbone: Backbone, tmp_path: Path) -> None:
+def test_errors(backbone: FrozenEncoder, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="parts is 'middle'"):
         EmScore(backbone, parts="middle")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"idf_captions: .*none\.txt"):

@@ -22,7 +22,7 @@ from transformers import (
     InstructBlipConfig,
 )
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.text.perplexity import Perplexity
 from rl_caption.captioners.averaging import average_weights
 from rl_caption.captioners.base import CaptionerError
@@ -156,7 +156,7 @@ def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
             with pytest.raises(CaptionerError, match=re.escape(f"did you mean {expected}?")):
                 call(str(tmp_path / folder))
     for load, folder, export in (
-        (load_backbone, "lclip", "export/last"),
+        (load_frozen_encoder, "lclip", "export/last"),
         (Perplexity, "lm", "export/best"),
         (lambda name: load_processor(VlmConfig(name=name)), "lm", "export/best"),
     ):
@@ -284,5 +284,5 @@ def test_where_the_hub_cannot_be_reached_the_cache_is_read_and_a_mistyped_name_a
     for name in ("someone/lost", "someone/lo..st"):
         assert repr(name) in refusal(name="huggingface", init=name)
         with pytest.raises(ValueError, match=f"hf-hub:{name}"):
-            load_backbone(f"hf-hub:{name}")
+            load_frozen_encoder(f"hf-hub:{name}")
     assert not waited

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import low_rank_delta
 from rewards.clip.encoder import RELEASED
 from rewards.clip.pac import PacScore, RefPacScore
@@ -51,7 +51,7 @@ def saved(state: dict[str, Tensor], path: Path) -> str:
 
 
 def backbone_of(state: dict[str, Tensor], path: Path, tag: str = "openai", **more: Any) -> Any:
-    return load_backbone(ARCHITECTURE, saved(state, path), tuned_from=tag, **more)
+    return load_frozen_encoder(ARCHITECTURE, saved(state, path), tuned_from=tag, **more)
 
 
 class ByHand:
@@ -188,7 +188,7 @@ def test_a_released_file_is_known_to_every_score(folder: Path, monkeypatch: pyte
     """The architecture alone would run it with GELU and CLIP's mean: other numbers, and nothing would say so."""
     monkeypatch.setitem(RELEASED, "released.pth", (ARCHITECTURE, "laion2b_s32b_b82k"))
     path = saved(weights(), folder / "released.pth")
-    expected = load_backbone(ARCHITECTURE, path, tuned_from="laion2b_s32b_b82k")
+    expected = load_frozen_encoder(ARCHITECTURE, path, tuned_from="laion2b_s32b_b82k")
     found: Any = build("clipscore", backbone=ARCHITECTURE, pretrained=path)
     assert found.backbone.encoder.fingerprint == expected.fingerprint
     assert "tuned from laion2b_s32b_b82k" in found.signature
@@ -197,8 +197,8 @@ def test_a_released_file_is_known_to_every_score(folder: Path, monkeypatch: pyte
 def test_what_is_taken_for_a_plain_file_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = saved(weights(), folder / "plain.pth")
     with caplog.at_level(logging.INFO, "rewards"):
-        load_backbone(ARCHITECTURE, path)
-        load_backbone(ARCHITECTURE, path, tuned_from="openai")
+        load_frozen_encoder(ARCHITECTURE, path)
+        load_frozen_encoder(ARCHITECTURE, path, tuned_from="openai")
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("rewards")]
     assert all(part in line for part in ("plain.pth", "GELU", "0.4814"))
 

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from open_clip import SimpleTokenizer
 from PIL import Image
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import ClipText
 from rewards.images import open_image
@@ -218,7 +218,7 @@ def test_rand_augment_comes_before_normalisation_and_the_other_views() -> None:
 
 
 def test_the_teacher_embeds_the_view_that_the_student_sees(tmp_path: Path) -> None:
-    backbone = load_backbone(str(tiny_student(tmp_path)))
+    backbone = load_frozen_encoder(str(tiny_student(tmp_path)))
     row: Any = {"image_id": "b", "image": noise_image(1, (40, 40)), "references": []}
     batch = PairCollate(PixelCache(backbone.preprocessing), None, augmentations=("rand_augment",))([(row, 1)])
     teacher = Teacher(backbone, ("image",), Accelerator(cpu=True), augmented=True)

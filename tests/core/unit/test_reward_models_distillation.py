@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.clip.encoder import CachedEncoder
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.trust import trust
@@ -42,7 +42,7 @@ def test_a_tower_comes_back_as_it_was(tmp_path: Path) -> None:
         assert all(torch.equal(value, stored[name]) for name, value in back.state_dict().items())
         assert json.loads((Path(path) / "config.json").read_text())["model_type"] == f"l_clip_{kind}"
     with pytest.raises(ValueError, match=r"model_type 'l_clip_text': expected 'l_clip'"):
-        load_backbone(path)
+        load_frozen_encoder(path)
 
 
 def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
     model = build_dual(None, {"image": image, "text": text}, {}, 16)
     assert (model.config.image_blocks, model.config.text_blocks) == (1, 2)
     model.save_pretrained(tmp_path / "whole")
-    backbone, picture = load_backbone(str(tmp_path / "whole")), noise_image(1)
+    backbone, picture = load_frozen_encoder(str(tmp_path / "whole")), noise_image(1)
     pixels = backbone.preprocessing(picture)[None]
     raw = backbone.encode_images([picture], normalize=False)
     assert torch.allclose(raw, build_tower("image", image, {}, 16).eval()(pixels), atol=1e-6)
@@ -75,7 +75,7 @@ def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> No
     assert tower.pos_embed.shape == (1, 1 + grid.shape[1], STUDENT["image_width"])
     assert torch.equal(tower(pixels), tower(grid))
     build_dual(None, {"image": image, "text": text}, {}, 16).save_pretrained(tmp_path / "whole")
-    backbone = load_backbone(str(tmp_path / "whole"))
+    backbone = load_frozen_encoder(str(tmp_path / "whole"))
     assert backbone.preprocessing == tower.preprocessing
     assert torch.allclose(backbone.encode_images([picture], normalize=False), tower(pixels).detach(), atol=1e-6)
     assert LCLIP.from_pretrained(tmp_path / "whole").config.image_encoder == encoder["image_encoder"]
@@ -160,12 +160,12 @@ MUCH = 2**20
 
 
 @pytest.fixture(scope="module")
-def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
-    return load_backbone(str(tiny_student(tmp_path_factory.mktemp("student"))))
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> FrozenEncoder:
+    return load_frozen_encoder(str(tiny_student(tmp_path_factory.mktemp("student"))))
 
 
 @pytest.fixture
-def counts(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def counts(backbone: FrozenEncoder, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many images and captions went through the teacher."""
     counted = {"image": 0, "text": 0}
     for tower in ("image", "text"):
@@ -189,11 +189,11 @@ def epoch(teacher: Teacher) -> list[torch.Tensor]:
     return [torch.cat([found["image"], found["text"]], 1) for found in map(teacher, batches)]
 
 
-def expected(backbone: Backbone) -> list[torch.Tensor]:
+def expected(backbone: FrozenEncoder) -> list[torch.Tensor]:
     return epoch(Teacher(backbone, ("image", "text"), Accelerator(cpu=True)))
 
 
-def made(backbone: Backbone, cache_dir: Path | None, memory: int) -> Teacher:
+def made(backbone: FrozenEncoder, cache_dir: Path | None, memory: int) -> Teacher:
     teacher = Teacher(
         backbone, ("image", "text"), Accelerator(cpu=True), cache_dir=str(cache_dir) if cache_dir else None
     )
@@ -222,7 +222,7 @@ def test_a_second_epoch_costs_no_forward_pass(backbone, counts, tmp_path, on_dis
 
 
 def test_a_score_that_shares_the_teachers_folder_has_embeddings_of_length_1_and_the_teacher_its_raw_ones(
-    backbone: Backbone, tmp_path: Path
+    backbone: FrozenEncoder, tmp_path: Path
 ) -> None:
     images = [row["image"] for row in ROWS]
     raw = Teacher(backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)).image_embeddings(ROWS)
@@ -233,7 +233,7 @@ def test_a_score_that_shares_the_teachers_folder_has_embeddings_of_length_1_and_
     assert torch.equal(again, raw)
 
 
-def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(backbone: Backbone) -> None:
+def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(backbone: FrozenEncoder) -> None:
     teacher = Teacher(backbone, ("image",), Accelerator(cpu=True), augmented=True)
     teacher.prepare(ROWS, "random", MUCH)
     pixels = torch.stack([backbone.preprocessing(row["image"]).flip(-1) for row in ROWS])
@@ -242,7 +242,7 @@ def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(b
     assert not torch.allclose(seen, teacher.image_embeddings(ROWS), atol=1e-3)
 
 
-def test_of_first_captions_the_teacher_embeds_no_others(backbone: Backbone, counts: dict[str, int]) -> None:
+def test_of_first_captions_the_teacher_embeds_no_others(backbone: FrozenEncoder, counts: dict[str, int]) -> None:
     teacher = Teacher(backbone, ("image", "text"), Accelerator(cpu=True))
     counts.update(image=0, text=0)
     teacher.prepare(ROWS, "first", MUCH)
@@ -271,7 +271,7 @@ def test_a_table_made_in_parts_is_the_same(backbone, monkeypatch):
     torch.testing.assert_close(epoch(teacher), right)
 
 
-def test_rows_may_lack_what_the_other_tower_reads(backbone: Backbone) -> None:
+def test_rows_may_lack_what_the_other_tower_reads(backbone: FrozenEncoder) -> None:
     images: list[Any] = [{**row, "references": []} for row in ROWS]
     texts: list[Any] = [{"image_id": row["image_id"], "references": row["references"]} for row in ROWS]
     image, text = (Teacher(backbone, (tower,), Accelerator(cpu=True)) for tower in ("image", "text"))

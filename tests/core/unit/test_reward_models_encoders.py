@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import stretch_positions
 from rl_caption.config.reward_models import EncoderConfig, PartConfig
 from rl_caption.errors import ConfigError
@@ -61,7 +61,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, Any],
 @torch.no_grad()
 def test_a_contrastive_model_comes_back_as_a_reward(clip: tuple[Any, dict[str, Any], Path]) -> None:
     model, shape, folder = clip
-    backbone = load_backbone(str(folder))
+    backbone = load_frozen_encoder(str(folder))
     picture, ids = noise_image(2), torch.tensor([[49406, 320, 1929, 49407]])
     mine = ClipTowers(model)({"image": backbone.preprocessing(picture)[None], "text": ids})
     assert torch.allclose(backbone.encode_images([picture], normalize=False), mine["image"], atol=1e-5)
@@ -109,8 +109,8 @@ def test_a_fine_tuned_model_keeps_its_activation(tmp_path: Path, source: str) ->
         torch.save(clip.state_dict(), file)
     model, shape_found, preprocessing = pretrained_clip(name, str(file))
     save_clip(model, shape_found, tmp_path / "export")
-    picture, before = noise_image(2), load_backbone(name, str(file))
-    after = load_backbone(str(tmp_path / "export"))
+    picture, before = noise_image(2), load_frozen_encoder(name, str(file))
+    after = load_frozen_encoder(str(tmp_path / "export"))
     assert after.preprocessing == preprocessing
     assert torch.allclose(after.encode_images([picture]), before.encode_images([picture]), atol=1e-6)
     assert torch.allclose(after.encode_texts(["a dog"]), before.encode_texts(["a dog"]), atol=1e-6)
@@ -146,7 +146,7 @@ def test_a_stretched_model_is_exported_and_loads_again(clip: tuple[Any, dict[str
     long, long_shape, _ = pretrained_clip(None, str(folder), 104, 4)
     assert long_shape["text_cfg"]["context_length"] == 104
     save_clip(long, long_shape, tmp_path / "long")
-    backbone: Any = load_backbone(str(tmp_path / "long"))
+    backbone: Any = load_frozen_encoder(str(tmp_path / "long"))
     assert backbone.context_length == 104
     assert torch.equal(backbone.model.positional_embedding, stretch_positions(short.positional_embedding, 4, 5))
     again, again_shape, _ = pretrained_clip(None, str(tmp_path / "long"))
@@ -218,7 +218,7 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(
     shapes = [trained[f"visual.conv1.parametrizations.weight.0.lora_{part}"].shape for part in "ab"]
     assert shapes == [(2 * 16, 3 * 16), (16 * 32, 2 * 16)]
     save_clip(tuned, shape, tmp_path)
-    again: Any = load_backbone(str(tmp_path)).model
+    again: Any = load_frozen_encoder(str(tmp_path)).model
     for graph in (True, False):  # without one, attention takes another way
         with torch.set_grad_enabled(graph):
             assert torch.allclose(again.encode_image(images), tuned.encode_image(images), atol=1e-5)

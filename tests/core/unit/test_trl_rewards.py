@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rewards.base import Reward, RewardError, required_column
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.grammar_head import GrammarModel
 from rewards.mixed import MixedReward
 from rewards.registry import available, build
@@ -45,7 +45,7 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     arguments: dict[str, dict[str, Any]] = {name: {} for name in TEXT}
     arguments |= dict.fromkeys(("clipscore", "ref_clipscore", "retrieval", "specs"), clip)
     arguments |= dict.fromkeys(("l_clipscore", "ref_l_clipscore"), student)
-    loaded = {"backbone": load_backbone(ARCHITECTURE, clip["pretrained"])}
+    loaded = {"backbone": load_frozen_encoder(ARCHITECTURE, clip["pretrained"])}
     videos = ("emscore", "ref_emscore", "pac_s_video", "ref_pac_s_video")
     arguments |= dict.fromkeys(("pac_s", "ref_pac_s", *videos), loaded)
     arguments["bertscore"] = {"model": str(tiny_bert(folder / "bert")), "layers": 2}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.encoder import CachedEncoder
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
@@ -112,7 +112,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_encoder_that_was_trained_scores_as_it_was_trained(trained: Path) -> None:
     """Retrieval by the mean of the frames' embeddings, as validation of the training computed it."""
     rows = MovingScenesData(**MOVING["data"]["kwargs"]).split("val")
-    cached = CachedEncoder(load_backbone(str(trained / "teacher" / "export" / "best")))
+    cached = CachedEncoder(load_frozen_encoder(str(trained / "teacher" / "export" / "best")))
     videos = cached.embed_images([row["image"] for row in rows])
     texts = [(index, text) for index, row in enumerate(rows) for text in row["references"]]
     captions = cached.embed_texts([text for _, text in texts])

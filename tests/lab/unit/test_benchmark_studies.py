@@ -25,7 +25,7 @@ from benchmarks.studies.specificity_study import (
 )
 from benchmarks.studies.text_similarity import TextSimilarity
 from rewards.base import RewardError
-from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, claims, oracle
@@ -109,7 +109,7 @@ def test_the_study_of_specificity(tmp_path, monkeypatch, capsys):
     config.write_text(yaml.safe_dump({"data": {"format": "scenes", "kwargs": SCENES}, "rollout": {"num_samples": 2}}))
     tiny_student(tmp_path / "run/export/best")
     models = [f"run={tmp_path / 'run'}", f"as is={tmp_path / 'run/export/best'}"]
-    monkeypatch.setattr(Backbone, "too_long", lambda self, texts: 7)
+    monkeypatch.setattr(FrozenEncoder, "too_long", lambda self, texts: 7)
     words = ["study", "--data", config, "--out", out, "--device", "cpu", "--models", *models]
     monkeypatch.setattr(sys, "argv", list(map(str, words)))
     specificity_study.main()
@@ -277,7 +277,7 @@ def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_
     header, _, likelihood, cosine = ([cell.strip() for cell in row.strip("|").split("|")] for row in printed)
     assert header[1] == f"left for right ({kinds.count('left for right')} pairs)"
     assert len(header) == len(likelihood) == len(cosine) == 6
-    backbone = load_backbone(dual)
+    backbone = load_frozen_encoder(dual)
     images = backbone.encode_images([row["image"] for row, *_ in pairs])
     first, second = ((images * backbone.encode_texts([pair[n] for pair in pairs])).sum(-1) for n in (1, 2))
     assert float(cosine[4]) == pytest.approx(100 * (first > second).float().mean().item(), abs=0.05)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rl_caption.cli.main import main
 from rl_caption.config.reward_models import EncoderConfig, PartConfig
 from rl_caption.data.encode_features import encode_features
@@ -34,7 +34,7 @@ def test_models_side_by_side_on_short_and_long_captions(
     found = run(tmp_path / "out", *models, *data)
     assert (tmp_path / "out/retrieval.md").read_text() in capsys.readouterr().out
     assert found["models"]["one"]["captions"] == found["models"]["two"]["captions"], "of equal weights"
-    own, backbone = found["models"]["one"], load_backbone(folders["one"])
+    own, backbone = found["models"]["one"], load_frozen_encoder(folders["one"])
     assert own["parameters"] == sum(each.numel() for each in backbone.model.parameters())
     rows = list(ScenesData(**SCENES).split("test"))
     images = backbone.encode_images([row["image"] for row in rows])

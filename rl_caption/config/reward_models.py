@@ -133,6 +133,7 @@ class LossConfig:
         gamma: ``specificity``: weight of the negative hinge: one more false detail scores lower.
         margin_units: unit of the hinges: ``logit`` (cosine times the learned scale; released code) or ``cosine``.
         max_margin: largest dynamic margin, in this unit; null is 1.5 logits or a cosine of 0.015.
+        fixed_margin: ``specificity``: this margin of both hinges, in this unit, in place of the dynamic ones.
         symmetric: ``specificity``: contrastive term in both directions; false is caption to image (released code).
     """
 
@@ -153,6 +154,7 @@ class LossConfig:
     gamma: Weight = 0.8
     margin_units: Literal["logit", "cosine"] = "logit"
     max_margin: Weight | None = None
+    fixed_margin: Weight | None = None
     symmetric: bool = False
 
 

@@ -301,9 +301,10 @@ def triplet_embeddings() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("units", "limit", "symmetric"), [("logit", None, True), ("cosine", None, False), ("logit", 0.1, False)]
+    ("units", "limit", "symmetric", "fixed"),
+    [("logit", None, True, None), ("cosine", None, False, None), ("logit", 0.1, False, None), ("cosine", None, False, 1e-3)],
 )
-def test_specificity_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, symmetric: bool) -> None:
+def test_specificity_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, symmetric: bool, fixed: Any) -> None:
     given, counts = triplet_embeddings(), [1, 0, 1, 1, 1, 0]
     factor, largest = {"logit": (4.0, 1.5), "cosine": (1.0, 0.015)}[units]
     largest = largest if limit is None else limit
@@ -315,11 +316,11 @@ def test_specificity_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, sy
     terms = []
     for better, worse in (("positive", "base"), ("base", "negative")):
         gaps = [a - b for a, b in zip(scores[better], scores[worse], strict=True)]
-        margin = min(max(sum(gaps) / len(gaps), 0.0), largest)
+        margin = min(max(sum(gaps) / len(gaps), 0.0), largest) if fixed is None else fixed
         terms.append((sum(max(margin - gap, 0.0) for gap in gaps) / len(gaps), margin, gaps))
     contrast = slow_nce(scaled(given["image"], given["text"], 4.0), symmetric=symmetric)
     loss, metrics = specificity(
-        given, {"triplet": torch.tensor(counts).float()}, 0.5, 8.0, 0.8, units, limit, symmetric
+        given, {"triplet": torch.tensor(counts).float()}, 0.5, 8.0, 0.8, units, limit, symmetric, fixed
     )
     assert loss.item() == pytest.approx(0.5 * contrast + 8 * terms[0][0] + 0.8 * terms[1][0], rel=1e-5)
     for name, (term, margin, gaps) in zip(("positive", "negative"), terms, strict=True):

@@ -47,7 +47,9 @@ _KEYS: dict[tuple[Method, ...], str] = {
     "loss.hard_scale loss.false_negatives train.label_smoothing train.short_captions",
     ("positive_augmented",): "loss.positive_images loss.positive_captions train.trainable train.lora_rank "
     "train.lora_alpha",
-    ("specificity",): "loss.alpha loss.beta loss.gamma loss.margin_units loss.max_margin loss.fixed_margin loss.symmetric "
+    (
+        "specificity",
+    ): "loss.alpha loss.beta loss.gamma loss.margin_units loss.max_margin loss.fixed_margin loss.symmetric "
     "train.shuffle_rate train.negatives train.shuffle_per",
     (*_DISTILLATION, "semantic_bottleneck"): "teacher.name teacher.pretrained teacher.precision teacher.batch_size "
     "teacher.cache_mb teacher.cache_dir",

@@ -82,7 +82,10 @@ _METRICS = {
 _LOSSES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "contrastive": (losses.contrastive, ("short", "pca_rank", "hard", "hard_scale")),
     "positive_augmented": (losses.positive_augmented, ("positive_images", "positive_captions")),
-    "specificity": (losses.specificity, ("alpha", "beta", "gamma", "margin_units", "max_margin", "fixed_margin", "symmetric")),
+    "specificity": (
+        losses.specificity,
+        ("alpha", "beta", "gamma", "margin_units", "max_margin", "fixed_margin", "symmetric"),
+    ),
 }
 """Task -> its loss, and the keys of the section ``loss`` that are options of it. Distillation: see ``objective``."""
 

@@ -249,8 +249,10 @@ def pair_figures(
     ``first`` and ``second`` are condition of the references -> [P] scores of the first and of the second captions;
     a metric without references has the one condition ``NO_REFERENCES``. Returns, for each condition or for the average
     over conditions that are draws, a figure for each kind, where the set shows them, and a summary: ``all pairs`` or
-    ``mean of kinds``.
+    ``mean of kinds``. Pairs of a set that is judged ``by_image`` are put together first.
     """
+    if part.by_image:
+        part, (first, second) = _by_image(part, [first, second])
     won = {name: wins(first[name], second[name], part.preference, part.ties) for name in first}
     if part.averaged:
         won = {NO_REFERENCES: np.mean(list(won.values()), axis=0)}
@@ -261,6 +263,19 @@ def pair_figures(
         note = f"{prefix}{100 * tied:.1f} % of pairs have equal scores, which count as {part.ties}" if tied else ""
         found += _accuracies(part, values, prefix, f"{prefix}all pairs", note, resamples, seed)
     return found
+
+
+def _by_image(
+    part: CaptionPairs, scores: Sequence[Mapping[str, Sequence[float]]]
+) -> tuple[CaptionPairs, list[dict[str, Floats]]]:
+    """One pair for each image, and its scores: the sums over the pairs of the image."""
+    numbers, images = group_numbers(part.image_ids), list(dict.fromkeys(part.image_ids))
+    places = [int(place) for place in np.unique(numbers, return_index=True)[1]]
+    columns = {
+        name: [getattr(part, name)[place] for place in places] for name in ("first", "second", "preference", "kinds")
+    }
+    summed = [{name: np.bincount(numbers, values) for name, values in side.items()} for side in scores]
+    return replace(part, image_ids=images, images=None, references={}, by_image=False, **columns), summed
 
 
 def group_figures(

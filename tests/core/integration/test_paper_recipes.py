@@ -104,8 +104,7 @@ def test_specs_and_a_student_of_it_with_as_many_positions(world: Path, tmp_path:
     row = ScenesData(**DATA["kwargs"]).split("val")[0]
     longer = f"{row['long_reference']} {'It is a red circle. ' * 20}"
     specs = Specs(backbone=str(tmp_path / "runs/specs/model/export/best"))
-    score = LClipScore(backbone=str(folder))
-    for reward in (specs, score):
+    for reward in (specs, LClipScore(backbone=str(folder)), Specs(backbone=str(folder), truncate=True)):
         first, second = reward(["", ""], [row["long_reference"], longer], image=[row["image"]] * 2)
         assert first != second, "both read the long captions"
 
@@ -169,9 +168,9 @@ def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
     shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 48, "bos_token_id": end, "eos_token_id": end}
     GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "gpt2")
     tokenizer.save_pretrained(tmp_path / "gpt2")
-    page = (ROOT / "docs/icc.md").read_text(encoding="utf-8")
-    (code,) = [block.partition("```")[0] for block in page.split("```python\n")[1:] if "swin_gpt2" in block]
-    code = code.replace("microsoft/swin-base-patch4-window7-224-in22k", str(tmp_path / "swin"))
+    code = python_of("icc.md", "swin_gpt2").replace(
+        "microsoft/swin-base-patch4-window7-224-in22k", str(tmp_path / "swin")
+    )
     monkeypatch.chdir(tmp_path)
     exec(code.replace('"gpt2"', repr(str(tmp_path / "gpt2"))), {})
     changes = {"data.path": str(world / "pages.jsonl"), "model.init": str(tmp_path / "models/swin_gpt2")}
@@ -180,3 +179,28 @@ def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
     ended = run(config, folder, "xe")
     assert ended.code == 0, ended.output
     load_captioner(str(folder / "export/best"))
+
+
+def test_people_are_a_row_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captions = [f"caption {number}" for number in range(5)]
+    images = [
+        {"cocoid": number, "filename": "a.jpg", "split": "test", "sentences": [{"raw": text} for text in captions]}
+        for number in range(20)
+    ]
+    (tmp_path / "data/coco").mkdir(parents=True)
+    (tmp_path / "data/coco/dataset_coco.json").write_text(json.dumps({"images": images}))
+    monkeypatch.chdir(tmp_path)
+    exec(python_of("pac.md", "humans"), {})
+    humans, others = (json.loads(Path(f"{name}.json").read_text()) for name in ("humans", "others"))
+    assert len({row["caption"] for row in humans}) > 1
+    for row in humans:
+        assert sorted([row["caption"], *others[row["image_id"]]]) == captions
+
+
+def python_of(page: str, word: str) -> str:
+    """The one block of Python of a page that has a word."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    (code,) = [
+        block.partition("```")[0] for block in text.split("```python\n")[1:] if word in block.partition("```")[0]
+    ]
+    return code

@@ -302,7 +302,12 @@ def triplet_embeddings() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("units", "limit", "symmetric", "fixed"),
-    [("logit", None, True, None), ("cosine", None, False, None), ("logit", 0.1, False, None), ("cosine", None, False, 1e-3)],
+    [
+        ("logit", None, True, None),
+        ("cosine", None, False, None),
+        ("logit", 0.1, False, None),
+        ("cosine", None, False, 1e-3),
+    ],
 )
 def test_specificity_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, symmetric: bool, fixed: Any) -> None:
     given, counts = triplet_embeddings(), [1, 0, 1, 1, 1, 0]

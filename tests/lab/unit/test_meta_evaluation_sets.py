@@ -15,6 +15,7 @@ from rewards.base import RewardError
 from rewards.videos import video_frames
 from rl_caption.data.base import DataError
 from rl_caption.lab.meta_evaluation.figures import group_figures, pair_figures, rated_figures
+from rl_caption.lab.meta_evaluation.figures import pair_figures
 from rl_caption.lab.meta_evaluation.sets import SETS, load
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.lab.meta_evaluation.sets.rated import OWN_REFERENCE
@@ -105,6 +106,13 @@ def test_foil(tmp_path: Path) -> None:
     once = read("foil", tmp_path, one_per_image=True)
     assert once.image_ids == ["COCO_val2014_000000000007.jpg", "COCO_val2014_000000000008.jpg"]
     assert sum(once.excluded.values()) == 1
+    with pytest.raises(DataError, match=r"dataset_coco\.json"):
+        read("foil", tmp_path, held_out=True)
+    names = {"restval": "COCO_val2014_000000000007.jpg", "val": "COCO_val2014_000000000008.jpg"}
+    images = [{"split": split, "filename": name, "imgid": name, "sentences": []} for split, name in names.items()]
+    (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images}))
+    kept = read("foil", tmp_path, held_out=True)
+    assert (kept.first, sum(kept.excluded.values())) == (["a bus stops"], 2)
     (tmp_path / "captions_val2014.json").unlink()
     assert read("foil", tmp_path).references == {}
 
@@ -310,6 +318,12 @@ def test_activitynet_foil(tmp_path: Path) -> None:
     assert found.references == {"overlapping references": [["A runner."], ["A long run."]]}
     video = tmp_path / "videos" / "v_1.mp4"
     assert found.images == [video_frames(video, 10, (0.0, 10.4 / 40)), video_frames(video, 10, (15 / 40, 1.0))]
+    # One sentence is right and the other wrong: of the paragraph, the sum counts.
+    scores = {"": [0.9, 0.4]}, {"": [0.2, 0.5]}
+    (figure,) = pair_figures(found, *scores)
+    assert (figure.value, figure.count) == (1.0, 1)
+    (figure,) = pair_figures(read("activitynet_foil", tmp_path, by="sentence"), *scores)
+    assert (figure.value, figure.count) == (0.5, 2)
 
 
 def lines(folder: Path, *rows: Any) -> Path:

@@ -72,6 +72,8 @@ class CaptionPairs:
     convention: str
     """What counts as right, in a line."""
     excluded: Mapping[str, int] = field(default_factory=dict)
+    by_image: bool = False
+    """Whether the pairs of one image are one comparison, of the sums of their scores."""
     averaged: bool = False
     """Whether the conditions are draws of one experiment, whose accuracies are averaged; else each is reported."""
     ties: Literal["wrong", "half"] = "wrong"

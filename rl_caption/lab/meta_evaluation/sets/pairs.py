@@ -17,6 +17,7 @@ from PIL import Image
 
 from rewards.images import open_image
 from rl_caption.data.base import DataError
+from rl_caption.data.files import read_records
 from rl_caption.data.negatives import EDITS, tagged
 from rl_caption.data.plain_files import shown
 from rl_caption.lab.meta_evaluation.sets.base import (
@@ -49,6 +50,7 @@ FOIL_SOURCE = (
     "foilv1.0_test_2017.json from https://foilunitn.github.io/, or foil-it.json from VALSE "
     "(https://github.com/Heidelberg-NLP/VALSE); captions_val2014.json and val2014 from https://cocodataset.org/"
 )
+KARPATHY_SOURCE = "caption_datasets.zip of https://cs.stanford.edu/people/karpathy/deepimagesent"
 AGAINST_FOILS = "the caption scores higher than its foil; equal scores are wrong"
 FOIL_PAIRS = {"foilv1.0_test_2017.json": 99_480, "foil-it.json": 1_000}
 VALSE_SOURCE = "the folder data of https://github.com/Heidelberg-NLP/VALSE; images from where their dataset says"
@@ -230,7 +232,7 @@ def _voted_pairs(path: Path) -> tuple[list[Pair], list[list[str]]]:
     return pairs, references
 
 
-def foil(given: Files, one_per_image: bool = False, seed: int = 0) -> list[CaptionPairs]:
+def foil(given: Files, one_per_image: bool = False, held_out: bool = False, seed: int = 0) -> list[CaptionPairs]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json`` where it is there.
 
     FOIL 1.0 (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. Of ``foil-it.json`` (Parcalabescu
@@ -238,11 +240,19 @@ def foil(given: Files, one_per_image: bool = False, seed: int = 0) -> list[Capti
     found to be right. References are the image's other COCO captions, the first (``1 reference``) and all
     (``4 references``; of some images five or six), as in the code of Polos (Wada et al., CVPR 2024). ``one_per_image``
     judges one pair of each image, drawn by ``seed``, as CLIPScore does; which ones it drew is not published.
+    ``held_out`` leaves out images of Karpathy's training split (``train`` and ``restval``), on which PAC-S was tuned,
+    as its paper does; it reads ``dataset_coco.json``.
     """
     path = given.require(FOIL_SOURCE, *FOIL_PAIRS)
     excluded: Counter[str] = Counter()
     pairs = list(_valid(json_rows(path), excluded) if path.name == "foil-it.json" else _released_foil(path))
     given.check_count(f"pairs in {path}", len(pairs) + excluded.total(), FOIL_PAIRS[path.name])
+    if held_out:
+        records = read_records(given.require(KARPATHY_SOURCE, "dataset_coco.json"))
+        seen = {record.filename for record in records if record.split in ("train", "restval")}
+        count = len(pairs)
+        pairs = [pair for pair in pairs if pair.image not in seen]
+        excluded["the image is in Karpathy's training split"] = count - len(pairs)
     if one_per_image:
         own: dict[str, list[Pair]] = {}
         for pair in pairs:

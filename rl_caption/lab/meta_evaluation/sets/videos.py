@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -100,14 +100,16 @@ def vatex_eval(given: Files, references: int | None = None, num_frames: int = 10
     ]
 
 
-def activitynet_foil(given: Files, num_frames: int = 10) -> list[CaptionPairs]:
+def activitynet_foil(
+    given: Files, num_frames: int = 10, by: Literal["paragraph", "sentence"] = "paragraph"
+) -> list[CaptionPairs]:
     """Read ``final_right_video_sentences.json``, ``final_foil_video_sentences.json`` and ``anet_entities_test_*.json``.
 
     Shi et al., CVPR 2022: paragraphs of 1,900 videos of ActivityNet Entities, and the same with a wrong noun. Sentences
     are scored against their segment of the video (``num_frames`` of it; ``images/ID.mp4``, or a folder of frames) and
     against the sentences of the second file that overlap with it; a paragraph's score is their mean. Sentences that are
-    equal in both do not matter to that, so the pairs here are those that differ; several of a paragraph count each by
-    itself.
+    equal in both do not matter to that, so the pairs here are those that differ. ``by`` counts paragraphs, as papers do
+    (the sums over its pairs are compared), or each of these pairs by itself.
     """
     files = (RIGHT, FOILED, SEGMENTS, REFERENCES)
     right, foiled, first, second = (json_object(given.require(EMSCORE, file)) for file in files)
@@ -133,8 +135,10 @@ def activitynet_foil(given: Files, num_frames: int = 10) -> list[CaptionPairs]:
     folder = given.image_folder("videos", "images")
     videos = _videos(folder, [pair.image for pair in pairs], num_frames, spans)
     known = {"overlapping references": references}
-    convention = "the sentence scores higher than its foil; equal scores are wrong"
-    return [caption_pairs(given.name, pairs, videos, known, convention, dict(excluded), shown_kinds=False)]
+    scores = "mean over its sentences" if by == "paragraph" else "score"
+    convention = f"the {by} has a higher {scores} than its foil; equal ones are wrong"
+    options = {"shown_kinds": False, "by_image": by == "paragraph"}
+    return [caption_pairs(given.name, pairs, videos, known, convention, dict(excluded), **options)]
 
 
 def _pickled(path: Path) -> Any:

@@ -100,7 +100,8 @@ class ShareGpt4v(Splits):
     """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is the description of the image.
 
     The first ``val_images`` are the split ``val``, as in Long-CLIP's code, all others ``train``. ``image_id`` is the
-    image's path in the file; the description, with spaces for line breaks, is the only reference.
+    image's path in the file; the description, with spaces for line breaks, is the only reference, and the
+    ``long_reference``.
 
     Args:
         path: the JSON file, such as ``share-captioner_coco_lcs_sam_1246k_1107.json``.
@@ -140,14 +141,15 @@ def _last_turn(turns: Sequence[_Turn], where: str) -> str:
 
 def _described(root: str, index: int, pair: tuple[str, str]) -> Row:
     name, description = pair
-    return {"image_id": name, "image": os.path.join(root, name), "references": [description]}
+    place = os.path.join(root, name)
+    return {"image_id": name, "image": place, "references": [description], "long_reference": description}
 
 
 class DenselyCaptioned(Splits):
     """sDCI: about ten summaries of each image's dense description (Urbanek et al., CVPR 2024).
 
-    The summaries of the whole image are its references. Images without any are left out, as in the released code;
-    the log counts them. ``image_id`` is the name of the annotation.
+    The summaries of the whole image are its references, the first its ``long_reference``. Images without any are left
+    out, as in the released code; the log counts them. ``image_id`` is the name of the annotation.
 
     Args:
         path: the folder ``densely_captioned_images`` with ``complete``, ``photos`` and ``splits.json``. Its split
@@ -179,7 +181,8 @@ def _dense_row(folder: Path, name: str) -> Row:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise DataError(f"{file}: 'summaries.base' is not a list of texts")
     references = [check_text(text, f"{file}: 'summaries.base'") for text in texts if text.strip()]
-    return {"image_id": name, "image": os.path.join(folder, "photos", content["image"]), "references": references}
+    row: Row = {"image_id": name, "image": os.path.join(folder, "photos", content["image"]), "references": references}
+    return {**row, "long_reference": references[0]} if references else row
 
 
 class Urban1k(Splits):

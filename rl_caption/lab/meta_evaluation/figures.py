@@ -271,10 +271,10 @@ def _by_image(
     """One pair for each image, and its scores: the sums over the pairs of the image."""
     numbers, images = group_numbers(part.image_ids), list(dict.fromkeys(part.image_ids))
     places = [int(place) for place in np.unique(numbers, return_index=True)[1]]
-    columns = {
-        name: [getattr(part, name)[place] for place in places] for name in ("first", "second", "preference", "kinds")
-    }
     summed = [{name: np.bincount(numbers, values) for name, values in side.items()} for side in scores]
+    first, second, kinds = ([texts[place] for place in places] for texts in (part.first, part.second, part.kinds))
+    preference = [part.preference[place] for place in places]
+    columns: dict[str, Any] = {"first": first, "second": second, "preference": preference, "kinds": kinds}
     return replace(part, image_ids=images, images=None, references={}, by_image=False, **columns), summed
 
 

@@ -107,7 +107,7 @@ def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_ca
     assert (len(data.split("val")), len(data.split("train"))) == (2, 3)
     assert check_data(data, data.splits).ok
     row = data.split("train")[0]
-    assert row["references"] == ["A dog 2.  It is on a red couch."]
+    assert row["references"] == [row["long_reference"]] == ["A dog 2.  It is on a red couch."]
     assert (row["image_id"], row["image"]) == ("coco/train2017/2.png", f"{tmp_path}/data/coco/train2017/2.png")
     for content, part in (
         ([{"image": "a"}], "conversations"),
@@ -130,7 +130,7 @@ def test_summaries_of_sdci_are_references_and_images_without_are_left_out(tmp_pa
     write(folder / "splits.json", {"train": ["a.json", "c.json"], "valid": ["b.json"]})
     data = build_data(DataConfig("dci", path=str(folder)))
     assert [row["references"] for row in data.split("train")] == [["A cat.", "A cat sits."]]
-    assert [row["image_id"] for row in data.split("val")] == ["b.json"]
+    assert [(row["image_id"], row["long_reference"]) for row in data.split("val")] == [("b.json", "A dog.")]
     assert check_data(data, data.splits).ok
     write(folder / "complete" / "b.json", {"image": "sa_b.png", "summaries": {"base": [1]}})
     with pytest.raises(DataError, match=r"b\.json.*summaries"):

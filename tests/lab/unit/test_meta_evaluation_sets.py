@@ -15,7 +15,6 @@ from rewards.base import RewardError
 from rewards.videos import video_frames
 from rl_caption.data.base import DataError
 from rl_caption.lab.meta_evaluation.figures import group_figures, pair_figures, rated_figures
-from rl_caption.lab.meta_evaluation.figures import pair_figures
 from rl_caption.lab.meta_evaluation.sets import SETS, load
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.lab.meta_evaluation.sets.rated import OWN_REFERENCE

@@ -93,7 +93,7 @@ def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[FrozenEnco
 def untrimmed(encoder: FrozenEncoder) -> FrozenEncoder:
     """The same encoder with texts padded to 77 tokens. No public option does that, because it changes no score."""
     full = copy.copy(encoder)
-    full._loaded = replace(encoder._parts(), trims=False)
+    full._loaded = replace(encoder._network(), trims=False)
     return full
 
 

@@ -48,7 +48,7 @@ def measure(timing: Timing, shapes: Shapes | None = None, pairs: int = 128) -> I
     shapes, device = shapes or Shapes(), timing.device
     with tempfile.TemporaryDirectory() as folder:
         teacher, _ = load_encoders(shapes, Path(folder), device)
-        parts = teacher._parts()
+        parts = teacher._network()
     model: Any = parts.model
     student = LCLIP(shapes.student).to(device).eval()
     plain = LCLIP(replace(shapes.student, embedding_rank=None)).to(device).eval()

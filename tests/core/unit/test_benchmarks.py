@@ -226,7 +226,7 @@ def test_caching_and_trimming_change_no_score_and_save_what_they_say(shapes: Cli
     teacher, student = load_encoders(shapes, tmp_path, "cpu")
     lengths: list[int] = []
     images: list[int] = []
-    model = student._parts().model
+    model = student._network().model
     model.text.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
     model.image.register_forward_pre_hook(lambda module, inputs: images.append(len(inputs[0])))
     files = write_images(tmp_path, shapes.images)

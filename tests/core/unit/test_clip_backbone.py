@@ -347,7 +347,7 @@ def test_a_fingerprint_changes_with_shape_preprocessing_and_precision_of_equal_w
     loaded = [load_frozen_encoder(str(folder)) for folder in folders]
     states = [each.model.state_dict() for each in loaded]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-    parts = loaded[0]._parts()
+    parts = loaded[0]._network()
     others = [replace(parts, preprocessing=replace(parts.preprocessing, mean=(0.0, 0.0, 0.0)))]
     found = {loaded[0].fingerprint, loaded[1].fingerprint, *(_fingerprint(other, "fp32") for other in others)}
     found.add(_fingerprint(parts, "bf16"))

@@ -1,6 +1,7 @@
 """Captions in Chinese, Japanese, German, Hindi and Arabic: tokens, rewards, training and evaluation."""
 
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'chair' is for English captions .*'ptb'.* the data have 'unicode'"):
         build_reward(RewardConfig(english), list(GERMAN.values()), tokenizer="unicode")
     config = EvaluateConfig(model="m", data=DataConfig(tokenizer="char", path="d"))
-    config.decode.remove_bad_endings = True
+    config.decode = replace(config.decode, remove_bad_endings=True)
     with pytest.raises(ConfigError, match=r"remove_bad_endings .* data.tokenizer is 'char'"):
         check(config)
 

@@ -239,8 +239,8 @@ def _within_images(part: RatedCaptions, scores: Sequence[float]) -> Measured:
 
 def pair_figures(
     part: CaptionPairs,
-    first: Mapping[str, Sequence[float]],
-    second: Mapping[str, Sequence[float]],
+    first: Mapping[str, Sequence[float] | Floats],
+    second: Mapping[str, Sequence[float] | Floats],
     resamples: int = 0,
     seed: int = 0,
 ) -> list[Figure]:
@@ -266,12 +266,14 @@ def pair_figures(
 
 
 def _by_image(
-    part: CaptionPairs, scores: Sequence[Mapping[str, Sequence[float]]]
+    part: CaptionPairs, scores: Sequence[Mapping[str, Sequence[float] | Floats]]
 ) -> tuple[CaptionPairs, list[dict[str, Floats]]]:
     """One pair for each image, and its scores: the sums over the pairs of the image."""
     numbers, images = group_numbers(part.image_ids), list(dict.fromkeys(part.image_ids))
     places = [int(place) for place in np.unique(numbers, return_index=True)[1]]
-    summed = [{name: np.bincount(numbers, values) for name, values in side.items()} for side in scores]
+    summed: list[dict[str, Floats]] = [
+        {name: np.bincount(numbers, values).astype(np.float64) for name, values in side.items()} for side in scores
+    ]
     first, second, kinds = ([texts[place] for place in places] for texts in (part.first, part.second, part.kinds))
     preference = [part.preference[place] for place in places]
     columns: dict[str, Any] = {"first": first, "second": second, "preference": preference, "kinds": kinds}

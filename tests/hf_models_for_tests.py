@@ -16,6 +16,9 @@ from transformers import (
     BlipImageProcessor,
     BlipProcessor,
     CLIPImageProcessor,
+    Florence2Config,
+    Florence2ForConditionalGeneration,
+    Florence2Processor,
     GitConfig,
     GitForCausalLM,
     GitProcessor,
@@ -27,6 +30,7 @@ from transformers import (
     LlamaConfig,
     LlamaForSequenceClassification,
     OPTConfig,
+    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForSequenceClassification,
     VisionEncoderDecoderConfig,
@@ -42,7 +46,7 @@ from tests.captioners_for_tests import REFERENCES
 SIDE = 16
 SIZE = {"height": SIDE, "width": SIDE}
 PROMPT = "a photo of"
-FAMILIES = ("blip", "git", "vit_gpt2", "vit_bert", "blip2", "instructblip")
+FAMILIES = ("blip", "git", "vit_gpt2", "vit_bert", "blip2", "instructblip", "florence2")
 TEXTS = [*(caption for captions in REFERENCES for caption in captions), PROMPT]
 TEXTS += ["a man ' s dog , sitting . they don t run"]
 VISION = {
@@ -246,13 +250,57 @@ def save_instructblip(folder: Path) -> None:
     processor.save_pretrained(folder)
 
 
+def save_florence2(folder: Path) -> None:
+    """As florence-community/Florence-2-base: DaViT, BART; ``generate`` forces <s> after </s>."""
+    plain = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>"}
+    words = plain.backend_tokenizer
+    words.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, extra_special_tokens={"image_token": "<image>"}, **names
+    )
+    images = CLIPImageProcessor(size=SIZE, crop_size=SIZE)
+    images.image_seq_length = 5
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    text = {
+        "model_type": "bart",
+        "vocab_size": len(tokenizer),
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "max_position_embeddings": 64,
+        "init_std": 0.3,
+        "decoder_start_token_id": ids["eos_token_id"],
+        "forced_bos_token_id": ids["bos_token_id"],
+        **ids,
+    }
+    vision = {"depths": [1, 1], "patch_size": [3, 3], "patch_stride": [4, 2], "patch_padding": [1, 1]}
+    vision |= {"patch_prenorm": [False, True], "embed_dim": [8, 16], "num_heads": [2, 2], "num_groups": [2, 2]}
+    vision |= {"window_size": 2, "drop_path_rate": 0.0, "projection_dim": 32, "initializer_range": 0.3}
+    config = Florence2Config(text_config=text, vision_config=vision, image_token_id=tokenizer.image_token_id)
+    model = Florence2ForConditionalGeneration(config)
+    model.generation_config.update(
+        decoder_start_token_id=ids["eos_token_id"], forced_bos_token_id=ids["bos_token_id"], no_repeat_ngram_size=3
+    )
+    model.save_pretrained(folder)
+    Florence2Processor(images, tokenizer).save_pretrained(folder)
+
+
 def save_with_queries(model: Any, folder: Path) -> None:
     torch.nn.init.normal_(model.query_tokens)
     model.save_pretrained(folder)
 
 
 def save_model(family: str, folder: Path, seed: int = 0) -> Path:
-    """Write the family's tiny model to ``folder``; returns it."""
+    """Write the family's tiny model to ``folder``, also that of a vision-language model; returns it."""
+    if family not in FAMILIES:
+        from tests.vlm_families_for_tests import save_vlm
+
+        return save_vlm(family, folder, seed)
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     globals()[f"save_{family}"](folder)

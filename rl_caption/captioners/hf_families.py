@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,9 @@ class Family(ABC):
         model_class: name of the model's class in Transformers.
         processor_class: name of the class in Transformers that combines image processor and tokenizers, if any.
         q_former_tokenizer: whether there is a second tokenizer, in the subfolder ``qformer_tokenizer``.
+        fixed_prompt: whether all images have one prompt, because another part of the model reads it, too.
+        encoder_prompt: whether captions do not go on from the prompt: the encoder reads it with the image.
+        default_prompt: the prompt of a model for which none is named.
         cross_attention: whether the text reads the image by cross-attention; else the image is a prefix of the text.
         text_model: name of the submodule that reads tokens; its ``get_output_embeddings()`` makes the logits.
         never_trained: patterns of parameters that no caption depends on. They are always frozen, because processes that
@@ -70,6 +73,9 @@ class Family(ABC):
     model_class: str
     processor_class: str | None = None
     q_former_tokenizer = False
+    fixed_prompt = False
+    encoder_prompt = False
+    default_prompt = ""
     cross_attention = False
     text_model: str
     never_trained: tuple[str, ...] = ()
@@ -289,7 +295,7 @@ class InstructBlip(Blip2):
     name = "InstructBLIP"
     model_class = "InstructBlipForConditionalGeneration"
     processor_class = "InstructBlipProcessor"
-    q_former_tokenizer = True
+    q_former_tokenizer = fixed_prompt = True
 
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
         """EOS is the tokenizer's: the token ids of InstructBLIP's configurations do not fit its tokenizers."""
@@ -298,12 +304,68 @@ class InstructBlip(Blip2):
         return self._conventions(model, tokenizer, prompt, eos, qformer_input_ids=ids)
 
 
+class Florence2(Family):
+    """Florence-2 (Xiao et al. 2024): an encoder reads image and prompt, a BART decoder writes.
+
+    Of its task prompts those for captions; any other text is read as it stands.
+    """
+
+    name = "Florence-2"
+    model_class = "Florence2ForConditionalGeneration"
+    processor_class = "Florence2Processor"
+    cross_attention = fixed_prompt = encoder_prompt = True
+    default_prompt = "<CAPTION>"
+    text_model = ""  # the whole model
+    lora_targets = r".*language_model\.decoder\..*\.(q_proj|v_proj)"
+    tasks: ClassVar = {
+        "<CAPTION>": "What does the image describe?",
+        "<DETAILED_CAPTION>": "Describe in detail what is shown in the image.",
+        "<MORE_DETAILED_CAPTION>": "Describe with a paragraph what is shown in the image.",
+    }
+
+    def prepare(self, model: Any) -> None:
+        share_images(model.model.language_model.decoder)
+
+    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+        """Captions go on from ``decoder_start_token_id`` and the BOS that ``generate`` forces after it."""
+        if prompt.startswith("<") and prompt not in self.tasks:
+            raise CaptionerError(f"the prompt is {prompt!r:.80}: expected one of {', '.join(self.tasks)}, or a text")
+        text = model.config.text_config
+        sources = (model.generation_config, text)
+        start, bos = (
+            first_token(key, *(getattr(source, key, None) for source in sources))
+            for key in ("decoder_start_token_id", "forced_bos_token_id")
+        )
+        eos = first_token("eos_token_id", text.eos_token_id, tokenizer.eos_token_id)
+        pad = first_token("pad_token_id", text.pad_token_id, tokenizer.pad_token_id)
+        ids = (tokenizer.bos_token_id, *plain_tokens(tokenizer, self.tasks.get(prompt, prompt)), tokenizer.eos_token_id)
+        longest = text.max_position_embeddings - 1
+        return Conventions((start, bos), eos, pad, text.vocab_size, (bos, model.config.image_token_id), longest,
+                           {"input_ids": ids})  # fmt: skip
+
+    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+        """The encoder's states of image and prompt."""
+        image = model.model.get_image_features(pixel_values, return_dict=True).pooler_output
+        prompt = model.get_input_embeddings()(prompt_inputs["input_ids"])
+        encoder = model.model.language_model.encoder
+        states: Tensor = encoder(inputs_embeds=torch.cat([image.to(prompt.dtype), prompt], dim=1)).last_hidden_state
+        return states
+
+    def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+        output = model.model.language_model.decoder(
+            input_ids=token_ids, encoder_hidden_states=states, use_cache=cache is not None, **{CACHE: cache}
+        )
+        logits: Tensor = model.lm_head(output.last_hidden_state)
+        return logits
+
+
 FAMILIES: dict[str, Family] = {
     "blip": Blip(),
     "git": Git(),
     "vision-encoder-decoder": VisionEncoderDecoder(),
     "blip-2": Blip2(),
     "instructblip": InstructBlip(),
+    "florence2": Florence2(),
 }
 """``model_type`` of a ``config.json`` -> its family."""
 

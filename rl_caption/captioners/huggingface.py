@@ -88,7 +88,7 @@ class HuggingFaceCaptioner(Captioner):
         # Rows of the output layer beyond the tokenizer have no text; special tokens are not for captions.
         kept_out = {*tokenizer.all_special_ids, *conventions.forbidden, *range(len(tokenizer), vocabulary)}
         self.forbidden: tuple[int, ...] = tuple(sorted(i for i in kept_out - {conventions.eos} if i < vocabulary))
-        self.prompt_length = len(plain_tokens(tokenizer, prompt))
+        self.prompt_length = len(self._prompt_of(None)[1])
         # WordPiece decodes "man's" to "man ' s", other words for the rewards than those of the references. Transformers
         # joined them when these models were published. BPE knows its spaces.
         model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
@@ -130,7 +130,8 @@ class HuggingFaceCaptioner(Captioner):
                 images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)  # whatever else is installed
             second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
             tokenizer = _read_tokenizer(name, "", source)
-            prompt = saved_prompt(name) or "" if prompt is None else prompt
+            prompt = saved_prompt(name) if prompt is None else prompt
+            prompt = family.default_prompt if prompt is None else prompt
             if not isinstance(prompt, str):
                 raise CaptionerError(f"prompt {prompt!r:.80}: {family.name} has no chat template, expected a text")
             prompt = " ".join(prompt.split())
@@ -191,7 +192,7 @@ class HuggingFaceCaptioner(Captioner):
         images = [load_image(row["image"]) for row in rows]
         with naming(f"images {[row['image_id'] for row in rows][:4]} cannot be prepared", (ValueError,), DataError):
             inputs = {"pixel_values": self.images(images=images, return_tensors="pt")["pixel_values"]}
-        if any(row.get("prompt") is not None for row in rows):
+        if any(row.get("prompt") is not None for row in rows) and not self.family.encoder_prompt:
             prompts = [torch.tensor(self._prompt_of(row)[1], dtype=torch.long) for row in rows]
             inputs["prompt_ids"] = nn.utils.rnn.pad_sequence(prompts, batch_first=True, padding_value=NO_TOKEN)
         return inputs
@@ -203,15 +204,17 @@ class HuggingFaceCaptioner(Captioner):
         return None if self.max_tokens is None else self.max_tokens + self.prompt_length - prompt_length
 
     def _prompt_of(self, row: Row | None) -> tuple[str, tuple[int, ...]]:
-        """The row's own prompt, or else that of the captioner, as text and token ids."""
+        """What the caption of a row goes on from, as text and token ids: its own prompt, or else the captioner's."""
         own = None if row is None else row.get("prompt")
+        if row is not None and own is not None and self.family.fixed_prompt and " ".join(own.split()) != self.prompt:
+            raise DataError(
+                f"image {row['image_id']!r} has the prompt {own!r:.80}: {self.family.name} reads one prompt for all "
+                "images (model.prompt)"
+            )
+        if self.family.encoder_prompt:
+            return "", ()
         if row is None or own is None:
             return self.prompt, plain_tokens(self.tokenizer, self.prompt)
-        if self.family.q_former_tokenizer and " ".join(own.split()) != self.prompt:
-            raise DataError(
-                f"image {row['image_id']!r} has the prompt {own!r:.80}: the Q-Former of {self.family.name} reads one "
-                "prompt for all images (model.prompt)"
-            )
         prompt = " ".join(own.split())
         ids = plain_tokens(self.tokenizer, prompt)
         if self.max_tokens is not None and len(ids) >= self.max_tokens + self.prompt_length:

@@ -52,7 +52,8 @@ class VisionLanguageFamily:
     first_position = 0
     lora_targets = r"(?!.*(vision|visual)).*\.(q_proj|v_proj)"
     never_trained: tuple[str, ...] = ()
-    q_former_tokenizer = False
+    q_former_tokenizer = fixed_prompt = False
+    encoder_prompt = True  # for the tokens of a caption, which do not depend on it
 
     def __init__(self, model_type: str) -> None:
         self.name = model_type

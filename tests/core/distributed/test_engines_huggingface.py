@@ -22,9 +22,12 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "blip": ("blip", {"model.freeze": []}),
     "blip_decoder": ("blip", {"model.freeze": ["vision_model.*"]}),
     "git_decoder": ("git", {"model.freeze": ["*image_encoder.*", "*visual_projection.*"]}),
+    "qwen": ("qwen2_5_vl", {"model.freeze": []}),
+    "qwen_decoder": ("qwen2_5_vl", {}),
+    "smolvlm_adapters": ("smolvlm", {"model.lora": {"r": 2}}),
 }
 """Family of the model, and what of it is trained."""
-ENCODED_ONCE = {"gpt2_adapters", "blip_decoder", "git_decoder"}
+ENCODED_ONCE = {"gpt2_adapters", "blip_decoder", "git_decoder", "qwen_decoder", "smolvlm_adapters"}
 """Nothing that the states of an image depend on is trained, so that a step makes them once."""
 
 
@@ -61,7 +64,8 @@ class Later:
         return [1 - 1 / self.calls] * len(completions)
 
 
-ENCODERS = ("ViTModel", "BlipVisionModel", "GitVisionModel")
+ENCODERS = ("ViTModel", "BlipVisionModel", "GitVisionModel", "Qwen2_5_VisionTransformerPretrainedModel",
+            "SmolVLMVisionTransformer")  # fmt: skip
 OPTIONS = {
     "reward.terms": {"letters": {"target": f"{__name__}:Letters"}},
     "monitor": {"judges": {"later": {"target": f"{__name__}:Later"}}, "best_by": "later"},
@@ -100,6 +104,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory):
         ("gpt2_adapters", "zero2"),
         ("blip", "zero2"),
         ("git_decoder", "zero3"),
+        ("qwen", "zero3"),
+        ("qwen_decoder", "zero2"),
+        ("smolvlm_adapters", "zero3"),
     ],
 )
 def test_two_processes_train_and_export_as_one(plain, tmp_path: Path, trained: str, engine: str) -> None:

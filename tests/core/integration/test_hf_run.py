@@ -28,15 +28,19 @@ pytestmark = pytest.mark.slow
 
 
 class Letters:
-    """A judge that any change of captions moves: the number of letters."""
+    """A judge that any change of captions moves: the number of letters, or with ``fewest`` of those missing to 100."""
 
     __name__ = signature = "letters"
     columns: frozenset[str] = frozenset()
     bounds = (0.0, 100.0)
 
+    def __init__(self, fewest: bool = False) -> None:
+        self.fewest = fewest
+
     def __call__(self, prompts: Any, completions: list[str], **columns: Any) -> list[float]:
         """One number a caption."""
-        return [float(sum(letter.isalpha() for letter in caption)) for caption in completions]
+        counts = [float(sum(letter.isalpha() for letter in caption)) for caption in completions]
+        return [100 - count for count in counts] if self.fewest else counts
 
 
 @pytest.fixture(scope="module")
@@ -84,23 +88,25 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model("vit_gpt2", tmp_path_factory.mktemp("vit_gpt2") / "start")
 
 
-def test_from_cross_entropy_to_self_critical_training_to_evaluation(pair, data, tmp_path):
-    model = {"name": "huggingface", "init": str(pair), "prompt": PROMPT, "freeze": ["encoder.*"]}
+@pytest.mark.parametrize(("family", "tower"), [("vit_gpt2", "encoder."), ("smolvlm", "model.vision_model.")])
+def test_from_cross_entropy_to_self_critical_training_to_evaluation(family, tower, data, tmp_path):
+    pair = save_model(family, tmp_path / "start")
+    model = {"name": "huggingface", "init": str(pair), "prompt": PROMPT, "freeze": [f"{tower}*"]}
     xe, scst = tmp_path / "xe", tmp_path / "scst"
     options: dict[str, Any] = {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6}
     ended = checked_run(xe_config(xe, **{"model": model, "data": data, **options}), xe)
-    assert re.search(rf"encoder\.\*.*prompt {PROMPT!r}", ended.output)
+    assert re.search(rf"{re.escape(tower)}\*.*prompt {PROMPT!r}", ended.output)
     before, after = weights(pair), weights(xe / "export/best")
     assert before.keys() == after.keys()
     changed = {name for name, value in before.items() if not value.equal(after[name])}
     assert changed
-    assert not any(name.startswith("encoder.") for name in changed)
+    assert not any(name.startswith(tower) for name in changed)
     learned = evaluate(xe / "export/best", data, tmp_path / "evaluation", 12)
     assert learned == validated(xe)
     card = Path(share(xe, out=tmp_path / "shared", evaluation=tmp_path / "evaluation")) / "README.md"
     assert "4 captions of split `val` of `photos.jsonl`" in card.read_text()
     with pytest.raises(ReportError, match="evaluate this model"):
-        share(pair, out=tmp_path / "start", evaluation=tmp_path / "evaluation")
+        share(pair, out=tmp_path / "shared_start", evaluation=tmp_path / "evaluation")
 
     options = {"data": data, "train.max_steps": 2, "eval.every": 1, "model.gradient_checkpointing": True}
     options["rollout.max_new_tokens"] = 12
@@ -111,13 +117,15 @@ def test_from_cross_entropy_to_self_critical_training_to_evaluation(pair, data, 
     assert start == learned, "self-critical training starts from the captioner and prompt that were exported"
 
 
-def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(data, tmp_path):
+@pytest.mark.parametrize(("family", "fewest"), [("blip2", False), ("qwen2_5_vl", True)])
+def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(family, fewest, data, tmp_path):
     pytest.importorskip("peft")
-    start, whole = save_model("blip2", tmp_path / "start"), tmp_path / "whole"
+    start, whole = save_model(family, tmp_path / "start"), tmp_path / "whole"
     lora = {"r": 4, "alpha": 16.0, "dropout": 0.1, "export_adapters": True}
     model = {"name": "huggingface", "init": str(start), "prompt": PROMPT, "lora": lora, "gradient_checkpointing": True}
     # Four steps do not raise CIDEr-D above 0; captions that change are better by this judge.
-    monitor = {"judges": {"letters": {"target": f"{__name__}:Letters"}}, "best_by": "letters"}
+    judge = {"target": f"{__name__}:Letters", "kwargs": {"fewest": fewest}}
+    monitor = {"judges": {"letters": judge}, "best_by": "letters"}
     options = {"model": model, "data": data, "train.lr": 0.05, "monitor": monitor}
     checked_run(scst_config(whole, start, **options), whole, "scst")
     killed = tmp_path / "killed"

@@ -122,7 +122,7 @@ def test_adapters_alone_are_read_by_peft_beside_the_model_that_they_were_trained
     assert isinstance(transformers.AutoConfig.from_pretrained(tmp_path), type(base.policy.config)), "and a plain model"
 
 
-TEXT = ("text_decoder", "git.encoder", "decoder", "language_model")
+TEXT = ("text_decoder", "git.encoder", "decoder", "language_model", "model.language_model.decoder")
 
 
 @pytest.mark.parametrize(("family", "dtype"), [*((family, "bfloat16") for family in FAMILIES), ("blip2", "float32")])

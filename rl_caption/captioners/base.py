@@ -60,6 +60,8 @@ class Captioner(Protocol):
     """Length of the longest caption that the model has positions for, in tokens with EOS; None without a limit."""
     input_kind: str = "pixels"
     """``pixels``; or ``regions``, if ``preprocess`` reads the rows' ``features`` instead of their images."""
+    augmentable: bool = True
+    """Whether ``pixel_values`` of ``preprocess`` are images, which ``data.augment`` may mirror, cut or turn."""
 
     @classmethod
     def from_scratch(cls, references: Sequence[list[str]], **options: Any) -> Captioner:

@@ -57,7 +57,7 @@ class ModelConfig:
             trained. A vision-language model answers it; it may be messages (a list of ``role`` and ``content``). Null
             uses the prompt saved in the folder, if any.
         processor_kwargs: huggingface: options of a vision-language model's processor, such as
-            ``{max_pixels: 200704}`` of Qwen2-VL, which limits the tokens of an image.
+            ``{size: {shortest_edge: 3136, longest_edge: 200704}}`` of Qwen2.5-VL: at most 256 tokens an image.
         freeze: huggingface: patterns of the names of parameters to freeze (``vision_model.*``); null freezes the vision
             tower of BLIP-2, InstructBLIP and vision-language models, and nothing in other models.
         lora: huggingface: train LoRA adapters instead of the weights, also in frozen parts; exports have them merged

@@ -305,7 +305,7 @@ class InstructBlip(Blip2):
 
 
 class Florence2(Family):
-    """Florence-2 (Xiao et al. 2024): an encoder reads image and prompt, a BART decoder writes.
+    """Florence-2: an encoder reads image and prompt, a BART decoder writes.
 
     Of its task prompts those for captions; any other text is read as it stands.
     """

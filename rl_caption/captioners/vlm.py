@@ -47,6 +47,8 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
     ``prompt`` is a text, or messages (a conversation whose last one is the user's).
     """
 
+    augmentable = False
+
     def __init__(self, policy: VisionLanguagePolicy, processor: Any, prompt: str | Messages, name: str = "") -> None:
         super().__init__(policy, processor.image_processor, processor.tokenizer, name=name)
         self.processor, self.messages = processor, as_messages(prompt, None)
@@ -119,7 +121,7 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         self.policy.eval()
         expected = self.policy.model(**whole, use_cache=False).logits[0, length - 1 : -1]
         logits = self.policy(**inputs, token_ids=ids)[0, 0]
-        self.policy.train(training)
+        self.policy.training = training  # what is in it was loaded in eval mode
         difference = (logits.float().log_softmax(-1) - expected.float().log_softmax(-1)).abs().max().item()
         if not difference <= (1e-3 if logits.dtype == torch.float32 else 0.3):
             raise CaptionerError(

@@ -186,6 +186,11 @@ class Collate:
     ) -> None:
         if unknown := sorted(set(augmentations) - set(AUGMENTATIONS)):
             raise ValueError(f"data.augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
+        if augmentations and not captioner.augmentable:
+            raise ConfigError(
+                f"data.augment is {list(augmentations)}: the model's processor makes of an image what is none any more "
+                "(patches, crops), leave it out"
+            )
         self.captioner, self.augmentations, self.seed = captioner, tuple(augmentations), seed
         self.max_target_tokens, self.captions_per_image = max_target_tokens, captions_per_image
 

@@ -8,19 +8,22 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
+from rl_caption.captioners import vlm
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.tokens import caption_mask
-from rl_caption.captioners.vlm_families import as_messages, with_images
+from rl_caption.captioners.vlm_families import VisionLanguageFamily, as_messages, with_images
 from rl_caption.data.base import DataError
+from rl_caption.data.loader import Collate
 from rl_caption.engines import dropout_off
+from rl_caption.errors import ConfigError
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import sample_slowly
 from tests.hf_models_for_tests import assert_close_gradients
-from tests.vlm_families_for_tests import VLM_FAMILIES, photo_rows, tiny_vlm
+from tests.vlm_families_for_tests import VLM_FAMILIES, photo_rows, save_vlm, tiny_vlm
 
 K, L = 3, 6
 FAST = ("qwen2_5_vl", "paligemma")
@@ -349,6 +352,36 @@ def test_frames_of_a_video_are_several_images(qwen):
     inputs = captioner.preprocess([row])
     assert len(inputs["image_grid_thw"]) == 2
     assert captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=3)).shape[:2] == (1, 1)
+
+
+def test_what_cannot_be_trained_exactly_is_refused_with_its_reason(qwen, tmp_path):
+    captioner, _, _ = qwen
+    with pytest.raises(ConfigError, match=r"data\.augment"):
+        Collate(captioner, augmentations=["horizontal"])
+    folder = save_vlm("qwen3_vl", tmp_path / "qwen3_vl")
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    changed = copy.deepcopy(config)
+    changed["text_config"]["layer_types"] = ["linear_attention", "full_attention"]
+    file.write_text(json.dumps(changed))
+    with pytest.raises(CaptionerError, match=r"qwen3_vl.*linear_attention"):
+        load_captioner(folder)
+    file.write_text(json.dumps(config | {"architectures": ["Qwen3VLModel"]}))
+    with pytest.raises(CaptionerError, match="Qwen3VLModel"):
+        load_captioner(folder)
+    file.write_text(json.dumps(config))
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(CaptionerError, match="chat template"):
+        load_captioner(folder)
+
+
+def test_a_model_that_no_test_knows_is_compared_with_transformers_own_pass(tmp_path, monkeypatch):
+    folder = save_vlm("llava", tmp_path / "llava")
+    monkeypatch.setattr(vlm, "TESTED", ())
+    assert load_captioner(folder).policy.model.training is False
+    monkeypatch.setattr(VisionLanguageFamily, "text_positions", lambda self, model, positions: positions + 7)
+    with pytest.raises(CaptionerError, match=r"llava.*log-probabilities"):
+        load_captioner(folder)
 
 
 def test_an_image_of_more_tokens_than_positions_is_refused_by_its_row(qwen):

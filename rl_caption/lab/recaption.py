@@ -90,6 +90,7 @@ def recaption(config: RecaptionConfig) -> str:
     recaptioner = load_recaptioner(config.recaptioner, "recaptioner")
 
     def columns(batch: Rows) -> list[dict[str, Any]]:
+        """The new caption of each row."""
         written = captions_of(recaptioner, batch, f"recaptioner.target {config.recaptioner.target}")
         several = max(map(len, written))
         if several > 1:
@@ -177,6 +178,7 @@ def write_negatives(config: WriteNegativesConfig) -> str:
     writer: NegativeWriter = load_recaptioner(config.writer, "writer", WRITERS)
 
     def columns(batch: Rows) -> list[dict[str, Any]]:
+        """The false captions of each row's references."""
         captions = [caption for _, row in batch for caption in row["references"]]
         where = f"writer.target {config.writer.target}"
         with errors_of_user_code(where, error=DataError):

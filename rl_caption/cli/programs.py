@@ -81,6 +81,10 @@ LAB = {
         "rl_caption.lab.meta_evaluation.program:compare_with_people",
         "rl_caption.lab.meta_evaluation.config:JudgeSetConfig",
     ),
+    "reproduce": Program(
+        "a table of one of the five papers: published and measured values side by side",
+        "rl_caption.lab.reproduce.program:main",
+    ),
     "retrieval": Program(
         "how well dual encoders find the captions of images, and the images of captions",
         "rl_caption.lab.retrieval:compare_retrieval",

@@ -188,7 +188,7 @@ def build_metrics(
             raise ConfigError(f"{key}: {error}. Besides rewards there are {', '.join(NAMES)}") from error
         columns = getattr(kinds[heading], "columns", None)
         if isinstance(columns, frozenset):  # some classes decide on their columns when they are built
-            _check_columns(heading, columns, parts)
+            check_columns(heading, columns, parts)
     metrics: dict[str, Reward | str] = {}
     builder = RewardBuilder()
     for heading, (reward, arguments, key) in asked.items():
@@ -200,7 +200,7 @@ def build_metrics(
         except JavaError as error:
             metrics[heading] = str(error)
         else:
-            _check_columns(heading, metric.columns, parts)
+            check_columns(heading, metric.columns, parts)
     return metrics
 
 
@@ -244,7 +244,7 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
     return parts
 
 
-def _check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgementSet]) -> None:
+def check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgementSet]) -> None:
     """Refuse a metric that needs columns or images which the sets do not have."""
     other = sorted(columns - {"references", "image", "image_id"})
     if other:

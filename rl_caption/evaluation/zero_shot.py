@@ -1,0 +1,87 @@
+"""Zero-shot classification: the class whose name in CLIP's prompts is nearest to an image.
+
+Protocol of Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021, section
+3.1.4: the embeddings of a class's prompts are averaged and normalised.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from rewards.base import optional
+from rewards.clip.encoder import CachedEncoder, Embeddings
+from rewards.images import list_images
+from rl_caption.data.base import DataError
+
+Prompts = Literal["imagenet", "cifar", "plain"]
+_MANNERS = ("", "blurry ", "black and white ", "low contrast ", "high contrast ", "bad ", "good ")
+CIFAR_PROMPTS = tuple(
+    f"a {manner}photo of {article} {size}{{}}."
+    for article in ("a", "the")
+    for manner, size in (*((manner, "") for manner in _MANNERS), ("", "small "), ("", "big "))
+)
+"""CLIP's 18 prompts for CIFAR-10 and CIFAR-100."""
+IMAGENET_CLASS = re.compile(r"n\d{8}")
+
+
+def zero_shot_accuracy(encoder: CachedEncoder, folder: str | Path, prompts: Prompts = "imagenet") -> float:
+    """Share of images whose class is the nearest one, in [0, 1].
+
+    Args:
+        encoder: embeds images and prompts.
+        folder: has a folder of images for each class (ImageNet's layout). Names such as ``n01440764`` are classes of
+            ImageNet-1k, all 1,000 of which must be there; other names are those of the classes, with ``_`` for spaces.
+        prompts: ``imagenet`` (CLIP's 80), ``cifar`` (its 18), or ``plain`` (``a photo of a {}.``).
+
+    Raises:
+        DataError: the folder has fewer than two classes, or one has no image.
+        RewardError: an image cannot be read, or open_clip is not installed.
+    """
+    names, images, classes = labelled_images(Path(folder))
+    class_embeddings = embed_classes(encoder, names, prompts)
+    embeddings = encoder.embed_images(images)
+    return float(np.mean(np.argmax(embeddings @ class_embeddings.T, axis=1) == np.array(classes)))
+
+
+def embed_classes(encoder: CachedEncoder, names: Sequence[str], prompts: Prompts = "imagenet") -> Embeddings:
+    """Embed classes by their names: [C, D], normalised means of the normalised embeddings of their prompts."""
+    writers = _prompts(prompts)
+    rows = encoder.embed_texts([write(name) for name in names for write in writers])
+    means = rows.reshape(len(names), len(writers), -1).mean(axis=1)
+    normalised: Embeddings = means / np.linalg.norm(means, axis=1, keepdims=True)
+    return normalised
+
+
+def labelled_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
+    """Read a folder with a folder for each of C classes: their names [C], N images, and the class of each [N]."""
+    folders = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if len(folders) < 2:
+        raise DataError(f"{str(folder)!r} has {len(folders)} folders: expected one for each class, with its images")
+    names = [path.name.replace("_", " ") for path in folders]
+    if all(IMAGENET_CLASS.fullmatch(path.name) for path in folders):
+        names = list(_metadata().IMAGENET_CLASSNAMES)
+        if len(names) != len(folders):
+            raise DataError(f"{str(folder)!r} has {len(folders)} classes of ImageNet: expected all {len(names)}")
+    images: list[Path] = []
+    classes: list[int] = []
+    for number, path in enumerate(folders):
+        files = sorted(list_images(path))
+        if not files:
+            raise DataError(f"{str(path)!r} has no images: expected those of the class {names[number]!r}")
+        images += files
+        classes += [number] * len(files)
+    return names, images, classes
+
+
+def _metadata():  # type: ignore[no-untyped-def]  # a module
+    return optional("open_clip.zero_shot_metadata", "the names of ImageNet's classes need", "clip")
+
+
+def _prompts(prompts: Prompts) -> Sequence[Callable[[str], str]]:
+    if prompts == "imagenet":
+        templates: Sequence[Callable[[str], str]] = _metadata().OPENAI_IMAGENET_TEMPLATES
+        return templates
+    return [text.format for text in (CIFAR_PROMPTS if prompts == "cifar" else ("a photo of a {}.",))]

@@ -1,0 +1,1 @@
+"""Tables of the five papers that this package follows, made again: published value, measured value, difference."""

@@ -1,0 +1,309 @@
+"""The reproduce program: a table of a paper, published value, measured value and difference side by side."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from rl_caption.config.build import quiet_libraries
+from rl_caption.data.files import write_json, write_text
+from rl_caption.errors import ConfigError
+from rl_caption.evaluation import JavaError, check_writable
+from rl_caption.evaluation.results import LEFT_OUT, markdown
+from rl_caption.lab.reproduce.measures import Inputs, Measures, NotMeasured, describe_data
+from rl_caption.lab.reproduce.tables import PAPERS, Paper, Row, Table, data_of, data_sets, find_table, load_paper
+from rl_caption.options import add_trust
+
+
+@dataclass
+class Cell:
+    """One value of a table: published (None in extra rows), and measured, or why it is not."""
+
+    row: str
+    column: str
+    published: Decimal | None
+    measured: float | None = None
+    reason: str | None = None
+
+    @property
+    def rounded(self) -> Decimal | None:
+        """The measured value with as many decimals as the published one; with four where nothing is published."""
+        if self.measured is None:
+            return None
+        return Decimal(repr(self.measured)).quantize(self.published or Decimal("0.0001"))
+
+    @property
+    def difference(self) -> Decimal | None:
+        """Measured less published, both as printed."""
+        if self.rounded is None or self.published is None:
+            return None
+        return self.rounded - self.published
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``reproduce PAPER TABLE --data FOLDER ...``, or ``reproduce [PAPER] --list``."""
+    parser = argparse.ArgumentParser(prog="rl-caption reproduce", description=__doc__)
+    parser.add_argument("paper", nargs="?", metavar="PAPER", help=f"one of {', '.join(PAPERS)}")
+    parser.add_argument("table", nargs="?", metavar="TABLE", help="its number, as the paper writes it")
+    parser.add_argument("--list", action="store_true", help="what each table needs, and which rows can be made")
+    parser.add_argument(
+        "--data", nargs="+", default=[], metavar="FOLDER", help="folders of data sets, or NAME=FOLDER of one (--list)"
+    )
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="make only these rows")
+    parser.add_argument("--images", metavar="FOLDER", help="folder of the images; else looked for beside the data")
+    for option, what in (
+        ("--model", "NAME=BACKBONE or NAME=BACKBONE@PRETRAINED: weights of a model of the table, as for clipscore"),
+        ("--captions", "ROW=FILE: captions by the system of a row, in COCO's result format"),
+        ("--scores", "ROW=FILE: scores of the metric of a row: JSON lines with image, caption and score"),
+    ):
+        parser.add_argument(option, action="append", default=[], metavar="NAME=VALUE", help=what)
+    parser.add_argument("--partial", action="store_true", help="accept data with another number of judgements")
+    parser.add_argument("--out", metavar="FOLDER", help="where reproduce.md and reproduce.json are written")
+    add_trust(parser)
+    options = parser.parse_args(argv)
+    if options.list:
+        papers = [options.paper] if options.paper else PAPERS
+        unknown = [name for name in papers if name not in PAPERS]
+        if unknown:
+            raise ConfigError(f"paper is {unknown[0]!r}: expected one of {', '.join(PAPERS)}")
+        print("\n".join(line for name in papers for line in list_tables(load_paper(name))))
+        return 0
+    if options.table is None:
+        raise ConfigError("name a paper and a table, such as: reproduce pac_s 1 --data FOLDER; --list says which")
+    table = find_table(options.paper, options.table).with_rows(options.rows)
+    print(reproduce(table, read_inputs(table, options), options.out))
+    return 0
+
+
+def read_inputs(table: Table, options: argparse.Namespace) -> Inputs:
+    """Check what the user names against what the table can use.
+
+    Raises:
+        ConfigError: a folder with nothing that the table needs, or a model, captions or scores that it does not have.
+    """
+    rows = [row.name for row in table.rows]
+    pairs = {}
+    for option, names in (("model", list(table.models)), ("captions", rows), ("scores", rows)):
+        pairs[option] = dict(_named(f"--{option}", text, names) for text in getattr(options, option))
+    models = {}
+    for name, value in pairs["model"].items():
+        backbone, _, pretrained = value.partition("@")
+        models[name] = backbone, pretrained or None
+    files = {option: {name: Path(path) for name, path in pairs[option].items()} for option in ("captions", "scores")}
+    for option, by_row in files.items():
+        for row, file in by_row.items():
+            if not file.exists():
+                raise ConfigError(f"--{option} {row!r}: {str(file)!r} is not there")
+    if options.images is not None and not Path(options.images).is_dir():
+        raise ConfigError(f"--images {options.images!r} is not a folder")
+    images = None if options.images is None else Path(options.images)
+    return Inputs(find_data(table, options.data), models, files["captions"], files["scores"], images, options.partial)
+
+
+def _named(option: str, text: str, names: Sequence[str]) -> tuple[str, str]:
+    name, mark, value = text.partition("=")
+    if not mark or not value or name not in names:
+        raise ConfigError(f"{option} is {text!r}: expected NAME=VALUE with a name of {', '.join(names) or 'none'}")
+    return name, value
+
+
+def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
+    """Find the data sets of a table in folders and the folders below them: data set -> its folder.
+
+    Raises:
+        ConfigError: a folder is not there, or has none of the files that the table needs.
+    """
+    needed = list(dict.fromkeys(filter(None, map(data_of, table.columns.values()))))
+    places: dict[str, Path] = {}
+    for text in folders:
+        name, mark, path = text.partition("=")
+        if mark:
+            if name not in needed:
+                raise ConfigError(f"--data is {text!r}: the table is measured on {', '.join(needed)}")
+            places[name] = Path(path)
+            if not places[name].is_dir():
+                raise ConfigError(f"--data {name}: {path!r} is not a folder")
+            continue
+        folder = Path(text)
+        if not folder.is_dir():
+            raise ConfigError(f"--data {text!r} is not a folder")
+        candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+        count = len(places)
+        for data in needed:
+            for candidate in candidates:
+                if data not in places and _has_files(candidate, data_sets()[data].get("files", ())):
+                    places[data] = candidate
+        if len(places) == count:
+            described = "; ".join(describe_data(data) for data in needed if data not in places)
+            raise ConfigError(f"--data {text!r} has none of the data that are still needed: {described or 'none'}")
+    return places
+
+
+def _has_files(folder: Path, alternatives: Sequence[Sequence[str]]) -> bool:
+    return any(all((folder / name).exists() for name in names) for names in alternatives)
+
+
+def reproduce(table: Table, inputs: Inputs, out: str | None = None) -> str:
+    """Measure what can be measured of a table, and return it as Markdown; ``out`` is a folder for it and its JSON.
+
+    Raises:
+        ConfigError: nothing of the table can be measured; the message says why. This is found before any work.
+        DataError, RewardError: data are damaged, or a metric failed.
+    """
+    quiet_libraries()
+    folder = None if out is None else check_writable(out)
+    rows = {row.name: row for row in table.rows}
+    cells = [
+        Cell(row.name, column, published)
+        for row in table.rows
+        for column, published in zip(table.columns, row.values, strict=True)
+        if published is not None or row.extra
+    ]
+    measures = Measures(table, inputs)
+    for cell in cells:
+        if "mean" not in table.columns[cell.column]:
+            cell.reason = inputs.obstacle(table, rows[cell.row], table.columns[cell.column])
+    _refuse_empty(table, cells)
+    for cell in _measurable(table, cells):
+        try:
+            measures.prepare(rows[cell.row], table.columns[cell.column])
+        except NotMeasured as error:
+            cell.reason = str(error)
+    _refuse_empty(table, cells)
+    for cell in _measurable(table, cells):
+        try:
+            cell.measured = measures.measure(rows[cell.row], table.columns[cell.column])
+        except (NotMeasured, JavaError) as error:
+            cell.reason = str(error)
+    _fill_means(table, cells)
+    text = as_markdown(table, cells)
+    if folder is not None:
+        write_text(folder / "reproduce.md", text)
+        write_json(folder / "reproduce.json", as_json(table, cells))
+        print(f"wrote {folder / 'reproduce.md'}, {folder / 'reproduce.json'}", file=sys.stderr)
+    return text
+
+
+def _measurable(table: Table, cells: Sequence[Cell]) -> Iterator[Cell]:
+    return (cell for cell in cells if cell.reason is None and "mean" not in table.columns[cell.column])
+
+
+def _refuse_empty(table: Table, cells: Sequence[Cell]) -> None:
+    """Raise ``ConfigError`` with all reasons where no cell can be measured."""
+    if not any(_measurable(table, cells)):
+        reasons = "\n".join(f"  {line}" for line in _reasons(cells))
+        raise ConfigError(f"no row of {table.paper} {table.key} ({table.title}) can be made:\n{reasons}")
+
+
+def _fill_means(table: Table, cells: Sequence[Cell]) -> None:
+    """Columns that are means of others, in the rows in which all of these are measured."""
+    for cell in cells:
+        names = table.columns[cell.column].get("mean")
+        if names is not None:
+            others = [
+                other
+                for other in cells
+                if other.row == cell.row and other.column != cell.column and (names == "all" or other.column in names)
+            ]
+            values = [other.measured for other in others if other.measured is not None]
+            if others and len(values) == len(others):
+                cell.measured = sum(values) / len(values)
+            else:
+                cell.reason = next((other.reason for other in others if other.reason), "not all of its columns are")
+
+
+def _reasons(cells: Sequence[Cell]) -> list[str]:
+    """Each reason once, with the rows and columns that it is of."""
+    rows: dict[str, dict[str, list[str]]] = {}
+    for cell in cells:
+        if cell.reason is not None:
+            rows.setdefault(cell.reason, {}).setdefault(cell.row, []).append(cell.column)
+    whole = {cell.row: sum(other.row == cell.row for other in cells) for cell in cells}
+    lines = []
+    for reason, columns in rows.items():
+        names = [
+            name if len(missing) == whole[name] else f"{name} ({', '.join(missing)})"
+            for name, missing in columns.items()
+        ]
+        lines.append(f"- {'; '.join(names)}: {reason}")
+    return lines
+
+
+def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
+    """A line for each cell that was measured; then the rows that were not, with the reasons, and notes."""
+    lines = [
+        [cell.row, cell.column, *map(_shown, (cell.published, cell.rounded)), _shown(cell.difference, signed=True)]
+        for cell in cells
+        if cell.measured is not None
+    ]
+    differences = [abs(cell.difference) for cell in cells if cell.difference is not None]
+    equal = sum(difference == 0 for difference in differences)
+    blocks = [
+        f"## {load_paper(table.paper).title}, Table {table.key}: {table.title}",
+        markdown(["row", "column", "published", "measured", "difference"], lines),
+    ]
+    if differences:
+        blocks.append(f"{equal} of {len(differences)} measured values are the published ones.")
+    reasons = _reasons(cells)
+    if reasons:
+        blocks.append("\n".join(["Not measured:", "", *reasons]))
+    if table.notes:
+        blocks.append("\n".join(["Notes:", "", *(f"- {note}" for note in table.notes)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _shown(value: Decimal | None, signed: bool = False) -> str:
+    if value is None:
+        return LEFT_OUT
+    return f"{value:+}" if signed and value else f"{value}"
+
+
+def as_json(table: Table, cells: Sequence[Cell]) -> Mapping[str, Any]:
+    """All cells, measured ones unrounded."""
+    rows = [
+        {
+            "row": cell.row,
+            "column": cell.column,
+            "published": None if cell.published is None else float(cell.published),
+            "measured": cell.measured,
+            "difference": None if cell.difference is None else float(cell.difference),
+            "reason": cell.reason,
+        }
+        for cell in cells
+    ]
+    return {"paper": table.paper, "table": table.key, "cells": rows, "notes": list(table.notes)}
+
+
+def list_tables(paper: Paper) -> Iterator[str]:
+    """Say for each table which data and weights it needs, which rows can be made, and why the others cannot."""
+    yield f"# {paper.name}: {paper.title}"
+    for table in paper.tables.values():
+        yield f"\n## rl-caption reproduce {paper.name} {table.key}: {table.title}\n"
+        data = dict.fromkeys(filter(None, map(data_of, table.columns.values())))
+        yield from (f"- data: {describe_data(name)}" for name in data)
+        yield from _list_rows(table)
+
+
+def _list_rows(table: Table) -> Iterator[str]:
+    kinds: dict[str, list[str]] = {}
+    for row in table.rows:
+        kinds.setdefault(_requirement(table, row), []).append(row.name)
+    for requirement, names in kinds.items():
+        yield f"- {'; '.join(names)}: {requirement}"
+    models = {column["model"] for column in table.columns.values() if "captions" in column and "model" in column}
+    yield from (f"- --model {name}: {table.models[name]}" for name in sorted(models))
+
+
+def _requirement(table: Table, row: Row) -> str:
+    """What a row takes besides the data."""
+    if "why" in row.source:
+        return f"not made: {row.source['why']}"
+    if row.source.get("captions"):
+        return f"--captions, {row.source['how']}"
+    if row.model is not None:
+        released = "; without it, the scores that are released with the data" if "released" in row.source else ""
+        return f"--model '{row.model}', {table.models[row.model]}{released}"
+    return "from the data alone" + (" (not in the paper)" if row.extra else "")

@@ -1,0 +1,144 @@
+"""The published tables, ``PAPER.yaml``, and the data that they are measured on, ``data.yaml``.
+
+A paper's file has its ``tables``: the columns with what measures them, and the rows with their published values and
+where their scores come from. ``metrics`` name the source of a row in any table, ``default`` that of all other rows; a
+table's own ``metrics`` and ``default`` come first. A source is one of
+
+- ``name``: a metric of ``judge``, or a baseline that sees no image;
+- ``reward`` (with ``kwargs``) and ``model``: a reward, and a name of the paper's ``models``, whose weights the user
+  names; ``row`` is a model that is named as the row;
+- ``captions``: captions that the user names, and ``how`` to make them;
+- ``why``: the reason why the row cannot be made.
+
+A column is measured by one of ``set`` (with ``figure``: agreement with people or accuracy on hard negatives),
+``retrieval``, ``zero_shot``, ``specificity``, ``captions`` (a metric of captions), ``size`` (the cost of a model), or
+``mean`` (of other columns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_caption.errors import ConfigError
+
+FOLDER = Path(__file__).parent
+PAPERS = ("l_clipscore", "pac_s", "specs", "icc", "semantic_guidance")
+ROW = "row"
+"""In place of a model's name: the name of the row."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published row."""
+
+    name: str
+    values: Sequence[Decimal | None]
+    """[C] with the digits that are printed; None where nothing is printed, or the row is not in the paper."""
+    source: Mapping[str, Any]
+    extra: bool = False
+    """Whether the paper does not have it; its values are all None."""
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that the user has to name, if any."""
+        model = self.source.get("model")
+        return self.name if model == ROW else model
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper: C columns, each with what measures it, and R rows."""
+
+    paper: str
+    key: str
+    """Its number, as the paper writes it."""
+    title: str
+    columns: Mapping[str, Mapping[str, Any]]
+    rows: Sequence[Row]
+    models: Mapping[str, str]
+    """Name of a model -> which weights it is, where they are from and what they cost."""
+    notes: Sequence[str]
+
+    def with_rows(self, names: Sequence[str] | None) -> Table:
+        """The table with some of its rows only; None is all. ``ConfigError`` for a row that it does not have."""
+        rows = {row.name: row for row in self.rows}
+        unknown = [name for name in names or () if name not in rows]
+        if unknown:
+            raise ConfigError(f"--rows {unknown[0]!r}: {self.paper} {self.key} has {'; '.join(rows)}")
+        return self if names is None else replace(self, rows=[rows[name] for name in names])
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's tables by their numbers."""
+
+    name: str
+    title: str
+    tables: Mapping[str, Table]
+
+
+@cache
+def load_paper(name: str) -> Paper:
+    """Read the tables of one of ``PAPERS``."""
+    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    as_printed = yaml.load(text, yaml.BaseLoader)["tables"]  # makes texts only
+    tables = {
+        key: _table(name, key, content, values, as_printed[key]["rows"]) for key, values in content["tables"].items()
+    }
+    return Paper(name, content["paper"], tables)
+
+
+def find_table(paper: str, key: str) -> Table:
+    """A table by its paper and number. ``ConfigError`` says what there is."""
+    if paper not in PAPERS:
+        raise ConfigError(f"paper is {paper!r}: expected one of {', '.join(PAPERS)}")
+    tables = load_paper(paper).tables
+    if key.upper() not in tables:
+        raise ConfigError(f"table is {key!r}: {paper} has {', '.join(tables)}")
+    return tables[key.upper()]
+
+
+@cache
+def data_sets() -> Mapping[str, Mapping[str, Any]]:
+    """Name of a data set -> its entry in ``data.yaml``."""
+    content: Mapping[str, Mapping[str, Any]] = yaml.safe_load((FOLDER / "data.yaml").read_text(encoding="utf-8"))
+    return content
+
+
+def data_of(column: Mapping[str, Any]) -> str | None:
+    """The data set that a column is measured on, if any."""
+    if "captions" in column:
+        return str(column.get("data", "coco_test"))
+    return next((str(column[key]) for key in ("data", "set", "zero_shot") if key in column), None)
+
+
+def _table(
+    paper: str, key: str, content: Mapping[str, Any], values: Mapping[str, Any], printed: Mapping[str, Sequence[str]]
+) -> Table:
+    columns, shared = values["columns"], content["metrics"]
+
+    def source(name: str) -> Mapping[str, Any]:
+        """A table's own sources come before those of the paper."""
+        candidates = (
+            values.get("metrics", {}).get(name),
+            values.get("default"),
+            shared.get(name),
+            content.get("default"),
+        )
+        return next(candidate for candidate in candidates if candidate is not None)
+
+    rows = [
+        Row(name, [None if text == "null" else Decimal(text) for text in texts], source(name))
+        for name, texts in printed.items()
+    ]
+    rows += [Row(name, [None] * len(columns), shared[name], extra=True) for name in values.get("extra", ())]
+    models = content["models"] | {row.name: row.source["how"] for row in rows if row.source.get("model") == ROW}
+    return Table(paper, key, values["title"], columns, rows, models, values.get("notes", ()))

@@ -1,0 +1,317 @@
+"""reproduce: the published tables against the papers' own sums, and tables that are measured on tiny data."""
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rewards.clip.encoder import EncoderOptions, load_encoder
+from rl_caption.cli.main import main
+from rl_caption.data.base import DataError
+from rl_caption.errors import ConfigError
+from rl_caption.evaluation.retrieval import retrieval_recall
+from rl_caption.evaluation.zero_shot import CIFAR_PROMPTS, embed_classes, labelled_images, zero_shot_accuracy
+from rl_caption.lab.meta_evaluation.sets import SETS
+from rl_caption.lab.reproduce.program import Cell, as_markdown, list_tables
+from rl_caption.lab.reproduce.tables import PAPERS, Table, data_of, data_sets, find_table, load_paper
+from tests.clip_for_tests import noise_image, tiny_student
+from tests.judgement_sets_for_tests import BUILDERS
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "published_tables.json").read_text())["tables"]
+TABLES = [table for name in PAPERS for table in load_paper(name).tables.values()]
+NAMES = [f"{table.paper} {table.key}" for table in TABLES]
+MEANS = {
+    "l_clipscore III": ("Mean", ["HC", "HI", "HM", "MM"]),
+    "l_clipscore IV": ("mean", ["1-ref", "4-ref"]),
+    "pac_s 4": ("Mean", ["HC", "HI", "HM", "MM"]),
+    "specs 1": ("Average", ["Positive", "Negative"]),
+    "specs 5": ("Average", ["Positive", "Negative"]),
+}
+"""Table -> a column that the paper prints as the mean of others."""
+MISPRINTS = (("l_clipscore III", "WP+MD&Single, references"), ("specs 5", "lr 5e-6"))
+"""83.0 in place of 83.4, and 80.55 in place of 80.06."""
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_student(tmp_path_factory.mktemp("student"))
+
+
+def values_of(table: Table, column: str) -> list[Decimal | None]:
+    index = list(table.columns).index(column)
+    return [row.values[index] for row in table.rows if not row.extra]
+
+
+def content(folder: Path) -> Mapping[tuple[str, str], Any]:
+    cells = json.loads((folder / "reproduce.json").read_text())["cells"]
+    return {(cell["row"], cell["column"]): cell for cell in cells}
+
+
+def test_every_table_has_the_numbers_and_sums_of_the_paper() -> None:
+    assert sorted(GOLDEN) == sorted(NAMES)
+    assert len(GOLDEN) == 40
+    for name, table in zip(NAMES, TABLES, strict=True):
+        printed = [value for row in table.rows for value in row.values if value is not None]
+        expected = GOLDEN[name]
+        assert (len(printed), sum(printed)) == (expected["values"], Decimal(expected["sum"])), name
+        if "columns" in expected:
+            columns = [sum(filter(None, values_of(table, column))) for column in table.columns]
+            assert columns == list(map(Decimal, expected["columns"])), name
+
+
+def test_printed_means_are_those_of_the_row() -> None:
+    """Values that changed places within a column, which no sum of columns would show, do not have their row's mean."""
+    for name, (mean, names) in MEANS.items():
+        table = TABLES[NAMES.index(name)]
+        columns = [values_of(table, column) for column in (mean, *names)]
+        for row, printed, *others in zip(table.rows, *columns, strict=True):
+            assert printed is not None
+            step = Decimal(1).scaleb(int(printed.as_tuple().exponent))
+            if (name, row.name) not in MISPRINTS:
+                assert abs(sum(filter(None, others)) / len(others) - printed) <= step, (name, row.name)
+
+
+def test_values_that_papers_take_from_each_other() -> None:
+    tables = dict(zip(NAMES, TABLES, strict=True))
+
+    def row(name: str, key: str) -> dict[str, Decimal | None]:
+        (found,) = [row for row in tables[name].rows if row.name == key]
+        return dict(zip(tables[name].columns, found.values, strict=True))
+
+    for key in ("BLEU-4", "ROUGE", "CIDEr", "SPICE"):
+        first, second = row("pac_s 1", key), row("l_clipscore II", key)
+        assert first["Expert tau_c"] == second["Flickr8k-Expert tau_c"]
+        assert first["CF tau_b"] == second["Flickr8k-CF tau_b"]
+    assert row("l_clipscore V", "S_CD (BU)") == row("l_clipscore VI", "alpha 0")
+    assert row("l_clipscore V", "S_L-C (BU)") == row("l_clipscore VI", "alpha 1.0")
+    for key in ("CLIP", "LongCLIP*", "SPEC", "NegCLIP"):
+        long_name = key.replace("Long", "Long-")
+        assert row("specs 4", key)["SugarCrepe++"] == row("specs 7", long_name)["Average"] or key == "CLIP"
+    for name in ("SPECS (Ours)", "NegCLIP", "LongCLIP"):
+        values = row("specs 2", name)
+        assert values["PCC"] is not None
+        assert float(values["1 - R2"] or 0) == pytest.approx(1 / float(values["PCC"]) ** 2, rel=0.006)
+    assert list(row("icc 3", "ICC").values())[3:] == list(row("icc 5", "After Distillation").values())
+
+
+@pytest.mark.parametrize("table", TABLES, ids=NAMES)
+def test_what_measures_a_table_exists(table: Table) -> None:
+    for name, column in table.columns.items():
+        data = data_of(column)
+        assert data is None or data in data_sets(), name
+        assert column.get("set", "foil") in SETS
+        assert all(other in table.columns for other in column.get("mean", ()) if column["mean"] != "all")
+        assert column.get("model", next(iter(table.models))) in table.models
+    for row in table.rows:
+        assert len(row.values) == len(table.columns)
+        assert row.model is None or row.model in table.models
+        assert {"name", "reward", "model", "captions", "why"} & row.source.keys(), row.name
+        assert "captions" not in row.source or row.source["how"]
+
+
+def test_the_list_names_every_row_once() -> None:
+    for name in PAPERS:
+        lines = list(list_tables(load_paper(name)))
+        text = "\n".join(lines)
+        for table in load_paper(name).tables.values():
+            start = text.index(f"## rl-caption reproduce {name} {table.key}:")
+            block = text[start:].split("\n## ")[0]
+            listed = [row for line in block.splitlines() for row in line.removeprefix("- ").split(": ")[0].split("; ")]
+            for row in table.rows:
+                assert sum(part == row.name or block.count(f"- {row.name}:") for part in listed) >= 1, row.name
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], student: Path) -> None:
+    data = tmp_path / "sets" / "abstract"
+    data.mkdir(parents=True)
+    BUILDERS["abstract50s"](data)
+    rows = ["--rows", "CIDEr", "CLIP-S", "PAC-S"]
+    options = ["--data", str(data.parent), *rows, "--partial", "--out", str(tmp_path / "out")]
+    scores = tmp_path / "scores.jsonl"
+    assert main(["reproduce", "pac_s", "5", *options]) == 0
+    shown = capsys.readouterr().out
+    assert shown.strip() == (tmp_path / "out" / "reproduce.md").read_text().strip()
+    cells = content(tmp_path / "out")
+    assert 0 <= cells["CIDEr", "Mean"]["measured"] <= 100
+    assert cells["CIDEr", "Mean"]["published"] is None
+    assert cells["PAC-S", "Mean"]["measured"] is None
+    assert "--model 'pac=BACKBONE'" in cells["PAC-S", "Mean"]["reason"]
+    assert "clip_ViT-B-32.pth" in shown
+    # Images are not there: a model that is given does not help, and is not needed for the rest.
+    main(["reproduce", "pac_s", "5", *options, "--model", f"clip={student}"])
+    assert "images" in content(tmp_path / "out")["CLIP-S", "Mean"]["reason"]
+    scores.write_text("")
+    with pytest.raises(SystemExit):
+        main(["reproduce", "pac_s", "5", *options, "--scores", f"PAC-S={scores}"])
+    assert "PAC-S" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["pac", "1"], "'pac'"),
+        (["pac_s", "99"], "'99'"),
+        (["pac_s"], "table"),
+        (["pac_s", "1"], "Flickr8k.token.txt"),
+        (["pac_s", "1", "--data", "{folder}"], "hockenmaier"),
+        (["pac_s", "1", "--data", "{folder}/none"], "none"),
+        (["pac_s", "1", "--data", "foil={folder}"], "foil"),
+        (["pac_s", "1", "--model", "other=x"], "other"),
+        (["pac_s", "1", "--scores", "LEIC={folder}/none"], "LEIC"),
+        (["l_clipscore", "V", "--captions", "S_Mix={folder}"], "S_Mix"),
+        (["semantic_guidance", "5"], "internal models"),
+        (["pac_s", "1", "--rows", "CIDER"], "CIDER"),
+    ],
+)
+def test_what_is_missing_is_said_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], named: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["reproduce", *(word.replace("{folder}", str(tmp_path)) for word in words)])
+    assert named in capsys.readouterr().err
+
+
+def test_scores_from_files_stand_in_a_table(tmp_path: Path) -> None:
+    BUILDERS["flickr8k_expert"](tmp_path)
+    pairs = [("1_a.jpg", "a cat sits in place 1 ."), ("2_b.jpg", "two men talk in place 2 .")]
+    lines = [{"image": image, "caption": text, "score": number} for number, (image, text) in enumerate(pairs)]
+    file = tmp_path / "leic.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    words = ["pac_s", "1", "--rows", "LEIC", "--data", str(tmp_path), "--partial", "--scores", f"LEIC={file}"]
+    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
+    cell = content(tmp_path / "out")["LEIC", "Expert tau_b"]
+    assert cell["published"] == 46.6
+    assert cell["difference"] == pytest.approx(round(cell["measured"], 1) - 46.6)
+    other = content(tmp_path / "out")["LEIC", "CF tau_b"]
+    assert other["measured"] is None
+    assert "a dog runs in place 0 ." in other["reason"], "a caption that the file has no score of"
+
+
+def test_differences_are_of_the_printed_digits(tmp_path: Path) -> None:
+    cell = Cell("CIDEr", "Expert tau_c", Decimal("43.9"), 43.891)
+    assert (cell.rounded, cell.difference) == (Decimal("43.9"), Decimal("0.0"))
+    other = Cell("METEOR", "CF tau_b", Decimal("22.2"), 22.269)
+    assert other.difference == Decimal("0.1")
+    table = TABLES[NAMES.index("pac_s 1")]
+    text = as_markdown(table, [cell, other])
+    assert "| METEOR | CF tau_b | 22.2 | 22.3 | +0.1 |" in text
+    assert "1 of 2 measured values are the published ones" in text
+
+
+def test_released_scores_of_icc(shared_data: Path, tmp_path: Path) -> None:
+    words = ["icc", "5", "--data", str(shared_data / "concreteness"), "--out", str(tmp_path)]
+    assert main(["reproduce", *words]) == 0
+    cells = content(tmp_path)
+    assert [cells["After Distillation", name]["difference"] for name in ("Pearson", "Spearman", "tau")] == [0, 0, 0]
+
+
+def classes(folder: Path, names: list[str]) -> None:
+    for number, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        for index in range(2):
+            noise_image(10 * number + index).save(folder / name / f"{index}.png")
+
+
+def test_zero_shot_classification(tmp_path: Path, student: Path) -> None:
+    classes(tmp_path / "photos", ["fire_truck", "cat", "dog"])
+    encoder = load_encoder(EncoderOptions(str(student), device="cpu"))
+    names, images, labels = labelled_images(tmp_path / "photos")
+    assert (names, labels) == (["cat", "dog", "fire truck"], [0, 0, 1, 1, 2, 2])
+    rows = []
+    for name in names:
+        prompts = encoder.embed_texts([text.format(name) for text in CIFAR_PROMPTS])
+        rows.append(prompts.mean(axis=0) / np.linalg.norm(prompts.mean(axis=0)))
+    assert embed_classes(encoder, names, "cifar") == pytest.approx(np.array(rows), abs=1e-6)
+    guesses = [int(np.argmax(np.array(rows) @ encoder.embed_images([image])[0])) for image in images]
+    expected = np.mean([guess == label for guess, label in zip(guesses, labels, strict=True)])
+    assert zero_shot_accuracy(encoder, tmp_path / "photos", "cifar") == pytest.approx(expected)
+    assert len(CIFAR_PROMPTS) == len(set(CIFAR_PROMPTS)) == 18
+    words = ["specs", "3", "--data", f"cifar10={tmp_path / 'photos'}", "--model", f"clip={student}"]
+    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
+    cells = content(tmp_path / "out")
+    assert cells["CLIP", "CIFAR-10"]["measured"] == pytest.approx(100 * expected)
+    assert "urban1k" in cells["CLIP", "Urban-1k T2I"]["reason"]
+
+
+def test_classes_of_images_that_cannot_be_used(tmp_path: Path, student: Path) -> None:
+    encoder = load_encoder(EncoderOptions(str(student), device="cpu"))
+    classes(tmp_path / "few", ["n01440764", "n01443537"])
+    classes(tmp_path / "empty", ["cat", "dog"])
+    for file in (tmp_path / "empty" / "dog").iterdir():
+        file.unlink()
+    for folder, named in (("few", "2 classes"), ("empty", "dog"), ("none", "none")):
+        with pytest.raises(DataError, match=named):
+            zero_shot_accuracy(encoder, tmp_path / folder)
+
+
+def test_retrieval_and_size_of_a_model(tmp_path: Path, student: Path) -> None:
+    for name in ("image", "caption"):
+        (tmp_path / "urban" / name).mkdir(parents=True)
+    texts = [f"a street with {number} cars and a red bus" for number in range(4)]
+    for number, text in enumerate(texts):
+        noise_image(number).save(tmp_path / "urban" / "image" / f"{number}.jpg")
+        (tmp_path / "urban" / "caption" / f"{number}.txt").write_text(text)
+    words = ["specs", "3", "--data", str(tmp_path), "--model", f"SPEC={student}"]
+    with pytest.raises(SystemExit):
+        main(["reproduce", *words])
+    words[-1] = f"spec={student}"
+    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
+    encoder = load_encoder(EncoderOptions(str(student), device="cpu"))
+    files = [Image.open(tmp_path / "urban" / "image" / f"{number}.jpg") for number in range(4)]
+    recall = retrieval_recall(encoder.embed_images(files), encoder.embed_texts(texts), range(4))
+    measured = content(tmp_path / "out")["SPEC", "Urban-1k I2T"]["measured"]
+    assert measured == pytest.approx(100 * recall["i2t_r1"])
+    assert main(["reproduce", "l_clipscore", "I", "--model", f"l_clip={student}", "--out", str(tmp_path / "size")]) == 0
+    cells = content(tmp_path / "size")
+    parameters = sum(weight.numel() for weight in encoder.encoder.model.parameters())  # type: ignore[attr-defined]
+    assert cells["WP+MD", "parameters"]["measured"] == parameters
+    assert cells["WP+MD", "ms for a batch of 128"]["measured"] > 0
+
+
+def test_captions_of_a_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # no Java
+    references = [{"image_id": n, "captions": [f"a dog runs on grass {n}", f"the dog {n} runs"]} for n in range(4)]
+    (tmp_path / "refs.json").write_text(json.dumps(references))
+    captions = [{"image_id": n, "caption": f"a dog runs on grass {n}"} for n in range(4)]
+    (tmp_path / "captions.json").write_text(json.dumps(captions))
+    words = ["l_clipscore", "V", "--data", str(tmp_path), "--captions", f"S_Mix (BU)={tmp_path / 'captions.json'}"]
+    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
+    cells = content(tmp_path / "out")
+    assert cells["S_Mix (BU)", "BLEU-4"]["measured"] == pytest.approx(100)
+    assert "Java" in cells["S_Mix (BU)", "METEOR"]["reason"]
+    assert "--model 'l_clip=BACKBONE'" in cells["S_Mix (BU)", "L-CLIPScore"]["reason"]
+    assert "--captions" in cells["S_CD (VL)", "CIDEr"]["reason"]
+
+
+def test_specificity_rates_are_those_of_the_released_code(tmp_path: Path, student: Path) -> None:
+    folder = tmp_path / "dci"
+    for name in ("complete", "photos"):
+        (folder / name).mkdir(parents=True)
+    captions = [
+        "A man in a red coat walks a small dog. The dog carries a stick. A bus waits behind them.",
+        "Two children play with a yellow ball. A fence stands on the left. Clouds hang over the hill.",
+        "A boat lies on a grey lake. A woman sits on the shore. Trees grow around the water.",
+    ]
+    for number, text in enumerate(captions):
+        noise_image(number).save(folder / "photos" / f"{number}.jpg")
+        note = {"image": f"{number}.jpg", "summaries": {"base": [text]}}
+        (folder / "complete" / f"{number}.json").write_text(json.dumps(note))
+    (folder / "splits.json").write_text(json.dumps({"test": [f"{number}.json" for number in range(3)]}))
+    words = ["specs", "1", "--data", str(tmp_path), "--model", f"spec={student}", "--out", str(tmp_path / "out")]
+    assert main(["reproduce", *words]) == 0
+    cells = content(tmp_path / "out")
+    positive, negative = (cells["SPEC", name]["measured"] for name in ("Positive", "Negative"))
+    assert 0 <= positive <= 100
+    assert 0 <= negative <= 100
+    assert cells["SPEC", "Average"]["measured"] == pytest.approx((positive + negative) / 2)
+
+
+def test_errors_of_unknown_papers_are_configuration_errors() -> None:
+    with pytest.raises(ConfigError, match="icc"):
+        find_table("icy", "1")
+    assert find_table("l_clipscore", "vi").key == "VI"

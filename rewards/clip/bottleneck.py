@@ -7,7 +7,7 @@ Dataset Curation", Findings of ACL 2024, section 2: the semantic bottleneck auto
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,15 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rewards.base import as_texts, checked_scores, naming
+from rewards.base import Reward, as_texts, checked_scores, naming, reference_lists
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.devices import Precision, chunks, default_device
 from rewards.frozen_model import FrozenModel, load_frozen
 from rewards.model_files import fingerprint, load_weights, read_config, save_model
 from rewards.options import Range, check_fields, check_values
+from rewards.registry import build
 
 MODEL_TYPE = "semantic_bottleneck"
 Ending = Literal["newline", "eos"]
+SIMILARITIES = {"edit_distance": f"{__name__}:EditSimilarity"}
+"""Name -> ``module:Class`` of a similarity that is no reward by name."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,45 @@ def edit_similarity(first: str, second: str) -> float:
     return 1 - edit_distance(first, second) / longest if longest else 0.0
 
 
+class EditSimilarity:
+    """Similarity of a caption to the most similar of its references by ``edit_similarity``, in [0, 1]."""
+
+    __name__ = "edit_distance"
+    columns = frozenset({"references"})
+    bounds = (0.0, 1.0)
+    signature = "edit distance of characters"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions by the column ``references`` (N lists of captions)."""
+        texts = as_texts(completions)
+        rows = reference_lists(columns, self.__name__, len(texts))
+        scores = [max(edit_similarity(source, text) for source in own) for text, own in zip(texts, rows, strict=True)]
+        return checked_scores(self, scores, len(texts))
+
+
+def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
+    """Build the reward that compares captions with what was written again: ``edit_distance``, or any with references.
+
+    Raises:
+        ValueError: it cannot be built, or does not compare with references; the message names ``owner``.
+    """
+    similarity: Reward = build(SIMILARITIES.get(name, name), **kwargs)
+    if similarity.columns != {"references"}:
+        raise ValueError(
+            f"{owner}: similarity {name!r} does not compare with references: expected edit_distance or a reward such "
+            "as bertscore"
+        )
+    return similarity
+
+
+def best_similarities(similarity: Reward, captions: Sequence[str], written: Sequence[Sequence[str]]) -> list[float]:
+    """Similarity of each of B captions to the most similar of the texts ``written`` of it, clipped to [0, 1]."""
+    references = [[caption] for caption, texts in zip(captions, written, strict=True) for _ in texts]
+    scores = similarity(None, [text for texts in written for text in texts], references=references)
+    values = iter(checked_scores(similarity, scores, len(references)))  # before they are clipped, which makes 0 of NaN
+    return [min(1.0, max(0.0, *[next(values) for _ in texts])) for texts in written]
+
+
 class SemanticBottleneck:
     """SBA: similarity of a caption to what a language model writes from its text feature, in [0, 1]; no image.
 
@@ -182,12 +224,17 @@ class SemanticBottleneck:
     of a dual encoder keeps what can be seen, so concrete words are written again and others are not. An empty caption
     scores 0.
 
+    ``similarity`` compares by a reward with references instead, such as ``bertscore`` (table 4 of the paper), clipped
+    to [0, 1].
+
     Args:
         model: folder that the task ``semantic_bottleneck`` exported; it names the dual encoder and the language model.
         encoder: where the same dual encoder is, if not where the folder says.
         language_model: where the same language model is, if not where the folder says.
         num_beams: number of beams, of which the best counts; 5 in the paper.
         max_new_tokens: length of the longest caption that is written, in tokens.
+        similarity: a reward whose references are the caption; ``edit_distance`` is ``EditSimilarity``.
+        similarity_kwargs: its arguments, such as ``{model: roberta-large}``.
         device: such as ``cuda``; None is the process's current CUDA device if there is one, else the CPU.
         batch_size: captions at once, at least 1.
 
@@ -208,7 +255,10 @@ class SemanticBottleneck:
         max_new_tokens: int = 64,
         device: str | None = None,
         batch_size: int = 32,
+        similarity: str = "edit_distance",
+        similarity_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
+        self._similarity = load_similarity(similarity, similarity_kwargs or {}, "sba")
         sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
         check_values(Annotated[int, Range(min=1, max=2**16)], **sizes)
         with naming(f"sba: the folder {model!r} cannot be loaded", (OSError,)):
@@ -230,7 +280,8 @@ class SemanticBottleneck:
                     f"sba: the {what} has the fingerprint {found}, {model!r} was trained with {expected}: name the same"
                 )
         weights = f"{fingerprint(bottleneck.state_dict())[:12]},{frozen.weights},{self._encoder.signature}"
-        self.signature = f"SBA[{weights},beams{num_beams},{max_new_tokens} tokens]"
+        compared = "" if similarity == "edit_distance" else f",{self._similarity.signature}"
+        self.signature = f"SBA[{weights},beams{num_beams},{max_new_tokens} tokens{compared}]"
         self._bottleneck = bottleneck.to(device).eval().requires_grad_(False)
         self._writer = CaptionWriter(frozen, config.ending, config.soft_tokens)
         self.model, self.num_beams, self.max_new_tokens = model, num_beams, max_new_tokens
@@ -242,10 +293,10 @@ class SemanticBottleneck:
         scores = [0.0] * len(texts)
         order = sorted((row for row in range(len(texts)) if texts[row].strip()), key=lambda row: len(texts[row]))
         for batch in chunks(order, self.batch_size, "captions through the semantic bottleneck"):
-            written = self.rewrite([texts[row] for row in batch])
-            for row, beams in zip(batch, written, strict=True):
-                caption = " ".join(texts[row].split())
-                scores[row] = max(edit_similarity(caption, beam) for beam in beams)
+            captions = [" ".join(texts[row].split()) for row in batch]
+            best = best_similarities(self._similarity, captions, self.rewrite([texts[row] for row in batch]))
+            for row, score in zip(batch, best, strict=True):
+                scores[row] = score
         return checked_scores(self, scores, len(texts))
 
     def rewrite(self, captions: Sequence[str]) -> list[list[str]]:

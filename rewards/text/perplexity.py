@@ -1,7 +1,7 @@
 """Fluency of captions under a frozen causal language model of Transformers: the mean log-probability of a token."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,21 +68,40 @@ class Perplexity:
         ended = finished_captions(columns, self.__name__, len(texts)) if self.eos else [False] * len(texts)
         if not texts:
             return []
-        words = self._frozen.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        rows = [
+        rows = self._token_ids(texts, ended)
+        scores = [self.floor] * len(texts)
+        for row, score in self._scored(rows, mean=True):
+            # NaN stays, for checked_scores to refuse; a mean of logarithms may round to above 0.
+            scores[row] = score if math.isnan(score) else min(0.0, max(self.floor, score))
+        return checked_scores(self, scores, len(texts))
+
+    def log_likelihoods(self, captions: Sequence[str]) -> list[float]:
+        """Σ_t ln p(w_t | BOS, w_1, ..., w_t-1) of N captions, in nats, with EOS where ``eos`` is on; no floor.
+
+        A caption without a token has 0. Source: Stone et al., "Learning Visual Composition through Improved Semantic
+        Guidance", 2024, appendix C.
+        """
+        sums = [0.0] * len(captions)
+        rows = self._token_ids(captions, [self.eos] * len(captions)) if captions else []
+        for row, value in self._scored(rows, mean=False):
+            sums[row] = value
+        return sums
+
+    def _token_ids(self, texts: Sequence[str], ended: Sequence[bool]) -> list[list[int]]:
+        words = self._frozen.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return [
             [self._bos, *ids, *([self._eos] if end else [])][: self._frozen.longest]
             for ids, end in zip(words, ended, strict=True)
         ]
-        scores = [self.floor] * len(texts)
+
+    def _scored(self, rows: Sequence[Sequence[int]], mean: bool) -> Iterator[tuple[int, float]]:
+        """Index and mean, or sum, of the log-probabilities of each row that has tokens after BOS."""
         order = sorted((row for row in range(len(rows)) if len(rows[row]) > 1), key=lambda row: len(rows[row]))
         for batch in chunks(order, self.batch_size, "log-probabilities of captions"):
-            for row, score in zip(batch, self._log_probabilities([rows[row] for row in batch]), strict=True):
-                # NaN stays, for checked_scores to refuse; a mean of logarithms may round to above 0.
-                scores[row] = score if math.isnan(score) else min(0.0, max(self.floor, score))
-        return checked_scores(self, scores, len(texts))
+            yield from zip(batch, self._log_probabilities([rows[row] for row in batch], mean), strict=True)
 
-    def _log_probabilities(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Mean log-probability of the tokens after the first of B rows of token ids."""
+    def _log_probabilities(self, rows: Sequence[Sequence[int]], mean: bool) -> list[float]:
+        """Mean or sum of the log-probabilities of the tokens after the first of B rows of token ids."""
         import torch
 
         lengths = torch.tensor([len(row) for row in rows])
@@ -91,5 +110,6 @@ class Perplexity:
         ids, mask = ids.to(self._frozen.device), mask.to(self._frozen.device)
         with torch.no_grad():
             logits = self._frozen.network(input_ids=ids, attention_mask=mask.long()).logits[:, :-1].float()
-        found = -torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # [B, L - 1]
-        return ((found * mask[:, 1:]).sum(dim=1) / mask[:, 1:].sum(dim=1)).tolist()
+        values = -torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # [B, L - 1]
+        sums = (values * mask[:, 1:]).sum(dim=1)
+        return (sums / mask[:, 1:].sum(dim=1) if mean else sums).tolist()

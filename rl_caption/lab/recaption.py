@@ -402,4 +402,7 @@ def _statistics(captions: Sequence[str], language_model: Perplexity | None) -> M
         "words, 5 / 50 / 95 %": f"{low:.0f} / {middle:.0f} / {high:.0f}",
         "different words": f"{len(vocabulary):,}",
         "log-probability a token": f"{np.mean(scores):.3f}" if scores else "–",
+        "of a caption, median": f"{np.median(language_model.log_likelihoods(captions)):.1f}"
+        if language_model is not None and captions
+        else "–",
     }

@@ -8,11 +8,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
 
-from rewards.base import Reward, as_texts, checked_scores, naming, optional
-from rewards.build import RewardBuilder
+from rewards.base import as_texts, checked_scores, naming, optional
+from rewards.clip.bottleneck import best_similarities, load_similarity
 from rewards.devices import DTYPES, Precision, chunks, default_device
 from rewards.images import ImageSource
 from rewards.options import Count, check_values
@@ -154,7 +153,7 @@ class VisualBottleneck:
         text_to_image: ``scenes`` (the generated world), ``diffusers:NAME``, or ``package.module:Class``, a
             ``TextToImage``.
         text_to_image_kwargs: its arguments.
-        similarity: a reward whose references are the caption; clipped to [0, 1].
+        similarity: a reward whose references are the caption, or ``edit_distance``; clipped to [0, 1].
         similarity_kwargs: its arguments, such as ``{model: roberta-large}``.
         num_beams: of the captioner.
         num_return_sequences: beams of which the most similar counts: 1 in the released code, 5 in the paper.
@@ -186,11 +185,7 @@ class VisualBottleneck:
         batch_size: int = 16,
     ) -> None:
         check_values(Count, batch_size=batch_size)
-        self._similarity: Reward = RewardBuilder(counting=()).build(similarity, similarity_kwargs or {})
-        if self._similarity.columns != {"references"}:
-            raise ValueError(
-                f"vba: similarity {similarity!r} does not compare with references: expected a reward such as bertscore"
-            )
+        self._similarity = load_similarity(similarity, similarity_kwargs or {}, "vba")
         self._name, self._images = text_to_image, load_text_to_image(text_to_image, text_to_image_kwargs or {})
         self._device = torch.device(default_device(device))
         self._captioner: Captioner = load_captioner(captioner, prompt=prompt)
@@ -214,14 +209,8 @@ class VisualBottleneck:
         for batch in chunks(rows, self.batch_size, "captions through the visual bottleneck"):
             sources = [texts[row] for row in batch]
             rewritten = self.rewrite(sources)
-            references = [[source] for source, beams in zip(sources, rewritten, strict=True) for _ in beams]
-            similarities = self._similarity(
-                None, [text for beams in rewritten for text in beams], references=references
-            )
-            # Before they are clipped, which makes 0 of NaN.
-            similarities = checked_scores(self._similarity, similarities, len(references))
-            for row, best in zip(batch, np.reshape(similarities, (len(batch), -1)).max(1), strict=True):
-                scores[row] = min(1.0, max(0.0, float(best)))
+            for row, best in zip(batch, best_similarities(self._similarity, sources, rewritten), strict=True):
+                scores[row] = best
         return checked_scores(self, scores, len(texts))
 
     @torch.no_grad()

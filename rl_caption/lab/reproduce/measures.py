@@ -8,13 +8,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rewards.base import Reward, RewardError
+from rewards.base import Reward, RewardError, score_captions
 from rewards.clip.encoder import CachedEncoder
-from rl_caption.cli.score import score_files
 from rl_caption.config.build import build_data, usable_split
 from rl_caption.config.schema import DataConfig, RetrievalConfig
 from rl_caption.data.base import Row as Example
-from rl_caption.data.files import read_captions, read_references, with_ids_of
+from rl_caption.data.files import find_images, read_captions, read_references, references_for, with_ids_of
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, evaluate_captions
 from rl_caption.evaluation.retrieval import retrieval_recall
@@ -253,27 +252,27 @@ class Measures:
         """A metric of the COCO toolkit, or the mean of a reward, of captions in a file."""
         name, metric, file = str(data_of(column)), column["captions"], self.inputs.captions[row.name]
         folder, entry = self.inputs.data[name], data_sets()[name]
-        references = next(folder / names[0] for names in entry["files"] if (folder / names[0]).is_file())
-        split = entry.get("split") if references.name.startswith("dataset") else None
+        path = next(folder / names[0] for names in entry["files"] if (folder / names[0]).is_file())
+        references = read_references(path, entry.get("split") if path.name.startswith("dataset") else None)
+        captions = with_ids_of(read_captions(file), references, references.images, file)
         if metric in chain.from_iterable(METRIC_KEYS.values()):
-
-            def evaluate() -> Evaluation:
-                known = read_references(references, split)
-                return evaluate_captions(with_ids_of(read_captions(file), known, known.images, file), known)
-
-            evaluation: Evaluation = self._keep(("captions", row.name, name), evaluate)
+            evaluation: Evaluation = self._keep(
+                ("captions", row.name, name), lambda: evaluate_captions(captions, references)
+            )
             if metric not in evaluation.metrics:
                 raise NotMeasured(evaluation.left_out[metric])
             return evaluation.metrics[metric]
-        if metric == "bertscore":
-            return float(score_files(metric, file, references, split=split)["mean"])
-        images = self.inputs.images or next(
-            (folder / path for path in entry["images"] if (folder / path).is_dir()), None
-        )
-        if images is None:
-            raise NotMeasured(f"{metric} looks at images, which are not there: name their folder by --images")
-        kwargs = self._model_kwargs(column["model"], {"reward": metric})
-        return float(score_files(metric, file, references, images, split=split, kwargs=kwargs)["mean"])
+        kwargs = self._model_kwargs(column.get("model"), {"reward": metric})
+        reward = build_metrics("", {metric: JudgeConfig(metric, kwargs)})[metric]
+        assert not isinstance(reward, str)
+        columns: dict[str, Any] = {"references": references_for(captions, references, path)}
+        if "image" in reward.columns:
+            below = (folder / names for names in entry["images"])
+            images = self.inputs.images or next((place for place in below if place.is_dir()), None)
+            if images is None:
+                raise NotMeasured(f"{metric} looks at images, which are not there: name their folder by --images")
+            columns["image"] = find_images(images, captions)
+        return _mean(score_captions(reward, metric, None, list(captions.values()), columns))
 
     def _size(self, row: Row, column: Column) -> float:
         def cost() -> EncoderCost:

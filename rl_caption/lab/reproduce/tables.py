@@ -93,7 +93,10 @@ def load_paper(name: str) -> Paper:
     tables = {
         key: _table(name, key, content, values, as_printed[key]["rows"]) for key, values in content["tables"].items()
     }
-    return Paper(name, content["paper"], tables)
+    papers = yaml.safe_load((FOLDER.parent / "papers.yaml").read_text(encoding="utf-8"))
+    cited = papers[name]
+    title = f"{cited['authors']}, {cited['title']}, {cited.get('venue', '')} {cited['year']}"
+    return Paper(name, " ".join(title.split()), tables)
 
 
 def find_table(paper: str, key: str) -> Table:

@@ -9,6 +9,7 @@ import torch
 
 from rewards.clip.bottleneck import Bottleneck, CaptionWriter, SemanticBottleneck, edit_similarity
 from rewards.frozen_model import load_frozen
+from rewards.registry import build
 from rewards.text.icc import Icc
 from rewards.text.perplexity import Perplexity
 from rl_caption.data.scenes import ScenesData
@@ -131,6 +132,10 @@ def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
     assert found[0] == pytest.approx(max(edit_similarity(captions[0], beam) for beam in beams[0]))
     for beam in beams[0]:
         assert "\n" not in beam
+    by_words = SemanticBottleneck(folder, num_beams=3, max_new_tokens=12, similarity="rouge_l")
+    rouge = build("rouge_l")
+    assert by_words(None, captions[:1])[0] == pytest.approx(max(rouge(None, beams[0], references=[captions[:1]] * 3)))
+    assert by_words.signature != reward.signature
     other = tiny_gpt2(tmp_path / "other")
     with pytest.raises(ValueError, match="the language model has the fingerprint"):
         SemanticBottleneck(folder, language_model=str(other))

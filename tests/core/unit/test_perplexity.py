@@ -46,6 +46,17 @@ def test_scores_are_mean_log_probabilities(folder: Path, batch_size: int) -> Non
     assert len({round(score, 4) for score in found}) == 4
 
 
+def test_log_likelihoods_are_sums_over_tokens(folder: Path) -> None:
+    reward = Perplexity(str(folder), floor=-1.0)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    counts = [len(tokenizer(text)["input_ids"]) + 1 for text in TEXTS]
+    expected = [count * by_hand(folder, text, True) for count, text in zip(counts, TEXTS, strict=True)]
+    assert reward.log_likelihoods(TEXTS) == pytest.approx(expected, abs=1e-4)
+    without = Perplexity(str(folder), eos=False)
+    assert without.log_likelihoods(["", "a"])[0] == 0.0
+    assert reward.log_likelihoods([]) == []
+
+
 def test_scores_are_clamped_and_long_captions_cut(folder: Path) -> None:
     free = Perplexity(str(folder), floor=-50.0)
     floor = sorted(free(None, TEXTS))[1]

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rewards.clip.encoder import EncoderOptions, load_encoder
+from rewards.clip.backbone import load_encoder
+from rewards.clip.encoder import EncoderOptions
+from rewards.clip.l_clipscore import LClipScore
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
 from rl_caption.errors import ConfigError
@@ -273,7 +275,7 @@ def test_retrieval_and_size_of_a_model(tmp_path: Path, student: Path) -> None:
     assert cells["WP+MD", "ms for a batch of 128"]["measured"] > 0
 
 
-def test_captions_of_a_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_of_a_system(tmp_path: Path, student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # no Java
     references = [{"image_id": n, "captions": [f"a dog runs on grass {n}", f"the dog {n} runs"]} for n in range(4)]
     (tmp_path / "refs.json").write_text(json.dumps(references))
@@ -286,6 +288,14 @@ def test_captions_of_a_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "Java" in cells["S_Mix (BU)", "METEOR"]["reason"]
     assert "--model 'l_clip=BACKBONE'" in cells["S_Mix (BU)", "L-CLIPScore"]["reason"]
     assert "--captions" in cells["S_CD (VL)", "CIDEr"]["reason"]
+    (tmp_path / "val2014").mkdir()
+    for number in range(4):
+        noise_image(number).save(tmp_path / "val2014" / f"{number}.jpg")
+    assert main(["reproduce", *words, "--model", f"l_clip={student}", "--out", str(tmp_path / "out")]) == 0
+    reward = LClipScore(str(student), device="cpu")
+    photos = [tmp_path / "val2014" / f"{number}.jpg" for number in range(4)]
+    expected = np.mean(reward(None, [caption["caption"] for caption in captions], image=photos))
+    assert content(tmp_path / "out")["S_Mix (BU)", "L-CLIPScore"]["measured"] == pytest.approx(100 * expected)
 
 
 def test_specificity_rates_are_those_of_the_released_code(tmp_path: Path, student: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from rewards.base import RewardError
+from rewards.clip.bottleneck import edit_similarity
 from rewards.registry import build
 from rl_caption.data.scenes.drawing import scene_of
 from rl_caption.data.scenes.language import references
@@ -107,6 +108,13 @@ class Signed:
     def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
         values = {"red": 2.0, "blue": -1.0}
         return [values.get(own[0].split()[1], math.nan) for own in columns["references"]]
+
+
+def test_captions_are_compared_by_edit_distance(captioner: str) -> None:
+    reward = vba(captioner, similarity="edit_distance", text_to_image_kwargs={"size": 16})
+    captions = ["a red circle", "a blue circle"]
+    written = [beams[0] for beams in reward.rewrite(captions)]
+    assert reward(None, captions) == pytest.approx(list(map(edit_similarity, captions, written)))
 
 
 def test_scores_are_clipped(captioner: str) -> None:

@@ -27,7 +27,7 @@ from rl_caption.config.build import quiet_libraries
 from rl_caption.config.checks import check
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
-from rl_caption.data.plain_files import check_type, json_lines, shown, single_spaced
+from rl_caption.data.plain_files import check_type, csv_rows, json_lines, shown, single_spaced
 from rl_caption.errors import ConfigError, naming
 from rl_caption.evaluation import check_writable
 from rl_caption.lab.config import ConcretenessConfig
@@ -190,7 +190,7 @@ def _scored(scorer: Reward, captions: Sequence[str], config: ConcretenessConfig)
 def _captions(path: Path) -> list[str]:
     """The distinct captions of a file, with single spaces."""
     with _reading(path):
-        if path.suffix == ".jsonl":
+        if path.suffix in (".jsonl", ".csv"):
             texts = [caption for caption, _, _ in _captioned_lines(path)]
         else:
             lines = read_regular(path).decode("utf-8-sig").split("\n")
@@ -219,10 +219,25 @@ def _reading(path: Path) -> AbstractContextManager[None]:
 
 
 def _captioned_lines(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The caption, with single spaces, of each line of a JSON lines file; ``FILE, line N``; and the object itself."""
-    for _, where, item in json_lines(path):
+    """The caption, with single spaces, of each line of a JSON lines file; ``FILE, line N``; and the object itself.
+
+    Of a CSV file those with a caption in that column; ``concreteness_annotation``, as in the authors' file, is the
+    ``rating``.
+    """
+    lines = _csv_lines(path) if path.suffix == ".csv" else ((where, item) for _, where, item in json_lines(path))
+    for where, item in lines:
         check_type(item, dict, where, DataError)
         caption = item.get("caption")
         if not isinstance(caption, str) or not caption.strip():
             raise DataError(f"{where}: 'caption' is {shown(caption)}: expected text")
         yield single_spaced(caption), where, item
+
+
+def _csv_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for where, row in csv_rows(path, ["caption"]):
+        rating = row.get("rating", row.get("concreteness_annotation"))
+        if row["caption"].strip():
+            try:
+                yield where, {"caption": row["caption"]} | ({} if rating is None else {"rating": float(rating)})
+            except ValueError as error:
+                raise DataError(f"{where}: the rating is {shown(rating)}: expected a number") from error

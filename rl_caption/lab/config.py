@@ -14,8 +14,8 @@ class ConcretenessConfig(TrustConfig):
     """``concreteness``: scores of captions, their combination, and targets for a student (docs/icc.md).
 
     Args:
-        captions: JSON lines with ``caption``, or a text file with one caption per line.
-        ratings: JSON lines ``{caption, rating}`` of human ratings, to which the combination is fitted; null writes
+        captions: JSON lines or a CSV file with ``caption``, or a text file with one caption per line.
+        ratings: JSON lines, or CSV, ``{caption, rating}`` of human ratings, to which the combination is fitted; null writes
             targets for a student from each scorer.
         scorers: rewards that need only the caption, such as SBA and VBA, by their headings.
         standardize: of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the logit becomes 0.5),

@@ -12,7 +12,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, SwinConfig, SwinModel, ViT
 
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.specs import Specs
-from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.shipped import shipped_configs
 from rl_caption.data.base import load_image
 from rl_caption.data.scenes import ScenesData
@@ -145,9 +144,22 @@ def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(world: Pa
     assert "val/hard_negatives" in metrics
 
 
-def test_a_dual_encoder_of_two_parts_for_filtered_data(world: Path, tmp_path: Path) -> None:
-    changes = {
-        "data.path": str(world / "pages.jsonl"),
+def in_parquet(folder: Path, world: Path) -> dict[str, Any]:
+    """The web pages as a Parquet file for each split, with images as bytes; the changes that read it."""
+    datasets = pytest.importorskip("datasets")
+    pages = [json.loads(line) for line in (world / "pages.jsonl").read_text().splitlines()]
+    (folder / "data").mkdir()
+    for split in ("train", "val"):
+        rows = [page for page in pages if page["split"] == split]
+        images = [{"bytes": (world / row["image"]).read_bytes(), "path": None} for row in rows]
+        table = datasets.Dataset.from_dict({"jpg": images, "txt": [row["references"][0] for row in rows]})
+        table.to_parquet(folder / f"data/{split}.parquet")
+    columns = {"image": "jpg", "references": "txt"}
+    return {"data.format": "parquet", "data.path": str(folder / "data"), "data.columns": columns}
+
+
+def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(world: Path, tmp_path: Path) -> None:
+    changes = in_parquet(tmp_path, world) | {
         "model.image.encoder": save_vit(tmp_path / "vit"),
         "model.text.encoder": save_text_encoder(tmp_path / "bert"),
         "model.kwargs.context_length": 40,
@@ -173,12 +185,19 @@ def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
     )
     monkeypatch.chdir(tmp_path)
     exec(code.replace('"gpt2"', repr(str(tmp_path / "gpt2"))), {})
-    changes = {"data.path": str(world / "pages.jsonl"), "model.init": str(tmp_path / "models/swin_gpt2")}
+    changes = in_parquet(tmp_path, world) | {"model.init": str(tmp_path / "models/swin_gpt2")}
     config = yaml.safe_load(shrunken(tmp_path, icc_captioner=changes)("icc_captioner").read_text())
     folder = Path(config["run"]["dir"])
     ended = run(config, folder, "xe")
     assert ended.code == 0, ended.output
-    load_captioner(str(folder / "export/best"))
+    words = ["--model", str(folder / "export/best"), "--out", str(tmp_path / "scores"), "--metrics", "cider"]
+    for key, value in changes.items():
+        if key.startswith("data."):
+            words += [f"--{key}", json.dumps(value) if isinstance(value, dict) else value]
+    ended = run_arguments(["evaluate", *words, "--split", "val"], tmp_path / "log")
+    assert ended.code == 0, ended.output
+    captions = json.loads((tmp_path / "scores/predictions.json").read_text())
+    assert [row["image_id"] for row in captions] == [f"val/{number}" for number in range(6)]
 
 
 def test_people_are_a_row_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,22 @@ def test_with_ratings_scores_are_combined(tmp_path: Path, capsys: pytest.Capture
     assert found == pytest.approx(expected(every).tolist())
 
 
+def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(tmp_path: Path) -> None:
+    expected = config(tmp_path, ratings=str(tmp_path / "ratings.jsonl"))
+    make_targets(expected)
+    rows = [f'0,"{caption}"' for caption in CAPTIONS]
+    (tmp_path / "cc3m_concept_balanced_118k.csv").write_text("\n".join(["id,caption", *rows, "9,"]))
+    ratings = [f"1.0e+12,{line['caption']},{line['rating']},0.5" for line in read(tmp_path / "ratings.jsonl")]
+    csv = tmp_path / "caption_concreteness_annotations.csv"
+    csv.write_text("\n".join(["sample_id,caption,concreteness_annotation,icc_score", *ratings]))
+    captions = str(tmp_path / "cc3m_concept_balanced_118k.csv")
+    make_targets(config(tmp_path, captions=captions, ratings=str(csv), out=str(tmp_path / "csv")))
+    assert read(tmp_path / "csv/targets.jsonl") == read(tmp_path / "out/targets.jsonl")
+    csv.write_text("caption,rating\na cat,high\n")
+    with pytest.raises(DataError, match=r"annotations\.csv, line 2"):
+        make_targets(config(tmp_path, ratings=str(csv)))
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [

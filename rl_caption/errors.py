@@ -45,6 +45,7 @@ OPTIONAL = {
     "textblob": ("textblob", "specs", "captions are not cut into details (SPECS)"),
     "pyarrow": ("pyarrow", "parquet", "judge cannot read Polaris and Nebula"),
     "datasets": ("datasets", "hub", "data.format hub and parquet cannot be read"),
+    "torchmetrics": ("torchmetrics", "torchmetrics", "rewards are no metrics of torchmetrics"),
     "av": ("av", "video", "no video files; folders of frames and animated images are read all the same"),
 }
 """Optional module -> its package, the extra that installs it (docs/installation.md), and what is missing without it."""

@@ -158,7 +158,7 @@ LAYERS = [
 
 
 REWARD_LAYERS = [
-    {"mixed"},
+    {"mixed", "compat"},
     {"build"},
     {"text"},
     {"clip"},

@@ -1,0 +1,1 @@
+"""Scores of this package under the interfaces of other packages: pycocoevalcap and torchmetrics."""

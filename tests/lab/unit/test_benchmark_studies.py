@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -13,6 +14,7 @@ from benchmarks.harness import Timing
 from benchmarks.scst_step import Shapes
 from benchmarks.studies import concreteness_captions, curation, growth, relations, specificity_study
 from benchmarks.studies.relations import CaptionLikelihood, RelationScenes, replaced_relations
+from benchmarks.studies.similarity_regulator import Figures, Photos, agreement, difference
 from benchmarks.studies.specificity_study import (
     RatedCaption,
     SpecificityStudy,
@@ -30,7 +32,8 @@ from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, claims, oracle
 from rl_caption.errors import ConfigError
-from rl_caption.lab.meta_evaluation.sets import load
+from rl_caption.lab.meta_evaluation.figures import rated_figures
+from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
 from rl_caption.lab.meta_evaluation.specificity import make_chains
 from tests.captioners_for_tests import SHAPE, tiny_captioner, tiny_rows
 from tests.clip_for_tests import tiny_student
@@ -124,6 +127,25 @@ def test_the_study_of_specificity(tmp_path, monkeypatch, capsys):
     assert content["models"]["run"]["long"].keys() == RECALLS
     for name in ("SR_neg, %", "10 to 19", "image to text R@1, %", "never near, %"):
         assert name in printed
+
+
+def test_agreement_of_students_is_that_of_the_judge_and_differences_are_means_over_seeds() -> None:
+    captions, ratings = ["a", "bb", "ccc", "dd", "e", "ffff"], [1.0, 2.0, 4.0, 1.0, 2.0, 3.0]
+    photos = ["1", "1", "1", "2", "2", "2"]
+    part = RatedCaptions("set", captions, ratings, photos, photos, [["a reference"]] * 6, "tau_c", "")
+
+    def length(prompts: Any, texts: Any, **columns: Any) -> list[float]:
+        return [float(len(text)) for text in texts]
+
+    metric: Any = length
+    tau, resampled = agreement(part, metric, 1, 3)
+    judged = rated_figures(part, length(None, captions))
+    assert tau == pytest.approx(next(figure.value for figure in judged if figure.name == "tau_c"))
+    assert len(resampled) == 3
+    seeds = [Figures({"R@1": 0.2}, {"R@1": [0.2, 0.4]}), Figures({"R@1": 0.4}, {"R@1": [0.4, 0.6]})]
+    none = [Figures({"R@1": 0.1}, {"R@1": [0.1, 0.1]})] * 2
+    assert difference(seeds, "R@1", none, "R@1") == "+20.00 [+20.50, +39.50]"
+    assert difference(seeds[:1], "R@1", none, "R@1") == "+10.00 [+10.50, +29.50]", "one seed in common"
 
 
 def test_growth_compares_every_size_with_the_smallest() -> None:
@@ -298,3 +320,21 @@ def test_relations_that_captions_of_an_evaluation_state_are_counted(
     (tmp_path / "predictions.json").write_text(json.dumps(entries))
     relations.main(["--evaluations", str(tmp_path), "--scenes", "20"])
     assert capsys.readouterr().out.splitlines()[-1] == f"| {tmp_path} | 3 | 3 | 66.7 | 2 | 50.0 | 1 | 100.0 |"
+
+
+def test_similarities_of_matching_and_other_pairs_by_hand() -> None:
+    photos = Photos.__new__(Photos)
+    photos.owners = np.array([0, 1])
+    photos.teacher = {"image": torch.eye(2), "text": torch.tensor([[0.6, 0.8], [0.0, 1.0]])}
+    of = photos.similarities(torch.eye(2), torch.tensor([[1.0, 0.0], [0.6, 0.8]]))
+    # Cosines [[1, .6], [0, .8]], the teacher's [[.6, 0], [.8, 1]].
+    assert of == pytest.approx(
+        {
+            "positive mean": 0.9,
+            "positive sd": 0.1,
+            "shortfall": 0.1,
+            "negative mean": 0.3,
+            "negative sd": 0.3,
+            "excess": 0.3,
+        }
+    )

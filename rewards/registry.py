@@ -13,8 +13,10 @@ from rewards.options import load_target
 REWARDS: dict[str, str] = {
     "bertscore": "rewards.text.bertscore:BertScore",
     "bleu": "rewards.text.bleu:Bleu",
+    "caption_qa": "rewards.language.caption_qa:CaptionQA",
     "chair": "rewards.text.chair:Chair",
     "cider": "rewards.text.cider:CiderD",
+    "claims": "rewards.language.claims:Claims",
     "clipscore": "rewards.clip.clipscore:ClipScore",
     "consensus": "rewards.text.diversity:Consensus",
     "diversity": "rewards.text.diversity:Diversity",
@@ -35,6 +37,7 @@ REWARDS: dict[str, str] = {
     "retrieval": "rewards.clip.retrieval:Retrieval",
     "rouge_l": "rewards.text.rouge:RougeL",
     "specs": "rewards.clip.specs:Specs",
+    "vlm_judge": "rewards.language.judge:VlmJudge",
 }
 """Name -> ``module:Class``."""
 COLUMNS = ("references", "image_id", "image", "finished")

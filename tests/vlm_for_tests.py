@@ -176,3 +176,18 @@ def vlm_captions(
     vlm: Any = load_vlm(VlmConfig(name=str(folder), prompt=prompt), "float32")
     found = decode_candidates(vlm, vlm.policy, rows, Decoding(max_new_tokens=6, batch_size=batch_size), Accelerator())
     return {image_id: candidates[0].caption for image_id, candidates in found.items()}
+
+
+def answering_vlm(folder: Path) -> Path:
+    """``tiny_qwen2_vl`` whose vocabulary also has the digits, Yes and No; return its folder."""
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    tiny_qwen2_vl(folder)
+    processor, policy = AutoProcessor.from_pretrained(folder), AutoModelForImageTextToText.from_pretrained(folder)
+    processor.tokenizer.add_tokens([*"0123456789", "Yes", "No"])
+    torch.manual_seed(1)
+    policy.resize_token_embeddings(len(processor.tokenizer), mean_resizing=False)
+    torch.nn.init.normal_(policy.get_output_embeddings().weight, std=0.5)
+    policy.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder

@@ -16,7 +16,7 @@ SHOWN = 3
 """How many offending rows or files an error message names."""
 ImageSize = tuple[float, float]
 """Width and height in pixels."""
-COLUMNS = ("references", "image_id", "image")
+COLUMNS = ("references", "image_id", "image", "questions")
 """Columns of rows that rewards may use (``rewards.base.Reward``)."""
 BY_REFERENCE = ("negatives", "positive_images")
 """Columns that hold one entry per reference, in the order of ``references``."""

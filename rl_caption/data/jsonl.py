@@ -7,6 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict
 
+from rewards.base import RewardError, naming
+from rewards.language.caption_qa import ImageQuestion, check_questions
 from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.data.formats import add_features, grouped_by_split
 from rl_caption.data.plain_files import check_text, check_type, json_lines, shown
@@ -29,6 +31,7 @@ class _Line(_Needed, total=False):
     positive_captions: list[str]
     positive_images: list[str]
     negatives: list[list[str]]
+    questions: list[ImageQuestion]
 
 
 class JsonLinesData(Splits):
@@ -37,7 +40,8 @@ class JsonLinesData(Splits):
     Each line is an object with ``image`` (a path), ``references`` (a list of captions) and optionally ``split``
     (default ``"train"``), ``image_id`` (default: the image path as given), ``prompt``, ``long_reference``,
     ``positive_captions`` (further true captions), ``positive_images`` (paths of generated images, one per reference)
-    and ``negatives`` (false captions, one list per reference). Other keys are ignored, unless they look like a
+    ``negatives`` (false captions, one list per reference) and ``questions`` (``{question, choices, answer}``, for the
+    reward ``caption_qa``). Other keys are ignored, unless they look like a
     misspelling of one of these. Empty lines are skipped. Lines with ``file_name`` and ``text`` (``IMAGE_FOLDER``) are
     read, too.
 
@@ -130,7 +134,10 @@ def read_row(item: Any, where: str, image_root: Path, columns: Mapping[str, str]
         check_type(item, _Line, where, DataError)
     except DataError as error:
         raise DataError(f"{error}; a line is an object such as {EXAMPLE}") from error
-    for key in [key for key in _Line.__annotations__ if key in item]:
+    if "questions" in item:
+        with naming(where, (RewardError,), DataError):
+            check_questions(item["questions"], "questions")
+    for key in [key for key in _Line.__annotations__ if key in item and key != "questions"]:
         texts = item[key] if isinstance(item[key], list) else [str(item[key])]
         for text in chain(*texts) if key == "negatives" else texts:
             if not text.strip() and key not in ("references", "prompt"):

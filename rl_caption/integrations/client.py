@@ -2,23 +2,13 @@
 
 import asyncio
 import base64
-import http.client
-import json
 import os
-import random
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BUSY = frozenset({429, 502, 503, 504})
-"""Status codes after which the same request may succeed later."""
-UNANSWERED = (OSError, http.client.HTTPException, ValueError)
-"""What is raised without a connection, and where an answer is cut off."""
+from rewards.http import HttpError, request_json
 
 
 class ServerError(RuntimeError):
@@ -94,45 +84,17 @@ class RewardClient:
 
     def post(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         """Send a request (GET without a body) until it is answered; the answer's JSON object. Raises as ``score``."""
-        data = None if body is None else json.dumps(body, default=_encode).encode()
-        headers = {"Content-Type": "application/json"} | (
-            {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        )
-        request = urllib.request.Request(self.url + path, data, headers)
-        # A proxy of the environment is for other machines; it does not know this one's loopback address.
-        local = urllib.parse.urlsplit(self.url).hostname in ("127.0.0.1", "::1", "localhost")
-        opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
-        problem = ""
-        for attempt in range(self.attempts):
-            if attempt:
-                pause = min(self.backoff * 2 ** (attempt - 1), 60.0)
-                time.sleep(pause + random.random() * pause)
-            try:
-                with opener.open(request, timeout=self.timeout) as response:
-                    answer: dict[str, Any] = json.load(response)
-                    return answer
-            except urllib.error.HTTPError as error:
-                problem = f"status {error.code}: {_message(error)}"
-                if error.code not in BUSY:
-                    raise ServerError(f"{self.url}{path}: {problem}") from error
-            except UNANSWERED as error:
-                problem = str(error) or type(error).__name__
-        raise ServerError(f"{self.url}{path} did not answer after {self.attempts} attempts; the last: {problem}")
+        address, token = self.url + path, self.token
+        try:
+            answer = request_json(address, body, token, self.timeout, self.attempts, self.backoff, encode_value)
+        except HttpError as error:
+            raise ServerError(str(error)) from error
+        if not isinstance(answer, dict):
+            raise ServerError(f"{address} answered {answer!r:.80}: expected the object of a reward server")
+        return answer
 
 
-def _message(error: urllib.error.HTTPError) -> str:
-    """The message in the body of an answer that is an error."""
-    try:
-        text = error.read().decode("utf-8", "replace")
-    except OSError as cut:
-        return str(cut)
-    try:
-        return str(json.loads(text)["error"])
-    except (ValueError, KeyError, TypeError):
-        return text[:200] or str(error.reason)
-
-
-def _encode(value: Any) -> Any:
+def encode_value(value: Any) -> Any:
     """JSON for bytes of an image file, paths, and numbers of NumPy."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode("ascii")}

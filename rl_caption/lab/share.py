@@ -39,8 +39,11 @@ PAPERS: dict[str, dict[str, Any]] = yaml.safe_load(
 )
 """Short name -> ``authors``, ``title``, ``year`` and, where there are such, ``venue`` and ``arxiv``."""
 PAPERS_OF = {
+    "caption_qa": ("caprl",),
+    "claims": ("dcscore",),
     "pac_s": ("pac_s", "pac_s_plus"),
     "pac_s_video": ("pac_s", "emscore"),
+    "vlm_judge": ("fleur",),
     "retrieval": ("retrieval_margin", "retrieval_show_tell", "retrieval_log_softmax"),
 }
 """Reward -> names of its papers, where that is not the reward's own; ``ref_NAME`` has those of NAME."""

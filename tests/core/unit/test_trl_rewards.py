@@ -16,11 +16,12 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.trl.rows import FinishedAware
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
 from tests.hf_models_for_tests import tiny_gpt2, tiny_regressor
-from tests.vlm_for_tests import tiny_idefics3, tiny_qwen2_vl
+from tests.vlm_for_tests import answering_vlm, tiny_idefics3, tiny_qwen2_vl
 
 pytestmark = pytest.mark.slow
 
 REFERENCES = [["a red circle", "one small red circle ."], ["the blue square", "a large blue square ."]]
+QUESTIONS = [{"question": "What shape is it?", "choices": ["circle", "square"], "answer": "circle"}]
 TEXT = ("bleu", "cider", "consensus", "diversity", "repetition", "rouge_l")
 
 
@@ -53,6 +54,9 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     arguments["chair"] = {"synonyms": str(folder / "synonyms.txt")}
     arguments["icc"] = {"model": str(tiny_regressor(folder / "icc"))}
     arguments["perplexity"] = {"model": str(tiny_gpt2(folder / "gpt2"))}
+    language_model = str(tiny_gpt2(folder / "long_gpt2", positions=1024))
+    arguments |= {name: {"model": language_model} for name in ("caption_qa", "claims")}
+    arguments["vlm_judge"] = {"model": str(answering_vlm(folder / "vlm"))}
     torch.manual_seed(0)
     GrammarModel.over_student(folder / "student", hidden=8).save_pretrained(folder / "grammar")
     arguments["grammar"] = {"head": str(folder / "grammar")}
@@ -84,6 +88,7 @@ def test_a_step_of_the_trainer_with_every_reward(rewards, trainer, column, tmp_p
             column: image if column == "image" else [image],
             "references": REFERENCES[number],
             "image_id": str(number),
+            "questions": QUESTIONS,
         }
         for number, image in enumerate(images)
     ]
@@ -109,9 +114,8 @@ def test_a_step_of_the_trainer_with_every_reward(rewards, trainer, column, tmp_p
     texts = [completion[-1]["content"] for completion in columns["completions"]]
     assert all(isinstance(text, str) for text in texts)
     for name, reward in rewards.items():
-        alone = reward(
-            None, texts, references=columns["references"], image_id=columns["image_id"], image=columns[column]
-        )
+        read = {name: columns[name] for name in ("references", "image_id", "questions")}
+        alone = reward(None, texts, image=columns[column], **read)
         low, high = reward.bounds
         assert low <= min(alone) <= max(alone) <= high
         mean = logged[f"rewards/{reward.__name__}/mean"]

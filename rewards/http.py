@@ -1,0 +1,93 @@
+"""JSON over HTTP with retries, by the standard library alone."""
+
+import http.client
+import json
+import os
+import random
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+BUSY = frozenset({429, 500, 502, 503, 504})
+"""Status codes after which the same request may succeed later."""
+UNANSWERED = (OSError, http.client.HTTPException, ValueError)
+"""What is raised without a connection, and where an answer is cut off."""
+
+
+class HttpError(RuntimeError):
+    """A request was refused, or not answered within all attempts."""
+
+
+def request_json(
+    url: str,
+    body: Any = None,
+    token: str | None = None,
+    timeout: float = 60.0,
+    attempts: int = 6,
+    backoff: float = 0.5,
+    encode: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Send a request (GET without a body) until it is answered; the JSON of the answer.
+
+    Args:
+        url: http or https.
+        body: sent as JSON.
+        token: sent as ``Authorization: Bearer``.
+        timeout: seconds of one attempt.
+        attempts: number of attempts where the server is busy or cannot be reached.
+        backoff: seconds before the second attempt; doubled for each further one, up to 60, plus up to as much at
+            random, so that many clients do not come back all at once. ``Retry-After`` is obeyed where it is longer.
+        encode: JSON of what ``json`` does not know, as its ``default``.
+
+    Raises:
+        HttpError: another status than 200, or no answer within all attempts; the message begins with the address.
+    """
+    data = None if body is None else json.dumps(body, default=encode).encode()
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    request = urllib.request.Request(url, data, headers)
+    # A proxy of the environment is for other machines; it does not know this one's loopback address.
+    local = urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
+    problem, asked = "", 0.0
+    for attempt in range(attempts):
+        if attempt:
+            pause = min(backoff * 2 ** (attempt - 1), 60.0)
+            time.sleep(max(asked, pause + random.random() * pause))
+        try:
+            with opener.open(request, timeout=timeout) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            problem = f"status {error.code}: {_message(error)}"
+            if error.code not in BUSY:
+                raise HttpError(f"{url}: {problem}") from error
+            asked = _seconds(error.headers)
+        except UNANSWERED as error:
+            problem = str(error) or type(error).__name__
+    raise HttpError(f"{url} did not answer after {attempts} attempts; the last: {problem}")
+
+
+def _seconds(headers: Any) -> float:
+    """``Retry-After`` in seconds, at most 60; 0 without it, or as a date."""
+    value = headers.get("Retry-After", "")
+    return min(float(value), 60.0) if value.isascii() and value.isdigit() else 0.0
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    """The message in the body of an answer that is an error."""
+    try:
+        text = error.read().decode("utf-8", "replace")
+    except OSError as cut:
+        return str(cut)
+    try:
+        message = json.loads(text)["error"]
+        return str(message["message"] if isinstance(message, dict) else message)
+    except (ValueError, KeyError, TypeError):
+        return text[:200] or str(error.reason)
+
+
+def token_of(variable: str) -> str | None:
+    """The value of an environment variable, None where it is unset or empty."""
+    return os.environ.get(variable) or None

@@ -1,0 +1,1 @@
+"""Rewards by what a language model, or a vision-language model, can do with a caption."""

@@ -1,0 +1,151 @@
+"""Questions about an image, answered from its caption alone.
+
+Source: the form of Xing et al., "CapRL: Stimulating Dense Image Caption Capabilities via Reinforcement Learning", ICLR
+2026: multiple-choice questions, shuffled options, one of which is that the caption does not say. The prompt is our own.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Annotated, Any, Literal, TypedDict
+
+from rewards.base import RewardError, as_texts, checked_scores, required_column
+from rewards.devices import Precision
+from rewards.language.chooser import Endpoint, Question, build_chooser
+from rewards.options import Range, check_type, check_values
+
+Score = Literal["expected", "accuracy"]
+NOT_SAID = "The caption does not say."
+PROMPT = (
+    "Below is a caption of an image that you cannot see. Answer the question from the caption alone.\n\n"
+    "Caption: {caption}\n\nQuestion: {question}\n{choices}\n\nReply with the letter of the answer."
+)
+
+
+class ImageQuestion(TypedDict):
+    """One entry of the column ``questions``: ``answer`` is one of ``choices``."""
+
+    question: str
+    choices: list[str]
+    answer: str
+
+
+class CaptionQA:
+    """Share of an image's questions that a language model answers right from the caption alone, in [0, 1].
+
+    ``expected`` is the mean probability of the right choice, ``accuracy`` the share of questions for which it is the
+    most probable one: the same model calls, but less noise. The choices of a question and a further one, "The caption
+    does not say.", are shuffled by (seed, image, question), so that they are the same for every caption of an image and
+    in every run.
+
+    A caption that says more answers more: without a limit the longest wins. Above ``words`` words the score is
+    multiplied by words / length, so that a caption of 400 words scores at most 0.2 by default.
+
+    Args:
+        model: local causal language model of Transformers (a folder with safetensors weights, or a name on the hub); an
+            answer is one forward pass.
+        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``: ``{url, model, ...}``.
+        score: ``expected`` or ``accuracy``.
+        words: length in words from which longer captions are scaled down; None never does.
+        seed: of the order of the choices.
+        cache_dir: folder where answers are kept.
+        device, precision, batch_size: of the local model, as for ``Icc``.
+
+    Raises:
+        ValueError: an argument is wrong, or the model cannot be loaded.
+    """
+
+    __name__ = "caption_qa"
+    columns = frozenset({"questions", "image_id"})
+    bounds = (0.0, 1.0)
+
+    def __init__(
+        self,
+        model: str | None = None,
+        endpoint: Endpoint | dict[str, Any] | None = None,
+        score: Score = "expected",
+        words: Annotated[int, Range(min=1)] | None = 80,
+        seed: int = 0,
+        cache_dir: str | Path | None = None,
+        device: str | None = None,
+        precision: Precision = "fp32",
+        batch_size: int = 16,
+    ) -> None:
+        check_values(Score, score=score)
+        check_values(Annotated[int, Range(min=1)] | None, words=words)
+        name = self.__name__
+        self.chooser = build_chooser(name, model, endpoint, cache_dir, device, precision, batch_size, vision=False)
+        self.score, self.words, self.seed = score, words, seed
+        self.signature = f"{name}[{self.chooser.signature},{score},words{words},seed{seed}]"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions; ``questions`` are N lists of ``ImageQuestion``, ``image_id`` N ids.
+
+        Raises:
+            RewardError: a column is missing, a question is wrong, or the model does not answer one; the message names
+                row and question.
+        """
+        captions = as_texts(completions)
+        image_ids = required_column(columns, "image_id", self.__name__, len(captions))
+        rows = required_column(columns, "questions", self.__name__, len(captions))
+        questions: list[Question] = []
+        right: list[int] = []
+        for row, (caption, image_id, items) in enumerate(zip(captions, image_ids, rows, strict=True)):
+            for index, item in enumerate(check_questions(items, f"reward {self.__name__!r}: row {row}")):
+                order = shuffled_choices(len(item["choices"]) + 1, self.seed, str(image_id), index)
+                texts = [(*item["choices"], NOT_SAID)[place] for place in order]
+                where = f"reward {self.__name__!r}: row {row}, question {index}"
+                questions.append(ask(caption, item["question"], texts, where))
+                right.append(order.index(item["choices"].index(item["answer"])))
+        answers = iter(zip(self.chooser.choose(questions), right, strict=True))
+        scores = []
+        for caption, items in zip(captions, rows, strict=True):
+            marks = [self._mark(*next(answers)) for _ in items]
+            scores.append(math.fsum(marks) / len(marks) * length_factor(caption, self.words))
+        return checked_scores(self, scores, len(captions))
+
+    def _mark(self, probabilities: Sequence[float], right: int) -> float:
+        if self.score == "expected":
+            return probabilities[right]
+        return float(max(range(len(probabilities)), key=probabilities.__getitem__) == right)
+
+
+def ask(caption: str, question: str, choices: Sequence[str], where: str) -> Question:
+    """The prompt of one question, with its choices as A, B, ..."""
+    labels = tuple(ascii_uppercase[: len(choices)])
+    lines = "\n".join(f"{label}. {choice}" for label, choice in zip(labels, choices, strict=True))
+    return Question(PROMPT.format(caption=caption, question=question, choices=lines), labels, where)
+
+
+def shuffled_choices(count: int, seed: int, image_id: str, index: int) -> list[int]:
+    """An order of ``count`` choices that depends on the seed, the image and the number of the question alone."""
+
+    def key(choice: int) -> bytes:
+        return hashlib.blake2b(f"{seed}\0{image_id}\0{index}\0{choice}".encode(), digest_size=8).digest()
+
+    return sorted(range(count), key=key)
+
+
+def length_factor(caption: str, words: int | None) -> float:
+    """min(1, words / length in words of the caption); 1 without a limit."""
+    length = len(caption.split())
+    return 1.0 if words is None or length <= words else words / length
+
+
+def check_questions(items: Any, where: str) -> list[ImageQuestion]:
+    """The questions of an image, at least one. Raises ``RewardError`` that begins with ``where``."""
+    if not isinstance(items, list | tuple) or not items:
+        raise RewardError(f"{where}: questions are {items!r:.80}: expected a list of {{question, choices, answer}}")
+    for index, item in enumerate(items):
+        name = f"{where}, question {index}"
+        check_type(item, ImageQuestion, name, RewardError)
+        choices = item["choices"]
+        if not 2 <= len(choices) < len(ascii_uppercase) or len(set(choices)) < len(choices):
+            most = len(ascii_uppercase) - 1
+            raise RewardError(f"{name}: choices are {choices!r:.80}: expected 2 to {most} different ones")
+        if item["answer"] not in choices:
+            raise RewardError(f"{name}: answer is {item['answer']!r:.80}: expected one of the choices {choices!r:.80}")
+    checked: Sequence[Mapping[str, Any]] = items
+    return list(checked)  # type: ignore[arg-type]

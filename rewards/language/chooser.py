@@ -1,0 +1,352 @@
+"""Models that choose one of a few labels: by one forward pass, or behind an OpenAI-compatible endpoint.
+
+A choice is a distribution over the labels, from the probabilities of the next token. Nothing is sampled and nothing is
+parsed from a long answer, so the same question has the same answer.
+"""
+
+import base64
+import contextlib
+import hashlib
+import io
+import json
+import math
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+from rewards.base import RewardError, naming
+from rewards.devices import Precision, chunks, default_device
+from rewards.frozen_model import load_frozen
+from rewards.http import HttpError, request_json, token_of
+from rewards.images import ImageSource, image_identity, open_image
+from rewards.options import Count, Range, check_fields, check_values
+
+LEAST_MASS = 1e-6
+"""Smallest probability of all labels together that counts as an answer."""
+SAVED_TOGETHER = 256
+"""Answers that are written to the cache at a time; what is computed before an error is kept."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question whose answer is one of ``labels``.
+
+    Attributes:
+        text: the whole prompt.
+        labels: at least two, such as ``("A", "B")``; each begins with another token.
+        where: row and question, for messages.
+        image: that the question is about, for vision-language models.
+    """
+
+    text: str
+    labels: tuple[str, ...]
+    where: str
+    image: ImageSource | None = None
+
+
+class Chooser(Protocol):
+    """A model that answers questions."""
+
+    signature: str
+    """Model, weights or address, and whatever else an answer depends on."""
+
+    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
+        """Probabilities of the labels of each question; they add up to 1. Raises ``RewardError``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An OpenAI-compatible endpoint, such as vLLM's.
+
+    Args:
+        url: up to ``/v1``.
+        model: its name there.
+        key_variable: environment variable with the key; without one none is sent.
+        concurrency: requests at a time.
+        attempts: attempts for one question, with growing pauses.
+        timeout: seconds of one attempt.
+        max_requests: requests of this process, after which scoring stops with an error; None is no limit.
+        time_limit: seconds that one scoring may take; None is no limit.
+        logprobs: read the probabilities of the labels from the most probable next tokens. False takes the text of the
+            answer, which must be a label, with probability 1: for endpoints without ``top_logprobs``.
+    """
+
+    url: str
+    model: str
+    key_variable: str = "OPENAI_API_KEY"
+    concurrency: Annotated[int, Range(min=1, max=1024)] = 8
+    attempts: Annotated[int, Range(min=1, max=100)] = 6
+    timeout: Annotated[float, Range(above=0, max=86400)] = 60.0
+    max_requests: Count | None = None
+    time_limit: Annotated[float, Range(above=0, max=10**9)] | None = None
+    logprobs: bool = True
+
+
+def build_chooser(
+    reward: str,
+    model: str | None,
+    endpoint: Endpoint | dict[str, Any] | None,
+    cache_dir: str | Path | None,
+    device: str | None,
+    precision: Precision,
+    batch_size: int,
+    vision: bool,
+) -> Chooser:
+    """The model behind a reward: a local one (``model``) or an ``endpoint``, with a cache on disk where asked for.
+
+    Raises:
+        ValueError: not exactly one of ``model`` and ``endpoint`` is set, or the model cannot be loaded.
+    """
+    check_values(Count, batch_size=batch_size)
+    if (model is None) == (endpoint is None):
+        raise ValueError(f"{reward}: set either model (a local model) or endpoint: {{url: ..., model: ...}}")
+    chooser: Chooser
+    if endpoint is not None:
+        with naming(f"{reward}: endpoint", (TypeError,), ValueError):
+            options = endpoint if isinstance(endpoint, Endpoint) else Endpoint(**endpoint)
+        chooser = EndpointChooser(options)
+    elif vision:
+        chooser = VisionChooser(str(model), reward, device, precision)
+    else:
+        chooser = TextChooser(str(model), reward, device, precision, batch_size)
+    return chooser if cache_dir is None else CachedChooser(chooser, Path(cache_dir))
+
+
+def label_ids(tokenizer: Any, labels: Sequence[str], reward: str) -> list[list[int]]:
+    """First tokens of each label, with and without a space before it. Raises ``ValueError`` where two share one."""
+    ids = []
+    for label in labels:
+        pieces = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (label, f" {label}"))
+        spoken = {piece for tokens in pieces for piece in tokens[:1] if tokenizer.decode([piece]).strip()}
+        ids.append(sorted(spoken))
+    first = [piece for pieces in ids for piece in pieces]
+    if len(set(first)) < len(first) or not all(ids):
+        raise ValueError(f"{reward}: the tokenizer does not tell the labels {list(labels)} apart by their first tokens")
+    return ids
+
+
+def label_probabilities(logits: Any, ids: Sequence[Sequence[int]]) -> list[float]:
+    """Probabilities of the labels among themselves, from the logits [V] of the next token."""
+    import torch
+
+    scores = torch.stack([torch.logsumexp(logits[list(pieces)].double(), dim=0) for pieces in ids])
+    return scores.softmax(dim=0).tolist()
+
+
+class TextChooser:
+    """A local causal language model: one forward pass for a batch of prompts, read at the last token.
+
+    Prompts go through the tokenizer's chat template where it has one, else they end in ``Answer:``. Padding is on the
+    right, behind the token that is read, so that answers do not depend on the batch (but for rounding).
+    """
+
+    def __init__(self, model: str, reward: str, device: str | None, precision: Precision, batch_size: int) -> None:
+        self._frozen, self.reward = load_frozen("AutoModelForCausalLM", model, reward, device, precision), reward
+        self.batch_size = batch_size
+        self.signature = f"{Path(model).name},{self._frozen.weights},{precision}"
+
+    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
+        """As ``Chooser.choose``. Raises ``RewardError`` for a prompt that is longer than the model reads."""
+        import torch
+
+        rows = [self._ids(question) for question in questions]
+        answers: list[list[float]] = [[] for _ in questions]
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        for batch in chunks(order, self.batch_size, f"{self.reward}: answers"):
+            lengths = torch.tensor([len(rows[row]) for row in batch])
+            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(rows[row]) for row in batch], batch_first=True)
+            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+            with torch.no_grad():
+                device = self._frozen.device
+                logits = self._frozen.network(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+            for place, row in enumerate(batch):
+                pieces = label_ids(self._frozen.tokenizer, questions[row].labels, self.reward)
+                answers[row] = label_probabilities(logits[place, lengths[place] - 1], pieces)
+        return answers
+
+    def _ids(self, question: Question) -> list[int]:
+        tokenizer = self._frozen.tokenizer
+        if tokenizer.chat_template:
+            message = [{"role": "user", "content": question.text}]
+            text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = tokenizer(f"{question.text}\nAnswer:")["input_ids"]
+        if len(ids) > self._frozen.longest:
+            raise RewardError(
+                f"{question.where}: the prompt has {len(ids)} tokens, the model reads {self._frozen.longest}"
+            )
+        return ids
+
+
+class VisionChooser:
+    """A local vision-language model with a chat template: one forward pass for each question."""
+
+    def __init__(self, model: str, reward: str, device: str | None, precision: Precision) -> None:
+        check_values(Precision, precision=precision)
+        import transformers
+
+        from rewards.devices import DTYPES
+        from rewards.model_files import fingerprint, load_complete, transformers_options
+
+        with naming(f"{reward}: the model {model!r} cannot be loaded"):
+            options = transformers_options(model)
+            self._processor: Any = transformers.AutoProcessor.from_pretrained(model, **options)
+            if not getattr(self._processor, "chat_template", None):
+                raise ValueError("its processor has no chat template")
+            options |= {"dtype": DTYPES[precision], "use_safetensors": True}
+            network = load_complete(transformers.AutoModelForImageTextToText, model, **options)
+        self.reward, self._device = reward, default_device(device)
+        self._network = network.to(self._device).eval().requires_grad_(False)
+        self.signature = f"{Path(model).name},{fingerprint(network.state_dict())[:12]},{precision}"
+
+    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
+        """As ``Chooser.choose``. Raises ``RewardError`` for an image that cannot be opened."""
+        import torch
+
+        answers = []
+        for (question,) in chunks(questions, 1, f"{self.reward}: answers"):
+            content: list[dict[str, Any]] = [{"type": "text", "text": question.text}]
+            if question.image is not None:
+                content.insert(0, {"type": "image", "image": open_image(question.image)})
+            inputs = self._processor.apply_chat_template(
+                [{"role": "user", "content": content}],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+            ).to(self._device, dtype=self._network.dtype)
+            with torch.no_grad():
+                logits = self._network(**inputs).logits[0, -1]
+            pieces = label_ids(self._processor.tokenizer, question.labels, self.reward)
+            answers.append(label_probabilities(logits, pieces))
+        return answers
+
+
+class EndpointChooser:
+    """An OpenAI-compatible endpoint at temperature 0, asked for one token; counts its requests and tokens."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        check_fields(endpoint)
+        if not endpoint.url.startswith(("http://", "https://")):
+            raise ValueError(f"endpoint.url is {endpoint.url!r}: expected an address such as http://127.0.0.1:8000/v1")
+        self.endpoint = endpoint
+        self.signature = f"{endpoint.model}@{endpoint.url}{'' if endpoint.logprobs else ',text'}"
+        self.requests = self.tokens = 0
+        """Requests that were answered, and tokens that the endpoint says it read and wrote."""
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"endpoint": self.endpoint}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["endpoint"])  # type: ignore[misc]
+
+    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
+        """As ``Chooser.choose``. Raises ``RewardError`` where the endpoint fails or does not answer with a label."""
+        answers: list[list[float]] = []
+        end = None if self.endpoint.time_limit is None else time.monotonic() + self.endpoint.time_limit
+        with ThreadPoolExecutor(self.endpoint.concurrency) as pool:
+            for batch in chunks(questions, 4 * self.endpoint.concurrency, f"{self.endpoint.model}: answers"):
+                if end is not None and time.monotonic() > end:
+                    limit = f"{self.endpoint.time_limit:g} seconds (time_limit)"
+                    raise RewardError(f"{batch[0].where}: {len(answers)} of {len(questions)} answers after {limit}")
+                answers += pool.map(self._answer, batch)
+        return answers
+
+    def _answer(self, question: Question) -> list[float]:
+        body = self._body(question)
+        problem = ""
+        for _ in range(self.endpoint.attempts):
+            answer = self._ask(body, question.where)
+            with naming(f"{question.where}: the answer of {self.endpoint.url}", (LookupError, TypeError), RewardError):
+                choice = answer["choices"][0]
+                if self.endpoint.logprobs:
+                    listed = choice["logprobs"]["content"][0]["top_logprobs"]
+                    masses = self._masses(question, {one["token"]: float(one["logprob"]) for one in listed})
+                else:
+                    text = str(choice["message"]["content"]).strip().rstrip(".):")
+                    masses = [float(text == label) for label in question.labels]
+            total = math.fsum(masses)
+            if total >= LEAST_MASS:
+                return [mass / total for mass in masses]
+            problem = json.dumps(choice)[:300]
+        raise RewardError(f"{question.where}: the answer is none of {list(question.labels)}: {problem}")
+
+    def _masses(self, question: Question, listed: dict[str, float]) -> list[float]:
+        """Probabilities of the labels; one that is not among the most probable tokens has 0."""
+        spoken = [(token.strip(), math.exp(logprob)) for token, logprob in listed.items()]
+        return [math.fsum(mass for token, mass in spoken if token == label) for label in question.labels]
+
+    def _body(self, question: Question) -> dict[str, Any]:
+        content: Any = question.text
+        if question.image is not None:
+            buffer = io.BytesIO()
+            open_image(question.image).save(buffer, "PNG")
+            url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+            content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question.text}]
+        messages = [{"role": "user", "content": content}]
+        body = {"model": self.endpoint.model, "messages": messages, "max_tokens": 1, "temperature": 0}
+        return body | ({"logprobs": True, "top_logprobs": 20} if self.endpoint.logprobs else {})
+
+    def _ask(self, body: dict[str, Any], where: str) -> Any:
+        endpoint = self.endpoint
+        with self._lock:
+            if endpoint.max_requests is not None and self.requests >= endpoint.max_requests:
+                raise RewardError(f"{where}: {self.requests} requests were made, as many as max_requests allows")
+            self.requests += 1
+        url, token = f"{endpoint.url.rstrip('/')}/chat/completions", token_of(endpoint.key_variable)
+        with naming(where, (HttpError,), RewardError):
+            answer = request_json(url, body, token, endpoint.timeout, endpoint.attempts)
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+        if isinstance(usage, dict) and isinstance(usage.get("total_tokens"), int):
+            with self._lock:
+                self.tokens += usage["total_tokens"]
+        return answer
+
+
+class CachedChooser:
+    """Answers of another chooser, kept in ``answers.sqlite`` of a folder, by its signature, text, labels and image."""
+
+    def __init__(self, chooser: Chooser, folder: Path) -> None:
+        self.chooser, self.folder, self.signature = chooser, folder, chooser.signature
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._open() as database:
+            database.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, probabilities TEXT NOT NULL)")
+
+    @contextlib.contextmanager
+    def _open(self) -> Any:
+        """A connection that commits at the end; other processes may write meanwhile."""
+        path = self.folder / "answers.sqlite"
+        named = naming(f"cache_dir: {str(path)!r}", (sqlite3.Error,), RewardError)
+        with named, contextlib.closing(sqlite3.connect(path, timeout=60)) as database, database:
+            yield database
+
+    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
+        """As ``Chooser.choose``; only questions without an answer are asked, each once."""
+        keys = [self._key(question) for question in questions]
+        with self._open() as database:
+            kept = {key: answer for key in set(keys) for answer in self._read(database, key)}
+        missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in kept}
+        for batch in chunks(list(missing.items()), SAVED_TOGETHER, "answers, saved"):
+            answers = self.chooser.choose([question for _, question in batch])
+            rows = [(key, json.dumps(answer)) for (key, _), answer in zip(batch, answers, strict=True)]
+            with self._open() as database:
+                database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
+            kept |= {key: answer for (key, _), answer in zip(batch, answers, strict=True)}
+        return [kept[key] for key in keys]
+
+    def _read(self, database: sqlite3.Connection, key: bytes) -> list[list[float]]:
+        rows = database.execute("SELECT probabilities FROM answers WHERE key = ?", (key,)).fetchall()
+        return [json.loads(row) for (row,) in rows]
+
+    def _key(self, question: Question) -> bytes:
+        image = None if question.image is None else image_identity(question.image)
+        content = json.dumps([self.signature, question.text, question.labels, image])
+        return hashlib.blake2b(content.encode(), digest_size=16).digest()

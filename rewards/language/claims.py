@@ -1,0 +1,126 @@
+"""Claims of a caption, each verified against the image or against the claims of the references.
+
+Source: the form of DCScore (Ye et al., "Painting with Words: Elevating Detailed Image Captioning with Benchmark and
+Alignment Learning" (DeCapBench), ICLR 2025): precision of the caption's claims, recall of the references', their F.
+Claims are the detail units of SPECS (``rewards.text.detail_units``); prompts are our own.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rewards.base import as_texts, checked_scores, reference_lists, required_column
+from rewards.devices import Precision
+from rewards.language.chooser import Endpoint, Question, build_chooser
+from rewards.options import check_values
+from rewards.text.detail_units import default_tagger, detail_units_of
+
+Score = Literal["precision", "recall", "f"]
+Source = Literal["image", "references"]
+IMAGE_PROMPT = (
+    'A caption of this image says: "{caption}"\n\nIs this detail of it true of the image: "{claim}"? '
+    "Reply with Yes or No."
+)
+TEXT_PROMPT = (
+    "Descriptions of an image:\n{descriptions}\n\nAccording to them alone, is this true of the image: "
+    '"{claim}"? Reply with Yes or No.'
+)
+LABELS = ("Yes", "No")
+
+
+class Claims:
+    """Precision, recall or F of the claims of a caption, in [0, 1].
+
+    Claims are detail units: phrases of a caption, such as "a brown dog" and "on the grass", cut by rules. The precision
+    is the mean probability of "Yes" over the caption's claims, verified against the image by a vision-language model,
+    or against the references by a language model. The recall is the same over the claims of the longest reference,
+    verified against the caption. F is their harmonic mean. A caption without a claim scores 0.
+
+    Args:
+        model: local model of Transformers (a folder with safetensors weights, or a name on the hub): a vision-language
+            model with ``source: image``, else a causal language model.
+        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``: ``{url, model, ...}``.
+        source: what the caption's claims are verified against.
+        score: ``precision``, ``recall`` or ``f``. Recall needs references; precision alone favours captions that say
+            little.
+        cache_dir: folder where answers are kept.
+        device, precision, batch_size: of the local model, as for ``Icc``.
+
+    Raises:
+        ValueError: an argument is wrong, or the model cannot be loaded.
+        RewardError: the package that tags parts of speech, textblob, is not installed.
+    """
+
+    __name__ = "claims"
+    bounds = (0.0, 1.0)
+
+    def __init__(
+        self,
+        model: str | None = None,
+        endpoint: Endpoint | dict[str, Any] | None = None,
+        source: Source = "references",
+        score: Score = "f",
+        cache_dir: str | Path | None = None,
+        device: str | None = None,
+        precision: Precision = "fp32",
+        batch_size: int = 16,
+    ) -> None:
+        check_values(Source, source=source)
+        check_values(Score, score=score)
+        default_tagger()
+        name, vision = self.__name__, source == "image"
+        self.chooser = build_chooser(name, model, endpoint, cache_dir, device, precision, batch_size, vision)
+        self.source, self.score = source, score
+        needs = {"image"} if vision and score != "recall" else set()
+        self.columns = frozenset(needs | ({"references"} if score != "precision" or not vision else set()))
+        self.signature = f"{name}[{self.chooser.signature},{source},{score}]"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions.
+
+        Raises:
+            RewardError: a column is missing, or the model does not answer; the message names row and claim.
+        """
+        captions = as_texts(completions)
+        count = len(captions)
+        references = reference_lists(columns, self.__name__, count) if "references" in self.columns else [()] * count
+        images = required_column(columns, "image", self.__name__, count) if "image" in self.columns else [None] * count
+        units = dict(zip(captions, detail_units_of(captions), strict=True))
+        longest = [max(texts, key=len, default="") for texts in references]
+        expected = dict(zip(longest, detail_units_of(longest), strict=True))
+        questions: list[Question] = []
+        sizes: list[tuple[int, int]] = []
+        for row, (caption, texts, image) in enumerate(zip(captions, references, images, strict=True)):
+            where = f"reward {self.__name__!r}: row {row}"
+            stated = units[caption] if self.score != "recall" else []
+            asked = expected[longest[row]] if self.score != "precision" and units[caption] else []
+            questions += [self._verify(claim, caption, texts, image, f"{where}, claim {claim!r}") for claim in stated]
+            questions += [_in_text(claim, [caption], f"{where}, claim of a reference {claim!r}") for claim in asked]
+            sizes.append((len(stated), len(asked)))
+        truth = iter(answer[0] for answer in self.chooser.choose(questions))
+        scores = []
+        for pair in sizes:
+            precision, recall = (_mean([next(truth) for _ in range(number)]) for number in pair)
+            both = {"precision": precision, "recall": recall, "f": harmonic_mean(precision, recall)}
+            scores.append(both[self.score])
+        return checked_scores(self, scores, count)
+
+    def _verify(self, claim: str, caption: str, references: Sequence[str], image: Any, where: str) -> Question:
+        if self.source == "references":
+            return _in_text(claim, references, where)
+        return Question(IMAGE_PROMPT.format(caption=caption, claim=claim), LABELS, where, image)
+
+
+def _in_text(claim: str, texts: Sequence[str], where: str) -> Question:
+    lines = "\n".join(f"- {text}" for text in texts)
+    return Question(TEXT_PROMPT.format(descriptions=lines, claim=claim), LABELS, where)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+def harmonic_mean(first: float, second: float) -> float:
+    """2 a b / (a + b); 0 where both are 0."""
+    return 2 * first * second / (first + second) if first + second else 0.0

@@ -1,0 +1,359 @@
+"""Rewards by what a language model can do with a caption: questions, claims, a model as judge; who answers them."""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+
+from rewards.base import Reward, RewardError
+from rewards.language.caption_qa import PROMPT, CaptionQA, length_factor, shuffled_choices
+from rewards.language.chooser import CachedChooser, Question, label_ids
+from rewards.language.claims import Claims, harmonic_mean
+from rewards.language.judge import PROMPT as JUDGE_PROMPT
+from rewards.language.judge import VlmJudge
+from rewards.mixed import MixedReward
+from rewards.text.detail_units import detail_units
+from rl_caption.data.base import DataError
+from rl_caption.data.jsonl import JsonLinesData
+from tests.clip_for_tests import noise_image
+from tests.hf_models_for_tests import tiny_gpt2
+from tests.vlm_for_tests import answering_vlm
+
+CAPTION = "a brown dog runs on the grass"
+QUESTIONS = [
+    {"question": "What animal is it?", "choices": ["dog", "cat", "bird"], "answer": "dog"},
+    {"question": "Where is it?", "choices": ["beach", "grass"], "answer": "grass"},
+]
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_gpt2(tmp_path_factory.mktemp("gpt2"), positions=1024))
+
+
+@pytest.fixture(scope="module")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(answering_vlm(tmp_path_factory.mktemp("vlm")))
+
+
+class Scripted:
+    """Answers by a function of the question; remembers what it was asked."""
+
+    signature = "scripted"
+
+    def __init__(self, answer: Callable[[Question], list[float]]) -> None:
+        self.answer, self.asked = answer, list[Question]()
+
+    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
+        self.asked += questions
+        return [self.answer(question) for question in questions]
+
+
+def knowing_what_the_caption_says(question: Question) -> list[float]:
+    """0.9 for the choice whose word is in the caption, else for that the caption does not say."""
+    caption = question.text.split("Caption: ")[1].split("\n")[0].split()
+    lines = [line[3:] for line in question.text.splitlines() if line[1:3] == ". "]
+    said = [line in caption for line in lines]
+    chosen = said.index(True) if any(said) else lines.index("The caption does not say.")
+    return [0.9 if place == chosen else 0.1 / (len(lines) - 1) for place in range(len(lines))]
+
+
+def asking(reward: Any, answer: Callable[[Question], list[float]], language_model: str, **options: Any) -> Any:
+    made = reward(model=language_model, **options)
+    made.chooser = Scripted(answer)
+    return made
+
+
+def test_a_local_model_answers_by_the_probabilities_of_the_labels(language_model: str) -> None:
+    reward = CaptionQA(model=language_model, words=None, batch_size=3)
+    captions = [CAPTION, "a cat", "two small birds sit on a long branch of a tree"]
+    scores = reward(None, captions, questions=[QUESTIONS] * 3, image_id=["1", "2", "3"])
+    network, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(language_model),
+        AutoTokenizer.from_pretrained(language_model),
+    )
+    expected = []
+    for caption, image_id in zip(captions, ["1", "2", "3"], strict=True):
+        marks = []
+        for index, item in enumerate(QUESTIONS):
+            choices = [*item["choices"], "The caption does not say."]
+            order = shuffled_choices(len(choices), 0, image_id, index)
+            lines = "\n".join(f"{'ABCD'[place]}. {choices[choice]}" for place, choice in enumerate(order))
+            text = PROMPT.format(caption=caption, question=item["question"], choices=lines) + "\nAnswer:"
+            ids = torch.tensor([tokenizer(text)["input_ids"]])
+            logits = network(ids).logits[0, -1]
+            letters = torch.stack([logits[tokenizer("ABCD"[place])["input_ids"][0]] for place in range(len(choices))])
+            marks.append(letters.softmax(0)[order.index(choices.index(item["answer"]))].item())
+        expected.append(sum(marks) / 2)
+    assert scores == pytest.approx(expected, rel=1e-4)
+    assert len(set(scores)) == 3
+
+
+def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption(language_model: str) -> None:
+    reward = asking(CaptionQA, knowing_what_the_caption_says, language_model)
+    scores = reward(None, [CAPTION, "a cat on the grass"], questions=[QUESTIONS] * 2, image_id=["1", "1"])
+    assert scores == pytest.approx([0.9, (0.1 / 3 + 0.9) / 2])
+    texts = [question.text.split("Question: ")[1] for question in reward.chooser.asked]
+    assert texts[:2] == texts[2:]
+    orders = {tuple(shuffled_choices(4, seed, image, 0)) for seed in range(5) for image in "abcde"}
+    assert len(orders) > 10
+    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
+    exact = asking(CaptionQA, knowing_what_the_caption_says, language_model, score="accuracy")
+    assert exact(None, [CAPTION, "a cat on grass"], questions=[QUESTIONS] * 2, image_id=["1", "1"]) == [1.0, 0.5]
+
+
+def test_a_caption_of_400_words_does_not_win_by_length(language_model: str) -> None:
+    many = [{"question": f"Is there {word}?", "choices": [word, "none"], "answer": word} for word in "abcdefghij"]
+    reward = asking(CaptionQA, knowing_what_the_caption_says, language_model)
+    short = " ".join("abcdef")  # six of ten
+    long = " ".join([*"abcdefghij"] * 40)
+    scores = reward(None, [short, long], questions=[many] * 2, image_id=["1", "1"])
+    assert scores[0] > 2 * scores[1]
+    assert scores[1] == pytest.approx(0.9 * 80 / 400)
+    assert (length_factor("a b c", None), length_factor("a b c", 3), length_factor("a b c d", 3)) == (1.0, 1.0, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("items", "key"),
+    [
+        ([], "questions"),
+        (None, "questions"),
+        ([{"question": "x", "choices": ["a", "b"]}], "answer"),
+        ([QUESTIONS[0], {"question": "x", "choices": ["a", "b"], "answer": "c"}], "question 1"),
+        ([{"question": "x", "choices": ["a"], "answer": "a"}], "choices"),
+        ([{"question": "x", "choices": ["a", "a"], "answer": "a"}], "choices"),
+        ([{"question": "x", "choices": [str(number) for number in range(26)], "answer": "1"}], "choices"),
+        ([{"question": 1, "choices": ["a", "b"], "answer": "a"}], "question"),
+    ],
+)
+def test_a_wrong_question_is_named_before_any_is_asked(language_model: str, items: Any, key: str) -> None:
+    reward = asking(CaptionQA, knowing_what_the_caption_says, language_model)
+    with pytest.raises(RewardError, match=rf"row 1.*{key}"):
+        reward(None, [CAPTION] * 2, questions=[QUESTIONS, items], image_id=["1", "2"])
+    assert reward.chooser.asked == []
+
+
+def test_claims_have_precision_recall_and_f(language_model: str) -> None:
+    def true_of_dogs(question: Question) -> list[float]:
+        claim = question.text.split('"')[1]
+        return [0.8, 0.2] if "dog" in claim else [0.3, 0.7]
+
+    references = [["a brown dog runs on the grass", "a dog"], ["a cat sleeps"]]
+    captions = ["a dog sits", ""]
+    found = {}
+    for score in ("precision", "recall", "f"):
+        reward = asking(Claims, true_of_dogs, language_model, score=score)
+        found[score] = reward(None, captions, references=references)
+
+    def mean(text: str) -> float:
+        values = [0.8 if "dog" in unit else 0.3 for unit in detail_units(text)]
+        return math.fsum(values) / len(values)
+
+    precision, recall = mean("a dog sits"), mean("a brown dog runs on the grass")
+    assert found["precision"] == pytest.approx([precision, 0.0])
+    assert found["recall"] == pytest.approx([recall, 0.0])
+    assert found["f"] == pytest.approx([harmonic_mean(precision, recall), 0.0])
+    assert harmonic_mean(0.0, 0.0) == 0.0
+
+
+def test_claims_are_verified_against_the_image_by_a_vision_language_model(vision_model: str) -> None:
+    reward = Claims(model=vision_model, source="image", score="precision")
+    assert reward.columns == {"image"}
+    first, second = reward(None, ["a red circle"] * 2, image=[noise_image(0), noise_image(1)])
+    assert 0 < first < 1
+    assert first != second, "the image matters"
+
+
+def test_a_rating_is_the_expectation_of_its_digit(vision_model: str) -> None:
+    reward = VlmJudge(model=vision_model)
+    image = noise_image(0)
+    (score,) = reward(None, ["a red circle"], image=[image])
+    processor = AutoProcessor.from_pretrained(vision_model)
+    content = [{"type": "image", "image": image}, {"type": "text", "text": JUDGE_PROMPT.format(caption="a red circle")}]
+    inputs = processor.apply_chat_template(
+        [{"role": "user", "content": content}],
+        add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
+    )  # fmt: skip
+    logits = AutoModelForImageTextToText.from_pretrained(vision_model)(**inputs).logits[0, -1]
+    digits = logits[processor.tokenizer.convert_tokens_to_ids(list("0123456789"))].softmax(0)
+    assert score == pytest.approx(sum(digit * mass.item() for digit, mass in enumerate(digits)) / 9, rel=1e-4)
+    with pytest.raises(ValueError, match="prompt"):
+        VlmJudge(model=vision_model, prompt="Rate {captoin}.")
+    with_references = VlmJudge(model=vision_model, references=True)
+    assert with_references.columns == {"image", "references"}
+    assert with_references.signature != reward.signature
+
+
+def test_labels_that_the_tokenizer_confuses_are_refused(language_model: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(language_model)
+    with pytest.raises(ValueError, match="yes"):
+        label_ids(tokenizer, ["yes", "yesterday"], "r")
+
+
+@contextmanager
+def endpoint(answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> Iterator[dict[str, Any]]:
+    """Options of an OpenAI-compatible endpoint that answers by a function of the request's body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, content = answer(body | {"path": self.path, "key": self.headers.get("Authorization")})
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "attempts": 2, "timeout": 5.0}
+        server.shutdown()
+
+
+def listing(**masses: float) -> dict[str, Any]:
+    """An answer of the endpoint, with probabilities of tokens."""
+    listed = [{"token": token, "logprob": math.log(mass)} for token, mass in masses.items()]
+    content = [{"token": "A", "logprob": 0.0, "top_logprobs": listed}]
+    choice = {"message": {"content": "A"}, "logprobs": {"content": content}}
+    return {"choices": [choice], "usage": {"total_tokens": 50}}
+
+
+def test_an_endpoint_answers_by_the_probabilities_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    bodies: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        bodies.append(body)
+        return 200, listing(**{"A": 0.3, " A": 0.1, "B": 0.2, "The": 0.4})
+
+    with endpoint(answer) as options:
+        reward = CaptionQA(endpoint=options)
+        item = QUESTIONS[1]
+        (score,) = reward(None, [CAPTION], questions=[[item]], image_id=["1"])
+    order = shuffled_choices(3, 0, "1", 0)
+    assert score == pytest.approx([2 / 3, 1 / 3, 0.0][order.index(1)])
+    assert bodies[0]["path"] == "/v1/chat/completions"
+    assert bodies[0]["key"] == "Bearer secret"
+    assert (bodies[0]["temperature"], bodies[0]["max_tokens"], bodies[0]["model"]) == (0, 1, "m")
+    assert (reward.chooser.requests, reward.chooser.tokens) == (1, 50)
+    assert "secret" not in reward.signature
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (200, listing(The=0.9)),
+        (200, {"choices": []}),
+        (200, {"error": "overloaded"}),
+        (200, [1]),
+        (200, b"<html>"),
+        (400, {"error": {"message": "no such model"}}),
+        (503, {"error": "busy"}),
+    ],
+)
+def test_an_endpoint_that_fails_is_an_error_with_row_and_question(answer: tuple[int, Any]) -> None:
+    with endpoint(lambda _: answer) as options:
+        reward = MixedReward({"qa": (CaptionQA(endpoint=options | {"attempts": 1}), 1.0)})
+        with pytest.raises(RewardError, match="row 0, question 0"):
+            reward(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
+
+
+def test_a_busy_endpoint_is_asked_again_and_limits_hold() -> None:
+    calls: list[float] = []
+
+    def answer(_: dict[str, Any]) -> tuple[int, Any]:
+        calls.append(time.monotonic())
+        return (503, {"error": "busy"}) if len(calls) == 1 else (200, listing(A=0.5, B=0.5))
+
+    with endpoint(answer) as options:
+        options |= {"concurrency": 1}
+        reward = CaptionQA(endpoint=options)
+        reward(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
+        assert len(calls) == 3
+        few = CaptionQA(endpoint=options | {"max_requests": 1})
+        with pytest.raises(RewardError, match="max_requests"):
+            few(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
+        slow = CaptionQA(endpoint=options | {"time_limit": 1e-6})
+        with pytest.raises(RewardError, match="time_limit"):
+            slow(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
+    with pytest.raises(ValueError, match="model"):
+        CaptionQA()
+    with pytest.raises(ValueError, match=r"endpoint.*modell"):
+        CaptionQA(endpoint={"url": "http://127.0.0.1:1", "modell": "m"})
+    with pytest.raises(ValueError, match=r"endpoint\.url"):
+        CaptionQA(endpoint={"url": "file:///etc/passwd", "model": "m"})
+
+
+def test_answers_are_kept_by_model_prompt_labels_and_image(tmp_path: Path) -> None:
+    def answer(question: Question) -> list[float]:
+        if "bad" in question.text:
+            raise RewardError("bad")
+        return [0.25, 0.75]
+
+    scripted = Scripted(answer)
+    question = Question("a", ("A", "B"), "row 0", noise_image(0))
+    others = [
+        Question("b", ("A", "B"), "row 0", noise_image(0)),
+        Question("a", ("A", "C"), "row 0", noise_image(0)),
+        Question("a", ("A", "B"), "row 0", noise_image(1)),
+        Question("a", ("A", "B"), "row 0"),
+    ]
+    cached = CachedChooser(scripted, tmp_path)
+    assert cached.choose([question, question]) == [[0.25, 0.75]] * 2
+    assert len(scripted.asked) == 1
+    cached.choose([question, *others])
+    assert len(scripted.asked) == 5, "each of the others is another question"
+    again = Scripted(answer)
+    assert CachedChooser(again, tmp_path).choose([question, *others]) == [[0.25, 0.75]] * 5
+    assert again.asked == []
+    again.signature = "another model"
+    CachedChooser(again, tmp_path).choose([question])
+    assert len(again.asked) == 1
+    (tmp_path / "answers.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(RewardError, match=r"answers\.sqlite"):
+        CachedChooser(again, tmp_path)
+
+
+def test_what_was_answered_before_an_error_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewards.language.chooser.SAVED_TOGETHER", 2)
+
+    def answer(question: Question) -> list[float]:
+        if question.text == "bad":
+            raise RewardError("bad")
+        return [0.5, 0.5]
+
+    scripted = Scripted(answer)
+    questions = [Question(text, ("A", "B"), "row") for text in ("a", "b", "bad", "c")]
+    with pytest.raises(RewardError):
+        CachedChooser(scripted, tmp_path).choose(questions)
+    again = Scripted(answer)
+    CachedChooser(again, tmp_path).choose(questions[:2])
+    assert again.asked == []
+
+
+def test_questions_are_a_column_of_json_lines(tmp_path: Path) -> None:
+    row = {"image": "a.png", "references": ["a dog"], "questions": QUESTIONS}
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps(row))
+    assert JsonLinesData(path).split("train")[0]["questions"] == QUESTIONS
+    path.write_text(json.dumps(row | {"questions": [{"question": "x", "choices": "ab", "answer": "a"}]}))
+    with pytest.raises(DataError, match=r"questions.*choices"):
+        JsonLinesData(path)
+
+
+def test_they_are_rewards(language_model: str, vision_model: str) -> None:
+    for reward in (CaptionQA(model=language_model), Claims(model=language_model), VlmJudge(model=vision_model)):
+        assert isinstance(reward, Reward)
+        assert reward.bounds == (0.0, 1.0)

@@ -131,20 +131,36 @@ def _answer_until_stopped(app: Any, listener: socket.socket) -> None:
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
 
+class ServerMetrics:
+    """What ``/metrics`` says of one worker."""
+
+    def __init__(self, scorer: BatchingScorer) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = registry = CollectorRegistry()
+        self.captions = Counter("rl_caption_captions", "captions that were scored", registry=registry)
+        self.refused = Counter("rl_caption_refused", "requests without scores", ["status"], registry=registry)
+        self.seconds = Histogram("rl_caption_seconds", "seconds of a scored request", registry=registry)
+        pending = Gauge("rl_caption_pending_captions", "captions that wait", registry=registry)
+        pending.set_function(lambda: scorer.pending)
+        calls = Gauge("rl_caption_reward_calls", "calls of the reward", registry=registry)
+        calls.set_function(lambda: scorer.calls)
+
+    def text(self) -> bytes:
+        """All of it in Prometheus' format."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self.registry)
+
+
 def build_app(config: ServeConfig, reward: MixedReward) -> Any:
     """The ASGI application: ``/score``, ``/openrlhf``, ``/llamafactory``, ``/health`` and ``/metrics``."""
     from fastapi import FastAPI, Request
     from fastapi.responses import JSONResponse, PlainTextResponse
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     scorer = BatchingScorer(reward, config.max_batch, config.window_ms / 1000, config.max_pending)
-    registry = CollectorRegistry()
-    captions = Counter("rl_caption_captions", "captions that were scored", registry=registry)
-    refused = Counter("rl_caption_refused", "requests without scores", ["status"], registry=registry)
-    seconds = Histogram("rl_caption_seconds", "seconds of a scored request", registry=registry)
-    Gauge("rl_caption_pending_captions", "captions that wait", registry=registry).set_function(lambda: scorer.pending)
-    Gauge("rl_caption_reward_calls", "calls of the reward", registry=registry).set_function(lambda: scorer.calls)
+    metrics = ServerMetrics(scorer)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -155,8 +171,8 @@ def build_app(config: ServeConfig, reward: MixedReward) -> Any:
     async def score(request: Request, read: Callable[[Any], tuple[list[str], Columns]]) -> Scores:
         start = time.perf_counter()
         scores = await scores_of(request, read, config, scorer)
-        captions.inc(len(scores.total))
-        seconds.observe(time.perf_counter() - start)
+        metrics.captions.inc(len(scores.total))
+        metrics.seconds.observe(time.perf_counter() - start)
         return scores
 
     app = FastAPI(title="rl-caption", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -165,7 +181,7 @@ def build_app(config: ServeConfig, reward: MixedReward) -> Any:
 
     @app.exception_handler(RefusedRequest)
     async def refuse(_: Request, error: RefusedRequest) -> JSONResponse:
-        refused.labels(error.status).inc()
+        metrics.refused.labels(error.status).inc()
         body = {"error": str(error), "row": error.row, "field": error.field}
         return JSONResponse(body, error.status, {"Retry-After": "1"} if error.status == 503 else None)
 
@@ -191,7 +207,7 @@ def build_app(config: ServeConfig, reward: MixedReward) -> Any:
 
     @app.get("/metrics")
     async def _() -> Any:
-        return PlainTextResponse(generate_latest(registry))
+        return PlainTextResponse(metrics.text())
 
     return app
 

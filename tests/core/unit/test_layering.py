@@ -161,13 +161,14 @@ LAYERS = [
 REWARD_LAYERS = [
     {"mixed", "compat"},
     {"build"},
+    {"language"},
     {"text"},
     {"clip"},
     {"registry", "frozen_model"},
     {"model_files", "videos"},
     {"images"},
     {"options", "devices"},
-    {"files", "trust", "base"},
+    {"files", "trust", "base", "http"},
 ]
 """The same of ``rewards``."""
 KNOWN_CIRCLES = [{"rl_caption.captioners.huggingface", "rl_caption.captioners.vlm"}]

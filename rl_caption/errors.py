@@ -45,6 +45,10 @@ OPTIONAL = {
     "textblob": ("textblob", "specs", "captions are not cut into details (SPECS)"),
     "pyarrow": ("pyarrow", "parquet", "judge cannot read Polaris and Nebula"),
     "datasets": ("datasets", "hub", "data.format hub and parquet cannot be read"),
+    "num2words": ("num2words", "vlm", "the processor of SmolVLM cannot be loaded"),
+    "fastapi": ("fastapi", "serve", "no server of rewards (serve)"),
+    "uvicorn": ("uvicorn", "serve", "no server of rewards (serve)"),
+    "prometheus_client": ("prometheus-client", "serve", "no server of rewards (serve)"),
     "torchmetrics": ("torchmetrics", "torchmetrics", "rewards are no metrics of torchmetrics"),
     "av": ("av", "video", "no video files; folders of frames and animated images are read all the same"),
 }

@@ -66,7 +66,7 @@ def test_the_packages_are_those_of_the_project_file() -> None:
     assert set(doctor.NEEDED) == names(project["dependencies"])
     extras = project["optional-dependencies"]
     assert {(extra, name) for name, extra, _ in OPTIONAL.values()} == {
-        (extra, name) for extra in extras.keys() - {"dev", "docs"} for name in names(extras[extra])
+        (extra, name) for extra in extras.keys() - {"all", "dev", "docs"} for name in names(extras[extra])
     }
 
 

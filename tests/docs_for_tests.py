@@ -239,7 +239,7 @@ def read_by(command: Command, written: Collection[str] = ()) -> set[str]:
         for value in found - {path.rstrip("/") for path in outputs(command)}
         if PATH.fullmatch(value) or HUB.fullmatch(value)
     }
-    changes = {option[2:]: value for option, value in pairwise(words) if option.startswith("--")}
+    changes = {option[2:].removeprefix("all."): value for option, value in pairwise(words) if option.startswith("--")}
     return (found - set(shown)).union(*(inner(path, shown, changes, tuple(written)) for path in found))
 
 

@@ -1,10 +1,11 @@
 """Tiny reward models and the configurations that train them."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rl_caption.config.reward_models import CLIP_TASKS
+from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.scenes import ScenesData
 from tests.clip_for_tests import tiny_student
 from tests.encoders_for_tests import save_text_encoder
@@ -34,8 +35,18 @@ STUDENT: dict[str, Any] = {
     "text_causal": True,
 }
 
+CLIP_TASKS = ("contrastive", "positive_augmented", "specificity")
 GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40, "vocab_size": 320, "initializer_range": 0.4}
 ROBERTA = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def config_of(task: str = "contrastive", **sections: Any) -> Any:
+    """The configuration of a task from the values of its sections."""
+    kind = RewardModelConfig.alternative({"task": task})
+    if task.startswith("distill"):
+        sections = {"teacher": {"name": "ViT-B-32", "pretrained": "openai"}} | sections
+    factories = {option.name: option.default_factory for option in fields(kind)}
+    return kind(**{name: factories[name](**values) for name, values in sections.items()})  # type: ignore[operator]
 
 
 def reward_model_config(folder: Path, task: str, **changes: Any) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def _reward_models_to_train(
 
     All of them, and ``last``, which comes after them, are checked before any is trained.
     """
-    from rl_caption.reward_models.checks import check_config, check_inputs
+    from rl_caption.reward_models.program import check_inputs
     from rl_caption.training.run_folder import is_complete
 
     runs: dict[Path, RewardModelConfig] = {}
@@ -102,11 +102,11 @@ def _reward_models_to_train(
         _warn_of_changes(config)
     for config in to_train:
         try:
-            check_config(config)
+            config.check()
         except ConfigError as error:
             raise ConfigError(f"the run {config.run.dir}, which comes first: {error}") from error
     if last is not None:
-        check_config(last)
+        last.check()
     check_inputs(to_train if last is None else [*to_train, last], complete)
     return to_train
 

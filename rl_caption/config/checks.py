@@ -9,6 +9,7 @@ from typing import Any
 from rewards.mixed import LOG_KEYS
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.config import Decoding
+from rl_caption.config.reward_models import UNPAIRED, RewardModelConfig
 from rl_caption.config.schema import (
     DataConfig,
     EvaluateConfig,
@@ -24,12 +25,6 @@ from rl_caption.errors import ConfigError
 from rl_caption.options import TEMPERATURES, wrong_values
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
-LEARNERS = {
-    "images": ("distill_image",),
-    "captions": ("distill_text", "grammar", "language_model", "semantic_bottleneck"),
-    "caption_targets": ("text_regression", "language_model", "semantic_bottleneck"),
-}
-"""Data format without captions, or without images -> the tasks of reward models that learn from it."""
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"} | (set(OBJECTIVES) - {"reinforce", "ppo_clip"}))
 
 
@@ -65,7 +60,8 @@ def mistakes(config: Any) -> list[str]:
     if isinstance(getattr(config, "train", None), TrainConfig):
         wrong += _wrong_schedule(config.train)
     if isinstance(getattr(config, "data", None), DataConfig):
-        wrong += [*_wrong_data(config.data, "data"), *_unfit_data(config.data, getattr(config, "task", None))]
+        wrong += _wrong_data(config.data, "data")
+        wrong += () if isinstance(config, RewardModelConfig) else _unfit_captions(config.data)
     if isinstance(getattr(config, "data", None), dict):  # of a grid
         known = [field.name for field in dataclasses.fields(DataConfig)]
         wrong += [
@@ -216,22 +212,19 @@ def _wrong_data(data: DataConfig, key: str) -> list[str]:
         return [str(error)]
 
 
-def _unfit_data(data: DataConfig, task: str | None) -> Iterator[str]:
-    """What is wrong with data for a reward model of this ``task``, or, where it is None, for a captioner."""
-    learners = LEARNERS.get(data.format, ()) if data.target is None else ()
-    if learners and task not in learners:
+def _unfit_captions(data: DataConfig) -> Iterator[str]:
+    """What is wrong with data for a captioner."""
+    if data.target is None and data.format in UNPAIRED:
         yield (
-            f"data.format is {data.format!r}, which only the task {' or '.join(learners)} of reward models "
-            "reads: choose a format of images with captions, karpathy or jsonl"
+            f"data.format is {data.format!r}, which only some tasks of reward models read: choose a format of images "
+            "with captions, such as karpathy or jsonl"
         )
-    if task is not None and data.tokenizer != TOKENIZER:
-        yield f"data.tokenizer is {data.tokenizer!r}: it is for captioners; reward models have their own tokenizers"
-    if task is None and data.features_root is not None and data.augment:
+    if data.features_root is not None and data.augment:
         yield (
             f"data.augment is {data.augment}: stored features cannot be augmented; leave it out, or store random "
             "views (data.features_kwargs.views)"
         )
-    if task is None and "rand_augment" in data.augment:
+    if "rand_augment" in data.augment:
         yield "data.augment has 'rand_augment', which only reward models read: leave it out"
 
 

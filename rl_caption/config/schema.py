@@ -216,7 +216,6 @@ class TrainConfig:
         threads: CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides the physical cores
             among the processes of the machine.
         seed: of weights, data order and samples.
-        label_smoothing: of the cross-entropy.
     """
 
     max_steps: Steps | None = None
@@ -238,7 +237,6 @@ class TrainConfig:
     num_processes: Workers | None = None
     threads: Workers | None = None
     seed: Seed = 0
-    label_smoothing: Probability = 0.0
 
 
 @dataclass
@@ -246,6 +244,7 @@ class XeTrainConfig(TrainConfig):
     """Cross-entropy training. Further arguments:
 
     Args:
+        label_smoothing: of the cross-entropy.
         captions_per_image: references of an image that are used in one step; null uses all.
         max_target_tokens: references are cut off at this number of tokens, EOS included.
     """
@@ -274,6 +273,7 @@ class ScstTrainConfig(TrainConfig):
             this value; null keeps ``kl_coef`` constant.
         kl_horizon: number of captions over which a deviation from ``kl_target`` is corrected.
         xe_weight: weight of an additional cross-entropy loss on the references (mean over tokens).
+        label_smoothing: of that cross-entropy.
     """
 
     lr: LearningRate = 5e-6
@@ -287,6 +287,7 @@ class ScstTrainConfig(TrainConfig):
     kl_target: Positive | None = None
     kl_horizon: Steps = 10_000
     xe_weight: Weight = 0.0
+    label_smoothing: Probability = 0.0
 
 
 @dataclass

@@ -22,7 +22,7 @@ from rl_caption.evaluation.retrieval import KS, both_ways
 from rl_caption.lab.config import CompareRetrievalConfig
 from rl_caption.lab.meta_evaluation.figures import intervals
 from rl_caption.programs.evaluate import load_dual_encoder
-from rl_caption.reward_models.distillation import embed_features, reads_features
+from rl_caption.reward_models.teacher import embed_features, reads_features
 
 Texts = tuple[list[str], list[int]]
 """[M] captions, and [M] the row of each."""

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from rl_caption.scst.objectives import Objective, build_objective
 from rl_caption.scst.reward_scales import sample_scores, scale_report
 from rl_caption.scst.schedules import AdaptiveKl
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.training.loop import Trainer
+from rl_caption.training.fit import Recipe, fit
 from rl_caption.training.run_folder import is_complete
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
 from rl_caption.training.validation import CaptionValidator
@@ -67,20 +68,19 @@ def train_xe(config: XeConfig) -> TrainState:
     train = config.train
     with setup(config) as context:
         captioner = _captioner(context, config.model, "train.max_target_tokens", train.max_target_tokens)
-        measured = f"{train.max_target_tokens} tokens, tokenizer {config.data.tokenizer}"
-        state = context.start(measured=measured, vocabulary=captioner.vocabulary())
-        model, optimizer = context.prepare(captioner.policy)
-        return Trainer(
+        return fit(
             context,
-            CrossEntropyTask(context.accelerator, captioner, model, train.label_smoothing),
-            model,
-            optimizer,
-            Collate(captioner, train.max_target_tokens, train.captions_per_image, config.data.augment, train.seed),
-            state,
-            validate=CaptionValidator(context, captioner, train.max_target_tokens),
-            export=partial(captioner.save_pretrained, captioner.policy),
-            validate_first=config.model.init is not None,
-        ).fit()
+            Recipe(
+                captioner.policy,
+                lambda model: CrossEntropyTask(context.accelerator, captioner, model, train.label_smoothing),
+                Collate(captioner, train.max_target_tokens, train.captions_per_image, config.data.augment, train.seed),
+                CaptionValidator(context, captioner, train.max_target_tokens),
+                partial(captioner.save_pretrained, captioner.policy),
+                validate_first=config.model.init is not None,
+                measured=f"{train.max_target_tokens} tokens, tokenizer {config.data.tokenizer}",
+                vocabulary=captioner.vocabulary(),
+            ),
+        )
 
 
 def train_scst(config: ScstConfig) -> TrainState:
@@ -108,22 +108,21 @@ def train_scst(config: ScstConfig) -> TrainState:
             print_main(context.accelerator, CIDER_DIFFERENCES)
         scorer = _scorer(metric, monitor)
         by = f"tokenizer {config.data.tokenizer}" if scorer is None else scorer.signature
-        signature = scst_signature(reward, context.train_rows, config, task.objective)
-        measured = f"{rollout.max_new_tokens} tokens, {by}"
-        state = context.start(signature, metric, monitor.notes, measured, captioner.vocabulary())
-        task.model, optimizer = context.prepare(captioner.policy)
-        state = Trainer(
-            context,
-            task,
-            task.model,
-            optimizer,
+        recipe = Recipe(
+            captioner.policy,
+            lambda model: replace(task, model=model),
             Collate(captioner, targets, augmentations=config.data.augment, seed=config.train.seed),
-            state,
-            validate=CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
-            export=partial(captioner.save_pretrained, captioner.policy),
-            metric_range="{:g} to {:g}".format(*(CiderD if scorer is None else scorer).bounds)
+            CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
+            partial(captioner.save_pretrained, captioner.policy),
+            metric,
+            "{:g} to {:g}".format(*(CiderD if scorer is None else scorer).bounds)
             + "; papers print it times 100" * (scorer is None),
-        ).fit()
+            signature=scst_signature(reward, context.train_rows, config, task.objective),
+            measured=f"{rollout.max_new_tokens} tokens, {by}",
+            vocabulary=captioner.vocabulary(),
+            notes=monitor.notes,
+        )
+        state = fit(context, recipe)
         if config.report:
             _write_report(context)
         return state

@@ -1,346 +1,507 @@
-"""L-CLIP's distillation: students, made from a configuration or from exported folders, and the frozen teacher."""
+"""The tasks ``distill_image``, ``distill_text`` and ``distill_dual``: L-CLIP's two stages (docs/reward_models.md).
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+A student (``students.py``) learns the embeddings of a frozen teacher (``teacher.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from rewards.clip.backbone import Backbone, load_backbone
-from rewards.clip.dual import PretrainedDual
-from rewards.clip.encoder import EmbeddingCache, image_identity
-from rewards.clip.pretrained import save_encoder_config
-from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent, load_student
-from rewards.devices import chunks
-from rewards.model_files import MANIFEST, check_memory, float_state, read_object, save_model
-from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.data.base import Row
-from rl_caption.data.encode_features import made_by
+from rewards.clip.preprocessing import Preprocessing
+from rewards.clip.student import LCLIPConfig
+from rl_caption.config.reward_models import CaptionTrainConfig, RewardModelConfig, TeacherConfig
+from rl_caption.config.schema import EvalConfig, TrainConfig
+from rl_caption.data.checks import check_row_images
 from rl_caption.engines import print_main
-from rl_caption.errors import ConfigError, naming
-from rl_caption.reward_models.batch import Captions, PairBatch
+from rl_caption.errors import ConfigError
+from rl_caption.options import Weight
+from rl_caption.reward_models.batch import Captions, PairCollate
+from rl_caption.reward_models.embedding import (
+    RETRIEVAL,
+    EmbeddingModel,
+    embedding_recipe,
+    image_inputs,
+    measured_by,
+    text_inputs,
+)
+from rl_caption.reward_models.encoders import TOKENS, Towers, check_batch_norm, check_vocabulary
+from rl_caption.reward_models.losses import Embeddings, Objective, Reduction, similarity_regulator
+from rl_caption.reward_models.negatives import NegativesConfig, build_negatives, validation_negatives
+from rl_caption.reward_models.students import (
+    TOWERS,
+    build_dual,
+    build_tower,
+    check_names,
+    copy_patch_embedding,
+    names_teacher,
+    save_tower,
+    student_config,
+)
+from rl_caption.reward_models.teacher import Teacher, Tower, check_teacher, load_teacher
+from rl_caption.reward_models.validation import EmbeddingValidator
+from rl_caption.training.fit import Recipe
+from rl_caption.training.setup import CHECKED_IMAGES, Context
 
-T = TypeVar("T")
-Tower: TypeAlias = Literal["image", "text"]
-TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
-TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODEL_TYPE}_text"}
-"""``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for the other."""
-PART = 2**16
-"""Number of images or captions that are embedded and gathered from the processes at a time."""
-TEACHER = "teacher_fingerprint"
-"""Key in a tower's config.json: ``Backbone.fingerprint`` of the model that it was distilled from."""
-
-
-def check_names(kwargs: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` unless ``kwargs`` are arguments of ``LCLIPConfig``."""
-    known = {field.name for field in fields(LCLIPConfig)}
-    unknown = sorted(set(kwargs) - known)
-    if unknown:
-        raise ConfigError(f"model.kwargs has {unknown}: LCLIPConfig takes {sorted(known)}")
-
-
-def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> LCLIPConfig:
-    """The shape of a student, whose joint width is the teacher's ``embed_dim``, if that is known.
-
-    Raises ``ConfigError`` for arguments that make no student, and for another ``embed_dim`` in ``kwargs``.
-    """
-    check_names(kwargs)
-    width = {} if embed_dim is None else {"embed_dim": embed_dim}
-    with naming("model.kwargs"):
-        config = LCLIPConfig(**(width | dict(kwargs)))
-        with torch.device("meta"):
-            check_memory(LCLIP(replace(config, image_encoder=None)))
-    return config if embed_dim is None else _checked_width(config, embed_dim)
-
-
-def _checked_width(config: LCLIPConfig, embed_dim: int) -> LCLIPConfig:
-    if config.embed_dim != embed_dim:
-        raise ConfigError(
-            f"model.kwargs.embed_dim is {config.embed_dim}, the teacher's embeddings have {embed_dim} dimensions: the "
-            "student's are compared with them, so set it to that"
-        )
-    return config
+TOWER_WEIGHT = {1: 1 / 2, 2: 1 / 6}
+"""Number of towers -> weight of the L1 and of the cosine distance of each tower, as in the L-CLIPScore code: stage 1
+averages these two losses; stage 2 averages three (L1, cosine, regulator), and the first two over both towers."""
+REGULATOR_WEIGHT = 1 / 30
+"""In stage 2: one of the three losses that are averaged, times 0.1, which that code scales it by."""
 
 
-def save_tower(tower: nn.Module, kind: Tower, folder: Path, teacher: str | None = None) -> None:
-    """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is its fingerprint."""
-    save_encoder_config(getattr(tower, "encoder", None), folder / "image_encoder")
-    config: Any = tower.config
-    origin = {"model_type": TOWER_TYPES[kind]} | ({} if teacher is None else {TEACHER: teacher})
-    save_model(float_state(tower), {**origin, **asdict(config)}, folder)
-
-
-def _load_tower(path: str, kind: Tower, key: str, embed_dim: int, teacher: str | None = None) -> Any:
-    """A tower that ``save_tower`` wrote; ``key`` of the configuration names the folder."""
-    folder = Path(path)
-    try:
-        tower: Any = load_student(TOWERS[kind], folder, TOWER_TYPES[kind], [TEACHER])
-        origin = read_object(folder / "config.json").get(TEACHER)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{key}: {error}; expected what distill_{kind} exports") from error
-    if None not in (origin, teacher) and origin != teacher:
-        raise ConfigError(
-            f"{key} is {path!r}, distilled from a teacher of fingerprint {origin}; this run's teacher has {teacher}: "
-            "name the same (weights, preprocessing and precision), or distil the tower from this one. If only library "
-            f"versions differ, remove {TEACHER} from the tower's config.json, and {MANIFEST}"
-        )
-    _checked_width(tower.config, embed_dim)
-    return tower
-
-
-def names_teacher(path: str) -> bool:
-    """Whether a tower's folder says which teacher it was distilled from; those of older runs do not."""
-    return TEACHER in read_object(Path(path) / "config.json")
-
-
-def build_tower(kind: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int) -> nn.Module:
-    """One tower, from a folder or from random weights; ``ConfigError`` where neither can be."""
-    if init is None:
-        return TOWERS[kind](student_config(kwargs, embed_dim))
-    return _load_tower(init, kind, "model.init", embed_dim)
-
-
-def build_dual(
-    init: str | None,
-    towers: Mapping[Tower, str | None],
-    kwargs: Mapping[str, Any],
-    embed_dim: int,
-    teacher: str | None = None,
-) -> LCLIP:
-    """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where there is none.
-
-    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder gives, ``embed_dim`` is the teacher's joint width.
-    ``teacher`` is the fingerprint that towers must name as the teacher they were distilled from; None takes any.
-
-    Raises:
-        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each other, the joint
-            width is not the teacher's, or a tower was distilled from another teacher.
-    """
-    folders = {kind: path for kind, path in towers.items() if path is not None}
-    if init is not None:
-        if folders:
-            raise ConfigError("model.init is a whole L-CLIP: leave model.image_init and model.text_init out")
-        with naming("model.init"):
-            model = LCLIP.from_pretrained(init).train()
-        _checked_width(model.config, embed_dim)
-        return model
-    loaded = {kind: _load_tower(path, kind, f"model.{kind}_init", embed_dim, teacher) for kind, path in folders.items()}
-    if len(loaded) == len(TOWERS) and kwargs:
-        raise ConfigError(
-            "model.kwargs is set, but model.image_init and model.text_init already have a shape: leave it out"
-        )
-    config = _joined_config({kind: tower.config for kind, tower in loaded.items()}, kwargs, embed_dim)
-    with torch.device("meta"):
-        model = LCLIP(replace(config, image_encoder=None))
-    model.config = config
-    for kind, build in TOWERS.items():
-        tower = loaded[kind] if kind in loaded else build(config)
-        tower.config = config
-        setattr(model, kind, tower)
-    return model
-
-
-def _joined_config(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
-    """The shape of both towers: that of loaded towers as they are, the rest from ``kwargs``."""
-    values = dict(kwargs)
-    source: dict[str, str] = dict.fromkeys(kwargs, "model.kwargs")
-    for kind, config in towers.items():
-        for name, value in asdict(config).items():
-            owner = "image" if name.startswith("image_") or name == "patch_size" else "text"
-            if owner != kind and name not in ("embed_dim", "mlp_ratio"):
-                continue
-            if name in values and values[name] != value:
-                found = f"model.{kind}_init has {name} {value!r}, but {source[name]} has {values[name]!r}"
-                raise ConfigError(f"{found}: expected equal values")
-            values[name], source[name] = value, f"model.{kind}_init"
-    return student_config(values, embed_dim)
-
-
-@torch.no_grad()
-def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
-    """Copy patch projection, class token and, where they fit, positions of an open_clip ViT, and freeze them.
-
-    The bias of the student's patch projection has no counterpart in the teacher: it stays random and is trained, as in
-    the released code. Returns the names of the frozen parameters.
-
-    Raises:
-        ConfigError: the teacher is no ViT, or its patches have another size or width.
-    """
-    visual = getattr(teacher, "visual", None)
-    sources = {
-        "patch_embed.weight": getattr(getattr(visual, "conv1", None), "weight", None),
-        "cls_token": getattr(visual, "class_embedding", None),
-        "pos_embed": getattr(visual, "positional_embedding", None),
-    }
-    remedy = "make model.kwargs.patch_size and image_width equal, or set train.freeze_patch_embed to false"
-    wanted = tuple(student.get_parameter("patch_embed.weight").shape)
-    found = sources["patch_embed.weight"]
-    if found is None or sources["cls_token"] is None or found.ndim != 4 or found.shape[2] != visual.conv1.stride[0]:  # type: ignore[union-attr]
-        raise ConfigError(
-            "the teacher's image encoder is not a ViT, so it has no patch embedding to copy: set "
-            "train.freeze_patch_embed to false"
-        )
-    if tuple(found.shape) != wanted:
-        raise ConfigError(
-            f"the teacher's patches have width {found.shape[0]} and {found.shape[2]} pixels, but the student's "
-            f"{wanted[0]} and {wanted[2]}: {remedy}"
-        )
-    frozen = []
-    for name, source in sources.items():
-        target = student.get_parameter(name)
-        if source is not None and source.numel() == target.numel():
-            target.copy_(source.reshape(target.shape))
-            target.requires_grad_(False)
-            frozen.append(name)
-    return frozen
-
-
-def embed_distributed(accelerator: Accelerator, items: Sequence[T], embed: Callable[[list[T]], Tensor]) -> Tensor:
-    """Embed N items, a part in each process, and gather them: [N, D] on the CPU of every process, in order."""
-    processes = accelerator.num_processes
-    if processes == 1:
-        return embed(list(items)).cpu()
-    count = -(-len(items) // processes)
-    # A gather needs parts of equal size: the last ones start again at the first item.
-    mine = [items[(accelerator.process_index * count + offset) % len(items)] for offset in range(count)]
-    return accelerator.gather(embed(mine).to(accelerator.device).contiguous()).cpu()[: len(items)]
-
-
-def reads_features(backbone: Backbone, features_root: str | None) -> bool:
-    """Whether ``backbone`` is a ``PretrainedDual`` and ``features_root`` has the features of its image encoder."""
-    model = backbone.model
-    if features_root is None or not isinstance(model, PretrainedDual):
-        return False
-    return made_by(features_root, model.image_encoder)
-
-
-@torch.no_grad()
-def embed_features(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
-    """Raw embeddings [N, D], on the CPU, of N rows by their ``features``; see ``reads_features``."""
-    model: Any = backbone.model
-    weight, found = model.image_head.linear.weight, []
-    for part in chunks(rows, 256, "embedding features of images"):
-        features = torch.stack([torch.from_numpy(row["features"].load()) for row in part])
-        found.append(model.project_image(features.to(weight.device, weight.dtype)).float().cpu())
-    return torch.cat(found)
-
-
-class Teacher:
-    """A frozen dual encoder, or one tower of it, that gives raw embeddings (not of unit length).
+@dataclass
+class StudentConfig:
+    """The student, an L-CLIP or one of its towers.
 
     Args:
-        towers: ``image``, ``text`` or both.
-        augmented: images are augmented: at every step, embed the view that the student sees.
-        cache_dir: folder that keeps embeddings between runs; None keeps none.
-        features_root: features of images. Where they are those of the teacher's own image encoder (it is a
-            ``PretrainedDual``), the teacher reads them instead of images.
+        kwargs: shape of a student with random weights, options of ``LCLIPConfig``.
+        init: weights to start from: the export of such a run; of ``distill_dual``, a whole L-CLIP.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        towers: Sequence[str],
-        accelerator: Accelerator,
-        augmented: bool = False,
-        cache_dir: str | None = None,
-        features_root: str | None = None,
-    ) -> None:
-        self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
-        self.reads_features = reads_features(backbone, features_root)
-        self.augmented = augmented
-        # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as it can be.
-        folder = None if cache_dir is None else Path(cache_dir)
-        self._disk = None if folder is None else EmbeddingCache(f"{backbone.fingerprint}-raw", folder, max_entries=1)
-        self.width = int(self.text_embeddings(["a"]).shape[1])
-        self._tables: dict[str, tuple[dict[str, int], Tensor]] = {}
-        """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
+    kwargs: dict = field(default_factory=dict)
+    init: str | None = None
 
-    def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Embeddings [B, D] by tower, and of hard negatives if there are any; on the training device, no gradient."""
-        found = {}
-        for tower in self.towers:
-            keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
-            known, table = self._tables.get(tower, ({}, torch.zeros(0)))
-            if tower == "image" and self.augmented:
-                found[tower] = self.backbone.encode_pixels(batch.inputs["image"], normalize=False)
-            elif all(key in known for key in keys):
-                found[tower] = table[[known[key] for key in keys]]
-            else:
-                found[tower] = self.text_embeddings(keys) if tower == "text" else self.image_embeddings(batch.rows)
-        if batch.false_captions:  # others at every step, so they are not kept on disk
-            found["false"] = batch.targets["false"]
-            for n, captions in enumerate(batch.false_captions):
-                found[f"text_false{n}"] = self.backbone.encode_texts(captions, normalize=False)
-        return {name: rows.to(self.accelerator.device) for name, rows in found.items()}
-
-    def image_embeddings(self, rows: Sequence[Row]) -> Tensor:
-        """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from ``cache_dir`` if there."""
-        if self.reads_features:
-            return embed_features(self.backbone, rows)
-        return self._embedded([row["image"] for row in rows], self.backbone.encode_images, image_identity, "image")
-
-    def text_embeddings(self, captions: Sequence[str]) -> Tensor:
-        """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their token ids."""
-
-        def identity(caption: str) -> str:
-            return f"tokens:{self.backbone.token_ids([caption])[0].tolist()}"
-
-        return self._embedded(captions, self.backbone.encode_texts, identity, "caption")
-
-    def _embedded(
-        self, items: Sequence[Any], encode: Callable[..., Tensor], identity: Callable[[Any], str], kind: str
-    ) -> Tensor:
-        if self._disk is None:
-            return encode(items, normalize=False)
-        found = self._disk.embed(items, lambda missing: encode(missing, normalize=False).numpy(), identity, kind)
-        return torch.from_numpy(found)
-
-    def prepare(self, rows: Sequence[Row], captions: Captions, cache_bytes: int) -> None:
-        """Embed the training split before the first step, captions first, as far as ``cache_bytes`` of memory allow."""
-        left = cache_bytes
-        if "text" in self.towers:
-            texts = (row["references"][:1] if captions == "first" else row["references"] for row in rows)
-            distinct = list(dict.fromkeys(caption for own in texts for caption in own))
-            left -= self._keep("text", "captions", distinct, distinct, self.text_embeddings, left)
-        if "image" in self.towers and not self.augmented:
-            self._keep("image", "images", [row["image_id"] for row in rows], rows, self.image_embeddings, left)
-
-    def _keep(
-        self,
-        tower: Tower,
-        what: str,
-        keys: Sequence[str],
-        items: Sequence[T],
-        embed: Callable[[list[T]], Tensor],
-        cache_bytes: int,
-    ) -> int:
-        """Embed all items, ``PART`` at a time, if they fit; returns the bytes that they take."""
-        needed = len(items) * self.width * 4
-        if needed > cache_bytes:
-            instead = "embedded" if self._disk is None else "read from teacher.cache_dir, or embedded the first time,"
-            print_main(
-                self.accelerator,
-                f"teacher: {len(items)} {what} need {needed / 2**20:.0f} MiB, more than teacher.cache_mb has left: "
-                f"they are {instead} at every step instead",
+    def __post_init__(self) -> None:
+        if self.init is not None and self.kwargs:
+            raise ConfigError(
+                "model.kwargs and model.init are both set, but init already has a shape: leave kwargs out"
             )
-            return 0
-        print_main(self.accelerator, f"teacher: embedding {len(items)} {what} once ({needed / 2**20:.0f} MiB)")
-        table = torch.empty(len(items), self.width)
-        for start in range(0, len(items), PART):
-            table[start : start + PART] = embed_distributed(self.accelerator, items[start : start + PART], embed)
-        self._tables[tower] = {key: index for index, key in enumerate(keys)}, table
-        return needed
 
 
-def load_teacher(accelerator: Accelerator, config: RewardModelConfig, towers: Sequence[Tower]) -> Teacher:
-    """The frozen model of the section ``teacher``. ``ConfigError`` where it cannot be loaded."""
-    wanted = config.teacher
-    assert wanted.name is not None  # check_config
-    with naming("teacher"), accelerator.main_process_first():  # which downloads, where that is needed
-        options: dict[str, Any] = {"precision": wanted.precision, "batch_size": wanted.batch_size}
-        backbone = load_backbone(wanted.name, wanted.pretrained, str(accelerator.device), **options)
-    augmented, root = bool(config.data.augment), config.data.features_root
-    return Teacher(backbone, towers, accelerator, augmented, wanted.cache_dir, root)
+@dataclass
+class DualStudentConfig(StudentConfig):
+    """The student, a whole L-CLIP. Further arguments:
+
+    Args:
+        image_init: the export of ``distill_image``; null starts from random weights.
+        text_init: the export of ``distill_text``; null starts from random weights.
+    """
+
+    image_init: str | None = None
+    text_init: str | None = None
+
+
+@dataclass
+class DistanceConfig:
+    """The loss of a tower. Null is the published code's value.
+
+    Args:
+        l1: mean absolute difference to the teacher's raw embedding, per tower. Null: 1/2 for one tower, 1/6 for both.
+        cosine: 1 - cosine to the teacher's embedding, per tower. Null: 1/2 for one tower, 1/6 for both.
+    """
+
+    l1: Weight | None = None
+    cosine: Weight | None = None
+
+
+@dataclass
+class TextDistanceConfig(DistanceConfig):
+    """The loss of a student that reads captions. Further arguments:
+
+    Args:
+        hard: weight of an additional loss on hard negatives: each should change the student's embedding of the caption
+            in the same direction as the teacher's (1 - cosine); 0 leaves it out.
+    """
+
+    hard: Weight = 0.0
+
+
+@dataclass
+class DualDistanceConfig(TextDistanceConfig):
+    """The loss of both towers. Further arguments:
+
+    Args:
+        regulator: the Similarity Regulator; 0 leaves it out. Null: 1/30.
+        regulator_reduction: ``mean``, over diagonal and other pairs separately (released code), or ``sum`` (paper).
+    """
+
+    regulator: Weight | None = None
+    regulator_reduction: Reduction = "mean"
+
+
+@dataclass
+class ImageTrainConfig(TrainConfig):
+    """Distilling an image tower. Further arguments:
+
+    Args:
+        freeze_patch_embed: copy the patch projection, the class token and, if they fit, the position embeddings from
+            the teacher, and freeze them.
+    """
+
+    freeze_patch_embed: bool = True
+
+
+@dataclass
+class DualTrainConfig(CaptionTrainConfig):
+    """Distilling both towers. Further arguments:
+
+    Args:
+        freeze_text: freeze the text tower; one with random weights is always trained.
+    """
+
+    freeze_text: bool = True
+
+
+@dataclass
+class DualEvalConfig(EvalConfig):
+    """Validation during training. Further arguments:
+
+    Args:
+        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/hard_negatives``, how often
+            the true caption scores higher than its hard negatives; null is ``val/retrieval_r1``.
+    """
+
+    best_by: Literal["val/hard_negatives"] | None = None
+
+
+@dataclass
+class DistillConfig(RewardModelConfig):
+    """A student of a frozen dual encoder. Further arguments:
+
+    Args:
+        model: the model to train.
+        teacher: the model to distil.
+        loss: weights of the terms of the loss.
+    """
+
+    model: StudentConfig = field(default_factory=StudentConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    loss: DistanceConfig = field(default_factory=DistanceConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_teacher(self.teacher, f"{self.task} distils a")
+        if self.data.features_kwargs.get("views"):
+            raise ConfigError(
+                "data.features_kwargs.views is set, but the teacher would not see these views: leave it out"
+            )
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` where ``model.kwargs`` are the shape of no student."""
+        if self.model.init is None:
+            check_names(self.model.kwargs)
+            check_vocabulary(self.model.kwargs.get("vocab_size", TOKENS), "model.kwargs.vocab_size")
+            if not self.starts_from_towers:  # which have a part of the shape
+                student_config(self.model.kwargs)
+
+    @property
+    def starts_from_towers(self) -> bool:
+        """Whether folders of towers have a part of the student's shape."""
+        return False
+
+    @property
+    def towers(self) -> tuple[Tower, ...]:
+        """Those that the student has."""
+        return tuple(tower for tower in TOWERS if tower in self.needs)
+
+    def objective(self, **further: Any) -> Objective:
+        """``distillation`` with the weights of this configuration; null is that of the released code.
+
+        ``further`` are options that not all tasks have.
+        """
+        distance, loss = TOWER_WEIGHT[len(self.towers)], self.loss
+        l1, cosine = (distance if weight is None else weight for weight in (loss.l1, loss.cosine))
+        return partial(distillation, towers=self.towers, l1=l1, cosine=cosine, **further)
+
+    def folders(self) -> dict[str, str | None]:
+        return {"model.init": self.model.init, "teacher.name": self.teacher.folder}
+
+
+@dataclass
+class DistillImageConfig(DistillConfig):
+    """``reward_model --task distill_image``: stage 1 of L-CLIP, the image tower."""
+
+    task: Literal["distill_image"] = "distill_image"
+    train: ImageTrainConfig = field(default_factory=ImageTrainConfig)
+
+    needs = frozenset({"image"})
+    unpaired = frozenset({"images"})
+
+    def recipe(self, context: Context) -> Recipe:
+        def build(teacher: Teacher) -> EmbeddingModel:
+            tower: Any = build_tower("image", self.model.init, self.model.kwargs, teacher.width)
+            if self.train.freeze_patch_embed:
+                frozen = copy_patch_embedding(tower, teacher.backbone.model)
+                print_main(context.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
+            return _tower_model(tower, "image", teacher, self.model)
+
+        return distil(self, context, build, "val/teacher_cosine_image")
+
+
+@dataclass
+class DistillTextConfig(DistillConfig):
+    """``reward_model --task distill_text``: stage 1 of L-CLIP, the text tower. Further arguments:
+
+    Args:
+        negatives: hard negatives, further captions of which the student learns the embeddings.
+    """
+
+    task: Literal["distill_text"] = "distill_text"
+    loss: TextDistanceConfig = field(default_factory=TextDistanceConfig)
+    negatives: NegativesConfig = field(default_factory=NegativesConfig)
+    train: CaptionTrainConfig = field(default_factory=CaptionTrainConfig)
+
+    needs = frozenset({"text"})
+    unpaired = frozenset({"captions"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_hard(self.loss, self.negatives)
+
+    def check(self) -> None:
+        super().check()
+        self.negatives.check()
+
+    def objective(self, **further: Any) -> Objective:
+        return super().objective(hard=self.loss.hard, **further)
+
+    def recipe(self, context: Context) -> Recipe:
+        def build(teacher: Teacher) -> EmbeddingModel:
+            tower = build_tower("text", self.model.init, self.model.kwargs, teacher.width)
+            return _tower_model(tower, "text", teacher, self.model)
+
+        return distil(self, context, build, "val/teacher_cosine_text", self.train.captions, self.negatives)
+
+
+@dataclass
+class DistillDualConfig(DistillConfig):
+    """``reward_model --task distill_dual``: stage 2 of L-CLIP, both towers. Further arguments:
+
+    Args:
+        negatives: hard negatives, further captions of which the student learns the embeddings.
+    """
+
+    task: Literal["distill_dual"] = "distill_dual"
+    model: DualStudentConfig = field(default_factory=DualStudentConfig)
+    loss: DualDistanceConfig = field(default_factory=DualDistanceConfig)
+    negatives: NegativesConfig = field(default_factory=NegativesConfig)
+    train: DualTrainConfig = field(default_factory=DualTrainConfig)
+    eval: DualEvalConfig = field(default_factory=DualEvalConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_hard(self.loss, self.negatives)
+        if self.eval.best_by is not None and not self.negatives.count:
+            raise ConfigError(
+                f"eval.best_by is {self.eval.best_by!r}, but there are no hard negatives: set negatives.count"
+            )
+        if self.loss.hard and self.freezes_text:
+            raise ConfigError(
+                f"loss.hard is {self.loss.hard}, which trains the text tower, but train.freeze_text is on: set one of "
+                "them"
+            )
+
+    def check(self) -> None:
+        super().check()
+        self.negatives.check()
+
+    @property
+    def starts_from_towers(self) -> bool:
+        return self.model.image_init is not None or self.model.text_init is not None
+
+    @property
+    def freezes_text(self) -> bool:
+        """Whether the text tower is frozen: one with random weights is not."""
+        return self.train.freeze_text and (self.model.init is not None or self.model.text_init is not None)
+
+    def folders(self) -> dict[str, str | None]:
+        model = self.model
+        return super().folders() | {"model.image_init": model.image_init, "model.text_init": model.text_init}
+
+    def objective(self, **further: Any) -> Objective:
+        weight, reduction = self.loss.regulator, self.loss.regulator_reduction
+        regulator = REGULATOR_WEIGHT if weight is None else weight
+        return super().objective(hard=self.loss.hard, regulator=regulator, reduction=reduction, **further)
+
+    def recipe(self, context: Context) -> Recipe:
+        model, best_by = self.model, self.eval.best_by
+
+        def build(teacher: Teacher) -> EmbeddingModel:
+            folders: dict[Tower, str | None] = {"image": model.image_init, "text": model.text_init}
+            dual = build_dual(model.init, folders, model.kwargs, teacher.width, teacher.backbone.fingerprint)
+            for tower, folder in folders.items():
+                if folder is not None and not names_teacher(folder):
+                    print_main(
+                        context.accelerator,
+                        f"WARNING: model.{tower}_init {folder} does not record its teacher: make sure that it was "
+                        "distilled from the teacher of this run",
+                    )
+            if self.freezes_text:
+                dual.text.requires_grad_(False)
+            is_trained = model.init is not None or None not in folders.values()
+            return _student_model(
+                {"image": dual.image, "text": dual.text}, dual.config, dual.save_pretrained, is_trained
+            )
+
+        return distil(self, context, build, best_by or RETRIEVAL, self.train.captions, self.negatives, best_by)
+
+
+def distil(
+    config: DistillConfig,
+    context: Context,
+    build: Callable[[Teacher], EmbeddingModel],
+    metric: str,
+    captions: Captions = "random",
+    negatives: NegativesConfig | None = None,
+    best_by: str | None = None,
+) -> Recipe:
+    """The recipe of a student, which ``build`` makes for a teacher.
+
+    Args:
+        config: of the run.
+        context: of the run.
+        build: from the teacher to the student.
+        metric: chooses the best model.
+        captions: which reference a step learns.
+        negatives: hard negatives; None has none.
+        best_by: the key ``eval.best_by``.
+
+    Raises:
+        ConfigError: teacher or student cannot be loaded or made, or do not fit each other or the data.
+    """
+    train, data, rows, towers = config.train, config.data, context.train_rows, config.towers
+    teacher = load_teacher(context.accelerator, config.teacher, data, towers)
+    model = build(teacher)
+    _check_views(config, model, teacher)
+    check_batch_norm(model.network, train, context.accelerator.num_processes)
+    _check_images(config, context, teacher)
+    pixels, tokens = image_inputs(data, model), text_inputs(context, model, needs_text="text" in towers)
+    hard = None if negatives is None else build_negatives(negatives, rows, train.seed)
+    collate = PairCollate(
+        pixels if "image" in towers else None,
+        tokens if "text" in towers else None,
+        captions,
+        data.augment,
+        train.seed,
+        additions=[] if hard is None else [hard],
+    )
+    validate = EmbeddingValidator(
+        context.accelerator,
+        model.network,
+        towers,
+        context.val_rows,
+        pixels,
+        tokens,
+        config.eval.batch_size,
+        teacher,
+        negatives=validation_negatives(hard, context.val_rows, best_by),
+    )
+    teacher.prepare(rows, captions, config.teacher.cache_mb * 2**20)
+    return embedding_recipe(
+        context,
+        model,
+        config.task,
+        config.objective(),
+        collate,
+        validate,
+        metric,
+        "0 to 1" if len(towers) > 1 else "-1 to 1",
+        teacher,
+        f"{config.task}[{teacher.backbone.signature}]",
+        measured_by(config) if best_by else None,
+    )
+
+
+def _check_hard(loss: TextDistanceConfig, negatives: NegativesConfig) -> None:
+    if loss.hard and not negatives.count:
+        raise ConfigError(f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count")
+
+
+def _check_views(config: DistillConfig, model: EmbeddingModel, teacher: Teacher) -> None:
+    """Raise ``ConfigError`` where images are augmented, and student and teacher would not see the same view."""
+    theirs = teacher.backbone.preprocessing
+    if config.data.augment and "image" in teacher.towers and theirs != model.preprocessing:
+        raise ConfigError(
+            f"data.augment is set, but the teacher reads {theirs} and the student {model.preprocessing}: both must see "
+            "the same view. Give the student the teacher's image_size, or leave data.augment out"
+        )
+
+
+def _check_images(config: DistillConfig, context: Context, teacher: Teacher) -> None:
+    """Check that the teacher can read the images, also where the student reads features of them."""
+    if isinstance(context.train_rows[0].get("image"), list | tuple):
+        raise ConfigError(f"task {config.task} reads images, the data are videos: expected contrastive")
+    if config.data.features_root is not None and not teacher.reads_features:
+        rows = [*context.train_rows, *context.val_rows]  # whose images are not checked yet
+        check_row_images(rows, "the teacher", config.data.check_images, context.folder / CHECKED_IMAGES)
+
+
+def _student_model(
+    towers: Mapping[str, nn.Module], shape: LCLIPConfig, export: Callable[[Path], None], is_trained: bool
+) -> EmbeddingModel:
+    image: Any = towers.get("image")
+    preprocessing = Preprocessing(shape.image_size) if image is None else image.preprocessing
+    trims = shape.pad_attention == "masked"
+    return EmbeddingModel(Towers(towers), preprocessing, shape.context_length, trims, export, is_trained)
+
+
+def _tower_model(tower: Any, name: Tower, teacher: Teacher, model: StudentConfig) -> EmbeddingModel:
+    export = partial(save_tower, tower, name, teacher=teacher.backbone.fingerprint)
+    return _student_model({name: tower}, tower.config, export, model.init is not None)
+
+
+def distillation(
+    student: Embeddings,
+    teacher: Embeddings,
+    towers: tuple[str, ...],
+    l1: float,
+    cosine: float,
+    regulator: float = 0.0,
+    reduction: Reduction = "mean",
+    hard: float = 0.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """L-CLIPScore: ``l1`` |f - f_T| + ``cosine`` (1 - cos(f, f_T)) of each tower, + ``regulator`` Similarity Regulator.
+
+    f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and dimensions. Stage 1 has one
+    tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms are logged unweighted.
+
+    Where ``teacher`` has ``false`` [B, n], those of the hard negatives ``text_false0`` to ``text_false{n - 1}`` that it
+    marks with 1 are further texts, in the terms of the text tower and as columns of the regulator. ``hard`` is the
+    weight of ``directional_loss`` on them, which the paper does not have.
+    """
+    edits = directional_loss(student, teacher, teacher["false"]) if hard else None
+    if "false" in teacher:
+        counts = teacher["false"].T.flatten() == 1
+        student, teacher = (_with_false_texts(own, counts) for own in (student, teacher))
+    loss = torch.zeros((), device=student[towers[0]].device)
+    metrics: dict[str, Tensor] = {}
+    if edits is not None:
+        metrics["distill/hard"] = edits
+        loss = loss + hard * edits
+    for tower in towers:
+        metrics[f"distill/l1_{tower}"] = absolute = F.l1_loss(student[tower], teacher[tower])
+        angle = (1 - F.cosine_similarity(student[tower], teacher[tower], dim=-1)).mean()
+        metrics[f"distill/cosine_{tower}"] = angle
+        loss = loss + l1 * absolute + cosine * angle
+    if regulator:
+        term = similarity_regulator(student["image"], student["text"], teacher["image"], teacher["text"], reduction)
+        loss = loss + regulator * term
+        metrics["distill/regulator"] = term
+    return loss, metrics
+
+
+def directional_loss(student: Embeddings, teacher: Embeddings, counts: Tensor) -> Tensor:
+    """Mean 1 - cos(d, d_T), in [0, 2], over the hard negatives that ``counts`` [B, n] marks with 1; 0 without any.
+
+    d and d_T are raw embeddings of ``text`` less those of ``text_false0`` to ``text_false{n - 1}``. What an edit
+    changes is a small part of an embedding, which the distance of whole embeddings hardly sees. The name is that of the
+    loss between pairs of images and of texts in StyleGAN-NADA (Gal et al. 2022).
+    """
+    names = [f"text_false{n}" for n in range(counts.shape[1])]
+    own, wanted = (torch.stack([side["text"] - side[name] for name in names], dim=1) for side in (student, teacher))
+    distances = 1 - F.cosine_similarity(own, wanted, dim=-1)
+    return (distances * counts).sum() / counts.sum().clamp(min=1)
+
+
+def _with_false_texts(embeddings: Embeddings, counts: Tensor) -> Embeddings:
+    """``text`` [B, D] with those of the hard negatives [n B, D] that count after it."""
+    columns = [embeddings[f"text_false{n}"] for n in range(len(counts) // len(embeddings["text"]))]
+    return {**embeddings, "text": torch.cat([embeddings["text"], torch.cat(columns)[counts]])}

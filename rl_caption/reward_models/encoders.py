@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from itertools import product
@@ -14,15 +15,16 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import KEEP, stretch_text_tower
-from rewards.clip.dual import DualConfig, PretrainedDual
+from rewards.clip.dual import PretrainedDual
 from rewards.clip.preprocessing import Preprocessing, causal_text_features, preprocessing_of
-from rewards.clip.pretrained import open_blocks
 from rewards.model_files import check_memory, check_sizes, check_state, read_object, save_model, state_shapes
-from rl_caption.config.reward_models import EncoderConfig
+from rl_caption.config.schema import TrainConfig
 from rl_caption.errors import ConfigError, naming
 
+TOKENS = 49408
+"""Size of the vocabulary of CLIP's tokenizer, which open_clip models and L-CLIP read."""
 _PROJECTIONS = {"image": ("visual.proj", "visual.attnpool."), "text": ("text_projection",)}
 """Names of the last layers; a ResNet's is its attention pool."""
 _BLOCK_WEIGHTS = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
@@ -123,28 +125,6 @@ def _with_scale(
     return {name: embed(name, value) for name, value in inputs.items()} | {"scale": logit_scale.exp()}
 
 
-def pretrained_dual(model: EncoderConfig) -> PretrainedDual:
-    """The dual encoder of ``model.init``, or of ``model.image`` and ``model.text``, frozen as ``train_blocks`` says.
-
-    Raises:
-        ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of ``DualConfig``, or an encoder has fewer
-            blocks than ``train_blocks``.
-    """
-    with naming("model", (TypeError, ValueError)):
-        if model.init is not None:
-            dual = PretrainedDual.from_pretrained(model.init)
-        else:
-            image, text = str(model.image.encoder), str(model.text.encoder)
-            config = DualConfig(image, text, model.image.kwargs, model.text.kwargs, **model.kwargs)
-            parts = {"image": model.image, "text": model.text}
-            dual = PretrainedDual(config, pretrained=[name for name, part in parts.items() if part.pretrained])
-    dual.requires_grad_(True)
-    for name, part in (("image", model.image), ("text", model.text)):
-        with naming(f"model.{name}.train_blocks is {part.train_blocks}"):
-            open_blocks(getattr(dual, f"{name}_encoder"), part.train_blocks)
-    return dual
-
-
 def _tower(name: str) -> str:
     return "image" if name.startswith("image") else "text"
 
@@ -205,7 +185,7 @@ def pretrained_clip(
             "together with model.name"
         )
     with naming("model.init"):
-        backbone = load_backbone(init) if name is None else load_backbone(name, init)
+        backbone = load_frozen_encoder(init) if name is None else load_frozen_encoder(name, init)
     shape = read_object(folder / "open_clip_config.json")["model_cfg"] if name is None else _architecture(name)
     _check_native(shape, "model.init")
     model: Any = backbone.model
@@ -260,7 +240,7 @@ def _check_native(shape: dict[str, Any], key: str) -> None:
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
-    """Write a folder that ``load_backbone`` and ``open_clip.create_model('local-dir:...')`` read, with LoRA merged."""
+    """Write a folder that ``load_frozen_encoder`` and ``open_clip.create_model('local-dir:...')`` read, with LoRA merged."""
     used = preprocessing_of(model.visual)
     record = {
         "size": used.size,
@@ -337,3 +317,42 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
             state = {name: value for name, value in state.items() if not name.startswith(f"{prefix}parametrizations.")}
             state |= {f"{prefix}{name}": getattr(module, name) for name in module.parametrizations}
     return state
+
+
+def check_batch_norm(network: nn.Module, train: TrainConfig, processes: int) -> None:
+    """Raise ``ConfigError`` where ``network`` trains batch norm, and a step has several micro-batches or processes.
+
+    Batch norm takes the statistics of one micro-batch of one process: the step would depend on how the batch is split,
+    and the running statistics, which the exported model uses, on the process. Frozen layers keep their statistics.
+    """
+    layers = [
+        name for name, module in network.named_modules() if isinstance(module, _BatchNorm) and not is_frozen(module)
+    ]
+    micro = train.micro_batch_size or train.batch_size
+    if not layers or (processes == 1 and micro == train.batch_size):
+        return
+    split = [f"{processes} processes train together: start one"] if processes > 1 else []
+    if micro != train.batch_size:
+        split.append(f"train.micro_batch_size is {micro} with train.batch_size {train.batch_size}: leave it null")
+    raise ConfigError(
+        f"the model has {len(layers)} layers of batch norm (such as {layers[0]}), so every step must be one "
+        f"micro-batch of one process. {'; '.join(split)}; or choose an image encoder without batch norm, a ViT"
+    )
+
+
+def check_shape(kwargs: Mapping[str, Any], kind: Callable[..., Any], what: str, **others: Any) -> None:
+    """Raise ``ConfigError`` unless ``kwargs``, the key ``model.kwargs``, are arguments of the dataclass ``kind``.
+
+    ``others`` are arguments of ``kind`` that ``kwargs`` may not have; ``what`` names the model.
+    """
+    allowed = inspect.signature(kind).parameters.keys() - others.keys()
+    if kwargs.keys() - allowed:
+        raise ConfigError(f"model.kwargs has {sorted(kwargs.keys() - allowed)}: {what} takes {sorted(allowed)}")
+    with naming("model.kwargs", (TypeError, ValueError)):
+        kind(**others, **kwargs)
+
+
+def check_vocabulary(tokens: Any, key: str) -> None:
+    """Raise ``ConfigError`` where a model has fewer tokens than CLIP's tokenizer; ``key`` says so."""
+    if isinstance(tokens, int) and tokens < TOKENS:
+        raise ConfigError(f"{key} is {tokens}: captions are read with CLIP's tokenizer, which has {TOKENS} tokens")

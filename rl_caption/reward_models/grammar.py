@@ -1,4 +1,4 @@
-"""The task ``grammar``: a head over a text encoder learns to tell references from broken forms of them, made by rule.
+"""The task ``grammar``: a head over a text encoder learns to tell references from forms that rules have broken.
 
 Source: Cho et al., "Fine-grained Image Captioning with CLIP Reward", Findings of NAACL 2022, where words are repeated,
 removed, inserted, swapped and shuffled at random. How many of them is our choice.
@@ -7,8 +7,8 @@ removed, inserted, swapped and shuffled at random. How many of them is our choic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -16,22 +16,25 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional as F
 
-from rewards.clip.grammar_head import MODEL_TYPE, GrammarConfig, GrammarModel
+from rewards.clip.grammar_head import MODEL_TYPE, GrammarModel
+from rewards.clip.grammar_head import GrammarConfig as HeadConfig
 from rewards.clip.pretrained import open_blocks
 from rewards.model_files import has_model_type
-from rl_caption.config.reward_models import EncoderConfig, RewardModelConfig
+from rl_caption.config.reward_models import CaptionTrainConfig, RewardModelConfig
 from rl_caption.data.base import Row
 from rl_caption.data.loader import row_generator
 from rl_caption.engines import autocast, dropout_off
 from rl_caption.errors import ConfigError, naming
+from rl_caption.options import Range
 from rl_caption.reward_models.batch import Captions, PairBatch, Texts, caption_index, plain_form
-from rl_caption.reward_models.encoders import Towers
+from rl_caption.reward_models.encoders import Towers, check_shape
 from rl_caption.reward_models.losses import Embeddings
 from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.reward_models.validation import embed_all
-from rl_caption.training.loop import NonFiniteError, Trainer
-from rl_caption.training.setup import setup
-from rl_caption.types import TrainState, Validation
+from rl_caption.training.fit import Recipe
+from rl_caption.training.loop import NonFiniteError
+from rl_caption.training.setup import Context
+from rl_caption.types import Validation
 
 METRIC = "val/grammar_accuracy"
 Kind: TypeAlias = Literal["repeat", "remove", "insert", "swap", "shuffle"]
@@ -40,37 +43,90 @@ _TRIES = 10
 _LONGEST = 3
 
 
-def train_grammar(config: RewardModelConfig) -> TrainState:
-    """Train a grammar head; the best by validation lies in ``export/best``.
+@dataclass
+class GrammarEncoderConfig:
+    """The text encoder below a grammar head.
 
-    Raises:
-        ConfigError: the text encoder cannot be loaded, or a caption has no word.
+    Args:
+        encoder: ``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG``, or ``package.module:Class``.
+        kwargs: options of that class. For a decoder language model (``transformers:NAME``): ``{bidirectional_blocks:
+            N}`` lets every token attend to all tokens of the caption in the last N blocks.
+        train_blocks: number of blocks to train, the last, also of an encoder from ``init``; 0 freezes the encoder, null
+            trains all of it.
     """
-    train = config.train
-    with setup(config, needs=("text",)) as context:
-        with context.accelerator.main_process_first():  # which downloads, where that is needed
-            model = grammar_model(config.model)
+
+    encoder: str | None = None
+    kwargs: dict = field(default_factory=dict)
+    train_blocks: Annotated[int, Range(min=0, max=1024)] | None = 0
+
+
+@dataclass
+class GrammarModelConfig:
+    """The model to train: a head on a text encoder.
+
+    Args:
+        kwargs: ``{hidden, kernel, dropout, context_length}`` of a new head.
+        text: the pretrained text encoder below the head, unless ``init`` is set.
+        init: an L-CLIP or its text tower, below a new head; or a trained head.
+    """
+
+    kwargs: dict = field(default_factory=dict)
+    text: GrammarEncoderConfig = field(default_factory=GrammarEncoderConfig)
+    init: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.init is not None and self.text.kwargs:
+            raise ConfigError("model.text.kwargs is set, but model.text.encoder is not: leave it out")
+        check_shape(self.kwargs, HeadConfig, "a grammar head", text="", text_kwargs={})
+
+
+@dataclass
+class GrammarConfig(RewardModelConfig):
+    """``reward_model --task grammar``: a head on a text encoder, for the reward ``grammar``. Further arguments:
+
+    Args:
+        model: the model to train.
+    """
+
+    task: Literal["grammar"] = "grammar"
+    model: GrammarModelConfig = field(default_factory=GrammarModelConfig)
+    train: CaptionTrainConfig = field(default_factory=CaptionTrainConfig)
+
+    needs = frozenset({"text"})
+    unpaired = frozenset({"captions"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.model.init is None) == (self.model.text.encoder is None):
+            raise ConfigError(
+                "a grammar head needs one text encoder: set either model.init (an L-CLIP, its text tower, or a head) "
+                "or model.text.encoder"
+            )
+
+    def folders(self) -> dict[str, str | None]:
+        return {"model.init": self.model.init}
+
+    def recipe(self, context: Context) -> Recipe:
+        accelerator, train = context.accelerator, self.train
+        with accelerator.main_process_first():  # which downloads, where that is needed
+            model = grammar_model(self.model)
         tokens = Texts(model.text_encoder, model.context_length)
         corpus = Corpus.of([*context.train_rows, *context.val_rows])
-        state = context.start("", METRIC)
-        network, optimizer = context.prepare(Towers({"text": model}), lambda _, parameter: parameter.ndim > 1)
-        return Trainer(
-            context,
-            EmbeddingTask(context.accelerator, network, grammar_loss, name=config.task),
+        network, init = Towers({"text": model}), self.model.init
+        return Recipe(
             network,
-            optimizer,
+            lambda prepared: EmbeddingTask(accelerator, prepared, grammar_loss, name=self.task),
             GrammarCollate(tokens, corpus, train.captions, train.seed),
-            state,
-            validate=grammar_validator(
-                context.accelerator, network, context.val_rows, tokens, corpus, config.eval.batch_size
-            ),
-            export=model.save_pretrained,
-            metric_range="0 to 1",
-            validate_first=config.model.init is not None and has_model_type(config.model.init, MODEL_TYPE),
-        ).fit()
+            grammar_validator(accelerator, network, context.val_rows, tokens, corpus, self.eval.batch_size),
+            model.save_pretrained,
+            METRIC,
+            "0 to 1",
+            validate_first=init is not None and has_model_type(init, MODEL_TYPE),
+            decays=lambda _, parameter: parameter.ndim > 1,
+        )
 
 
-def grammar_model(model: EncoderConfig) -> GrammarModel:
+def grammar_model(model: GrammarModelConfig) -> GrammarModel:
     """The model of a configuration. Its head is trained, and the last ``text.train_blocks`` blocks of its encoder.
 
     Raises:
@@ -79,7 +135,7 @@ def grammar_model(model: EncoderConfig) -> GrammarModel:
     """
     with naming("model", (TypeError, ValueError, OSError)):
         if model.init is None:
-            built = GrammarModel(GrammarConfig(str(model.text.encoder), model.text.kwargs, **model.kwargs))
+            built = GrammarModel(HeadConfig(str(model.text.encoder), model.text.kwargs, **model.kwargs))
         elif has_model_type(model.init, MODEL_TYPE):
             if model.kwargs:
                 raise ConfigError(

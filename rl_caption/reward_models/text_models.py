@@ -7,10 +7,10 @@ the captions, of a batch, so that the gradient does not depend on how the global
 import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -19,17 +19,18 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from rewards.clip.bottleneck import Bottleneck, BottleneckConfig, CaptionWriter
-from rewards.frozen_model import load_frozen, most_tokens
 from rewards.model_files import transformers_options
-from rl_caption.config.reward_models import RewardModelConfig
+from rewards.frozen_model import load_frozen, most_tokens
+from rl_caption.config.reward_models import CaptionTrainConfig, RewardModelConfig, TeacherConfig
 from rl_caption.data.base import Row
 from rl_caption.engines import Averages, autocast, backward_all, dropout_off, global_count
 from rl_caption.errors import ConfigError, naming
 from rl_caption.reward_models.batch import Captions, PairBatch, caption_index
-from rl_caption.reward_models.distillation import Teacher, load_teacher
-from rl_caption.training.loop import Trainer
-from rl_caption.training.setup import Context, setup
-from rl_caption.types import TrainState, Validation
+from rl_caption.reward_models.encoders import check_shape
+from rl_caption.reward_models.teacher import Teacher, check_teacher, load_teacher
+from rl_caption.training.fit import Recipe
+from rl_caption.training.setup import Context
+from rl_caption.types import Validation
 
 TOKENIZER = "tokenizer"
 """Folder in the run's folder: the tokenizer that was trained on the captions; a resumed run reads it."""
@@ -38,6 +39,128 @@ VOCABULARY = 8192
 Ids = Sequence[Sequence[int]]
 Encode = Callable[[Sequence[str]], Ids]
 """From captions to the token ids that the model reads or learns to write."""
+
+
+@dataclass
+class TextModelConfig:
+    """The model to train, of captions alone.
+
+    Args:
+        kwargs: shape of a model with random weights, options of its configuration in Transformers; and ``tokenizer``,
+            or ``vocab_size`` of one that is made from the captions.
+        init: weights to start from: a folder, or a name on the hub.
+    """
+
+    kwargs: dict = field(default_factory=dict)
+    init: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.init is not None and self.kwargs:
+            raise ConfigError(
+                "model.kwargs and model.init are both set, but init already has a shape: leave kwargs out"
+            )
+        size = self.kwargs.get("vocab_size", 2**16)
+        if size not in range(260, 2**20):
+            raise ConfigError(f"model.kwargs.vocab_size is {size!r}: expected 260 to {2**20 - 1}")
+
+
+@dataclass
+class BottleneckModelConfig:
+    """The linear layer to train, between two frozen models.
+
+    Args:
+        kwargs: options of a new layer, ``{soft_tokens, ending}``.
+        init: weights to start from: the export of such a run.
+        language_model: folder or hub name of the frozen causal language model (Transformers).
+    """
+
+    kwargs: dict = field(default_factory=dict)
+    init: str | None = None
+    language_model: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.init is not None and self.kwargs:
+            raise ConfigError(
+                "model.kwargs and model.init are both set, but init already has a shape: leave kwargs out"
+            )
+        options = asdict(BottleneckConfig(1, 1)).items()
+        others = {key: value for key, value in options if key not in ("soft_tokens", "ending")}
+        check_shape(self.kwargs, BottleneckConfig, "semantic_bottleneck", **others)
+
+
+@dataclass
+class TextConfig(RewardModelConfig):
+    """A model of captions alone."""
+
+    needs = frozenset({"text"})
+    unpaired = frozenset({"captions", "caption_targets"})
+
+
+@dataclass
+class LanguageModelConfig(TextConfig):
+    """``reward_model --task language_model``: a causal language model of captions. Further arguments:
+
+    Args:
+        model: the model to train.
+    """
+
+    task: Literal["language_model"] = "language_model"
+    model: TextModelConfig = field(default_factory=TextModelConfig)
+    train: CaptionTrainConfig = field(default_factory=CaptionTrainConfig)
+
+    def recipe(self, context: Context) -> Recipe:
+        return text_recipe(context, self, _language_model(context, self.model), self.train.captions)
+
+
+@dataclass
+class SemanticBottleneckConfig(TextConfig):
+    """``reward_model --task semantic_bottleneck``: between a dual encoder and a language model. Further arguments:
+
+    Args:
+        model: the model to train.
+        teacher: the frozen dual encoder whose text features are read.
+    """
+
+    task: Literal["semantic_bottleneck"] = "semantic_bottleneck"
+    model: BottleneckModelConfig = field(default_factory=BottleneckModelConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    train: CaptionTrainConfig = field(default_factory=CaptionTrainConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_teacher(self.teacher, f"{self.task} reads the text features of a")
+        if self.model.language_model is None:
+            raise ConfigError(
+                "model.language_model is not set: a folder or hub name of a causal language model, such as gpt2"
+            )
+
+    def folders(self) -> dict[str, str | None]:
+        return {"teacher.name": self.teacher.folder}
+
+    def recipe(self, context: Context) -> Recipe:
+        return text_recipe(context, self, _bottleneck(context, self), self.train.captions)
+
+
+@dataclass
+class TextRegressionConfig(TextConfig):
+    """``reward_model --task text_regression``: a number of each caption, as ICC. Further arguments:
+
+    Args:
+        model: the model to train.
+    """
+
+    task: Literal["text_regression"] = "text_regression"
+    model: TextModelConfig = field(default_factory=TextModelConfig)
+
+    unpaired = frozenset({"caption_targets"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.target is None and self.data.format != "caption_targets":
+            raise ConfigError(f"data.format is {self.data.format!r}: text_regression learns from caption_targets")
+
+    def recipe(self, context: Context) -> Recipe:
+        return text_recipe(context, self, _regression(context, self.model))
 
 
 @dataclass(frozen=True)
@@ -63,33 +186,24 @@ class TextModel:
     """Token -> id, where the model learns embeddings of tokens; a resumed run must have the same."""
 
 
-def train_text_model(config: RewardModelConfig) -> TrainState:
-    """Train the model of one of ``TEXT_TASKS``; the best by validation lies in ``export/best``.
-
-    Raises:
-        ConfigError: a model cannot be loaded or made, or does not fit its task.
-    """
-    train = config.train
-    with setup(config, needs=("text",)) as context:
-        model = {"language_model": _language_model, "semantic_bottleneck": _bottleneck, "text_regression": _regression}[
-            config.task
-        ](context, config)
-        collate = TextCollate(model.encode, train.captions, train.seed, model.counted_from, model.padding)
-        (metric, *_) = model.metrics(1.0)
-        state = context.start(model.signature, metric, measured=model.signature, vocabulary=model.vocabulary)
-        network, optimizer = context.prepare(model.network, lambda name, parameter: parameter.ndim > 1)
-        return Trainer(
-            context,
-            SummedLossTask(context.accelerator, network, model.target, config.task),
-            network,
-            optimizer,
-            collate,
-            state,
-            validate=_validator(context, model, collate),
-            export=model.export,
-            metric_range=model.metric_range,
-            validate_first=model.starts_trained,
-        ).fit()
+def text_recipe(context: Context, config: RewardModelConfig, model: TextModel, captions: Captions = "random") -> Recipe:
+    """The recipe of a model of captions; ``captions`` is which reference a step learns."""
+    collate = TextCollate(model.encode, captions, config.train.seed, model.counted_from, model.padding)
+    (metric, *_) = model.metrics(1.0)
+    return Recipe(
+        model.network,
+        lambda network: SummedLossTask(context.accelerator, network, model.target, config.task),
+        collate,
+        _validator(context, model, collate),
+        model.export,
+        metric,
+        model.metric_range,
+        model.starts_trained,
+        lambda name, parameter: parameter.ndim > 1,
+        model.signature,
+        model.signature,
+        model.vocabulary,
+    )
 
 
 @dataclass
@@ -211,7 +325,7 @@ def _token_metrics(loss: float) -> dict[str, float]:
     return {"val/token_logprob": -loss}
 
 
-def _language_model(context: Context, config: RewardModelConfig) -> TextModel:
+def _language_model(context: Context, config: TextModelConfig) -> TextModel:
     """A causal language model: from a folder, or GPT-2 with random weights."""
     from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
@@ -219,9 +333,9 @@ def _language_model(context: Context, config: RewardModelConfig) -> TextModel:
     start, end = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     start = end if start is None else start
     if end is None:
-        raise ConfigError(f"the tokenizer of {config.model.init or kwargs} has no EOS: expected one, as GPT-2's")
-    if config.model.init is not None:
-        model = _pretrained(AutoModelForCausalLM, config.model.init)
+        raise ConfigError(f"the tokenizer of {config.init or kwargs} has no EOS: expected one, as GPT-2's")
+    if config.init is not None:
+        model = _pretrained(AutoModelForCausalLM, config.init)
     else:
         ids = {"vocab_size": len(tokenizer), "bos_token_id": start, "eos_token_id": end}
         model = GPT2LMHeadModel(_shape(GPT2Config, kwargs, ids))
@@ -237,7 +351,7 @@ def _language_model(context: Context, config: RewardModelConfig) -> TextModel:
         partial(_save_pretrained, model, tokenizer),
         _token_metrics,
         "nats a token, up to 0",
-        config.model.init is not None,
+        config.init is not None,
         counted_from=1,
         vocabulary=tokenizer.get_vocab(),
     )
@@ -255,11 +369,11 @@ class BottleneckLikelihood(nn.Module):
         return self.writer.negative_log_likelihood(self.bottleneck(inputs["text"]), inputs["ids"], inputs["mask"])
 
 
-def _bottleneck(context: Context, config: RewardModelConfig) -> TextModel:
+def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel:
     """A linear layer between the pooled text feature of ``teacher`` and ``model.language_model``, both frozen."""
     accelerator, wanted, precision = context.accelerator, config.model, config.teacher.precision
-    assert wanted.language_model is not None  # unfit_text
-    teacher: Teacher = load_teacher(accelerator, config, ("text",))
+    assert wanted.language_model is not None  # __post_init__
+    teacher: Teacher = load_teacher(accelerator, config.teacher, config.data, ("text",))
     with naming("semantic_bottleneck"):
         with accelerator.main_process_first():
             frozen = load_frozen(
@@ -295,16 +409,16 @@ def _bottleneck(context: Context, config: RewardModelConfig) -> TextModel:
     )
 
 
-def _regression(context: Context, config: RewardModelConfig) -> TextModel:
+def _regression(context: Context, config: TextModelConfig) -> TextModel:
     """A text encoder with a head of one unit, in the format of the released ICC; ``icc`` loads what is exported."""
     from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
     tokenizer, kwargs = _tokenizer(context, config, "<s>", "</s>", "<pad>")
     if tokenizer.pad_token_id is None:
-        raise ConfigError(f"the tokenizer of {config.model.init or kwargs} has no padding token, which icc needs")
+        raise ConfigError(f"the tokenizer of {config.init or kwargs} has no padding token, which icc needs")
     head = {"num_labels": 1, "problem_type": "regression"}
-    if config.model.init is not None:
-        model = _pretrained(AutoModelForSequenceClassification, config.model.init, **head)
+    if config.init is not None:
+        model = _pretrained(AutoModelForSequenceClassification, config.init, **head)
         model.config.pad_token_id = tokenizer.pad_token_id  # which many decoders' config.json does not say
     else:
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -356,7 +470,7 @@ def _save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def _tokenizer(
-    context: Context, config: RewardModelConfig, bos: str, eos: str, pad: str | None = None
+    context: Context, config: TextModelConfig, bos: str, eos: str, pad: str | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """The tokenizer of ``model.init``, of ``model.kwargs.tokenizer``, or a byte-level BPE of the training captions.
 
@@ -364,8 +478,8 @@ def _tokenizer(
     """
     from transformers import AutoTokenizer
 
-    kwargs = dict(config.model.kwargs)
-    source, size = config.model.init or kwargs.pop("tokenizer", None), kwargs.pop("vocab_size", VOCABULARY)
+    kwargs = dict(config.kwargs)
+    source, size = config.init or kwargs.pop("tokenizer", None), kwargs.pop("vocab_size", VOCABULARY)
     with context.accelerator.main_process_first():
         if source is None:
             folder = context.folder / TOKENIZER

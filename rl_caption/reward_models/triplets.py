@@ -1,11 +1,19 @@
 """Triplets of growing captions for training on specificity (Chen et al., SPECS, EMNLP 2025, section 3)."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Hashable, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
 
 from rewards.text.detail_units import detail_units
 from rl_caption.data.scenes.world import Draws
+
+if TYPE_CHECKING:
+    from rl_caption.reward_models.batch import Texts
 
 Per = Literal["unit", "row"]
 _STOPS = (".", "!", "?", "…")
@@ -116,3 +124,14 @@ def shuffled_words(unit: str, draws: Draws) -> str:
 
 def _words(unit: str) -> list[str]:
     return sorted(re.findall(r"\w+", unit.lower()))
+
+
+def triplet_texts(triplets: Sequence[Triplet | None], tokens: Texts) -> tuple[dict[str, list[str]], Tensor]:
+    """The texts ``base``, ``positive`` and ``negative`` of B triplets, and which triplets count, [B] of 1 and 0.
+
+    A triplet that is None does not count, nor does one with a text longer than the context: truncated, its texts would
+    be equal. The texts of both are "".
+    """
+    kept = [triplet if triplet is not None and not tokens.too_long(triplet) else None for triplet in triplets]
+    columns = {name: [getattr(triplet, name, "") for triplet in kept] for name in Triplet._fields}
+    return columns, torch.tensor([triplet is not None for triplet in kept], dtype=torch.float32)

@@ -15,10 +15,10 @@ from rl_caption.data.base import Row
 from rl_caption.engines import autocast, dropout_off
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation.retrieval import retrieval_recall
-from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts, triplet_texts
-from rl_caption.reward_models.distillation import Teacher, embed_distributed
+from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
 from rl_caption.reward_models.losses import Objective
-from rl_caption.reward_models.triplets import Triplet
+from rl_caption.reward_models.teacher import Teacher, embed_distributed
+from rl_caption.reward_models.triplets import Triplet, triplet_texts
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.types import LOSS, Validation
 

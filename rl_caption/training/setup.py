@@ -1,9 +1,6 @@
 """What every training starts from: an accelerator, a locked run folder, checked data, and a checkpoint if there is one.
 
-with setup(config) as context:
-    state = context.start(signature)
-    model, optimizer = context.prepare(policy)
-    Trainer(context, task, model, optimizer, ...).fit()
+``training.fit`` goes on from there.
 """
 
 import gc
@@ -24,7 +21,7 @@ from torch.optim import Optimizer
 from rewards.files import remove_leftovers
 from rl_caption.config.build import build_data, checked_splits, quiet_libraries, usable_split
 from rl_caption.config.checks import check
-from rl_caption.config.reward_models import RewardModelConfig, TrainingConfig
+from rl_caption.config.reward_models import TrainingConfig
 from rl_caption.data.base import Row
 from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size
@@ -68,6 +65,7 @@ class Context:
         train_rows, val_rows: usable images.
         micro_batch_size: images of one forward pass of one process.
         checkpoint: where the run resumes from; None at its start.
+        signature_of: the word for what a run's signature describes, for messages.
     """
 
     config: TrainingConfig
@@ -76,6 +74,7 @@ class Context:
     val_rows: Sequence[Row]
     micro_batch_size: int
     checkpoint: Path | None = None
+    signature_of: str = "reward"
 
     @property
     def folder(self) -> Path:
@@ -99,11 +98,6 @@ class Context:
         options = {key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED}
         listed = [f"{len(self.val_rows)} images ({rows:016x})", *(f"{key} {value}" for key, value in options.items())]
         return ", ".join(listed)
-
-    @property
-    def signature_of(self) -> str:
-        """The word for what a run's signature describes, for messages."""
-        return "teacher" if isinstance(self.config, RewardModelConfig) else "reward"
 
     def start(
         self,
@@ -238,10 +232,24 @@ def parameter_groups(
 
 
 @contextmanager
-def setup(config: TrainingConfig, needs: Collection[str] = ("image", "text")) -> Iterator[Context]:
+def setup(
+    config: TrainingConfig,
+    needs: Collection[str] = ("image", "text"),
+    signature_of: str = "reward",
+    deepspeed: bool = True,
+) -> Iterator[Context]:
     """Check all that can be checked before long work starts; inside the ``with``, the run folder is locked.
 
-    ``needs`` names what every row must have: ``image``, ``text`` (a reference), or both.
+    Args:
+        config: as resolved.
+        needs: what every row must have: ``image``, ``text`` (a reference), or both.
+        signature_of: as in ``Context``.
+        deepspeed: whether this training can run under DeepSpeed.
+
+    Raises:
+        ConfigError, DataError: the configuration or the data cannot be used.
+        CheckpointError: the folder holds another run.
+        EngineError: the launcher asks for DeepSpeed, and this training cannot use it.
     """
     check(config)
     train = config.train
@@ -249,7 +257,7 @@ def setup(config: TrainingConfig, needs: Collection[str] = ("image", "text")) ->
     quiet_libraries()
     micro = micro_batch_size(train.batch_size, train.micro_batch_size, accelerator.num_processes)
     if uses_deepspeed(accelerator):
-        if isinstance(config, RewardModelConfig):
+        if not deepspeed:
             raise EngineError(
                 f"reward models do not train under {engine_of(accelerator)}: take configs/accelerate/multi_gpu.yaml"
             )
@@ -267,7 +275,7 @@ def setup(config: TrainingConfig, needs: Collection[str] = ("image", "text")) ->
                 f"train.batch_size is {train.batch_size}: the training split has {len(train_rows)} usable images, "
                 "and a batch must not repeat images. Lower it"
             )
-        yield Context(config, accelerator, train_rows, val_rows, micro, checkpoint)
+        yield Context(config, accelerator, train_rows, val_rows, micro, checkpoint, signature_of)
 
 
 def leave_process_group() -> None:

@@ -21,7 +21,7 @@ from rl_caption.errors import ConfigError, errors_of_user_code, user_errors
 from rl_caption.lab.config import PositivesConfig, RecaptionConfig, RecaptionerConfig, TextToImageConfig
 from rl_caption.lab.recaption import make_positives, recaption
 from rl_caption.launch import stop_requests
-from rl_caption.reward_models.program import _caption_source
+from rl_caption.reward_models.negatives import caption_source
 from rl_caption.scst.advantages import build_advantage
 from tests.captioners_for_tests import REFERENCES
 from tests.core.extensions.test_captioner import GruCaptioner
@@ -136,11 +136,11 @@ def detected(out: Path) -> Any:
 
 
 def opposed(out: Path) -> Any:
-    return _caption_source(NEGATIVES, "negatives.source", NAME, {}, ROWS)  # type: ignore[arg-type]
+    return caption_source(NEGATIVES, "negatives.source", NAME, {}, ROWS)  # type: ignore[arg-type]
 
 
 def reworded(out: Path) -> Any:
-    return _caption_source(POSITIVES, "negatives.positive_source", NAME, {}, ROWS)  # type: ignore[arg-type]
+    return caption_source(POSITIVES, "negatives.positive_source", NAME, {}, ROWS)  # type: ignore[arg-type]
 
 
 def read(out: Path) -> Any:

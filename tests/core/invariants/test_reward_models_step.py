@@ -9,12 +9,10 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from rewards.clip.student import LCLIP, LCLIPConfig
-from rl_caption.config.reward_models import CLIP_TASKS, RewardModelConfig
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip, train_only
-from rl_caption.reward_models.program import objective
 from rl_caption.reward_models.task import EmbeddingTask, Target
-from tests.reward_models_for_tests import CLIP, STUDENT
+from tests.reward_models_for_tests import CLIP, CLIP_TASKS, STUDENT, config_of
 
 EOT = 49407
 TRIPLET = ("text_base", "text_positive", "text_negative")
@@ -71,12 +69,16 @@ def target_of(task: str) -> Target:
     return {"distill_dual": Lookup(8)}.get(task, attrgetter("targets"))
 
 
+def objective(task: str) -> Any:
+    model = {"model": {"init": "x"}} if task == "positive_augmented" else {}
+    return config_of(task, **model).objective()
+
+
 def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The gradient of one step by parameter, and what was logged."""
     network.zero_grad()
     accelerator = Accelerator(cpu=True)
-    config = RewardModelConfig(task=task)  # type: ignore[arg-type]
-    (log,) = EmbeddingTask(accelerator, network, objective(config), target_of(task)).training_step(batches, 0)
+    (log,) = EmbeddingTask(accelerator, network, objective(task), target_of(task)).training_step(batches, 0)
     found = {name: value.grad.clone() for name, value in network.named_parameters() if value.grad is not None}
     return found, log.reduce(accelerator)
 
@@ -104,7 +106,7 @@ NETWORKS = dict.fromkeys(CLIP_TASKS, clip_towers) | {"distill_dual": student_tow
 def test_the_gradient_is_that_of_the_loss_of_the_whole_batch_however_it_is_split(task: str) -> None:
     network, inputs = NETWORKS[task](), pairs(8)
     target = target_of(task)(split(inputs, 8)[0])
-    loss, _ = objective(RewardModelConfig(task=task))(network(inputs), target)  # type: ignore[arg-type]
+    loss, _ = objective(task)(network(inputs), target)
     expected = gradient_of(network, loss)
     for size in (8, 4, 1):
         found, logged = step(network, task, split(inputs, size))
@@ -137,7 +139,7 @@ def test_random_numbers_of_the_second_pass_are_those_of_the_first() -> None:
     outputs = [network(batch.inputs) for batch in split(inputs, 4)]
     assert torch.equal(torch.rand(3), after), "each micro-batch draws once"
     joined = {name: torch.cat([output[name] for output in outputs]) for name in ("image", "text")}
-    loss, _ = objective(RewardModelConfig())(joined | {"scale": outputs[0]["scale"]}, {})
+    loss, _ = objective("contrastive")(joined | {"scale": outputs[0]["scale"]}, {})
     assert logged["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
     assert_equal(gradient_of(network, loss), found)
 
@@ -147,7 +149,7 @@ def test_random_numbers_go_on_after_those_of_the_loss() -> None:
 
     def drawing(outputs: Any, target: Any) -> Any:
         torch.rand(5)
-        return objective(RewardModelConfig())(outputs, target)
+        return objective("contrastive")(outputs, target)
 
     network, batches = clip_towers(patch_dropout=0.5), split(pairs(8), 4)
     torch.manual_seed(11)

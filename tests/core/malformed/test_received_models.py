@@ -31,7 +31,7 @@ from rl_caption.errors import EXPECTED
 from rl_caption.lab.recaption import file_name
 from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
 from rl_caption.report.read import read_ablation
-from rl_caption.reward_models.distillation import build_tower
+from rl_caption.reward_models.students import build_tower
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
 from tests.encoders_for_tests import save_text_encoder, save_vit

@@ -13,11 +13,12 @@ from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.cli.configuration import parse, with_lists
 from rl_caption.cli.main import main, run_program
 from rl_caption.cli.programs import PROGRAMS
+from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import EvaluateConfig, JudgeConfig, RewardTerm, ScstConfig
 from rl_caption.errors import ConfigError
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.programs import train as programs
-from rl_caption.reward_models import checks, program
+from rl_caption.reward_models import program
 from rl_caption.training.run_folder import write_result
 
 FILE = """
@@ -193,8 +194,9 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for place in ("train_xe", "train_scst", "check_images_early", "check_weights_early"):
         monkeypatch.setattr(programs, place, train if place.startswith("train") else lambda *_: None)
     monkeypatch.setattr(program, "train_reward_model", train)
-    for place in ("check_config", "check_inputs"):
-        monkeypatch.setattr(checks, place, lambda *_: None)
+    for kind in RewardModelConfig.alternatives():
+        monkeypatch.setattr(kind, "check", lambda _: None)
+    monkeypatch.setattr(program, "check_inputs", lambda *_: None)
     return found
 
 
@@ -233,6 +235,7 @@ def test_another_teacher_takes_the_place_of_the_one_that_earlier_stages_train(tr
     assert list(trained) == ["other", "model", "dual"], "the teacher of the file is not trained"
     for stage in ("model", "dual"):
         assert (trained[stage].teacher.name, trained[stage].teacher.pretrained) == ("ViT-B-32", "openai")
+    assert not hasattr(trained["other"], "teacher")
 
 
 def test_a_variable_that_changes_numbers_ends_what_computes_and_nothing_else(

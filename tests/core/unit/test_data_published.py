@@ -17,7 +17,7 @@ from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_data
 from rl_caption.data.formats import build_data
-from rl_caption.reward_models.checks import check_inputs
+from rl_caption.reward_models.program import check_inputs
 from tests.clip_for_tests import noise_image
 
 

@@ -76,7 +76,7 @@ def test_reward_models_do_not_train_under_deepspeed(monkeypatch: pytest.MonkeyPa
     config = RewardModelConfig(run=RunConfig(dir=str(tmp_path / "run")))
     with (
         pytest.raises(EngineError, match=r"reward models do not train under zero2.*multi_gpu\.yaml"),
-        setup.setup(config),
+        setup.setup(config, deepspeed=False),
     ):
         pass
     assert not (tmp_path / "run").exists()

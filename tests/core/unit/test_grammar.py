@@ -15,7 +15,6 @@ from rewards.clip.grammar_head import GrammarConfig, GrammarModel
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.registry import build
 from rewards.text.grammar import Grammar
-from rl_caption.config.reward_models import EncoderConfig, PartConfig
 from rl_caption.data.loader import row_generator
 from rl_caption.data.scenes import ScenesData
 from rl_caption.errors import ConfigError
@@ -23,6 +22,8 @@ from rl_caption.reward_models.grammar import (
     KINDS,
     Corpus,
     GrammarCollate,
+    GrammarEncoderConfig,
+    GrammarModelConfig,
     corrupt,
     grammar_loss,
     grammar_model,
@@ -121,7 +122,9 @@ def student(folder: Path, **shape: Any) -> Path:
 
 @pytest.mark.parametrize("pad_attention", ["masked", "full"])
 def test_the_text_tower_of_an_l_clip_is_taken_as_it_is(tmp_path: Path, pad_attention: str) -> None:
-    model = grammar_model(EncoderConfig(init=str(student(tmp_path, pad_attention=pad_attention)), kwargs={"hidden": 8}))
+    model = grammar_model(
+        GrammarModelConfig(init=str(student(tmp_path, pad_attention=pad_attention)), kwargs={"hidden": 8})
+    )
     whole = LCLIP.from_pretrained(tmp_path)
     ids = model.tokenize(["a red circle"])
     assert ids.shape[1] == (5 if pad_attention == "masked" else 24)
@@ -129,7 +132,7 @@ def test_the_text_tower_of_an_l_clip_is_taken_as_it_is(tmp_path: Path, pad_atten
     assert torch.allclose(whole.text.head(states), whole.encode_text(ids)[0], atol=1e-6)
     open_ = {name.split(".")[0] for name, value in model.named_parameters() if value.requires_grad}
     assert open_ == {"norm", "conv", "out"}
-    every = grammar_model(EncoderConfig(init=str(tmp_path), text=PartConfig(train_blocks=None)))
+    every = grammar_model(GrammarModelConfig(init=str(tmp_path), text=GrammarEncoderConfig(train_blocks=None)))
     assert all(value.requires_grad for value in every.parameters())
 
 
@@ -203,10 +206,10 @@ def test_other_models_are_refused(head: Path, tmp_path: Path) -> None:
     for options, message in (
         ({"init": str(head), "kwargs": {"hidden": 3}}, "model.kwargs"),
         ({"init": str(tmp_path)}, "config.json"),
-        ({"init": str(tmp_path / "student"), "text": PartConfig(train_blocks=9)}, "train_blocks is 9"),
+        ({"init": str(tmp_path / "student"), "text": GrammarEncoderConfig(train_blocks=9)}, "train_blocks is 9"),
     ):
         with pytest.raises(ConfigError, match=message):
-            grammar_model(EncoderConfig(**options))
+            grammar_model(GrammarModelConfig(**options))
     rows = ScenesData(**DATA["kwargs"]).split("val")
     with pytest.raises(ConfigError, match=r"the reference '\.\.\.', without a word"):
         Corpus.of([*rows, {**rows[0], "references": ["a circle", "..."]}])

@@ -13,7 +13,8 @@ from rl_caption.data.negatives import EDITS, ColumnNegatives, ColumnPositives, R
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
 from rl_caption.data.scenes.oracle import claims, oracle
-from rl_caption.reward_models.batch import hard_negatives, sampled_sentences
+from rl_caption.reward_models.batch import sampled_sentences
+from rl_caption.reward_models.negatives import hard_negatives
 
 CAPTIONS = ["Two brown dogs run in front of a small boy.", "a red ball under an old tree", "people near a black cat"]
 

@@ -28,17 +28,23 @@ from rl_caption.reward_models.batch import (
     FeatureCache,
     PairCollate,
     PixelCache,
-    StepTriplets,
     Texts,
     caption_index,
-    check_positives,
-    donors_of,
     plain_form,
-    short_caption,
+)
+from rl_caption.reward_models.contrastive import ShortCaptions, short_caption
+from rl_caption.reward_models.negatives import HardNegatives, Paraphrases
+from rl_caption.reward_models.positive_augmented import GeneratedPositives, check_positives
+from rl_caption.reward_models.specificity import StepTriplets, donors_of
+from rl_caption.reward_models.teacher import Teacher
+from rl_caption.reward_models.triplets import (
+    Donor,
+    Triplet,
+    continued,
+    make_triplets,
+    shuffled_words,
     triplet_texts,
 )
-from rl_caption.reward_models.distillation import Teacher
-from rl_caption.reward_models.triplets import Donor, Triplet, continued, make_triplets, shuffled_words
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import Drawn, noise_image, tiny_student
 from tests.reward_models_for_tests import DATA
@@ -168,10 +174,8 @@ class Doubled:
 def test_a_share_of_the_captions_is_reworded_and_a_share_has_negatives() -> None:
     rows: Any = [{"image_id": str(n), "references": ["dog"]} for n in range(400)]
     items = [(row, 3) for row in rows]
-    shares = {"negatives_share": 0.25, "paraphrases_share": 0.75}
-    collate = PairCollate(
-        None, token_cache(), seed=2, negatives=Doubled("no"), num_negatives=2, paraphrases=Doubled(), **shares
-    )
+    negatives, paraphrases = HardNegatives(Doubled("no"), 2, 0.25, seed=2), Paraphrases(Doubled(), 0.75, seed=2)
+    collate = PairCollate(None, token_cache(), seed=2, wordings=[paraphrases], additions=[negatives])
     batch = collate(items)
     reworded, counted = [text == "dog dog" for text in batch.captions], batch.targets["false"][:, 0].tolist()
     both = [a and b for a, b in zip(reworded, counted, strict=True)]
@@ -182,9 +186,8 @@ def test_a_share_of_the_captions_is_reworded_and_a_share_has_negatives() -> None
     assert collate(items[7:9]).captions == batch.captions[7:9], "whatever the micro-batch"
     assert collate([(row, 4) for row in rows]).captions != batch.captions
     never: Any = {"image_id": "never", "references": ["dog"]}
-    assert PairCollate(None, token_cache(), paraphrases=Doubled(), paraphrases_share=1.0)([(never, 0)]).captions == [
-        "dog"
-    ]
+    always = PairCollate(None, token_cache(), wordings=[Paraphrases(Doubled(), 1.0)])
+    assert always([(never, 0)]).captions == ["dog"]
 
 
 def test_paraphrases_are_drawn_anew_for_every_image_and_step() -> None:
@@ -194,7 +197,7 @@ def test_paraphrases_are_drawn_anew_for_every_image_and_step() -> None:
     rows: Any = [{"image_id": str(n), "references": ["dog"]} for n in range(3)]
     items = [(row, step) for row in rows for step in (3, 4)]
     drawn = [
-        PairCollate(None, token_cache(), seed=seed, paraphrases=draws, paraphrases_share=1.0)(items).captions
+        PairCollate(None, token_cache(), seed=seed, wordings=[Paraphrases(draws, 1.0, seed)])(items).captions
         for seed in (2, 2, 5)
     ]
     assert drawn[0] == drawn[1], "a function of seed, image and step"
@@ -337,7 +340,7 @@ def test_units_of_other_captions_are_joined_without_double_punctuation() -> None
 
 
 def step_triplets(batch_size: int = 8, **options: Any) -> StepTriplets:
-    return StepTriplets(ROWS, batch_size, 3, "random", shuffle_rate=0.0, per="unit", **options)
+    return StepTriplets(ROWS, TOKENS, batch_size, 3, "random", shuffle_rate=0.0, per="unit", **options)
 
 
 def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all() -> None:
@@ -346,7 +349,7 @@ def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all()
     for step in range(4):
         for made, size in ((batch_alone, 8), (all_data, 4)):
             batch = {IDS[index] for index in step_indices(len(ROWS), size, step, 3)}
-            triplets = made(step)
+            triplets = made.of_step(step)
             assert triplets.keys() == batch
             for image_id, triplet in triplets.items():
                 assert triplet is not None
@@ -357,12 +360,12 @@ def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all()
                 assert owners & batch or made is all_data
                 outside += not owners & batch
     assert outside > 0
-    assert batch_alone(2) != batch_alone(3)
+    assert batch_alone.of_step(2) != batch_alone.of_step(3)
 
 
 def test_an_image_has_other_triplets_at_every_step() -> None:
-    alone = StepTriplets(ROWS[:1], 1, 3, "first", shuffle_rate=0.0, per="unit", donors=donors_of(ROWS))
-    assert len({alone(step)[IDS[0]] for step in range(20)}) > 5
+    alone = StepTriplets(ROWS[:1], TOKENS, 1, 3, "first", shuffle_rate=0.0, per="unit", donors=donors_of(ROWS))
+    assert len({alone.of_step(step)[IDS[0]] for step in range(20)}) > 5
 
 
 def test_triplets_that_do_not_fit_do_not_count() -> None:
@@ -385,7 +388,7 @@ def test_short_captions_are_the_first_sentence_or_a_reference() -> None:
         assert short_caption(row, caption, 0, "first_sentence", 0) == first
     drawn = {short_caption(row, "One. Two.", step, "references", 0) for step in range(40)}
     assert drawn == set(row["short_references"])
-    batch = PairCollate(None, TOKENS, short="references")([(row, 4)])
+    batch = PairCollate(None, TOKENS, additions=[ShortCaptions("references")])([(row, 4)])
     assert batch.inputs["text_short"].tolist() == TOKENS([short_caption(row, "", 4, "references", 0)]).tolist()
 
 
@@ -393,7 +396,7 @@ def test_some_captions_are_as_a_captioner_writes_them() -> None:
     """Per image and step, all texts of it alike, and their tokens those of the bare words."""
     made, items = step_triplets(len(ROWS)), [(row, 2) for row in ROWS]
     written, bare, mixed = (
-        PairCollate(None, TOKENS, seed=3, short="references", triplets=made, plain_captions=rate)(items)
+        PairCollate(None, TOKENS, seed=3, plain_captions=rate, additions=[ShortCaptions("references", 3), made])(items)
         for rate in (0.0, 1.0, 0.5)
     )
     assert mixed.captions == bare.captions == written.captions, "what the log and a teacher see does not change"
@@ -428,7 +431,8 @@ MADE = {
 @pytest.mark.parametrize("captions", ["random", "first"])
 def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(captions: Any) -> None:
     row, preprocessing = photo("a", **MADE), Preprocessing(32)
-    collate = PairCollate(PixelCache(preprocessing, 10**6), TOKENS, captions, seed=3, positives=("image", "text"))
+    generated = GeneratedPositives(("image", "text"), captions, seed=3)
+    collate = PairCollate(PixelCache(preprocessing, 10**6), TOKENS, captions, seed=3, additions=[generated])
     plain = PairCollate(PixelCache(preprocessing), TOKENS, captions, seed=3)
     seen, told = set(), set()
     for step in range(24):

@@ -5,145 +5,197 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rl_caption.cli.configuration import parse
-from rl_caption.config.reward_models import (
-    CLIP_TASKS,
-    EncoderConfig,
-    LossConfig,
-    NegativesConfig,
-    PartConfig,
-    RewardModelConfig,
-    RewardModelTrainConfig,
-    TeacherConfig,
-)
-from rl_caption.config.schema import DataConfig
+from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models import program
-from rl_caption.reward_models.checks import check_config
 from rl_caption.reward_models.encoders import random_clip, save_clip
-from tests.reward_models_for_tests import CLIP, RESNET, STUDENT
+from rl_caption.training.run_folder import changed_settings, settings_of
+from tests.reward_models_for_tests import CLIP, RESNET, STUDENT, config_of
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "reward_models"
-WHOLE = RewardModelTrainConfig(batch_size=8)
-PARTS = RewardModelTrainConfig(batch_size=8, micro_batch_size=4)
-TEACHER = TeacherConfig(name="ViT-B-32", pretrained="openai")
+WHOLE = {"batch_size": 8}
+PARTS = {"batch_size": 8, "micro_batch_size": 4}
 
 
-def contrastive(kwargs: dict[str, Any] = CLIP, train: RewardModelTrainConfig = WHOLE) -> RewardModelConfig:
-    return RewardModelConfig(model=EncoderConfig(kwargs=kwargs), train=replace(train))
-
-
-def distilled(task: Any, **kwargs: Any) -> RewardModelConfig:
-    return RewardModelConfig(task, model=EncoderConfig(kwargs=kwargs), teacher=replace(TEACHER))
-
-
-def tuned(**changes: Any) -> RewardModelConfig:
-    return RewardModelConfig("positive_augmented", model=EncoderConfig(init="x"), **changes)
-
-
-def random_parts(image: str, text_blocks: int | None) -> RewardModelConfig:
-    parts = PartConfig(image, {}, False, None), PartConfig("transformers:x", {}, False, text_blocks)
-    return RewardModelConfig(model=EncoderConfig(image=parts[0], text=parts[1]), train=replace(WHOLE))
-
-
-def refused(config: RewardModelConfig) -> str:
-    with pytest.raises(ConfigError) as error:
-        check_config(config)
-    return str(error.value)
+def contrastive(kwargs: dict[str, Any] = CLIP, train: dict[str, Any] = WHOLE, **sections: Any) -> Any:
+    return config_of("contrastive", model={"kwargs": kwargs}, train=train, **sections)
 
 
 def test_batch_norm_wants_one_micro_batch_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_config(contrastive(RESNET))
-    check_config(contrastive(RESNET, RewardModelTrainConfig(batch_size=8, micro_batch_size=8)))
-    check_config(contrastive(CLIP, PARTS))
+    def refused(config: Any) -> str:
+        with pytest.raises(ConfigError) as error:
+            config.check()
+        return str(error.value)
+
+    contrastive(RESNET).check()
+    contrastive(RESNET, {"batch_size": 8, "micro_batch_size": 8}).check()
+    contrastive(CLIP, PARTS).check()
     message = refused(contrastive(RESNET, PARTS))
-    assert "layers of batch norm (such as visual.bn1)" in message
-    assert "train.micro_batch_size is 4 with train.batch_size 8: leave it null" in message
+    assert "visual.bn1" in message
+    assert "train.micro_batch_size is 4" in message
     assert "processes" not in message
     save_clip(*random_clip(None, RESNET), tmp_path)
-    from_folder = RewardModelConfig(model=EncoderConfig(init=str(tmp_path)), train=PARTS)
-    assert "batch norm" in refused(from_folder)
-    check_config(replace(from_folder, task="positive_augmented"))  # its batch norm is frozen
-    everything = replace(from_folder, task="positive_augmented", train=replace(PARTS, trainable="all"))
+    init = {"init": str(tmp_path)}
+    assert "batch norm" in refused(config_of("contrastive", model=init, train=PARTS))
+    config_of("positive_augmented", model=init, train=PARTS).check()  # its batch norm is frozen
+    everything = config_of("positive_augmented", model=init, train=PARTS | {"trainable": "all"})
     assert "batch norm" in refused(everything)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    check_config(contrastive(CLIP))
+    contrastive(CLIP).check()
     message = refused(contrastive(RESNET))
-    assert "2 processes train together: start one" in message
+    assert "2 processes" in message
     assert "micro_batch_size" not in message
 
 
-LONG_CAPTIONS = RewardModelTrainConfig(batch_size=8, short_captions="references")
-SENTENCES = RewardModelTrainConfig(sentences=[1, 2])
-OF_DATA = NegativesConfig(count=1, source="data")
+LONG = {"loss": {"short": 1.0, "pca_rank": 4}, "train": {"batch_size": 8, "short_captions": "references"}}
+HARD = {"loss": {"hard": 1.0}, "negatives": {"count": 1}}
+RANDOM = {"encoder": "timm:x", "pretrained": False, "train_blocks": None}
+TUNED = {"task": "positive_augmented", "model": {"init": "x"}}
+TEACHER = {"teacher": {"name": "ViT-B-32", "pretrained": "openai"}}
+ENCODER = "tests.encoders_for_tests:TinyImageEncoder"
+
+
+def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+    return {"model": {"image": image, "text": {"encoder": "transformers:x"} | text}, "train": WHOLE}
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("values", "keys"),
     [
-        (RewardModelConfig("distill_text"), "teacher.name is not set: distill_text distils a teacher"),
-        (contrastive(CLIP | {"widht": 3}), "open_clip cannot build this model"),
-        (contrastive(CLIP | {"text_cfg": CLIP["text_cfg"] | {"vocab_size": 999}}), "text_cfg.vocab_size is 999"),
-        (distilled("distill_text", **STUDENT, vocab_size=9), "vocab_size is 9: .*49408"),
-        (RewardModelConfig(model=EncoderConfig(init="x", kwargs=CLIP)), "model.kwargs and model.init"),
+        ({"task": "distill_text"}, ("teacher.name", "distill_text")),
+        ({"model": {"kwargs": CLIP | {"widht": 3}}}, ("model.kwargs",)),
+        ({"model": {"kwargs": CLIP | {"text_cfg": CLIP["text_cfg"] | {"vocab_size": 999}}}}, ("vocab_size", "999")),
+        ({"task": "distill_text", "model": {"kwargs": STUDENT | {"vocab_size": 9}}, **TEACHER}, ("vocab_size", "9")),
+        ({"model": {"init": "x", "kwargs": CLIP}}, ("model.kwargs", "model.init")),
         (
-            replace(distilled("distill_image"), data=DataConfig(features_kwargs={"views": ["x"]})),
-            "data.features_kwargs.views",
+            {"task": "distill_image", "data": {"features_kwargs": {"views": ["x"]}}, **TEACHER},
+            ("data.features_kwargs.views",),
         ),
-        (tuned(data=DataConfig(features_root="x")), "loss.positive_images needs pixels"),  # of a dual to come
-        (RewardModelConfig("grammar"), "set either model.init .* or model.text.encoder"),
-        (RewardModelConfig("grammar", model=EncoderConfig(init="x", kwargs={"width": 3})), "a grammar head takes"),
-        (contrastive(train=RewardModelTrainConfig(lr=-1)), "train.lr is -1"),
-        (replace(contrastive(), task="positive_augmented"), "train.trainable is 'projections' with random weights"),
-        (tuned(train=RewardModelTrainConfig(lora_alpha=8.0)), "train.lora_alpha is 8.0, but train.trainable"),
-        (RewardModelConfig(loss=LossConfig(short=1.0, pca_rank=8), train=WHOLE), "pca_rank is 8: expected less"),
-        (RewardModelConfig(loss=LossConfig(hard=1.0), train=WHOLE), "loss.hard is 1.0, .* set negatives.count"),
+        (TUNED | {"data": {"features_root": "x"}}, ("loss.positive_images",)),  # of a dual to come
+        ({"task": "grammar"}, ("model.init", "model.text.encoder")),
+        ({"task": "grammar", "model": {"init": "x", "kwargs": {"width": 3}}}, ("model.kwargs", "width")),
+        ({"train": {"lr": -1}}, ("train.lr", "-1")),
+        ({"task": "positive_augmented"}, ("train.trainable", "model.init")),
+        (TUNED | {"train": {"lora_alpha": 8.0}}, ("train.lora_alpha", "train.trainable")),
+        ({"loss": {"short": 1.0, "pca_rank": 8}, "train": WHOLE}, ("loss.pca_rank", "train.batch_size")),
+        ({"loss": {"hard": 1.0}}, ("loss.hard", "negatives.count")),
+        ({"task": "distill_text", "loss": {"hard": 1.0}, **TEACHER}, ("loss.hard", "negatives.count")),
         (
-            RewardModelConfig("distill_dual", model=EncoderConfig(text_init="x"), loss=LossConfig(hard=1.0)),
-            "loss.hard is 1.0, .* train.freeze_text",
+            {"task": "distill_dual", "model": {"text_init": "x"}, **HARD, **TEACHER},
+            ("loss.hard", "train.freeze_text"),
         ),
-        (RewardModelConfig(loss=LossConfig(short=1.0, pca_rank=4), train=LONG_CAPTIONS), "data.long_captions"),
-        (RewardModelConfig(negatives=OF_DATA, train=SENTENCES), "train.sentences .* negatives.source 'data'"),
-        (random_parts("timm:x", 1), "model.text.train_blocks is 1 with random weights"),
-        (random_parts("tests.encoders_for_tests:TinyImageEncoder", None), "random weights are for models of"),
+        (LONG, ("train.short_captions", "data.long_captions")),
+        (
+            {"negatives": {"count": 1, "source": "data"}, "train": {"sentences": [1, 2]}},
+            ("train.sentences", "negatives.source"),
+        ),
+        (
+            {"negatives": {"count": 1, "source": "data", "positives": 0.5}},
+            ("negatives.positives", "negatives.source"),
+        ),
+        ({"train": {"sentences": [2, 1]}}, ("train.sentences", "[2, 1]")),
+        ({"eval": {"best_by": "val/hard_negatives"}}, ("eval.best_by", "negatives.count")),
+        (parts(RANDOM, {"pretrained": False, "train_blocks": 1}), ("model.text.train_blocks",)),
+        (parts(RANDOM | {"encoder": ENCODER}, {}), ("model.image.encoder", ENCODER)),
+        (parts({}, {}), ("model.image.encoder", "model.text.encoder")),
+        ({"data": {"tokenizer": "char"}}, ("data.tokenizer", "char")),
+        ({"task": "distill_text", "data": {"format": "images", "path": "d"}, **TEACHER}, ("data.format", "images")),
+        ({"task": "distill_text", "data": {"augment": ["crop"]}, **TEACHER}, ("data.augment", "distill_text")),
+        ({"task": "distill_text", "data": {"features_root": "x"}, **TEACHER}, ("data.features_root", "distill_text")),
     ],
 )
-def test_mistakes_are_found_before_the_data(config, message, monkeypatch):
-    def too_late(_: RewardModelConfig) -> None:
+def test_mistakes_are_found_before_the_data(values, keys, monkeypatch, tmp_path):
+    def too_late(*_: Any, **options: Any) -> None:
         raise AssertionError("the data is checked first")
 
     monkeypatch.setattr(program, "setup", too_late)
-    with pytest.raises(ConfigError, match=message):
-        program.train_reward_model(config)
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError) as error:
+        program.train_reward_model(parse(RewardModelConfig, ["--config", str(tmp_path / "a.yaml")], "test"))
+    for key in keys:
+        assert key in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("task", "key", "value", "message"),
+    ("task", "key"),
     [
-        ("distill_text", "loss.max_scale", 50.0, "loss.max_scale is 50.0"),
-        ("distill_text", "data.augment", ["crop"], "data.augment is"),
-        ("distill_image", "model.text_init", "x", "model.text_init is 'x'"),
-        ("distill_dual", "model.context_length", 248, "model.context_length is 248"),
-        ("distill_text", "data.features_root", "x", "data.features_root is 'x'"),
+        ("distill_text", "loss.max_scale"),
+        ("distill_image", "model.text_init"),
+        ("distill_dual", "model.context_length"),
+        ("contrastive", "loss.alpha"),
+        ("specificity", "train.label_smoothing"),
+        ("grammar", "teacher"),
     ],
 )
-def test_a_key_that_the_task_does_not_read_is_refused(task: Any, key: str, value: Any, message: str) -> None:
-    config = replace(contrastive(), task=task) if task in CLIP_TASKS else distilled(task)
-    check_config(config)
-    section, name = key.split(".")
-    setattr(getattr(config, section), name, value)
-    assert message in refused(config)
+def test_a_key_of_another_task_is_refused_by_the_parser(task: str, key: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        parse(RewardModelConfig, ["--task", task, f"--{key}", "1"], "test")
+    assert key in capsys.readouterr().err
+
+
+def test_the_task_is_chosen_by_the_file_or_the_command_line_and_help_has_its_keys_alone(
+    tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "a.yaml").write_text("{task: specificity, loss: {alpha: 2}}")
+    words = ["--config", str(tmp_path / "a.yaml"), "--loss.beta", "3"]
+    config: Any = parse(RewardModelConfig, words, "test")
+    assert (config.task, config.loss.alpha, config.loss.beta) == ("specificity", 2, 3)
+    for more, has, lacks in ((words, "--loss.alpha", "--loss.hard"), ([], "--loss.hard", "--loss.alpha")):
+        with pytest.raises(SystemExit):
+            parse(RewardModelConfig, [*more, "--help"], "test")
+        text = capsys.readouterr().out
+        assert has in text
+        assert lacks not in text
+        assert "text_regression" in text, "every task is named"
+    with pytest.raises(ConfigError, match=r"task.*'specifity'.*specificity"):
+        parse(RewardModelConfig, ["--task", "specifity"], "test")
+
+
+FORMER = """
+model: {name: null, kwargs: {}, image: {encoder: null, kwargs: {}, pretrained: true, train_blocks: 0}, text:
+  {encoder: null, kwargs: {}, pretrained: true, train_blocks: 0}, init: null, image_init: null, text_init:
+  null, context_length: null, keep_positions: 20, language_model: null}
+teacher: {name: null, pretrained: null, precision: fp32, batch_size: 64, cache_mb: 2048, cache_dir: null}
+loss: {l1: null, cosine: null, regulator: null, regulator_reduction: mean, false_negatives: keep, max_scale:
+  100.0, short: 0.0, pca_rank: 32, hard: 0.0, hard_scale: 50.0, positive_images: 0.05, positive_captions: 0.1,
+  alpha: 1.0, beta: 8.0, gamma: 0.8, margin_units: logit, max_margin: null, symmetric: false}
+negatives: {count: 0, source: rules, kwargs: {}, share: 1.0, positives: 0.0, positive_source: data}
+train: {label_smoothing: 0.0, captions: random, trainable: projections, lora_rank: 4, lora_alpha: 1.0,
+  plain_captions: 0.0, freeze_patch_embed: true, freeze_text: true, short_captions: first_sentence, sentences:
+  null, freeze_positions: 0, shuffle_rate: 0.9, negatives: batch, shuffle_per: unit}
+eval: {best_by: null}
+"""
+"""Defaults of the one class that had the keys of all tasks, as runs of that version stored them."""
+
+
+def test_a_run_of_the_version_whose_class_had_the_keys_of_all_tasks_goes_on() -> None:
+    """Its configuration has keys that its task did not read, at their defaults."""
+    former = yaml.safe_load(FORMER)
+    config = config_of("distill_dual", model={"kwargs": {"width": 8}}, loss={"l1": 0.5})
+    now = settings_of(config)
+    former |= {key: former[key] | now[key] for key in ("model", "loss")}
+    former |= {"task": "distill_dual", "teacher": now["teacher"]}
+    assert changed_settings(former, config) == []
+    for section, key, value in (("loss", "alpha", 2.0), ("model", "context_length", 248), ("train", "later", 1)):
+        changed = former | {section: former[section] | {key: value}}
+        (line,) = changed_settings(changed, config)
+        assert line.startswith(f"{section}.{key}: {value}")
+    (line,) = changed_settings(former, replace(config, train=replace(config.train, lr=1.0)))
+    assert line.startswith("train.lr")
 
 
 def test_a_damaged_folder_to_start_from_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": ')
-    config = RewardModelConfig(model=EncoderConfig(init=str(tmp_path)))
-    assert refused(config).startswith(f"model.init: {tmp_path / 'config.json'} ")
+    config = config_of(model={"init": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"model\.init: .*config\.json"):
+        config.check()
     (tmp_path / "config.json").rename(tmp_path / "open_clip_config.json")
-    check_config(config)  # loading it tells
+    config.check()  # loading it tells
 
 
 def test_shipped_configurations_pass() -> None:
     for path in CONFIGS.glob("*.yaml"):
-        check_config(parse(RewardModelConfig, ["--config", str(path)], "test"))
+        parse(RewardModelConfig, ["--config", str(path)], "test").check()

@@ -14,17 +14,11 @@ from rewards.clip.encoder import CachedEncoder
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.trust import trust
 from rl_caption.errors import ConfigError
-from rl_caption.reward_models import distillation
+from rl_caption.reward_models import teacher as teachers
 from rl_caption.reward_models.batch import PairBatch
-from rl_caption.reward_models.distillation import (
-    Teacher,
-    build_dual,
-    build_tower,
-    copy_patch_embedding,
-    names_teacher,
-    save_tower,
-)
 from rl_caption.reward_models.encoders import random_clip
+from rl_caption.reward_models.students import build_dual, build_tower, copy_patch_embedding, names_teacher, save_tower
+from rl_caption.reward_models.teacher import Teacher
 from tests.clip_for_tests import noise_image, tiny_student
 from tests.reward_models_for_tests import CLIP, RESNET, STUDENT
 
@@ -265,7 +259,7 @@ def test_a_table_made_in_parts_is_the_same(backbone, monkeypatch):
         return encode(texts, normalize)
 
     monkeypatch.setattr(backbone, "encode_texts", watched)
-    monkeypatch.setattr(distillation, "PART", 2)
+    monkeypatch.setattr(teachers, "PART", 2)
     teacher = made(backbone, None, MUCH)
     assert max(sizes) == 2
     torch.testing.assert_close(epoch(teacher), right)

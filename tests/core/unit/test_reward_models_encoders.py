@@ -14,26 +14,25 @@ from torch import Tensor, nn
 
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import stretch_positions
-from rl_caption.config.reward_models import EncoderConfig, PartConfig
+from rl_caption.config.reward_models import PartConfig
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import PairBatch
+from rl_caption.reward_models.clip_models import ClipModelConfig, pretrained_dual
+from rl_caption.reward_models.contrastive import contrastive
 from rl_caption.reward_models.encoders import (
     ClipTowers,
     DualTowers,
     embed_frames,
     merged_state,
     pretrained_clip,
-    pretrained_dual,
     random_clip,
     save_clip,
     train_only,
 )
-from rl_caption.reward_models.losses import contrastive
-from rl_caption.reward_models.program import _decays
 from rl_caption.reward_models.task import EmbeddingTask
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import save_text_encoder
-from tests.reward_models_for_tests import CLIP, RESNET
+from tests.reward_models_for_tests import CLIP, RESNET, config_of
 
 OWN = "tests.encoders_for_tests:TinyImageEncoder"
 
@@ -160,9 +159,9 @@ def test_frozen_positions_stay_as_they_are() -> None:
     network = ClipTowers(random_clip(None, CLIP)[0], frozen_positions=4)
     table: Any = network.clip.positional_embedding
     before = table.detach().clone()
-    decays = _decays(4)
+    decays = config_of(train={"freeze_positions": 4}).decays
     assert not decays("clip.positional_embedding", table)
-    assert _decays(0)("clip.positional_embedding", table)
+    assert config_of().decays("clip.positional_embedding", table)
     optimizer = torch.optim.AdamW([{"params": [table], "weight_decay": 0.0}], lr=0.1)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 49000, (4, 9), generator=generator)
@@ -183,7 +182,7 @@ def test_the_frames_of_a_video_count_equally_whatever_their_length() -> None:
 
 def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> None:
     parts = [PartConfig(OWN, train_blocks=1), PartConfig(save_text_encoder(tmp_path))]
-    network = DualTowers(pretrained_dual(EncoderConfig(None, {"embed_dim": 8}, *parts))).train()
+    network = DualTowers(pretrained_dual(ClipModelConfig(None, {"embed_dim": 8}, *parts))).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     network({"image": torch.randn(4, 3, 32, 32)})
     moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}

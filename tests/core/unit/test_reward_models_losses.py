@@ -8,22 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_caption.config.reward_models import LossConfig, RewardModelConfig
+from rl_caption.reward_models.contrastive import contrastive
+from rl_caption.reward_models.distillation import distillation
 from rl_caption.reward_models.losses import (
-    contrastive,
     cosine_matrix,
-    distillation,
     dynamic_margin,
     false_negatives,
     hard_negative_loss,
     info_nce,
-    positive_augmented,
     principal_reconstruction,
     short_info_nce,
     similarity_regulator,
-    specificity,
 )
-from rl_caption.reward_models.program import objective
+from rl_caption.reward_models.positive_augmented import positive_augmented
+from rl_caption.reward_models.specificity import specificity
+from tests.reward_models_for_tests import config_of
 
 NAMES = ("image", "text", "text_false0", "text_false1")
 
@@ -187,7 +186,7 @@ def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(task, we
     towers = ["image", "text"] if task == "distill_dual" else [task.removeprefix("distill_")]
     student = {tower: rows(4, 5, seed) for seed, tower in enumerate(towers)}
     teacher = {tower: rows(4, 5, 3 + seed) for seed, tower in enumerate(towers)}
-    loss, metrics = objective(RewardModelConfig(task=task, loss=LossConfig(**weights)))(student, teacher)
+    loss, metrics = config_of(task, loss=weights).objective()(student, teacher)
     expected, terms = 0.0, {}
     for tower in towers:
         pairs = list(zip(student[tower], teacher[tower], strict=True))
@@ -207,9 +206,7 @@ def test_hard_negatives_are_further_texts_of_the_teacher_s() -> None:
     teacher["false"] = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
     kept = [("text_false0", 0), ("text_false0", 1), ("text_false1", 1), ("text_false1", 2)]
     texts = [torch.stack([*own["text"], *(own[name][row] for name, row in kept)]) for own in (student, teacher)]
-    (_, alone), (_, both) = (
-        objective(RewardModelConfig(task=task))(student, teacher) for task in ("distill_text", "distill_dual")
-    )
+    (_, alone), (_, both) = (config_of(task).objective()(student, teacher) for task in ("distill_text", "distill_dual"))
     assert alone["distill/l1_text"].item() == pytest.approx((texts[0] - texts[1]).abs().mean().item())
     assert alone["distill/cosine_text"] == both["distill/cosine_text"]
     excess = missing = 0.0

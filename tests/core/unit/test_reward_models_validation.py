@@ -18,8 +18,10 @@ from rewards.clip.pretrained import ClipText
 from rl_caption.data.features import as_image_features
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation.retrieval import retrieval_recall
-from rl_caption.reward_models import losses, validation
+from rl_caption.reward_models import validation
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
+from rl_caption.reward_models.contrastive import contrastive
+from rl_caption.reward_models.positive_augmented import GeneratedPositives, positive_augmented
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.training.loop import NonFiniteError
@@ -127,8 +129,8 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
         {"image_id": str(i), "image": Drawn(50 * i), "references": [text], "positive_captions": [f"{text} runs"]}
         for i, text in enumerate(["a dog", "one cat", "two cats", "a bird", "no fish"])
     ]
-    objective = partial(losses.positive_augmented, positive_images=0.0, positive_captions=0.5)
-    collate = PairCollate(pixels, TOKENS, augmentations=("rand_augment",), positives=["text"])
+    objective = partial(positive_augmented, positive_images=0.0, positive_captions=0.5)
+    collate = PairCollate(pixels, TOKENS, augmentations=("rand_augment",), additions=[GeneratedPositives(["text"])])
     network = Network(scale=3.0)
 
     def loss(size: int, batch_size: int) -> float:
@@ -160,9 +162,9 @@ def test_the_loss_of_a_split_reads_no_views_of_training_images(tmp_path: Path) -
 
     features, network = FeatureCache(lambda grid: grid.mean(dim=1)), Network(scale=3.0)
     collate = PairCollate(features, TOKENS)
-    loss = ValidationLoss(losses.contrastive, collate, 3)(Accelerator(), network, some, features, 2)
+    loss = ValidationLoss(contrastive, collate, 3)(Accelerator(), network, some, features, 2)
     inputs = {
         "image": torch.tensor([[[0.0] * 3], [[1.0] * 3], [[2.0] * 3]]),
         "text": TOKENS([row["references"][0] for row in some]),
     }
-    assert loss == pytest.approx(float(losses.contrastive(network(inputs), {})[0]), rel=1e-6)
+    assert loss == pytest.approx(float(contrastive(network(inputs), {})[0]), rel=1e-6)

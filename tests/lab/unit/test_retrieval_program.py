@@ -8,11 +8,11 @@ import pytest
 
 from rewards.clip.backbone import load_frozen_encoder
 from rl_caption.cli.main import main
-from rl_caption.config.reward_models import EncoderConfig, PartConfig
+from rl_caption.config.reward_models import PartConfig
 from rl_caption.data.encode_features import encode_features
 from rl_caption.data.scenes import ScenesData
 from rl_caption.evaluation.retrieval import retrieval_recall
-from rl_caption.reward_models.encoders import pretrained_dual
+from rl_caption.reward_models.clip_models import ClipModelConfig, pretrained_dual
 from tests.clip_for_tests import tiny_student
 from tests.encoders_for_tests import save_text_encoder
 
@@ -72,7 +72,7 @@ def test_features_of_a_frozen_encoder_are_read_instead_of_images(tmp_path: Path)
     encoder = "tests.encoders_for_tests:TinyImageEncoder"
     encode_features(encoder, tmp_path / "data", tmp_path / "grids", "images", dtype="float32")
     parts = {"image": PartConfig(encoder), "text": PartConfig(save_text_encoder(tmp_path / "text"))}
-    pretrained_dual(EncoderConfig(kwargs={"embed_dim": 8, "hidden": 0}, **parts)).save_pretrained(tmp_path / "dual")
+    pretrained_dual(ClipModelConfig(kwargs={"embed_dim": 8, "hidden": 0}, **parts)).save_pretrained(tmp_path / "dual")
     data = ["--data.path", str(tmp_path / "data"), "--data.image_root", "images"]
     words = ["--models.dual.backbone", str(tmp_path / "dual"), "--trust", encoder, *data]
     from_pixels = run(tmp_path / "pixels", *words)["models"]

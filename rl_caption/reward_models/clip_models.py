@@ -1,0 +1,263 @@
+"""What tasks that train an open_clip model or a dual encoder of pretrained parts share: their keys, and the model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from rewards.clip.dual import MODEL_TYPE, DualConfig, PretrainedDual
+from rewards.clip.preprocessing import preprocessing_of
+from rewards.clip.pretrained import LIBRARIES, open_blocks
+from rewards.model_files import has_model_type, read_object
+from rl_caption.config.reward_models import CaptionTrainConfig, PartConfig, RewardModelConfig
+from rl_caption.errors import ConfigError, naming
+from rl_caption.launch import processes_started
+from rl_caption.options import Fraction, Positions, Range
+from rl_caption.reward_models.embedding import EmbeddingModel
+from rl_caption.reward_models.encoders import (
+    ClipTowers,
+    DualTowers,
+    check_batch_norm,
+    check_shape,
+    check_vocabulary,
+    pretrained_clip,
+    random_clip,
+    save_clip,
+)
+
+MaxScale = Annotated[float, Range(min=1, max=10**6)]
+"""Largest logit scale (inverse temperature)."""
+
+
+@dataclass
+class ClipModelConfig:
+    """The model to train: an open_clip model, or a dual encoder of pretrained parts.
+
+    Args:
+        name: architecture of an open_clip model, such as ``ViT-B-32``.
+        kwargs: shape of a model with random weights: the model JSON of open_clip ``{embed_dim, vision_cfg, text_cfg}``,
+            merged into that of ``name``. With ``image`` and ``text``: options of ``DualConfig``, such as ``{embed_dim:
+            256, hidden: 1024, dropout: 0.5}``.
+        image: pretrained image encoder, which forms a dual encoder together with ``text``; its projection heads start
+            from random weights.
+        text: pretrained text encoder.
+        init: weights to start from: the folder of an open_clip model or of a dual encoder of pretrained parts; with
+            ``name``, a tag of open_clip such as ``openai`` or a checkpoint file, also one of Long-CLIP.
+        context_length: of an open_clip model: stretch the positions of the text tower of ``init`` to this number, as
+            Long-CLIP does (77 to 248).
+        keep_positions: number of positions, the first, that are not stretched; 20 in Long-CLIP.
+    """
+
+    name: str | None = None
+    kwargs: dict = field(default_factory=dict)
+    image: PartConfig = field(default_factory=PartConfig)
+    text: PartConfig = field(default_factory=PartConfig)
+    init: str | None = None
+    context_length: Annotated[int, Range(min=2, max=16384)] | None = None
+    keep_positions: Positions = 20
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the model is made of pretrained parts that this section names."""
+        return self.image.encoder is not None or self.text.encoder is not None
+
+    @property
+    def is_dual(self) -> bool:
+        """Whether it is a dual encoder of parts, as a folder ``init`` may be; ``ConfigError`` for a damaged folder."""
+        with naming("model.init"):
+            is_folder = self.init is not None and self.name is None
+            return self.has_parts or (is_folder and has_model_type(str(self.init), MODEL_TYPE))
+
+    def __post_init__(self) -> None:
+        if self.init is not None and self.kwargs:
+            raise ConfigError(
+                "model.kwargs and model.init are both set, but init already has a shape: leave kwargs out"
+            )
+        if self.context_length is not None and self.init is None:
+            raise ConfigError(
+                "model.context_length stretches model.init, which is not set: use model.kwargs.text_cfg.context_length"
+            )
+        if self.has_parts:
+            self._check_parts()
+
+    def _check_parts(self) -> None:
+        parts = (self.image.encoder, self.text.encoder)
+        if self.name is not None or self.init is not None:
+            raise ConfigError(
+                "model.image and model.text are set together with model.name or model.init: leave one of them out"
+            )
+        if None in parts:
+            raise ConfigError(f"model.image.encoder and model.text.encoder are {parts[0]!r} and {parts[1]!r}: set both")
+        others: dict[str, Any] = {"image": "", "text": "", "image_kwargs": {}, "text_kwargs": {}}
+        check_shape(self.kwargs, DualConfig, "a dual encoder", **others)
+        for name, part in (("image", self.image), ("text", self.text)):
+            if not part.pretrained and (part.encoder or "").partition(":")[0] not in LIBRARIES:
+                raise ConfigError(
+                    f"model.{name}.pretrained is false, but model.{name}.encoder is {part.encoder!r}: random weights "
+                    f"are for models of {', '.join(LIBRARIES)}"
+                )
+            if not part.pretrained and part.train_blocks is not None:
+                raise ConfigError(
+                    f"model.{name}.train_blocks is {part.train_blocks} with random weights, most of which would stay "
+                    "random: set it to null"
+                )
+
+
+@dataclass
+class ClipTrainConfig(CaptionTrainConfig):
+    """Training an open_clip model or a dual encoder. Further arguments:
+
+    Args:
+        plain_captions: fraction of captions that are lower-cased and lose their punctuation, as the output of
+            captioners with a word vocabulary; for rewards of such captioners.
+        freeze_positions: of an open_clip model: number of position embeddings, the first, to freeze; 20 in Long-CLIP, 0
+            in SPECS.
+    """
+
+    plain_captions: Fraction = 0.0
+    freeze_positions: Positions = 0
+
+
+@dataclass
+class ClipLossConfig:
+    """The loss of a dual encoder.
+
+    Args:
+        max_scale: largest logit scale (inverse temperature).
+    """
+
+    max_scale: MaxScale = 100.0
+
+
+@dataclass
+class ClipConfig(RewardModelConfig):
+    """An open_clip model or a dual encoder of pretrained parts. Further arguments:
+
+    Args:
+        model: the model to train.
+        loss: weights of the terms of the loss.
+    """
+
+    model: ClipModelConfig = field(default_factory=ClipModelConfig)
+    loss: ClipLossConfig = field(default_factory=ClipLossConfig)
+    train: ClipTrainConfig = field(default_factory=ClipTrainConfig)
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether all weights of an open_clip model are trained."""
+        return True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.features_root is not None and self.model.image.train_blocks != 0:
+            raise ConfigError("data.features_root needs a frozen image encoder: set model.image.train_blocks to 0")
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` where the model cannot be made, or the batch cannot be split as it is."""
+        model = self.model
+        if model.is_dual:
+            if model.context_length is not None or self.train.freeze_positions:
+                raise ConfigError(
+                    "model.context_length and train.freeze_positions are for open_clip models: leave them out and set "
+                    "train_blocks of model.image and model.text"
+                )
+            return
+        is_to_come = model.init is not None and model.name is None and not Path(model.init).exists()  # by warm_start
+        if not is_to_come and self.data.features_root is not None:
+            raise ConfigError(
+                "data.features_root is set, but model.image, whose features it holds, is not: set both or neither"
+            )
+        if not is_to_come and (model.image, model.text) != (PartConfig(), PartConfig()):
+            raise ConfigError(
+                "model.image and model.text are for dual encoders, but this is an open_clip model: leave them out"
+            )
+        network = _meta_clip(model)
+        if network is not None:
+            check_vocabulary(network.token_embedding.num_embeddings, "model.kwargs.text_cfg.vocab_size")
+            started = processes_started(os.environ)
+            network.requires_grad_(self.trains_all)
+            check_batch_norm(network, self.train, started[1] if started else 1)
+
+    def folders(self) -> dict[str, str | None]:
+        return {"model.init": self.model.init if self.model.name is None else None}
+
+    def build_model(self, processes: int, tune: Callable[[Any], None] = lambda clip: None) -> EmbeddingModel:
+        """The model to train by ``processes``; ``tune`` freezes what is not trained of an open_clip model.
+
+        Raises:
+            ConfigError: it cannot be loaded or made, or it has batch norm and the batch is split.
+        """
+        model, max_scale, is_trained = self.model, self.loss.max_scale, self.model.init is not None
+        if model.is_dual:
+            dual = pretrained_dual(model)
+            network: Any = DualTowers(dual, max_scale)
+            check_batch_norm(network, self.train, processes)
+            length, export = dual.context_length, dual.save_pretrained
+            return EmbeddingModel(network, dual.preprocessing, length, True, export, is_trained, dual)
+        if model.init is not None:
+            clip, shape, preprocessing = pretrained_clip(
+                model.name, model.init, model.context_length, model.keep_positions
+            )
+        else:
+            clip, shape = random_clip(model.name, model.kwargs)
+            preprocessing = preprocessing_of(clip.visual)
+        network = ClipTowers(clip, max_scale, self.train.freeze_positions)
+        tune(clip)
+        check_batch_norm(network, self.train, processes)
+        length, export = int(clip.context_length), partial(save_clip, clip, shape)
+        return EmbeddingModel(network, preprocessing, length, network.trims, export, is_trained)
+
+    def decays(self, name: str, parameter: Tensor) -> bool:
+        """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature (Radford et al. 2021).
+
+        Where text positions are frozen, their table has no decay either: it would move them without a gradient.
+        """
+        is_frozen = self.train.freeze_positions and name == "clip.positional_embedding"
+        return parameter.ndim > 1 and not is_frozen
+
+
+def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
+    """The dual encoder of ``model.init``, or of ``model.image`` and ``model.text``, frozen as ``train_blocks`` says.
+
+    Raises:
+        ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of ``DualConfig``, or an encoder has fewer
+            blocks than ``train_blocks``.
+    """
+    with naming("model", (TypeError, ValueError)):
+        if model.init is not None:
+            dual = PretrainedDual.from_pretrained(model.init)
+        else:
+            image, text = str(model.image.encoder), str(model.text.encoder)
+            config = DualConfig(image, text, model.image.kwargs, model.text.kwargs, **model.kwargs)
+            parts = {"image": model.image, "text": model.text}
+            dual = PretrainedDual(config, pretrained=[name for name, part in parts.items() if part.pretrained])
+    dual.requires_grad_(True)
+    for name, part in (("image", model.image), ("text", model.text)):
+        with naming(f"model.{name}.train_blocks is {part.train_blocks}"):
+            open_blocks(getattr(dual, f"{name}_encoder"), part.train_blocks)
+    return dual
+
+
+def _meta_clip(model: ClipModelConfig) -> Any:
+    """The open_clip model on the meta device; None where its folder is not there yet, or damaged (loading it tells)."""
+    kwargs: Mapping[str, Any] = model.kwargs
+    if model.init is not None and model.name is None:
+        try:
+            kwargs = read_object(Path(model.init) / "open_clip_config.json")["model_cfg"]
+        except (OSError, ValueError, KeyError):
+            return None
+    with torch.device("meta"):
+        return random_clip(model.name, dict(kwargs))[0]
+
+
+def check_sentences(sentences: list[int] | None) -> None:
+    """Raise ``ConfigError`` unless ``train.sentences`` is None or the least and the most number of sentences."""
+    if sentences is not None and not (len(sentences) == 2 and sentences == sorted(sentences)):
+        raise ConfigError(f"train.sentences is {sentences}: expected [least, most]")

@@ -1,0 +1,312 @@
+"""The task ``contrastive``: InfoNCE on image-caption pairs, with hard negatives, and Long-CLIP's short captions.
+
+Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Oh et al. 2024 (FSC-CLIP); Zhang et al. 2024
+(Long-CLIP). docs/reward_models.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rl_caption.config.schema import EvalConfig
+from rl_caption.data.base import DataError, Row
+from rl_caption.errors import ConfigError
+from rl_caption.options import Fraction, Probability, Range, Rank, Weight
+from rl_caption.reward_models.batch import Addition, PairCollate, Sentences, draw
+from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig, check_sentences
+from rl_caption.reward_models.embedding import RETRIEVAL, embedding_recipe, image_inputs, measured_by, text_inputs
+from rl_caption.reward_models.losses import (
+    Embeddings,
+    Objective,
+    contrastive_metrics,
+    false_negatives,
+    hard_negative_loss,
+    info_nce,
+    short_info_nce,
+)
+from rl_caption.reward_models.negatives import (
+    NegativesConfig,
+    build_negatives,
+    build_paraphrases,
+    validation_negatives,
+)
+from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
+from rl_caption.training.fit import Recipe
+from rl_caption.training.setup import Context
+from rl_caption.types import LOSS
+
+ShortSource = Literal["first_sentence", "references"]
+
+
+@dataclass
+class ContrastiveLossConfig(ClipLossConfig):
+    """The contrastive loss. Further arguments:
+
+    Args:
+        false_negatives: ``mask`` removes false negatives from the softmax: other pairs of the same image or the same
+            caption, and hard negatives that are captions of the image. ``keep`` keeps them, as CLIP does.
+        short: weight of Long-CLIP's second term, between short captions and the principal components of the images; 0
+            leaves it out, 1 in Long-CLIP.
+        pca_rank: number of principal components.
+        hard: weight of an additional loss on hard negatives: each image chooses between its caption and the hard
+            negatives of that caption only (FSC-CLIP); 0 leaves it out.
+        hard_scale: logit scale of that loss; large, because a single edit changes the cosine little.
+    """
+
+    false_negatives: Literal["keep", "mask"] = "keep"
+    short: Weight = 0.0
+    pca_rank: Rank = 32
+    hard: Weight = 0.0
+    hard_scale: Annotated[float, Range(min=1, max=10**6)] = 50.0
+
+
+@dataclass
+class ContrastiveNegativesConfig(NegativesConfig):
+    """Hard negatives, and paraphrases. Further arguments:
+
+    Args:
+        positives: fraction of the captions of a step that are replaced by a paraphrase; their negatives are made from
+            the paraphrase.
+        positive_source: source of paraphrases: ``data`` (the column ``positive_captions``), ``scenes`` (exact, of
+            generated scenes), or ``package.module:Class`` of a ``PositiveSource``.
+    """
+
+    positives: Fraction = 0.0
+    positive_source: str = "data"
+
+    def __post_init__(self) -> None:
+        if self.count and self.source == "data" and self.positives:
+            raise ConfigError(
+                f"negatives.positives is {self.positives}: it changes the captions that negatives.source 'data' was "
+                "made from, leave one of them out"
+            )
+
+
+@dataclass
+class ContrastiveTrainConfig(ClipTrainConfig):
+    """Contrastive training. Further arguments:
+
+    Args:
+        label_smoothing: fraction of the target that is spread evenly over the batch; 0.1 in Long-CLIP's code.
+        short_captions: with ``loss.short``: the short caption is the ``first_sentence`` of the caption (Long-CLIP), or
+            a random one of the image's short ``references`` (with ``data.long_captions``).
+        sentences: ``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in their
+            order; null uses whole captions.
+    """
+
+    label_smoothing: Probability = 0.0
+    short_captions: ShortSource = "first_sentence"
+    sentences: list[Annotated[int, Range(min=1, max=1000)]] | None = None
+
+    def __post_init__(self) -> None:
+        check_sentences(self.sentences)
+
+
+@dataclass
+class ContrastiveEvalConfig(EvalConfig):
+    """Validation of a contrastive model. Further arguments:
+
+    Args:
+        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``, the loss on the
+            validation split; ``val/hard_negatives``, how often the true caption scores higher than its hard negatives;
+            null is ``val/retrieval_r1``.
+    """
+
+    best_by: Literal["val/loss", "val/hard_negatives"] | None = None
+
+
+@dataclass
+class ContrastiveConfig(ClipConfig):
+    """``reward_model --task contrastive``: an open_clip model or a dual encoder, by InfoNCE. Further arguments:
+
+    Args:
+        negatives: hard negatives and paraphrases.
+    """
+
+    task: Literal["contrastive"] = "contrastive"
+    loss: ContrastiveLossConfig = field(default_factory=ContrastiveLossConfig)
+    negatives: ContrastiveNegativesConfig = field(default_factory=ContrastiveNegativesConfig)
+    train: ContrastiveTrainConfig = field(default_factory=ContrastiveTrainConfig)
+    eval: ContrastiveEvalConfig = field(default_factory=ContrastiveEvalConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        loss, train, count = self.loss, self.train, self.negatives.count
+        if loss.false_negatives == "mask" and train.label_smoothing:
+            raise ConfigError(
+                "loss.false_negatives mask removes pairs that train.label_smoothing needs: set one of them"
+            )
+        if self.eval.best_by == "val/hard_negatives" and not count:
+            raise ConfigError(
+                "eval.best_by is 'val/hard_negatives', but there are no hard negatives: set negatives.count"
+            )
+        if loss.hard and not count:
+            raise ConfigError(f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count")
+        if count and self.negatives.source == "data" and train.sentences:
+            raise ConfigError(
+                f"train.sentences is {train.sentences}: it changes the captions that negatives.source 'data' was made "
+                "from, leave one of them out"
+            )
+        if count and train.label_smoothing:
+            raise ConfigError(
+                "train.label_smoothing would reward hard negatives: leave it out, or set negatives.count to 0"
+            )
+        if loss.short and loss.pca_rank >= train.batch_size:
+            raise ConfigError(
+                f"loss.pca_rank is {loss.pca_rank}: expected less than train.batch_size, {train.batch_size}, as so "
+                "many principal components reproduce the whole batch"
+            )
+        if loss.short and train.short_captions == "references" and not self.data.long_captions:
+            raise ConfigError("train.short_captions is 'references', which needs data.long_captions: set that to true")
+
+    def check(self) -> None:
+        self.negatives.check()
+        super().check()
+
+    def objective(self) -> Objective:
+        """``contrastive`` with the weights of this configuration."""
+        loss = self.loss
+        return partial(
+            contrastive,
+            label_smoothing=self.train.label_smoothing,
+            short=loss.short,
+            pca_rank=loss.pca_rank,
+            hard=loss.hard,
+            hard_scale=loss.hard_scale,
+        )
+
+    def recipe(self, context: Context) -> Recipe:
+        loss, train, negatives = self.loss, self.train, self.negatives
+        model = self.build_model(context.accelerator.num_processes)
+        pixels = image_inputs(self.data, model)
+        stored = not (loss.short or negatives.count or negatives.positives or train.sentences)
+        tokens = text_inputs(context, model, stored=stored, plain_captions=train.plain_captions)
+        rows = context.train_rows
+        short = [ShortCaptions(train.short_captions, train.seed)] if loss.short else []
+        if short and train.short_captions == "references":
+            _check_short_references(rows)
+        hard = build_negatives(negatives, rows, train.seed)
+        paraphrases = build_paraphrases(negatives.positives, negatives.positive_source, rows, train.seed)
+        sentences = [] if train.sentences is None else [Sentences(train.sentences, train.seed)]
+        collate = PairCollate(
+            pixels,
+            tokens,
+            train.captions,
+            self.data.augment,
+            train.seed,
+            train.plain_captions,
+            groups=loss.false_negatives == "mask",
+            wordings=[*sentences, *([] if paraphrases is None else [paraphrases])],
+            additions=[*short, *([] if hard is None else [hard])],
+        )
+        objective, best_by = self.objective(), self.eval.best_by
+        validate = EmbeddingValidator(
+            context.accelerator,
+            model.network,
+            ("image", "text"),
+            context.val_rows,
+            pixels,
+            tokens,
+            self.eval.batch_size,
+            negatives=validation_negatives(hard, context.val_rows, best_by),
+            loss=ValidationLoss(objective, collate, train.batch_size) if best_by == LOSS else None,
+        )
+        measured = measured_by(self) if best_by else ""
+        metric = best_by or RETRIEVAL
+        return embedding_recipe(
+            context, model, self.task, objective, collate, validate, metric, measured=measured, decays=self.decays
+        )
+
+
+@dataclass(frozen=True)
+class ShortCaptions:
+    """Adds the text ``text_short`` to a batch (``short_caption``)."""
+
+    source: ShortSource
+    seed: int = 0
+
+    def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
+        pairs = zip(items, captions, strict=True)
+        texts = [short_caption(row, caption, step, self.source, self.seed) for (row, step), caption in pairs]
+        return Addition({"text_short": texts})
+
+
+def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: int) -> str:
+    """The short caption of a row in a step, for Long-CLIP's second term: a pure function of (seed, step, image id).
+
+    ``first_sentence`` is ``caption`` up to the first full stop before a space or line end (Long-CLIP's code, which
+    leaves the full stop out); ``references`` draws one of the row's ``short_references``.
+    """
+    if source == "first_sentence":
+        head, stop, _ = caption.replace("\n", " ").partition(". ")
+        return head + stop.strip()
+    return draw(row["short_references"], row, seed, step, "short")
+
+
+def _check_short_references(rows: Sequence[Row]) -> None:
+    bare = [row["image_id"] for row in rows if not row["short_references"]]
+    if bare:
+        raise DataError(
+            f"{len(bare)} of {len(rows)} training images have no references besides the long one (first: "
+            f"{bare[0]!r}), of which train.short_captions references draws: add some, or take first_sentence"
+        )
+
+
+def contrastive(
+    student: Embeddings,
+    target: Embeddings,
+    label_smoothing: float = 0.0,
+    short: float = 0.0,
+    pca_rank: int = 32,
+    hard: float = 0.0,
+    hard_scale: float = 50.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of ``text_short``.
+
+    Where ``target`` has ``false`` [B, n], the texts ``text_false0`` to ``text_false{n - 1}`` are hard negatives of all
+    images of the batch, and ``hard`` times ``hard_negative_loss`` is added. Where it has the group numbers
+    ``image_group``, ``text_group`` and so on, [B] each, pairs of the same group are no negatives in either of the first
+    two terms, nor is a hard negative that is word for word an image's caption.
+    """
+    images, texts, scale = student["image"], student["text"], student["scale"]
+    masks = "image_group" in target
+
+    def excluded(name: str) -> Tensor | None:
+        return false_negatives(target["image_group"], target[f"{name}_group"]) if masks else None
+
+    false = false_excluded = None
+    columns: list[Tensor] = []
+    metrics = contrastive_metrics(student)
+    if "false" in target:
+        names = [f"text_false{n}" for n in range(target["false"].shape[1])]
+        columns = [student[name] for name in names]
+        false, false_excluded = torch.cat(columns), target["false"].T.flatten() == 0
+        if masks:
+            groups = torch.cat([target[f"{name}_group"] for name in names])
+            false_excluded = false_excluded | (target["text_group"][:, None] == groups)
+        metrics["contrastive/hard_negatives"] = _above_false(student, columns, target["false"])
+    loss = info_nce(
+        images, texts, scale, label_smoothing, excluded=excluded("text"), false=false, false_excluded=false_excluded
+    )
+    if hard and "false" in target:
+        term = hard_negative_loss(images, texts, columns, target["false"], hard_scale)
+        loss, metrics = loss + hard * term, metrics | {"contrastive/hard": term}
+    if short:
+        term = short_info_nce(images, student["text_short"], scale, pca_rank, label_smoothing, excluded("text_short"))
+        loss, metrics = loss + short * term, metrics | {"contrastive/short": term}
+    return loss, metrics
+
+
+@torch.no_grad()
+def _above_false(student: Embeddings, columns: Sequence[Tensor], counts: Tensor) -> Tensor:
+    """Fraction of hard negatives whose cosine to their image is below that of its caption."""
+    images, true = student["image"], F.cosine_similarity(student["image"], student["text"], dim=-1)
+    right = torch.stack([true > F.cosine_similarity(images, column, dim=-1) for column in columns], dim=1)
+    return (right * counts).sum() / counts.sum().clamp(min=1)

@@ -1,0 +1,196 @@
+"""What tasks that train embeddings share: what the network reads of images and captions, and the recipe of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rewards.clip.dual import PretrainedDual
+from rewards.devices import chunks
+from rewards.clip.preprocessing import Preprocessing, clip_tokenizer, embed_by_length
+from rewards.clip.pretrained import ClipText
+from rl_caption.config.reward_models import RewardModelConfig
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.encode_features import made_by, recorded
+from rl_caption.engines import print_main
+from rl_caption.errors import ConfigError
+from rl_caption.options import with_defaults
+from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts, plain_form
+from rl_caption.reward_models.encoders import DualTowers, is_frozen
+from rl_caption.reward_models.losses import Objective
+from rl_caption.reward_models.task import EmbeddingTask, Target
+from rl_caption.reward_models.teacher import embed_distributed
+from rl_caption.reward_models.validation import EmbeddingValidator
+from rl_caption.training.fit import Recipe
+from rl_caption.training.setup import Context
+from rl_caption.types import LOSS
+
+TEXTS = 4096
+"""Captions that a frozen text encoder embeds at a time, sorted by length."""
+RETRIEVAL = "val/retrieval_r1"
+LOSS_OPTIONS = (
+    *("l1", "cosine", "regulator", "regulator_reduction", "false_negatives", "max_scale", "short", "pca_rank", "hard"),
+    *("hard_scale", "positive_images", "positive_captions", "alpha", "beta", "gamma", "margin_units", "max_margin"),
+    "symmetric",
+)
+NEGATIVES_OPTIONS = ("count", "source", "kwargs", "share", "positives", "positive_source")
+"""The options of all tasks in the order in which checkpoints name them (``measured_by``)."""
+
+
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """What is trained, and what it reads."""
+
+    network: nn.Module
+    """From inputs by name to raw embeddings by name."""
+    preprocessing: Preprocessing
+    context_length: int
+    trims: bool
+    """Padding does not change a text embedding, so that token ids may be cut after the longest caption of a batch."""
+    export: Callable[[Path], None]
+    is_trained: bool
+    """The network starts from trained weights, which are validated before the first step."""
+    dual: PretrainedDual | None = None
+    """The network's dual encoder, if it has one, whose frozen encoders may run before training."""
+
+
+def image_inputs(data: DataConfig, model: EmbeddingModel) -> PixelCache | FeatureCache:
+    """Pixels, or the features of ``data.features_root`` where a frozen encoder made them.
+
+    Raises:
+        ConfigError: the features are not those of the model's image encoder, or it has none.
+    """
+    network = model.network
+    if data.features_root is None:
+        return PixelCache(model.preprocessing, data.cache_mb * 2**20)
+    pool = None
+    if isinstance(network, DualTowers):
+        encoder = network.dual.image_encoder
+        if not network.dual.config.cell_width:
+            pool = network.dual.pool_image  # nothing trained comes before it, so once is enough
+    else:
+        tower: Any = network.get_submodule("towers.image")
+        encoder = tower.encoder
+    if encoder is None:
+        raise ConfigError(
+            "data.features_root holds features of a frozen encoder, but the student has none: leave it out"
+        )
+    if not made_by(data.features_root, encoder):
+        source = (recorded(data.features_root) or {}).get("encoder", "an encoder that it does not name")
+        raise ConfigError(
+            f"data.features_root {data.features_root} has features of {source}: expected those of the model's image "
+            "encoder, with its weights and preprocessing; make them by prepare_features"
+        )
+    return FeatureCache(pool, data.cache_mb * 2**20)
+
+
+def text_inputs(
+    context: Context, model: EmbeddingModel, needs_text: bool = True, stored: bool = False, plain_captions: float = 0.0
+) -> Texts:
+    """Token ids; or the features of a frozen text encoder, where they fit ``data.cache_mb``.
+
+    Args:
+        context: of the run.
+        model: has the tokenizer, and the text encoder.
+        needs_text: whether the task learns from captions.
+        stored: the task learns no texts but those of the rows, so that features can be computed before.
+        plain_captions: fraction of the texts that are in plain form.
+    """
+    dual, accelerator, length = model.dual, context.accelerator, model.context_length
+    if dual is None:
+        tokens = Texts(ClipText(clip_tokenizer(), length), length, model.trims)
+    else:
+        tokens = Texts(dual.text_encoder, length)
+    references = [caption for row in context.val_rows for caption in row["references"]]
+    cut = tokens.too_long(references) if needs_text else 0
+    if cut:
+        print_main(
+            accelerator,
+            f"{cut} of {len(references)} validation captions have more than {length} tokens (the model's "
+            "context_length) and lose their end, as training captions do",
+        )
+    if dual is None:
+        return tokens
+    rows = [*context.train_rows, *context.val_rows]
+    texts = [text for row in rows for text in (*row["references"], *row.get("positive_captions", ()))]
+    if plain_captions:
+        texts += [plain_form(text) for text in texts]
+    distinct = list(dict.fromkeys(texts))
+    fits = len(distinct) * 4 * dual.text_head.norm.normalized_shape[0] <= context.config.data.cache_mb * 2**20
+    if not (stored and fits and is_frozen(dual.text_encoder)):
+        return tokens
+    features = embed_distributed(accelerator, distinct, _frozen_features(context, dual))
+    index = {text: number for number, text in enumerate(distinct)}
+    return Texts(dual.text_encoder, length, features=features, index=index)
+
+
+def _frozen_features(context: Context, dual: PretrainedDual) -> Callable[[list[str]], Tensor]:
+    """A function from captions to their features by the frozen text encoder."""
+    device = context.accelerator.device
+    dual.to(device).text_encoder.eval()
+
+    @torch.no_grad()
+    def embed(captions: list[str]) -> Tensor:
+        """Features of captions, sorted by length."""
+        features = []
+        for texts in chunks(captions, TEXTS, "features of captions by the frozen text encoder"):
+            ids = dual.tokenize(texts)
+            lengths, most = dual.text_encoder.lengths(ids), context.config.eval.batch_size * dual.context_length
+            features.append(embed_by_length(dual.text_features, ids, lengths, most, str(device)).cpu())
+        return torch.cat(features)
+
+    return embed
+
+
+def measured_by(config: RewardModelConfig) -> str:
+    """What a metric by the loss or by hard negatives depends on besides the data: batch, loss, and negatives.
+
+    In the words of earlier versions, which named the options of all tasks: a run that they began keeps its best model.
+    """
+    values = with_defaults(asdict(config), RewardModelConfig)
+    loss, negatives = values["loss"], values["negatives"]
+    named = {"LossConfig": (LOSS_OPTIONS, loss), "NegativesConfig": (NEGATIVES_OPTIONS, negatives)}
+    sections = [
+        f"{name}({', '.join(f'{key}={options[key]!r}' for key in dict.fromkeys((*first, *options)))})"
+        for name, (first, options) in named.items()
+    ]
+    return ", ".join([f"train.batch_size {config.train.batch_size}", *sections])
+
+
+def embedding_recipe(
+    context: Context,
+    model: EmbeddingModel,
+    name: str,
+    loss: Objective,
+    collate: PairCollate,
+    validate: EmbeddingValidator,
+    metric: str = RETRIEVAL,
+    metric_range: str = "0 to 1",
+    target: Target = attrgetter("targets"),
+    signature: str = "",
+    measured: str | None = None,
+    decays: Callable[[str, Tensor], bool] | None = None,
+) -> Recipe:
+    """The recipe of a task on embeddings, whose ``name`` log lines begin with.
+
+    ``measured`` is what ``metric`` depends on besides the data; None: on the ``signature``.
+    """
+    return Recipe(
+        model.network,
+        lambda network: EmbeddingTask(context.accelerator, network, loss, target, name),
+        collate,
+        validate,
+        model.export,
+        metric,
+        "nats" if metric == LOSS else metric_range,
+        model.is_trained,
+        decays,
+        signature,
+        signature if measured is None else measured,
+    )

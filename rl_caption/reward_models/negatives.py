@@ -1,0 +1,175 @@
+"""Captions that are made from those of the data: hard negatives, and paraphrases; their sources and their section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+
+from rewards.text.detail_units import default_tagger
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.loader import row_generator
+from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource, PositiveSource
+from rl_caption.errors import ConfigError, errors_of_user_code, naming
+from rl_caption.options import Fraction, Range, check_type, load_target
+from rl_caption.reward_models.batch import Addition, chance
+
+HARD_NEGATIVES = "val/hard_negatives"
+"""Metric: how often the true caption of a validation image scores higher than a false one."""
+
+
+@dataclass
+class NegativesConfig:
+    """Hard negatives: false captions of an image, in addition to those of the other images of the batch (NegCLIP).
+
+    Args:
+        count: hard negatives per caption; 0 uses none.
+        source: ``rules`` (part-of-speech tags), ``scenes`` (exact, of generated scenes), ``data`` (the column
+            ``negatives`` of JSON lines), or ``package.module:Class`` of a ``NegativeSource``.
+        kwargs: options of the source, such as ``{kinds: [replace_relation, swap_attribute]}``.
+        share: fraction of the captions of a step that get negatives.
+    """
+
+    count: Annotated[int, Range(min=0, max=64)] = 0
+    source: str = "rules"
+    kwargs: dict = field(default_factory=dict)
+    share: Fraction = 1.0
+
+    def check(self) -> None:
+        """Raise ``RewardError`` where the source needs the package textblob, which is not installed."""
+        if self.count and self.source == "rules":
+            default_tagger()
+
+
+@dataclass(frozen=True)
+class HardNegatives:
+    """Adds the texts ``text_false0`` and so on to a batch, and the target ``false`` [B, ``count``]: 1 for each of them.
+
+    Args:
+        source: gives the false captions of a row.
+        count: false captions of each caption.
+        share: fraction of (image, step) that have negatives.
+        seed: of all draws.
+    """
+
+    source: NegativeSource
+    count: int
+    share: float = 1.0
+    seed: int = 0
+
+    def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
+        none = [""] * self.count, [0.0] * self.count
+        drawn = [
+            hard_negatives(self.source, self.count, row, caption, self.seed, step)
+            if chance(self.share, "has negatives", row, self.seed, step)
+            else none
+            for (row, step), caption in zip(items, captions, strict=True)
+        ]
+        texts = {f"text_false{n}": [false[n] for false, _ in drawn] for n in range(self.count)}
+        return Addition(texts, {"false": torch.tensor([counts for _, counts in drawn])})
+
+
+@dataclass(frozen=True)
+class Paraphrases:
+    """Puts the first paraphrase of a source, if there is one, in the place of a fraction ``share`` of the captions."""
+
+    source: PositiveSource
+    share: float
+    seed: int = 0
+
+    def __call__(self, row: Row, caption: str, step: int) -> str:
+        if not chance(self.share, "reworded", row, self.seed, step):
+            return caption
+        draws = row_generator(self.seed, step, f"wording/{row['image_id']}")
+        return next(iter(self.source(row, caption, draws)), caption)
+
+
+def build_negatives(config: NegativesConfig, rows: Sequence[Row], seed: int) -> HardNegatives | None:
+    """Hard negatives of the training rows; None where ``count`` is 0. Raises as ``caption_source``."""
+    if not config.count:
+        return None
+    kwargs = dict(config.kwargs)
+    if config.source == "rules":
+        kwargs["captions"] = [caption for row in rows for caption in row["references"]]
+    source = caption_source(NEGATIVES, "negatives.source", config.source, kwargs, rows)
+    return HardNegatives(source, config.count, config.share, seed)
+
+
+def validation_negatives(
+    negatives: HardNegatives | None, rows: Sequence[Row], best_by: str | None = None
+) -> list[tuple[int, str, str]]:
+    """Index of a row, its first caption and a false caption; the same at every validation.
+
+    ``ConfigError`` where there is none, and ``best_by``, the key ``eval.best_by``, chooses the best model by them.
+    """
+    if negatives is None:
+        return []
+    captions = [(index, row, row["references"][0]) for index, row in enumerate(rows)]
+    false_captions = [
+        (index, caption, text)
+        for index, row, caption in captions
+        for text, counted in zip(
+            *hard_negatives(negatives.source, negatives.count, row, caption, negatives.seed, -1), strict=True
+        )
+        if counted
+    ]
+    if not false_captions and best_by == HARD_NEGATIVES:
+        raise ConfigError(
+            f"eval.best_by is {best_by!r}, but negatives.source has none for the first captions of the validation "
+            "split: leave it out, or choose other negatives"
+        )
+    return false_captions
+
+
+def build_paraphrases(share: float, source: str, rows: Sequence[Row], seed: int) -> Paraphrases | None:
+    """Paraphrases by ``negatives.positive_source``; None where ``share`` is 0. Raises as ``caption_source``."""
+    if not share:
+        return None
+    return Paraphrases(caption_source(POSITIVES, "negatives.positive_source", source, {}, rows), share, seed)
+
+
+def hard_negatives(
+    source: NegativeSource, count: int, row: Row, caption: str, seed: int, step: int
+) -> tuple[list[str], list[float]]:
+    """``count`` false captions of a row, "" where the source has fewer; and 1 for each that it has, else 0."""
+    drawn = source(row, caption, row_generator(seed, step, f"negatives/{row['image_id']}"))[:count]
+    missing = count - len(drawn)
+    return [text for _, text in drawn] + [""] * missing, [1.0] * len(drawn) + [0.0] * missing
+
+
+def caption_source(
+    sources: Mapping[str, str], key: str, name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]
+) -> Any:
+    """The source of captions that ``key`` names, tried on the first row; a column of the data on all rows.
+
+    Raises:
+        ConfigError: there is no such source, or it cannot be made.
+        DataError: it cannot make captions of a row.
+    """
+    target = load_target(name, key, sources)
+    with naming(f"{key}: {name} cannot be made", (TypeError, ValueError)), errors_of_user_code(f"{key} {name}"):
+        source = target(**kwargs)
+    if ":" in name:
+        source = _UserSource(source, f"{key} {name}", list[tuple[str, str]] if sources is NEGATIVES else list[str])
+    generator = np.random.default_rng(0)
+    for row in rows if name == "data" else rows[:1]:  # a column that is absent, or scenes that are none
+        source(row, row["references"][0], generator)
+    return source
+
+
+@dataclass(frozen=True)
+class _UserSource:
+    """A source of captions from outside: what it returns is checked, and errors in its code name it."""
+
+    source: Any
+    name: str
+    returns: Any
+
+    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> Any:
+        with errors_of_user_code(self.name, error=DataError):
+            captions = self.source(row, caption, generator)
+        check_type(captions, self.returns, f"{self.name}: what it returned of image {row['image_id']!r}", DataError)
+        return captions

@@ -1,0 +1,249 @@
+"""The task ``positive_augmented``, PAC-S: also generated images and captions are positives (docs/pac.md).
+
+Source: Sarto et al., CVPR 2023, and its successor PAC-S++ (LoRA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from torch import Tensor
+
+from rl_caption.config.schema import EvalConfig
+from rl_caption.data.base import SHOWN, DataError, Row
+from rl_caption.data.file_checks import ImageFile, check_image_files
+from rl_caption.errors import ConfigError
+from rl_caption.options import Positive, Range, Rank, Weight
+from rl_caption.reward_models.batch import Addition, Captions, PairCollate, Sentences, caption_index, draw
+from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig, check_sentences
+from rl_caption.reward_models.embedding import RETRIEVAL, embedding_recipe, image_inputs, measured_by, text_inputs
+from rl_caption.reward_models.encoders import train_only
+from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, info_nce
+from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
+from rl_caption.training.fit import Recipe
+from rl_caption.training.setup import CHECKED_IMAGES, Context
+from rl_caption.types import LOSS
+
+
+@dataclass
+class PositiveAugmentedLossConfig(ClipLossConfig):
+    """The loss of PAC-S. Further arguments:
+
+    Args:
+        positive_images: weight of the term between captions and images generated from them.
+        positive_captions: weight of the term between images and captions generated from them; 0 leaves a term out.
+    """
+
+    positive_images: Weight = 0.05
+    positive_captions: Weight = 0.1
+
+
+@dataclass
+class PositiveAugmentedTrainConfig(ClipTrainConfig):
+    """Training on generated positives. Further arguments:
+
+    Args:
+        trainable: train the final ``projections`` of both towers and the temperature (PAC-S), ``lora`` in both towers
+            (PAC-S++), or ``all`` weights.
+        lora_rank: rank of LoRA.
+        lora_alpha: the LoRA update is scaled by ``lora_alpha / lora_rank``.
+        sentences: ``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in their
+            order; null uses whole captions.
+    """
+
+    trainable: Literal["projections", "lora", "all"] = "projections"
+    lora_rank: Rank = 4
+    lora_alpha: Positive = 1.0
+    sentences: list[Annotated[int, Range(min=1, max=1000)]] | None = None
+
+    def __post_init__(self) -> None:
+        check_sentences(self.sentences)
+        for key, value, default in (("lora_rank", self.lora_rank, 4), ("lora_alpha", self.lora_alpha, 1.0)):
+            if self.trainable != "lora" and value != default:
+                raise ConfigError(
+                    f"train.{key} is {value}, but train.trainable is {self.trainable!r}: leave it out, or take lora"
+                )
+
+
+@dataclass
+class PositiveAugmentedEvalConfig(EvalConfig):
+    """Validation during training. Further arguments:
+
+    Args:
+        best_by: metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``, the loss on the
+            validation split; null is ``val/retrieval_r1``.
+    """
+
+    best_by: Literal["val/loss"] | None = None
+
+
+@dataclass
+class PositiveAugmentedConfig(ClipConfig):
+    """``reward_model --task positive_augmented``: PAC-S."""
+
+    task: Literal["positive_augmented"] = "positive_augmented"
+    loss: PositiveAugmentedLossConfig = field(default_factory=PositiveAugmentedLossConfig)
+    train: PositiveAugmentedTrainConfig = field(default_factory=PositiveAugmentedTrainConfig)
+    eval: PositiveAugmentedEvalConfig = field(default_factory=PositiveAugmentedEvalConfig)
+
+    @property
+    def trains_all(self) -> bool:
+        return self.train.trainable == "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data.features_root is not None and self.loss.positive_images:
+            raise ConfigError("loss.positive_images needs pixels: set it to 0, or leave data.features_root out")
+        if not (self.trains_all or self.model.has_parts or self.model.init is not None):
+            raise ConfigError(
+                f"train.trainable is {self.train.trainable!r} with random weights, most of which would stay random: "
+                "set model.init, or train.trainable all"
+            )
+
+    def check(self) -> None:
+        if self.model.is_dual and self.train.trainable != "projections":
+            raise ConfigError(
+                "train.trainable is for open_clip models: leave it out and set train_blocks of model.image and "
+                "model.text"
+            )
+        super().check()
+
+    def objective(self) -> Objective:
+        """``positive_augmented`` with the weights of this configuration."""
+        images, captions = self.loss.positive_images, self.loss.positive_captions
+        return partial(positive_augmented, positive_images=images, positive_captions=captions)
+
+    def recipe(self, context: Context) -> Recipe:
+        train, best_by = self.train, self.eval.best_by
+
+        def tune(clip: Any) -> None:
+            train_only(clip, train.trainable, train.lora_rank, train.lora_alpha)
+
+        model = self.build_model(context.accelerator.num_processes, tune)
+        weights = {"image": self.loss.positive_images, "text": self.loss.positive_captions}
+        positives = [name for name, weight in weights.items() if weight]
+        splits = {"train": context.train_rows} | ({self.eval.split: context.val_rows} if best_by == LOSS else {})
+        with context.accelerator.main_process_first():  # the others then find the verdicts in the cache
+            for split, rows in splits.items():
+                cache = context.folder / CHECKED_IMAGES
+                check_positives(rows, positives, train.captions, self.data.check_images, cache, split)
+        pixels = image_inputs(self.data, model)
+        tokens = text_inputs(context, model, stored=not train.sentences, plain_captions=train.plain_captions)
+        collate = PairCollate(
+            pixels,
+            tokens,
+            train.captions,
+            self.data.augment,
+            train.seed,
+            train.plain_captions,
+            wordings=[] if train.sentences is None else [Sentences(train.sentences, train.seed)],
+            additions=[GeneratedPositives(positives, train.captions, train.seed)],
+        )
+        objective = self.objective()
+        validate = EmbeddingValidator(
+            context.accelerator,
+            model.network,
+            ("image", "text"),
+            context.val_rows,
+            pixels,
+            tokens,
+            self.eval.batch_size,
+            loss=ValidationLoss(objective, collate, train.batch_size) if best_by == LOSS else None,
+        )
+        measured = measured_by(self) if best_by else ""
+        metric = best_by or RETRIEVAL
+        return embedding_recipe(
+            context, model, self.task, objective, collate, validate, metric, measured=measured, decays=self.decays
+        )
+
+
+@dataclass(frozen=True)
+class GeneratedPositives:
+    """Adds generated positives to a batch.
+
+    Args:
+        which: ``image``: the image that was generated for the chosen caption, as ``image_generated``; ``text``: a
+            random caption that was generated for the image, as ``text_generated``.
+        captions: which reference a step learns.
+        seed: of all draws.
+    """
+
+    which: Collection[str]
+    captions: Captions = "random"
+    seed: int = 0
+
+    def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
+        texts, images = dict[str, list[str]](), dict[str, list[tuple[str, Any]]]()
+        if "text" in self.which:
+            texts["text_generated"] = [
+                draw(row["positive_captions"], row, self.seed, step, "generated") for row, step in items
+            ]
+        if "image" in self.which:
+            index = [caption_index(row, self.captions, self.seed, step) for row, step in items]
+            images["image_generated"] = [
+                (f"{row['image_id']}/generated/{number}", row["positive_images"][number])
+                for (row, _), number in zip(items, index, strict=True)
+            ]
+        return Addition(texts, images=images)
+
+
+def check_positives(
+    rows: Sequence[Row],
+    wanted: Collection[str],
+    captions: Captions,
+    check_pixels: bool = True,
+    cache: str | Path | None = None,
+    split: str = "train",
+) -> None:
+    """Check that every row of a split has the positives that its steps may draw (docs/pac.md).
+
+    ``wanted``: ``image`` for ``positive_images``, of which each reference that is learnt needs its own; ``text`` for
+    ``positive_captions``, of which a row needs one. ``check_pixels`` and ``cache`` are those of ``check_image_files``.
+
+    Raises:
+        DataError: positives are missing, or files of images cannot be read; with the count and the first offenders.
+    """
+    wrong, paths = [], dict[str, str]()
+    for row in rows if wanted else ():
+        if "text" in wanted and not row.get("positive_captions"):
+            wrong.append(f"{split} {row['image_id']!r} has no positive_captions")
+        if "image" in wanted:
+            images, texts = row.get("positive_images", []), len(row["references"])
+            if not (1 if captions == "first" else texts) <= len(images) <= texts:
+                wrong.append(f"{split} {row['image_id']!r} has {len(images)} positive_images for {texts} reference(s)")
+            paths |= {str(image): row["image_id"] for image in images if isinstance(image, str | Path)}
+    if wrong:
+        raise DataError(
+            f"{'; '.join(wrong[:SHOWN])} ({len(wrong)} in all): expected positive_captions generated for the image, "
+            "and positive_images generated for its references, one each in their order (the first alone with "
+            "train.captions: first). A weight of 0 (loss.positive_captions, loss.positive_images) needs none"
+        )
+    verdicts = check_image_files(map(ImageFile, paths), check_pixels=check_pixels, cache=cache)
+    bad = [f"{split} {paths[path]!r}, {path!r}: {check.error}" for (path, _), check in verdicts.items() if check.error]
+    if bad:
+        raise DataError(f"{len(bad)} of {len(paths)} positive_images cannot be used: {'; '.join(bad[:SHOWN])}")
+
+
+def positive_augmented(
+    student: Embeddings, target: Embeddings, positive_images: float = 0.05, positive_captions: float = 0.1
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al., CVPR 2023, section 3.1).
+
+    V and T are ``image`` and ``text``; V' (``image_generated``) was generated for the captions T, and T'
+    (``text_generated``) for the images V. Negatives are the other rows of the batch; V' and T' are not compared with
+    each other. A weight of 0 leaves its term out. Nats; terms are logged unweighted.
+    """
+    images, texts, scale = student["image"], student["text"], student["scale"]
+    loss = 2 * info_nce(images, texts, scale)
+    metrics = contrastive_metrics(student) | {"positive/pairs": loss}
+    if positive_images:
+        metrics["positive/images"] = 2 * info_nce(student["image_generated"], texts, scale)
+        loss = loss + positive_images * metrics["positive/images"]
+    if positive_captions:
+        metrics["positive/captions"] = 2 * info_nce(images, student["text_generated"], scale)
+        loss = loss + positive_captions * metrics["positive/captions"]
+    return loss, metrics

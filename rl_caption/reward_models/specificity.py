@@ -1,0 +1,207 @@
+"""The task ``specificity``, SPECS: triplets of growing captions, for a long-context CLIP (docs/specs.md).
+
+Source: Chen et al., SPECS, EMNLP 2025, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rewards.text.detail_units import default_tagger, detail_units_of
+from rl_caption.data.base import Row
+from rl_caption.data.loader import row_generator, step_indices
+from rl_caption.options import Fraction, Weight
+from rl_caption.reward_models.batch import Addition, Captions, PairCollate, Texts, caption_index
+from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig
+from rl_caption.reward_models.embedding import embedding_recipe, image_inputs, text_inputs
+from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, dynamic_margin, info_nce
+from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets, triplet_texts
+from rl_caption.reward_models.validation import EmbeddingValidator
+from rl_caption.training.fit import Recipe
+from rl_caption.training.setup import Context
+
+LARGEST_MARGIN = {"logit": 1.5, "cosine": 0.015}
+"""Largest dynamic margin: SPECS's code has 1.5 logits, which are a cosine of 0.015 at CLIP's largest scale, 100."""
+
+
+@dataclass
+class SpecificityLossConfig(ClipLossConfig):
+    """The loss of SPECS. Further arguments:
+
+    Args:
+        alpha: weight of the contrastive term.
+        beta: weight of the positive hinge: one more true detail scores higher.
+        gamma: weight of the negative hinge: one more false detail scores lower.
+        margin_units: unit of the hinges: ``logit`` (cosine times the learned scale; released code) or ``cosine``.
+        max_margin: largest dynamic margin, in this unit; null is 1.5 logits or a cosine of 0.015.
+        symmetric: contrastive term in both directions; false is caption to image (released code).
+    """
+
+    alpha: Weight = 1.0
+    beta: Weight = 8.0
+    gamma: Weight = 0.8
+    margin_units: Literal["logit", "cosine"] = "logit"
+    max_margin: Weight | None = None
+    symmetric: bool = False
+
+
+@dataclass
+class SpecificityTrainConfig(ClipTrainConfig):
+    """Training on triplets. Further arguments:
+
+    Args:
+        shuffle_rate: fraction of false details whose words are shuffled.
+        negatives: take false details from the other captions of the ``batch`` (paper), or from the first caption of all
+            images of the training ``data`` (released code).
+        shuffle_per: decide about shuffling for each false detail (``unit``; paper) or each caption (``row``; released
+            code).
+    """
+
+    shuffle_rate: Fraction = 0.9
+    negatives: Literal["batch", "data"] = "batch"
+    shuffle_per: Per = "unit"
+
+
+@dataclass
+class SpecificityConfig(ClipConfig):
+    """``reward_model --task specificity``: SPECS."""
+
+    task: Literal["specificity"] = "specificity"
+    loss: SpecificityLossConfig = field(default_factory=SpecificityLossConfig)
+    train: SpecificityTrainConfig = field(default_factory=SpecificityTrainConfig)
+
+    def check(self) -> None:
+        default_tagger()  # of the optional package textblob
+        super().check()
+
+    def objective(self) -> Objective:
+        """``specificity`` with the weights of this configuration."""
+        options = {key: value for key, value in vars(self.loss).items() if key != "max_scale"}
+        return partial(specificity, **options)
+
+    def recipe(self, context: Context) -> Recipe:
+        train, rows = self.train, context.train_rows
+        model = self.build_model(context.accelerator.num_processes)
+        pixels = image_inputs(self.data, model)
+        tokens = text_inputs(context, model, plain_captions=train.plain_captions)
+        donors = donors_of(rows) if train.negatives == "data" else None
+        triplets = StepTriplets(
+            rows, tokens, train.batch_size, train.seed, train.captions, train.shuffle_rate, train.shuffle_per, donors
+        )
+        collate = PairCollate(
+            pixels,
+            tokens,
+            train.captions,
+            self.data.augment,
+            train.seed,
+            train.plain_captions,
+            additions=[triplets],
+        )
+        captions = [row["references"][0] for row in context.val_rows]  # always the same
+        fixed = make_triplets(captions, [row["image_id"] for row in context.val_rows], train.seed, shuffle_rate=0.0)
+        validate = EmbeddingValidator(
+            context.accelerator,
+            model.network,
+            ("image", "text"),
+            context.val_rows,
+            pixels,
+            tokens,
+            self.eval.batch_size,
+            triplets=fixed,
+        )
+        return embedding_recipe(
+            context, model, self.task, self.objective(), collate, validate, "val/specificity", decays=self.decays
+        )
+
+
+@dataclass
+class StepTriplets:
+    """Adds the texts of the triplets of a step: ``text_base``, ``text_positive`` and ``text_negative``.
+
+    They are those of the step's global batch: ``batch_size`` images of the training ``rows``, in ``tokens``' context.
+
+    False details come from the whole global batch, or from ``donors``, so that every process and micro-batch has the
+    same triplets for its rows. The other fields are those of ``PairCollate`` and ``make_triplets``.
+    """
+
+    rows: Sequence[Row]
+    tokens: Texts
+    batch_size: int
+    seed: int
+    captions: Captions
+    shuffle_rate: float
+    per: Per
+    donors: Sequence[Donor] | None = None
+
+    def __post_init__(self) -> None:
+        self._step = -1
+        self._triplets: dict[str, Triplet | None] = {}
+
+    def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
+        triplets = [self.of_step(step)[row["image_id"]] for row, step in items]
+        columns, counts = triplet_texts(triplets, self.tokens)
+        return Addition({f"text_{name}": column for name, column in columns.items()}, {"triplet": counts})
+
+    def of_step(self, step: int) -> dict[str, Triplet | None]:
+        """Image id -> its triplet; None where its caption has fewer than two details."""
+        if step != self._step:
+            order = step_indices(len(self.rows), self.batch_size, step, self.seed)
+            batch = {row["image_id"]: row for row in (self.rows[index] for index in order)}
+            chosen = [row["references"][caption_index(row, self.captions, self.seed, step)] for row in batch.values()]
+            seed = int(row_generator(self.seed, step, "triplets").integers(2**31))
+            triplets = make_triplets(chosen, [*batch], seed, self.shuffle_rate, self.per, self.donors)
+            self._step, self._triplets = step, dict(zip(batch, triplets, strict=True))
+        return self._triplets
+
+
+def donors_of(rows: Sequence[Row]) -> list[Donor]:
+    """The first reference of each row, cut into detail units that false details are taken from."""
+    units = detail_units_of([row["references"][0] for row in rows])
+    return [Donor(row["image_id"], details) for row, details in zip(rows, units, strict=True)]
+
+
+def specificity(
+    student: Embeddings,
+    target: Embeddings,
+    alpha: float = 1.0,
+    beta: float = 8.0,
+    gamma: float = 0.8,
+    margin_units: Literal["logit", "cosine"] = "logit",
+    max_margin: float | None = None,
+    symmetric: bool = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """SPECS: a caption with one more true detail scores higher, one with a false detail lower (Chen et al., section 3).
+
+    ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma * hinge(s(base) - s(negative))`` with s
+    the cosine to the image. ``hinge(gaps)`` is the mean of relu(margin - gap) over the rows with a triplet, 0 where no
+    row has one; each of the two has its own ``dynamic_margin``. Terms are logged unweighted.
+
+    ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and ``scale``; ``target``
+    has ``triplet`` [B]. ``margin_units`` of s: ``logit``, cosines times scale (released code), or ``cosine``;
+    ``max_margin`` is in these units, None is ``LARGEST_MARGIN``. ``symmetric`` is that of ``info_nce``.
+    """
+    counts, scale = target["triplet"], student["scale"]
+    counted = counts.sum().clamp(min=1)
+    factor = scale if margin_units == "logit" else torch.ones_like(scale)
+    largest = LARGEST_MARGIN[margin_units] if max_margin is None else max_margin
+    base, positive, negative = (
+        factor * F.cosine_similarity(student["image"], student[f"text_{name}"], dim=-1)
+        for name in ("base", "positive", "negative")
+    )
+    contrast = info_nce(student["image"], student["text"], scale, symmetric=symmetric)
+    loss, metrics = alpha * contrast, contrastive_metrics(student) | {"specificity/contrastive": contrast}
+    for name, weight, gaps in (("positive", beta, positive - base), ("negative", gamma, base - negative)):
+        margin = dynamic_margin(gaps, counts, largest)
+        term = (F.relu(margin - gaps) * counts).sum() / counted
+        loss = loss + weight * term
+        metrics[f"specificity/{name}_hinge"] = term
+        metrics[f"specificity/{name}_margin"] = margin
+        metrics[f"specificity/{name}_rate"] = ((gaps > 0) * counts).sum() / counted
+    return loss, metrics

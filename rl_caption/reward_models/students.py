@@ -1,0 +1,185 @@
+"""Students of L-CLIP's distillation: made from a configuration or from exported folders, and exported again."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rewards.clip.pretrained import save_encoder_config
+from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent, load_student
+from rewards.model_files import MANIFEST, check_memory, float_state, read_object, save_model
+from rl_caption.errors import ConfigError, naming
+from rl_caption.reward_models.teacher import Tower
+
+TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
+TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODEL_TYPE}_text"}
+"""``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for the other."""
+TEACHER = "teacher_fingerprint"
+"""Key in a tower's config.json: ``FrozenEncoder.fingerprint`` of the model that it was distilled from."""
+
+
+def check_names(kwargs: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` unless ``kwargs`` are arguments of ``LCLIPConfig``."""
+    known = {field.name for field in fields(LCLIPConfig)}
+    unknown = sorted(set(kwargs) - known)
+    if unknown:
+        raise ConfigError(f"model.kwargs has {unknown}: LCLIPConfig takes {sorted(known)}")
+
+
+def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> LCLIPConfig:
+    """The shape of a student, whose joint width is the teacher's ``embed_dim``, if that is known.
+
+    Raises ``ConfigError`` for arguments that make no student, and for another ``embed_dim`` in ``kwargs``.
+    """
+    check_names(kwargs)
+    width = {} if embed_dim is None else {"embed_dim": embed_dim}
+    with naming("model.kwargs"):
+        config = LCLIPConfig(**(width | dict(kwargs)))
+        with torch.device("meta"):
+            check_memory(LCLIP(replace(config, image_encoder=None)))
+    return config if embed_dim is None else _checked_width(config, embed_dim)
+
+
+def _checked_width(config: LCLIPConfig, embed_dim: int) -> LCLIPConfig:
+    if config.embed_dim != embed_dim:
+        raise ConfigError(
+            f"model.kwargs.embed_dim is {config.embed_dim}, the teacher's embeddings have {embed_dim} dimensions: the "
+            "student's are compared with them, so set it to that"
+        )
+    return config
+
+
+def save_tower(tower: nn.Module, kind: Tower, folder: Path, teacher: str | None = None) -> None:
+    """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is its fingerprint."""
+    save_encoder_config(getattr(tower, "encoder", None), folder / "image_encoder")
+    config: Any = tower.config
+    origin = {"model_type": TOWER_TYPES[kind]} | ({} if teacher is None else {TEACHER: teacher})
+    save_model(float_state(tower), {**origin, **asdict(config)}, folder)
+
+
+def _load_tower(path: str, kind: Tower, key: str, embed_dim: int, teacher: str | None = None) -> Any:
+    """A tower that ``save_tower`` wrote; ``key`` of the configuration names the folder."""
+    folder = Path(path)
+    try:
+        tower: Any = load_student(TOWERS[kind], folder, TOWER_TYPES[kind], [TEACHER])
+        origin = read_object(folder / "config.json").get(TEACHER)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{key}: {error}; expected what distill_{kind} exports") from error
+    if None not in (origin, teacher) and origin != teacher:
+        raise ConfigError(
+            f"{key} is {path!r}, distilled from a teacher of fingerprint {origin}; this run's teacher has {teacher}: "
+            "name the same (weights, preprocessing and precision), or distil the tower from this one. If only library "
+            f"versions differ, remove {TEACHER} from the tower's config.json, and {MANIFEST}"
+        )
+    _checked_width(tower.config, embed_dim)
+    return tower
+
+
+def names_teacher(path: str) -> bool:
+    """Whether a tower's folder says which teacher it was distilled from; those of older runs do not."""
+    return TEACHER in read_object(Path(path) / "config.json")
+
+
+def build_tower(kind: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int) -> nn.Module:
+    """One tower, from a folder or from random weights; ``ConfigError`` where neither can be."""
+    if init is None:
+        return TOWERS[kind](student_config(kwargs, embed_dim))
+    return _load_tower(init, kind, "model.init", embed_dim)
+
+
+def build_dual(
+    init: str | None,
+    towers: Mapping[Tower, str | None],
+    kwargs: Mapping[str, Any],
+    embed_dim: int,
+    teacher: str | None = None,
+) -> LCLIP:
+    """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where there is none.
+
+    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder gives, ``embed_dim`` is the teacher's joint width.
+    ``teacher`` is the fingerprint that towers must name as the teacher they were distilled from; None takes any.
+
+    Raises:
+        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each other, the joint
+            width is not the teacher's, or a tower was distilled from another teacher.
+    """
+    folders = {kind: path for kind, path in towers.items() if path is not None}
+    if init is not None:
+        if folders:
+            raise ConfigError("model.init is a whole L-CLIP: leave model.image_init and model.text_init out")
+        with naming("model.init"):
+            model = LCLIP.from_pretrained(init).train()
+        _checked_width(model.config, embed_dim)
+        return model
+    loaded = {kind: _load_tower(path, kind, f"model.{kind}_init", embed_dim, teacher) for kind, path in folders.items()}
+    if len(loaded) == len(TOWERS) and kwargs:
+        raise ConfigError(
+            "model.kwargs is set, but model.image_init and model.text_init already have a shape: leave it out"
+        )
+    config = _joined_config({kind: tower.config for kind, tower in loaded.items()}, kwargs, embed_dim)
+    with torch.device("meta"):
+        model = LCLIP(replace(config, image_encoder=None))
+    model.config = config
+    for kind, build in TOWERS.items():
+        tower = loaded[kind] if kind in loaded else build(config)
+        tower.config = config
+        setattr(model, kind, tower)
+    return model
+
+
+def _joined_config(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
+    """The shape of both towers: that of loaded towers as they are, the rest from ``kwargs``."""
+    values = dict(kwargs)
+    source: dict[str, str] = dict.fromkeys(kwargs, "model.kwargs")
+    for kind, config in towers.items():
+        for name, value in asdict(config).items():
+            owner = "image" if name.startswith("image_") or name == "patch_size" else "text"
+            if owner != kind and name not in ("embed_dim", "mlp_ratio"):
+                continue
+            if name in values and values[name] != value:
+                found = f"model.{kind}_init has {name} {value!r}, but {source[name]} has {values[name]!r}"
+                raise ConfigError(f"{found}: expected equal values")
+            values[name], source[name] = value, f"model.{kind}_init"
+    return student_config(values, embed_dim)
+
+
+@torch.no_grad()
+def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
+    """Copy patch projection, class token and, where they fit, positions of an open_clip ViT, and freeze them.
+
+    The bias of the student's patch projection has no counterpart in the teacher: it stays random and is trained, as in
+    the released code. Returns the names of the frozen parameters.
+
+    Raises:
+        ConfigError: the teacher is no ViT, or its patches have another size or width.
+    """
+    visual = getattr(teacher, "visual", None)
+    sources = {
+        "patch_embed.weight": getattr(getattr(visual, "conv1", None), "weight", None),
+        "cls_token": getattr(visual, "class_embedding", None),
+        "pos_embed": getattr(visual, "positional_embedding", None),
+    }
+    remedy = "make model.kwargs.patch_size and image_width equal, or set train.freeze_patch_embed to false"
+    wanted = tuple(student.get_parameter("patch_embed.weight").shape)
+    found = sources["patch_embed.weight"]
+    if found is None or sources["cls_token"] is None or found.ndim != 4 or found.shape[2] != visual.conv1.stride[0]:  # type: ignore[union-attr]
+        raise ConfigError(
+            "the teacher's image encoder is not a ViT, so it has no patch embedding to copy: set "
+            "train.freeze_patch_embed to false"
+        )
+    if tuple(found.shape) != wanted:
+        raise ConfigError(
+            f"the teacher's patches have width {found.shape[0]} and {found.shape[2]} pixels, but the student's "
+            f"{wanted[0]} and {wanted[2]}: {remedy}"
+        )
+    frozen = []
+    for name, source in sources.items():
+        target = student.get_parameter(name)
+        if source is not None and source.numel() == target.numel():
+            target.copy_(source.reshape(target.shape))
+            target.requires_grad_(False)
+            frozen.append(name)
+    return frozen

@@ -1,0 +1,182 @@
+"""The frozen teacher: its embeddings of the training split, computed once where memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
+from rewards.clip.dual import PretrainedDual
+from rewards.clip.encoder import EmbeddingCache, image_identity
+from rewards.devices import chunks
+from rl_caption.config.reward_models import TeacherConfig
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import Row
+from rl_caption.data.encode_features import made_by
+from rl_caption.engines import print_main
+from rl_caption.errors import ConfigError, naming
+from rl_caption.reward_models.batch import Captions, PairBatch
+
+T = TypeVar("T")
+Tower: TypeAlias = Literal["image", "text"]
+PART = 2**16
+"""Number of images or captions that are embedded and gathered from the processes at a time."""
+
+
+def embed_distributed(accelerator: Accelerator, items: Sequence[T], embed: Callable[[list[T]], Tensor]) -> Tensor:
+    """Embed N items, a part in each process, and gather them: [N, D] on the CPU of every process, in order."""
+    processes = accelerator.num_processes
+    if processes == 1:
+        return embed(list(items)).cpu()
+    count = -(-len(items) // processes)
+    # A gather needs parts of equal size: the last ones start again at the first item.
+    mine = [items[(accelerator.process_index * count + offset) % len(items)] for offset in range(count)]
+    return accelerator.gather(embed(mine).to(accelerator.device).contiguous()).cpu()[: len(items)]
+
+
+def reads_features(backbone: FrozenEncoder, features_root: str | None) -> bool:
+    """Whether ``backbone`` is a ``PretrainedDual`` and ``features_root`` has the features of its image encoder."""
+    model = backbone.model
+    if features_root is None or not isinstance(model, PretrainedDual):
+        return False
+    return made_by(features_root, model.image_encoder)
+
+
+@torch.no_grad()
+def embed_features(backbone: FrozenEncoder, rows: Sequence[Row]) -> Tensor:
+    """Raw embeddings [N, D], on the CPU, of N rows by their ``features``; see ``reads_features``."""
+    model: Any = backbone.model
+    weight, found = model.image_head.linear.weight, []
+    for part in chunks(rows, 256, "embedding features of images"):
+        features = torch.stack([torch.from_numpy(row["features"].load()) for row in part])
+        found.append(model.project_image(features.to(weight.device, weight.dtype)).float().cpu())
+    return torch.cat(found)
+
+
+class Teacher:
+    """A frozen dual encoder, or one tower of it, that gives raw embeddings (not of unit length).
+
+    Args:
+        towers: ``image``, ``text`` or both.
+        augmented: images are augmented: at every step, embed the view that the student sees.
+        cache_dir: folder that keeps embeddings between runs; None keeps none.
+        features_root: features of images. Where they are those of the teacher's own image encoder (it is a
+            ``PretrainedDual``), the teacher reads them instead of images.
+    """
+
+    def __init__(
+        self,
+        backbone: FrozenEncoder,
+        towers: Sequence[str],
+        accelerator: Accelerator,
+        augmented: bool = False,
+        cache_dir: str | None = None,
+        features_root: str | None = None,
+    ) -> None:
+        self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
+        self.reads_features = reads_features(backbone, features_root)
+        self.augmented = augmented
+        # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as it can be.
+        folder = None if cache_dir is None else Path(cache_dir)
+        self._disk = None if folder is None else EmbeddingCache(f"{backbone.fingerprint}-raw", folder, max_entries=1)
+        self.width = int(self.text_embeddings(["a"]).shape[1])
+        self._tables: dict[str, tuple[dict[str, int], Tensor]] = {}
+        """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
+
+    def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
+        """Embeddings [B, D] by tower, and of hard negatives if there are any; on the training device, no gradient."""
+        found = {}
+        for tower in self.towers:
+            keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
+            known, table = self._tables.get(tower, ({}, torch.zeros(0)))
+            if tower == "image" and self.augmented:
+                found[tower] = self.backbone.encode_pixels(batch.inputs["image"], normalize=False)
+            elif all(key in known for key in keys):
+                found[tower] = table[[known[key] for key in keys]]
+            else:
+                found[tower] = self.text_embeddings(keys) if tower == "text" else self.image_embeddings(batch.rows)
+        if batch.false_captions:  # others at every step, so they are not kept on disk
+            found["false"] = batch.targets["false"]
+            for n, captions in enumerate(batch.false_captions):
+                found[f"text_false{n}"] = self.backbone.encode_texts(captions, normalize=False)
+        return {name: rows.to(self.accelerator.device) for name, rows in found.items()}
+
+    def image_embeddings(self, rows: Sequence[Row]) -> Tensor:
+        """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from ``cache_dir`` if there."""
+        if self.reads_features:
+            return embed_features(self.backbone, rows)
+        return self._embedded([row["image"] for row in rows], self.backbone.encode_images, image_identity, "image")
+
+    def text_embeddings(self, captions: Sequence[str]) -> Tensor:
+        """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their token ids."""
+
+        def identity(caption: str) -> str:
+            return f"tokens:{self.backbone.token_ids([caption])[0].tolist()}"
+
+        return self._embedded(captions, self.backbone.encode_texts, identity, "caption")
+
+    def _embedded(
+        self, items: Sequence[Any], encode: Callable[..., Tensor], identity: Callable[[Any], str], kind: str
+    ) -> Tensor:
+        if self._disk is None:
+            return encode(items, normalize=False)
+        found = self._disk.embed(items, lambda missing: encode(missing, normalize=False).numpy(), identity, kind)
+        return torch.from_numpy(found)
+
+    def prepare(self, rows: Sequence[Row], captions: Captions, cache_bytes: int) -> None:
+        """Embed the training split before the first step, captions first, as far as ``cache_bytes`` of memory allow."""
+        left = cache_bytes
+        if "text" in self.towers:
+            texts = (row["references"][:1] if captions == "first" else row["references"] for row in rows)
+            distinct = list(dict.fromkeys(caption for own in texts for caption in own))
+            left -= self._keep("text", "captions", distinct, distinct, self.text_embeddings, left)
+        if "image" in self.towers and not self.augmented:
+            self._keep("image", "images", [row["image_id"] for row in rows], rows, self.image_embeddings, left)
+
+    def _keep(
+        self,
+        tower: Tower,
+        what: str,
+        keys: Sequence[str],
+        items: Sequence[T],
+        embed: Callable[[list[T]], Tensor],
+        cache_bytes: int,
+    ) -> int:
+        """Embed all items, ``PART`` at a time, if they fit; returns the bytes that they take."""
+        needed = len(items) * self.width * 4
+        if needed > cache_bytes:
+            instead = "embedded" if self._disk is None else "read from teacher.cache_dir, or embedded the first time,"
+            print_main(
+                self.accelerator,
+                f"teacher: {len(items)} {what} need {needed / 2**20:.0f} MiB, more than teacher.cache_mb has left: "
+                f"they are {instead} at every step instead",
+            )
+            return 0
+        print_main(self.accelerator, f"teacher: embedding {len(items)} {what} once ({needed / 2**20:.0f} MiB)")
+        table = torch.empty(len(items), self.width)
+        for start in range(0, len(items), PART):
+            table[start : start + PART] = embed_distributed(self.accelerator, items[start : start + PART], embed)
+        self._tables[tower] = {key: index for index, key in enumerate(keys)}, table
+        return needed
+
+
+def check_teacher(teacher: TeacherConfig, what: str) -> None:
+    """Raise ``ConfigError`` where the section ``teacher`` names none; ``what`` says which task needs it for what."""
+    if teacher.name is None:
+        raise ConfigError(f"teacher.name is not set: {what} teacher, such as ViT-B-32 or a folder")
+
+
+def load_teacher(
+    accelerator: Accelerator, teacher: TeacherConfig, data: DataConfig, towers: Sequence[Tower]
+) -> Teacher:
+    """The frozen model of the section ``teacher``. ``ConfigError`` where it cannot be loaded."""
+    assert teacher.name is not None  # check_teacher
+    with naming("teacher"), accelerator.main_process_first():  # which downloads, where that is needed
+        options: dict[str, Any] = {"precision": teacher.precision, "batch_size": teacher.batch_size}
+        backbone = load_frozen_encoder(teacher.name, teacher.pretrained, str(accelerator.device), **options)
+    return Teacher(backbone, towers, accelerator, bool(data.augment), teacher.cache_dir, data.features_root)

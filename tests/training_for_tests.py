@@ -56,7 +56,7 @@ PRELOAD = [
     "tests.training_for_tests",
 ]
 # Kept, so that no fork makes its own:
-for kind in (XeConfig, ScstConfig, RewardModelConfig):
+for kind in (XeConfig, ScstConfig, RewardModelConfig.alternative({})):
     _parser(kind)
 for template in ("page.html", "macros.html"):
     templates().get_template(template)

@@ -9,7 +9,7 @@ from typing import Any
 from rewards.mixed import LOG_KEYS
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.config import Decoding
-from rl_caption.config.reward_models import UNPAIRED, RewardModelConfig
+from rl_caption.config.reward_models import UNPAIRED, RewardModelConfig, learners
 from rl_caption.config.schema import (
     DataConfig,
     EvaluateConfig,
@@ -216,8 +216,8 @@ def _unfit_captions(data: DataConfig) -> Iterator[str]:
     """What is wrong with data for a captioner."""
     if data.target is None and data.format in UNPAIRED:
         yield (
-            f"data.format is {data.format!r}, which only some tasks of reward models read: choose a format of images "
-            "with captions, such as karpathy or jsonl"
+            f"data.format is {data.format!r}, which only the task {learners(data.format)} of reward models reads: "
+            "choose a format of images with captions, karpathy or jsonl"
         )
     if data.features_root is not None and data.augment:
         yield (

@@ -145,7 +145,9 @@ class RewardModelConfig(TrustConfig):
         """Raise ``ConfigError`` where the data are not for this task."""
         data = self.data
         if data.target is None and data.format in set(UNPAIRED) - self.unpaired:
-            raise ConfigError(f"data.format is {data.format!r}, which the task {self.task} does not read")
+            raise ConfigError(
+                f"data.format is {data.format!r}, which the task {self.task} does not read, but {learners(data.format)}"
+            )
         if data.tokenizer != TOKENIZER:
             raise ConfigError(
                 f"data.tokenizer is {data.tokenizer!r}: it is for captioners; reward models have their own tokenizers"
@@ -172,6 +174,11 @@ class RewardModelConfig(TrustConfig):
     def recipe(self, context: Context) -> Recipe:
         """What a run trains, and how. Raises ``ConfigError`` or ``DataError`` where it cannot be built."""
         raise NotImplementedError(f"the task {self.task} does not say what it trains: define recipe")
+
+
+def learners(unpaired: str) -> str:
+    """The tasks that learn from one of ``UNPAIRED``, separated by "or"."""
+    return " or ".join(task for task in TASKS if unpaired in RewardModelConfig.alternative({"task": task}).unpaired)
 
 
 TrainingConfig: TypeAlias = XeConfig | ScstConfig | RewardModelConfig

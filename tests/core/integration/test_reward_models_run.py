@@ -180,7 +180,7 @@ def test_a_teacher_that_is_gone_is_named_with_what_to_do(trained: Path, tmp_path
 def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path) -> None:
     configs = written(tmp_path)
     for name, changes, message in (
-        ("text", {"loss.max_scale": 7.0}, "text, which comes first: loss.max_scale is 7.0"),
+        ("text", {"loss.max_scale": 7.0}, "text.yaml: there is no key loss.max_scale"),
         ("image", {"train.lr": -1.0}, "image.yaml: train.lr is -1.0"),
         ("dual", {"model.image_init": str(tmp_path / "elsewhere")}, "model.image_init is"),
     ):
@@ -321,7 +321,7 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_
     assert f"image '{last}' has no negatives for 'a dog'" in refused(config, tmp_path / "run", **changes)
     changes |= {"negatives": {"count": 1, "kwargs": {"kinds": ["replace_count"]}}, "eval.best_by": "val/hard_negatives"}
     said = refused(config, tmp_path / "run", **changes)
-    assert "negatives.source rules has none for the first captions of val" in said
+    assert "eval.best_by is 'val/hard_negatives', but negatives.source" in said
     rows = [row | {"long_reference": "A dog. It runs."} for row in rows]
     rows[-1]["references"] = []
     write_rows(data, rows)

@@ -94,7 +94,7 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
     elif isinstance(config, PartsConfig):
         assert config_mistakes(config) == []
     elif isinstance(config, RewardModelConfig):
-        read = [config.teacher.name, config.model.init, config.model.image_init, config.model.text_init]
+        read = [*config.folders().values()]
         made = made_by(config.warm_start)
     elif isinstance(config, ScstConfig):
         read = [term.kwargs.get("backbone") for term in config.reward.terms.values()]

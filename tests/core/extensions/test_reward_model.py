@@ -1,0 +1,116 @@
+"""A reward model from outside: one file with its keys, loss and what builds it, named by ``task`` (docs/design.md)."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rewards.clip.backbone import load_backbone
+from rl_caption.cli.configuration import parse
+from rl_caption.config.reward_models import RewardModelConfig
+from rl_caption.errors import ConfigError
+from rl_caption.options import Range
+from rl_caption.reward_models.batch import PairCollate
+from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig
+from rl_caption.reward_models.embedding import embedding_recipe, image_inputs, text_inputs
+from rl_caption.reward_models.losses import Embeddings, contrastive_metrics, cosine_matrix
+from rl_caption.reward_models.validation import EmbeddingValidator
+from rl_caption.training.fit import Recipe
+from rl_caption.training.setup import Context
+from tests.reward_models_for_tests import CLIP, reward_model_config
+from tests.training_for_tests import Kill, checked_run, lines, run
+
+NAME = "tests.core.extensions.test_reward_model:SigmoidConfig"
+
+
+@dataclass
+class SigmoidLossConfig(ClipLossConfig):
+    """The sigmoid loss. Further arguments:
+
+    Args:
+        bias: added to all logits: most pairs of a batch do not match.
+    """
+
+    bias: Annotated[float, Range(min=-100, max=100)] = -10.0
+
+
+@dataclass
+class SigmoidConfig(ClipConfig):
+    """``reward_model --task my_package.reward_models:SigmoidConfig``: SigLIP's loss."""
+
+    loss: SigmoidLossConfig = field(default_factory=SigmoidLossConfig)
+
+    def recipe(self, context: Context) -> Recipe:
+        model = self.build_model(context.accelerator.num_processes)
+        pixels, tokens = image_inputs(self.data, model), text_inputs(context, model, stored=True)
+        size = self.eval.batch_size
+        validate = EmbeddingValidator(
+            context.accelerator, model.network, ("image", "text"), context.val_rows, pixels, tokens, size
+        )
+        collate = PairCollate(pixels, tokens, self.train.captions, self.data.augment, self.train.seed)
+        loss = partial(sigmoid, bias=self.loss.bias)
+        return embedding_recipe(context, model, "sigmoid", loss, collate, validate, decays=self.decays)
+
+
+def sigmoid(student: Embeddings, target: Embeddings, bias: float) -> tuple[Tensor, dict[str, Tensor]]:
+    """Each of the B x B pairs is classified as matching or not (Zhai et al. 2023); mean over images, nats."""
+    logits = student["scale"] * cosine_matrix(student["image"], student["text"]) + bias
+    signs = 2 * torch.eye(len(logits), device=logits.device) - 1
+    return -F.logsigmoid(signs * logits).sum() / len(logits), contrastive_metrics(student)
+
+
+def config_in(folder: Path, **changes: Any) -> dict[str, Any]:
+    return reward_model_config(folder, NAME, **{"model.kwargs": CLIP, "loss.bias": -5.0, **changes})
+
+
+def test_a_run_trains_with_it_and_is_resumed_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    ended = checked_run(config_in(whole), whole, "reward_model")
+    assert "[sigmoid]" in ended.output
+    logged = [line["loss/total"] for line in lines(whole, "metrics.jsonl") if "loss/total" in line]
+    assert len(logged) == 6
+    kill = Kill("rl_caption.reward_models.task:EmbeddingTask.training_step", 4)
+    checked_run(config_in(killed), killed, "reward_model", kill=kill)
+    checked_run(config_in(killed), killed, "reward_model")
+    again = [line["loss/total"] for line in lines(killed, "metrics.jsonl") if "loss/total" in line]
+    assert again == logged
+    assert (
+        load_backbone(str(whole / "export/best")).fingerprint == load_backbone(str(killed / "export/best")).fingerprint
+    )
+    changed = run(config_in(killed, **{"loss.bias": -4.0}), killed, "reward_model")
+    assert changed.code == 1
+    assert "loss.bias: -5.0 -> -4.0" in changed.output
+
+
+def test_the_loss_is_that_of_a_loop_over_the_pairs() -> None:
+    generator = torch.Generator().manual_seed(1)
+    images, texts = (F.normalize(torch.randn(3, 4, generator=generator), dim=-1) for _ in range(2))
+    student = {"image": images, "text": texts, "scale": torch.tensor(2.0)}
+    expected = 0.0
+    for i, image in enumerate(images):
+        for j, text in enumerate(texts):
+            logit = 2 * (image @ text) - 1
+            expected -= F.logsigmoid(logit if i == j else -logit).item() / 3
+    assert sigmoid(student, {}, bias=-1.0)[0].item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "key"),
+    [
+        (NAME, ["--loss.bias", "900"], "loss.bias"),
+        (NAME, ["--loss.hard", "1"], "loss.hard"),
+        (NAME, ["--data.tokenizer", "char"], "data.tokenizer"),
+        ("tests.core.extensions.test_reward_model:sigmoid", [], "task"),
+        ("tests.core.extensions.test_reward_model:Absent", [], "task"),
+        ("nowhere.at_all:Config", [], "task"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(task: str, words: list[str], key: str, capsys: Any) -> None:
+    with pytest.raises((ConfigError, SystemExit)) as refused:
+        parse(RewardModelConfig, ["--task", task, *words], "test")
+    assert key in str(refused.value) + capsys.readouterr().err

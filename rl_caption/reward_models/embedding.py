@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rewards.clip.dual import PretrainedDual
-from rewards.devices import chunks
 from rewards.clip.preprocessing import Preprocessing, clip_tokenizer, embed_by_length
 from rewards.clip.pretrained import ClipText
+from rewards.devices import chunks
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.encode_features import made_by, recorded
@@ -153,13 +153,11 @@ def measured_by(config: RewardModelConfig) -> str:
 
     In the words of earlier versions, which named the options of all tasks: a run that they began keeps its best model.
     """
-    values = with_defaults(asdict(config), RewardModelConfig)
-    loss, negatives = values["loss"], values["negatives"]
-    named = {"LossConfig": (LOSS_OPTIONS, loss), "NegativesConfig": (NEGATIVES_OPTIONS, negatives)}
-    sections = [
-        f"{name}({', '.join(f'{key}={options[key]!r}' for key in dict.fromkeys((*first, *options)))})"
-        for name, (first, options) in named.items()
-    ]
+    options, sections = asdict(config), []
+    complete = with_defaults(options, RewardModelConfig)
+    for name, section, first in (("Loss", "loss", LOSS_OPTIONS), ("Negatives", "negatives", NEGATIVES_OPTIONS)):
+        keys = dict.fromkeys((*first, *options.get(section, {})))
+        sections.append(f"{name}Config({', '.join(f'{key}={complete[section][key]!r}' for key in keys)})")
     return ", ".join([f"train.batch_size {config.train.batch_size}", *sections])
 
 

@@ -240,7 +240,7 @@ def _check_native(shape: dict[str, Any], key: str) -> None:
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
-    """Write a folder that ``load_frozen_encoder`` and ``open_clip.create_model('local-dir:...')`` read, with LoRA merged."""
+    """Write a folder for ``load_frozen_encoder`` and ``open_clip.create_model("local-dir:...")``; LoRA is merged."""
     used = preprocessing_of(model.visual)
     record = {
         "size": used.size,

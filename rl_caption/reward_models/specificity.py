@@ -41,6 +41,7 @@ class SpecificityLossConfig(ClipLossConfig):
         gamma: weight of the negative hinge: one more false detail scores lower.
         margin_units: unit of the hinges: ``logit`` (cosine times the learned scale; released code) or ``cosine``.
         max_margin: largest dynamic margin, in this unit; null is 1.5 logits or a cosine of 0.015.
+        fixed_margin: this margin of both hinges, in this unit, in place of the dynamic ones.
         symmetric: contrastive term in both directions; false is caption to image (released code).
     """
 
@@ -49,6 +50,7 @@ class SpecificityLossConfig(ClipLossConfig):
     gamma: Weight = 0.8
     margin_units: Literal["logit", "cosine"] = "logit"
     max_margin: Weight | None = None
+    fixed_margin: Weight | None = None
     symmetric: bool = False
 
 
@@ -176,12 +178,14 @@ def specificity(
     margin_units: Literal["logit", "cosine"] = "logit",
     max_margin: float | None = None,
     symmetric: bool = False,
+    fixed_margin: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """SPECS: a caption with one more true detail scores higher, one with a false detail lower (Chen et al., section 3).
 
     ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma * hinge(s(base) - s(negative))`` with s
     the cosine to the image. ``hinge(gaps)`` is the mean of relu(margin - gap) over the rows with a triplet, 0 where no
-    row has one; each of the two has its own ``dynamic_margin``. Terms are logged unweighted.
+    row has one; each of the two has its own ``dynamic_margin``, or both have ``fixed_margin`` (the paper's Table 5).
+    Terms are logged unweighted.
 
     ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and ``scale``; ``target``
     has ``triplet`` [B]. ``margin_units`` of s: ``logit``, cosines times scale (released code), or ``cosine``;
@@ -198,7 +202,7 @@ def specificity(
     contrast = info_nce(student["image"], student["text"], scale, symmetric=symmetric)
     loss, metrics = alpha * contrast, contrastive_metrics(student) | {"specificity/contrastive": contrast}
     for name, weight, gaps in (("positive", beta, positive - base), ("negative", gamma, base - negative)):
-        margin = dynamic_margin(gaps, counts, largest)
+        margin = dynamic_margin(gaps, counts, largest) if fixed_margin is None else gaps.new_tensor(fixed_margin)
         term = (F.relu(margin - gaps) * counts).sum() / counted
         loss = loss + weight * term
         metrics[f"specificity/{name}_hinge"] = term

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from rewards.clip.bottleneck import Bottleneck, BottleneckConfig, CaptionWriter
-from rewards.model_files import transformers_options
 from rewards.frozen_model import load_frozen, most_tokens
+from rewards.model_files import transformers_options
 from rl_caption.config.reward_models import CaptionTrainConfig, RewardModelConfig, TeacherConfig
 from rl_caption.data.base import Row
 from rl_caption.engines import Averages, autocast, backward_all, dropout_off, global_count

@@ -15,8 +15,8 @@ class ConcretenessConfig(TrustConfig):
 
     Args:
         captions: JSON lines or a CSV file with ``caption``, or a text file with one caption per line.
-        ratings: JSON lines, or CSV, ``{caption, rating}`` of human ratings, to which the combination is fitted; null writes
-            targets for a student from each scorer.
+        ratings: JSON lines, or CSV, ``{caption, rating}`` of human ratings, to which the combination is fitted; null
+            writes targets for a student from each scorer.
         scorers: rewards that need only the caption, such as SBA and VBA, by their headings.
         standardize: of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the logit becomes 0.5),
             ``median`` (the median of the score becomes 0.5), or ``none``.

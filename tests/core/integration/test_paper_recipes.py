@@ -10,6 +10,7 @@ import torch
 import yaml
 from transformers import GPT2Config, GPT2LMHeadModel, SwinConfig, SwinModel, ViTImageProcessor
 
+from rewards.clip.dual import MODEL_TYPE
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.specs import Specs
 from rl_caption.config.shipped import shipped_configs
@@ -165,7 +166,9 @@ def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(world: Path, t
         "model.kwargs.context_length": 40,
     }
     config = yaml.safe_load(shrunken(tmp_path, icc_dual_encoder=changes)("icc_dual_encoder").read_text())
-    checked_run(config, Path(config["run"]["dir"]), "reward_model")
+    folder = Path(config["run"]["dir"])
+    checked_run(config, folder, "reward_model")
+    assert json.loads((folder / "export/best/config.json").read_text())["model_type"] == MODEL_TYPE
 
 
 def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(

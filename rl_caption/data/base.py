@@ -149,8 +149,11 @@ def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
 def with_references(row: AnyRow, chosen: Sequence[int]) -> AnyRow:
     """Copy a row with only the ``chosen`` references (ascending indices) and their entries in ``BY_REFERENCE``."""
     lists = {name: row[name] for name in ("references", *BY_REFERENCE) if isinstance(row.get(name), list)}
-    made: Any = {**row, **{name: [own[index] for index in chosen if index < len(own)] for name, own in lists.items()}}
-    return made  # type: ignore[no-any-return]
+    copy: Any = {
+        **row,
+        **{name: [entries[index] for index in chosen if index < len(entries)] for name, entries in lists.items()},
+    }
+    return copy  # type: ignore[no-any-return]
 
 
 def reward_inputs(

@@ -87,8 +87,8 @@ class CheckReport:
         warned = [f"WARNING: {sentence}" for sentence in self.warnings]
         if self.ok:
             return "\n".join([f"data: no problems in {sum(self.rows.values())} rows ({splits})", *warned])
-        found = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
-        lines = [f"data: {found} in {sum(self.rows.values())} rows ({splits}):"]
+        summary = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
+        lines = [f"data: {summary} in {sum(self.rows.values())} rows ({splits}):"]
         lines += [f"  - {problem}" for problem in self.problems]
         if self.skips:
             left_out = [f"{name} {n - len(self.kept[name])} of {n} rows" for name, n in self.rows.items()]
@@ -184,7 +184,7 @@ def check_data(
     problems = tuple(findings[kind] for kind in ADVICE if kind in findings)
     rows = {name: sum(entry.split == name for entry in entries) for name in names}
     good = [entry for entry in entries if not entry.bad]
-    kept = {name: {each.index: each.references for each in good if each.split == name} for name in names}
+    kept = {name: {entry.index: entry.references for entry in good if entry.split == name} for name in names}
     report = CheckReport(rows, problems, kept, skips=on_bad == "skip", warnings=tuple(forms.warnings()))
     if on_bad == "fail" and not report.ok:
         raise DataError(str(report))
@@ -292,10 +292,10 @@ def _check_files(
     entries: Sequence[_Entry], num_workers: int, check_pixels: bool, cache: str | Path | None, findings: Findings
 ) -> list[str]:
     """Check the image files, record the hashes of their content, and return the missing files."""
-    own = [(entry, entry.file) for entry in entries if entry.file is not None]
-    verdicts = check_image_files((file for _, file in own), num_workers, check_pixels, cache)
+    with_files = [(entry, entry.file) for entry in entries if entry.file is not None]
+    verdicts = check_image_files((file for _, file in with_files), num_workers, check_pixels, cache)
     missing = []
-    for entry, file in own:
+    for entry, file in with_files:
         verdict = verdicts[file]
         entry.content = verdict.content
         if verdict.missing:
@@ -310,10 +310,10 @@ def _check_files(
 def _check_features(
     entries: Sequence[_Entry], num_workers: int, cache: str | Path | None, check_values: bool, findings: Findings
 ) -> None:
-    found = [(entry, entry.features) for entry in entries if entry.features is not None]
-    found += [(entry, view) for entry, own in found if entry.split == "train" for view in own.views]
-    errors = check_features([each for _, each in found], num_workers, cache, check_values)
-    for (entry, _), error in zip(found, errors, strict=True):
+    features = [(entry, entry.features) for entry in entries if entry.features is not None]
+    features += [(entry, view) for entry, item in features if entry.split == "train" for view in item.views]
+    errors = check_features([item for _, item in features], num_workers, cache, check_values)
+    for (entry, _), error in zip(features, errors, strict=True):
         if error is not None:
             findings.add(BAD_FEATURES, f"{entry.split}: {error}")
             entry.bad = True

@@ -159,10 +159,10 @@ def _pending(images: Mapping[str, str], stored: Mapping[str, Path], num_workers:
                 return "damaged"
             if hashes is None or not os.path.isfile(images[name]):
                 return "unknown"
-            known, current = hashes.split(" "), _image_hashes(images[name]).split(" ")
-            if known[-1] == current[-1]:
+            recorded_hashes, current = hashes.split(" "), _image_hashes(images[name]).split(" ")
+            if recorded_hashes[-1] == current[-1]:
                 return "usable"
-            return "replaced" if known[0] == current[0] else "other"
+            return "replaced" if recorded_hashes[0] == current[0] else "other"
 
         states = dict(zip(names, in_parallel(state, names, num_workers, "comparing images"), strict=True))
     by_state = {key: [name for name in names if states[name] == key] for key in ("other", "replaced", "unknown")}
@@ -291,18 +291,18 @@ def recorded(root: str | Path) -> dict[str, Any] | None:
         return None
     if isinstance(text, str | bytes):
         with suppress(ValueError, RecursionError):
-            found = json.loads(text)
-            if isinstance(found, dict):
-                return found
+            record = json.loads(text)
+            if isinstance(record, dict):
+                return record
     raise DataError(f"{path}: its attribute 'encoder' is {shown(text)}: expected an object of JSON, or none")
 
 
 def made_by(root: str | Path, encoder: Any) -> bool:
     """Whether features are recorded as made by an image encoder with the same weights and preprocessing."""
-    found = recorded(root)
-    if found is None or "augment" in found:
+    record = recorded(root)
+    if record is None or "augment" in record:
         return False
-    return all(found.get(key) == value for key, value in _identity(encoder).items())
+    return all(record.get(key) == value for key, value in _identity(encoder).items())
 
 
 def _identity(network: Any) -> dict[str, Any]:
@@ -324,13 +324,15 @@ def _finished(path: Path, record: Mapping[str, Any]) -> set[str]:
     elif path.exists():
         with open_hdf5(path) as file:
             names = {key.removesuffix(KEY.format("")) for key in file}
-    found = recorded(path) if names else record
-    if not found:
+    stored_record = recorded(path) if names else record
+    if not stored_record:
         raise ConfigError(f"{path} does not record which encoder made its features: name another out")
-    changed = [key for key in dict.fromkeys((*record, *found)) if found.get(key) != record.get(key)]
+    changed = [key for key in dict.fromkeys((*record, *stored_record)) if stored_record.get(key) != record.get(key)]
     if changed:
-        differences = "; ".join(f"{key} is {found.get(key)!r} there, {record.get(key)!r} here" for key in changed)
-        there, here = f"{path} has features of {found.get('encoder')!r}", f"not of {record['encoder']!r}"
+        differences = "; ".join(
+            f"{key} is {stored_record.get(key)!r} there, {record.get(key)!r} here" for key in changed
+        )
+        there, here = f"{path} has features of {stored_record.get('encoder')!r}", f"not of {record['encoder']!r}"
         raise ConfigError(f"{there}, {here} that are asked for: {differences}; name another out")
     return names
 
@@ -380,28 +382,28 @@ def _encoded(
 
 def _write_hdf5(path: Path, folder: Path, record: Mapping[str, Any]) -> None:
     """Write the HDF5 file anew: the features in ``folder``, and what it has of other images already."""
-    with atomic_write(path) as file, import_h5py(path).File(file.name, "w", locking=False) as made:
+    with atomic_write(path) as file, import_h5py(path).File(file.name, "w", locking=False) as target:
         names = sorted(_finished(folder, record))
         for name in progress(names, f"writing {path.name}", "image"):
             with np.load(folder / f"{name}.npz") as stored:
-                made[KEY.format(name)] = stored["features"]
+                target[KEY.format(name)] = stored["features"]
                 if "image" in stored:
-                    made[KEY.format(name)].attrs["image"] = str(stored["image"])
+                    target[KEY.format(name)].attrs["image"] = str(stored["image"])
         if path.exists():
             with open_hdf5(path) as before:
-                _copy_others(before, made)
-        made.attrs["encoder"] = json.dumps(record)
+                _copy_others(before, target)
+        target.attrs["encoder"] = json.dumps(record)
 
 
-def _copy_others(before: Any, made: Any) -> None:
+def _copy_others(before: Any, target: Any) -> None:
     """Copy what one open HDF5 file has and the other has not; leave out, with a warning, what is not in the file."""
     for key in before:
-        if key not in made:
+        if key not in target:
             try:
-                found = hdf5_object(before, key)
-                if hasattr(found, "shape"):
-                    check_stored(found, f"{before.filename}, key {key!r}")
+                source = hdf5_object(before, key)
+                if hasattr(source, "shape"):
+                    check_stored(source, f"{before.filename}, key {key!r}")
             except DataError as error:
                 logger.warning("left out: %s", error)
                 continue
-            before.copy(found, made, key)
+            before.copy(source, target, key)

@@ -76,10 +76,10 @@ class FeatureOptions:
     views: list[str] | tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self), include_extras=True).items():
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
             value, key = getattr(self, name), f"features_kwargs.{name}"
-            check_type(list(value) if isinstance(value, tuple) else value, kind, key, DataError)
-            for wrong in wrong_values(value, kind, key):
+            check_type(list(value) if isinstance(value, tuple) else value, hint, key, DataError)
+            for wrong in wrong_values(value, hint, key):
                 raise DataError(wrong)
         for name, value in (("pattern", self.pattern), ("boxes_pattern", self.boxes_pattern)):
             if value is not None and "{image_id}" not in value and "{stem}" not in value:
@@ -91,12 +91,12 @@ class FeatureOptions:
         return self.box_features == "normalised"
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> FeatureOptions:
+    def of(cls, options: Mapping[str, Any] | None) -> FeatureOptions:
         """Options from a configuration. Raises ``DataError`` for an unknown key or a wrong value."""
-        unknown = sorted(set(given or {}) - cls.__dataclass_fields__.keys())
+        unknown = sorted(set(options or {}) - cls.__dataclass_fields__.keys())
         if unknown:
             raise DataError(f"features_kwargs has {unknown}: expected some of {[*cls.__dataclass_fields__]}")
-        return cls(**(given or {}))
+        return cls(**(options or {}))
 
 
 def named(pattern: str, row: Row) -> str:
@@ -168,12 +168,12 @@ class FeatureFolder:
             """List the folder once for a whole dataset; only names with a folder in them ask the file system."""
             return os.path.isfile(self.path / file) if listed is None or os.sep in file else file in listed
 
-        found, boxes_root = [], self.options.boxes_root
+        places, boxes_root = [], self.options.boxes_root
         for name in [named(self.options.pattern or "{image_id}", row) for row in rows]:
             files = [name + suffix for suffix in SUFFIXES]
             boxes = None if boxes_root is None else os.path.join(boxes_root, f"{name}.npy")
-            found.append(Location(str(self.path / next(filter(exists, files), files[0])), boxes))
-        return found
+            places.append(Location(str(self.path / next(filter(exists, files), files[0])), boxes))
+        return places
 
     def read(self, location: Location, where: str, values: bool) -> Stored:
         """Read the arrays, or without ``values`` only their headers. Raises ``DataError`` where this is impossible."""
@@ -196,16 +196,16 @@ class FeatureFolder:
                 return Stored([read(file, os.path.getsize(path))])
         with zipfile.ZipFile(path) as archive:
             keys = [name.removesuffix(".npy") for name in archive.namelist()]
-            wanted = self.options.arrays or [key for key in FEATURE_KEYS if key in keys][:1]
-            if not wanted or not set(wanted) <= set(keys):
-                expected = ", ".join(wanted) or f"one of {', '.join(FEATURE_KEYS)}"
+            names = self.options.arrays or [key for key in FEATURE_KEYS if key in keys][:1]
+            if not names or not set(names) <= set(keys):
+                expected = ", ".join(names) or f"one of {', '.join(FEATURE_KEYS)}"
                 raise DataError(f"{where}: holds the arrays {sorted(keys)}, expected {expected}")
 
             def one(key: str, read: Callable[[BinaryIO, int], Any] = read) -> Any:
                 with member(archive, key) as (file, size):
                     return read(file, size)
 
-            features = [one(key) for key in wanted]
+            features = [one(key) for key in names]
             if not self.options.with_boxes:
                 return Stored(features)
             boxes = next((one(key) for key in BOX_KEYS if key in keys), None)
@@ -246,26 +246,26 @@ def hdf5_object(file: Any, key: str) -> Any:
     Raises ``DataError`` where the key leads to another file.
     """
     h5py = import_h5py(Path(file.filename))
-    found, names, followed = file, key.split("/")[::-1], 0
+    node, names, followed = file, key.split("/")[::-1], 0
     while names:
         name = names.pop()
         if name in ("", "."):
             continue
         # One name at a time, because HDF5 follows all links but the last one of a path.
-        link = found.get(name, getlink=True) if isinstance(found, h5py.Group) else None
+        link = node.get(name, getlink=True) if isinstance(node, h5py.Group) else None
         if link is None:
             return None
         if isinstance(link, h5py.SoftLink) and followed < _SOFT_LINKS:
             followed += 1
-            found = file if link.path.startswith("/") else found
+            node = file if link.path.startswith("/") else node
             names += link.path.split("/")[::-1]
         elif isinstance(link, h5py.HardLink):
-            found = found[name]
+            node = node[name]
         else:
             raise DataError(
                 f"{file.filename}, key {key!r}: a link out of the file or in a circle, {link}: copy the data"
             )
-    return found
+    return node
 
 
 def check_stored(dataset: Any, where: str) -> None:
@@ -316,18 +316,18 @@ class FeatureHdf5:
     def _dataset(self, key: str | None) -> Any:
         """The HDF5 dataset at ``key`` (its values are read when it is indexed), or None."""
         with _readable(f"{self.path}, key {key!r}"):
-            found = None if key is None else hdf5_object(self._file(), key)
-        return found if isinstance(found, import_h5py(self.path).Dataset) else None
+            node = None if key is None else hdf5_object(self._file(), key)
+        return node if isinstance(node, import_h5py(self.path).Dataset) else None
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
         """Keys for N rows. Raises ``DataError`` where no pattern was given and no usual one fits any image."""
         usual = (key for row in rows for key in HDF5_PATTERNS if self._dataset(named(key, row)) is not None)
         pattern = self.options.pattern or next(usual, None)
         if pattern is None:
-            shown = ", ".join(repr(key) for key, _ in zip(self._file(), range(4), strict=False)) or "none"
+            examples = ", ".join(repr(key) for key, _ in zip(self._file(), range(4), strict=False)) or "none"
             first = rows[0]["image_id"] if rows else "none"
             raise DataError(
-                f"{self.path} has features of none of {len(rows)} images: its keys are such as {shown}, the images' "
+                f"{self.path} has features of none of {len(rows)} images: its keys are such as {examples}, the images' "
                 f"ids such as {first!r}; give the key as data.features_kwargs.pattern, such as {{image_id}}_features"
             )
         boxes = self.options.boxes_pattern or _BOXES_OF.get(pattern)
@@ -340,14 +340,14 @@ class FeatureHdf5:
             boxes = self._dataset(location.boxes) if self.options.with_boxes else None
             if features is None:
                 raise DataError(f"{where}: no such key; expected a data set {location.features!r}")
-            for each in (features, boxes):
-                if each is not None:
-                    check_stored(each, f"{where}, {each.name}")
+            for array in (features, boxes):
+                if array is not None:
+                    check_stored(array, f"{where}, {array.name}")
             if not values or features.dtype.kind not in "fiu":  # refused by its type, not read
                 return Stored([features], boxes)
-            for each in (features, boxes):
-                if each is not None:
-                    check_expansion(each.size * each.dtype.itemsize, each.id.get_storage_size())
+            for array in (features, boxes):
+                if array is not None:
+                    check_expansion(array.size * array.dtype.itemsize, array.id.get_storage_size())
             return Stored([features[()]], None if boxes is None else boxes[()])
 
     def stamp(self, location: Location) -> tuple[str, list[int]] | None:
@@ -386,8 +386,8 @@ class ImageFeatures:
         """
         where = self.where
         stored, width, size = self._read(True)
-        parts = [array.reshape(-1, array.shape[-1]) for array in stored.features]
-        values = finite((parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)), "features", where)
+        flat = [array.reshape(-1, array.shape[-1]) for array in stored.features]
+        values = finite((flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)), "features", where)
         if size is not None:
             geometry = normalised_boxes(finite(stored.boxes, "boxes", where), size, where)
             values = np.concatenate([values, geometry], axis=1)
@@ -402,10 +402,10 @@ class ImageFeatures:
         """Arrays or headers, with their shapes checked; D; and the image's size where boxes are used."""
         where, options = self.where, self.store.options
         stored = self.store.read(self.location, where, values)
-        shapes = [each.shape for each in stored.features]
-        found = [regions_and_width(each.shape, each.dtype, where) for each in stored.features]
-        regions, width = found[0][0], sum(own for _, own in found)
-        if any(other != regions for other, _ in found):
+        shapes = [array.shape for array in stored.features]
+        sizes = [regions_and_width(array.shape, array.dtype, where) for array in stored.features]
+        regions, width = sizes[0][0], sum(columns for _, columns in sizes)
+        if any(other != regions for other, _ in sizes):
             raise DataError(f"{where}: the arrays have {[list(shape) for shape in shapes]}, expected equal regions")
         check_width(width, options.dim, shapes[0] if len(shapes) == 1 else (regions, width), where)
         if not options.with_boxes:
@@ -437,12 +437,16 @@ def features_of(rows: Sequence[Row], root: str | Path, options: FeatureOptions) 
     path = Path(root)
     store = FeatureHdf5(path, options) if path.is_file() else FeatureFolder(path, options)
     images = [str(row["image"]) if isinstance(row["image"], str | Path) else None for row in rows]
-    made = [
+    features = [
         ImageFeatures(store, location, row["image_id"], row.get("size"), image)
         for location, row, image in zip(store.locations(rows), rows, images, strict=True)
     ]
     views = [features_of(rows, view, replace(options, views=())) for view in options.views]
-    return [replace(one, views=tuple(own)) for one, *own in zip(made, *views, strict=True)] if views else made
+    return (
+        [replace(one, views=tuple(views_of_image)) for one, *views_of_image in zip(features, *views, strict=True)]
+        if views
+        else features
+    )
 
 
 def as_image_features(features: Any, image_id: str) -> ImageFeatures:

@@ -81,7 +81,7 @@ def check_image_files(
             is new; to read every file for a hash would take minutes. Folders of frames are not remembered. A missing or
             damaged cache is made anew.
     """
-    stored = {key: known for key, known in _read_cache(cache).items() if isinstance(known, dict)}
+    stored = {key: entries for key, entries in _read_cache(cache).items() if isinstance(entries, dict)}
     stamps: dict[ImageFile, list[int]] = {}
     verdicts: dict[ImageFile, Verdict] = {}
     for file in dict.fromkeys(files):
@@ -141,23 +141,23 @@ def check_features(
             are read.
     """
     memory = None if cache is None else Path(cache).with_suffix(".features.json")
-    known, stamps = _read_cache(memory), [None if memory is None else _stamp(item) for item in features]
+    remembered, stamps = _read_cache(memory), [None if memory is None else _stamp(item) for item in features]
     outcomes: list[int | str | None] = [None] * len(features)
     for index, stamp in enumerate(stamps):
-        match known.get(stamp[0]) if stamp is not None else None:
+        match remembered.get(stamp[0]) if stamp is not None else None:
             # Values that were read need no other look at headers.
             case [dependencies, int(dim), read] if stamp and dependencies == stamp[1] and (read or not check_values):
                 outcomes[index] = dim
     unseen = [index for index, outcome in enumerate(outcomes) if outcome is None]
     threads = num_workers if all(item.store.parallel for item in features) else 1
     title = "reading features" if check_values else "checking features"
-    found = in_parallel(lambda index: _dim(features[index], check_values), unseen, threads, title)
-    for index, result in zip(unseen, found, strict=True):
+    results = in_parallel(lambda index: _dim(features[index], check_values), unseen, threads, title)
+    for index, result in zip(unseen, results, strict=True):
         outcomes[index], stamp = result, stamps[index]
         if stamp is not None and isinstance(result, int):
-            known[stamp[0]] = [stamp[1], result, check_values]
+            remembered[stamp[0]] = [stamp[1], result, check_values]
     if memory is not None and unseen:
-        write_text(memory, json.dumps(known))
+        write_text(memory, json.dumps(remembered))
     usual = Counter(outcome for outcome in outcomes if isinstance(outcome, int)).most_common(1)
     for index, outcome in enumerate(outcomes):
         if isinstance(outcome, int):
@@ -206,11 +206,11 @@ def progress(items: Iterable[T], title: str, unit: str = "file", total: int | No
     shows = os.environ.get("RANK", "0") == "0"
     start = logged = time.monotonic()
     with tqdm(total=total, desc=title, unit=unit, leave=False, delay=2, disable=None if shows else True) as bar:
-        for done, item in enumerate(items, start=1):
+        for number, item in enumerate(items, start=1):
             yield item
             bar.update()
             now = time.monotonic()
             if shows and bar.disable and now - logged >= _LOG_SECONDS:
-                rate, logged = done / (now - start), now
-                left = "" if total is None else f" of {total}, {(total - done) / rate:.0f} s left"
-                logger.info("%s: %d%s, %.3g %ss per second", title, done, left, rate, unit)
+                rate, logged = number / (now - start), now
+                left = "" if total is None else f" of {total}, {(total - number) / rate:.0f} s left"
+                logger.info("%s: %d%s, %.3g %ss per second", title, number, left, rate, unit)

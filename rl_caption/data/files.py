@@ -198,7 +198,9 @@ def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> 
         size: Any = (item.get("width"), item.get("height"))
         yield Record(
             image_id=_id(item.get(key), f"{where}: 'cocoid' or 'imgid'") if has_id else "",
-            references=[_sentence(each, f"{where}, sentences[{number}]") for number, each in enumerate(sentences)],
+            references=[
+                _sentence(sentence, f"{where}, sentences[{number}]") for number, sentence in enumerate(sentences)
+            ],
             size=size if all(isinstance(side, int | float) for side in size) else None,
             **texts,
         )
@@ -259,14 +261,16 @@ def references_for(
     """The references of N images. Raises ``DataError``, with the count and the first ids, where images have none."""
     ids = list(image_ids)
     missing = [image_id for image_id in ids if image_id not in references]
-    known = next(iter(references), "none")
-    _refuse(missing, "captioned but without references", source, f"its ids are such as {shown(known)}", len(ids))
+    example = next(iter(references), "none")
+    _refuse(missing, "captioned but without references", source, f"its ids are such as {shown(example)}", len(ids))
     bare = [image_id for image_id in ids if not references[image_id]]
     _refuse(bare, "captioned, and their list of references is empty", source, "expected at least one", len(ids))
     return [list(references[image_id]) for image_id in ids]
 
 
-def with_ids_of(captions: Captions, known: Collection[str], images: Mapping[str, Any], source: str | Path) -> Captions:
+def with_ids_of(
+    captions: Captions, known_ids: Collection[str], images: Mapping[str, Any], source: str | Path
+) -> Captions:
     """Captions whose ids are paths of images, as ``caption --out`` writes them, by the ids of these images.
 
     An id that is not among ``known`` and ends as an image file does becomes the id of the image of this path in
@@ -278,9 +282,9 @@ def with_ids_of(captions: Captions, known: Collection[str], images: Mapping[str,
 
     def known_id(image_id: str) -> str:
         path = Path(image_id)
-        if image_id in known or path.suffix.lower() not in IMAGE_SUFFIXES:
+        if image_id in known_ids or path.suffix.lower() not in IMAGE_SUFFIXES:
             return image_id
-        return ids.get(os.path.abspath(path)) or next(filter(known.__contains__, _names_of(path)), image_id)
+        return ids.get(os.path.abspath(path)) or next(filter(known_ids.__contains__, _names_of(path)), image_id)
 
     named = [known_id(image_id) for image_id in captions]
     twice = [image_id for image_id, count in Counter(named).items() if count > 1]
@@ -307,21 +311,21 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     root = Path(folder)
     if not root.is_dir():
         raise DataError(f"image folder {str(root)!r} does not exist")
-    known: dict[tuple[int, str], list[str]] = {}
+    paths_by: dict[tuple[int, str], list[str]] = {}
     with naming(f"image folder {str(root)!r}", (RewardError,), DataError):
         for path in list_images(root):
             for way in enumerate((os.path.abspath(path), path.relative_to(root).as_posix(), *_names_of(path))):
-                known.setdefault(way, []).append(str(path))
+                paths_by.setdefault(way, []).append(str(path))
     ids = list(image_ids)
     ways = [enumerate((os.path.abspath(image_id), *[image_id] * 4)) for image_id in ids]
-    found = [next((known[way] for way in own if way in known), []) for own in ways]
-    missing = [image_id for image_id, files in zip(ids, found, strict=True) if not files]
+    candidates = [next((paths_by[way] for way in names if way in paths_by), []) for names in ways]
+    missing = [image_id for image_id, files in zip(ids, candidates, strict=True) if not files]
     expected = f"expected a file named like the id, with one of {', '.join(sorted(IMAGE_SUFFIXES))}"
     _refuse(missing, "without a file here", root, expected, len(ids))
-    several = {image_id: files for image_id, files in zip(ids, found, strict=True) if len(files) > 1}
+    several = {image_id: files for image_id, files in zip(ids, candidates, strict=True) if len(files) > 1}
     clashes = "; ".join(f"{shown(key)} is {' and '.join(files[:SHOWN])}" for key, files in [*several.items()][:SHOWN])
     _refuse([*several], "with more than one file", root, f"expected one file per id: {clashes}", len(ids))
-    return [file for (file,) in found]
+    return [file for (file,) in candidates]
 
 
 def check_space(folder: str | Path, needed: float, dtype: str) -> None:

@@ -21,9 +21,9 @@ def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, 
     names and sizes of images and features (not of their folders), and ``SPLIT times`` of their times of change in
     seconds. Files that are missing count as empty; images that are no files are not in it.
     """
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for split, rows in splits.items():
-        digests, count = {part: hashlib.blake2b(digest_size=8) for part in PARTS}, 0
+        digests, count = {aspect: hashlib.blake2b(digest_size=8) for aspect in PARTS}, 0
         for row in rows:
             count += 1
             paths = dict.fromkeys(path for key in FILES for path in _files(row.get(key)))
@@ -34,10 +34,10 @@ def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, 
                 "files": [(name, size) for name, (size, _) in files],
                 "times": [time for _, (_, time) in files],
             }
-            for part, values in content.items():
-                digests[part].update(json.dumps(values).encode())
-        found |= {f"{split} {part}": f"{count} rows {digest.hexdigest()}" for part, digest in digests.items()}
-    return found
+            for aspect, values in content.items():
+                digests[aspect].update(json.dumps(values).encode())
+        hashes |= {f"{split} {aspect}": f"{count} rows {digest.hexdigest()}" for aspect, digest in digests.items()}
+    return hashes
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
@@ -68,7 +68,7 @@ def _files(value: Any) -> Iterator[Path]:
 def _stat(path: Path) -> tuple[int, int]:
     """Size in bytes, and time of change in seconds; zeros where there is no file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return 0, 0
-    return found.st_size, int(found.st_mtime)
+    return status.st_size, int(status.st_mtime)

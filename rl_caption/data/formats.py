@@ -88,18 +88,18 @@ def build_data(config: DataConfig) -> DataModule:
         check_path(config)
     try:
         with errors_of_user_code(name):
-            made = target(**_given(config) | config.kwargs)
+            data = target(**_given(config) | config.kwargs)
     except (ConfigError, DataError):
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"data: {name} cannot be made: {error}") from error
-    if not (hasattr(made, "splits") and callable(getattr(made, "split", None))):
+    if not (hasattr(data, "splits") and callable(getattr(data, "split", None))):
         raise ConfigError(f"{name} makes no dataset: expected an object with splits and split(name)")
     if config.target is not None:
-        made = UserData(made, name)
+        data = UserData(data, name)
     if config.num_frames is not None:
-        made = mapped(made, partial(_video, config.num_frames))
-    return mapped(made, _long) if config.long_captions else made
+        data = mapped(data, partial(_video, config.num_frames))
+    return mapped(data, _long) if config.long_captions else data
 
 
 class UserData:
@@ -147,9 +147,9 @@ def _check_row(where: str, index: int, row: Any) -> Row:
 
 def _target(config: DataConfig, key: str) -> tuple[Any, str]:
     """The class or function of a format, and its name in messages."""
-    option, known = ("format", FORMATS) if config.target is None else ("target", None)
+    option, table = ("format", FORMATS) if config.target is None else ("target", None)
     name = getattr(config, option)
-    return load_target(name, f"{key}.{option}", known), f"{key}.{option} {name}"
+    return load_target(name, f"{key}.{option}", table), f"{key}.{option} {name}"
 
 
 def _given(config: DataConfig) -> dict[str, Any]:
@@ -166,18 +166,18 @@ def grouped_by_split(
     ``max_images`` limits the number of rows of a split; the first ones stay. Raises ``DataError`` where there is no
     row, or ``max_images`` has an unknown split or a number below 1.
     """
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for split, row in rows:
-        found.setdefault(split, []).append(row)
-    if not found:
+        groups.setdefault(split, []).append(row)
+    if not groups:
         raise DataError(f"{source} holds no images")
     for split, limit in (max_images or {}).items():
-        if split not in found:
-            raise DataError(f"max_images names the split {split!r}; {source} has {sorted(found)}")
+        if split not in groups:
+            raise DataError(f"max_images names the split {split!r}; {source} has {sorted(groups)}")
         if limit < 1:
             raise DataError(f"max_images.{split} is {limit}: expected at least 1 image")
-        found[split] = found[split][:limit]
-    return {split: found[split] for split in dict.fromkeys((*STANDARD_SPLITS, *found)) if split in found}
+        groups[split] = groups[split][:limit]
+    return {split: groups[split] for split in dict.fromkeys((*STANDARD_SPLITS, *groups)) if split in groups}
 
 
 def add_features(
@@ -193,8 +193,8 @@ def add_features(
             raise DataError(f"features_kwargs is {dict(options)}, but features_root is not set")
         return
     every = [row for split in rows.values() for row in split]
-    for row, found in zip(every, features_of(every, root, FeatureOptions.of(options)), strict=True):
-        row["features"] = found
+    for row, features in zip(every, features_of(every, root, FeatureOptions.of(options)), strict=True):
+        row["features"] = features
 
 
 def mapped(data: DataModule, make: Callable[[str, int, Row], Row]) -> DataModule:
@@ -226,6 +226,6 @@ def _long(split: str, index: int, row: Row) -> Row:
             f"{split} {row['image_id']!r} has no long_reference, which data.long_captions makes its caption: expected "
             "a long description in every row (data.format jsonl or scenes)"
         )
-    made: Any = {name: value for name, value in row.items() if name not in BY_REFERENCE}
-    made |= {"references": [description], "short_references": row["references"]}
-    return made  # type: ignore[no-any-return]
+    long_row: Any = {name: value for name, value in row.items() if name not in BY_REFERENCE}
+    long_row |= {"references": [description], "short_references": row["references"]}
+    return long_row  # type: ignore[no-any-return]

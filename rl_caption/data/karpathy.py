@@ -86,13 +86,13 @@ class KarpathyData(Splits):
         files = {now.path(record.filepath, record.filename): record[2:4] for record in read_records(self.path)}
         used = {str(row["image"]) for rows in self._rows.values() for row in rows}
         names = [name for path, name in files.items() if path in used]
-        wanted = [files[path] for path in dict.fromkeys(missing) if path in files][:3]
+        lost = [files[path] for path in dict.fromkeys(missing) if path in files][:3]
         present = sum(map(os.path.isfile, used))
         roots = [folder, *sorted(child for child in folder.iterdir() if child.is_dir())[:50], now.image_root]
         others = map(_Layout._make, itertools.product(roots, (None, *_EXTENSIONS), (False, True)))
         for layout in sorted(others, key=lambda other: sum(map(operator.ne, other, now))):
-            found = next((path for path in (layout.path(*name) for name in wanted) if os.path.isfile(path)), None)
-            if found is None:
+            place = next((path for path in (layout.path(*name) for name in lost) if os.path.isfile(path)), None)
+            if place is None:
                 continue
             count = sum(os.path.isfile(layout.path(*name)) for name in names)
             if count > present:
@@ -100,7 +100,7 @@ class KarpathyData(Splits):
                 values = (root, layout.image_extension or "null", str(layout.flatten).lower())
                 changed = zip(layout._fields, values, layout, now, strict=True)
                 options = " and ".join(f"data.{key}: {text}" for key, text, new, old in changed if new != old)
-                return f"found {os.path.relpath(found, folder)}: set {options} (finds {count} of {len(names)} images)"
+                return f"found {os.path.relpath(place, folder)}: set {options} (finds {count} of {len(names)} images)"
         if not now.image_root.is_dir():
             return f"{now.image_root} is not a folder: set data.image_root, relative to {folder}"
         return f"no other extension or folder beside {self.path} has them: complete the images"
@@ -113,8 +113,8 @@ def _json_file(path: Path) -> Path:
         return path
     if not path.is_dir():
         raise DataError(f"data.path {str(path)!r} does not exist: expected a Karpathy JSON file, or its folder")
-    found = sorted(path.glob("dataset*.json"))
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "none"
+    files = sorted(path.glob("dataset*.json"))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
         raise DataError(f"{path} must hold exactly one dataset*.json, found {names}: set data.path to the file")
-    return found[0]
+    return files[0]

@@ -214,11 +214,11 @@ class Collate:
         return CaptionBatch(rows, inputs, targets, mask)
 
     def _choose(self, references: list[str], step: int) -> list[str]:
-        wanted = self.captions_per_image
-        if wanted is None or len(references) <= wanted:
+        count = self.captions_per_image
+        if count is None or len(references) <= count:
             return references
         order = row_generator(self.seed, step, references[0]).permutation(len(references))
-        return [references[index] for index in order[:wanted]]
+        return [references[index] for index in order[:count]]
 
 
 def encode_targets(
@@ -232,11 +232,11 @@ def encode_targets(
     owners = rows if rows is not None else [None] * len(references)
     encoded = [captioner.encode(captions, max_tokens, row) for captions, row in zip(references, owners, strict=True)]
     captions = max(map(len, encoded))
-    length = max(len(ids) for found in encoded for ids in found)
+    length = max(len(ids) for sequences in encoded for ids in sequences)
     targets = torch.full((len(encoded), captions, length), captioner.pad_token_id)
     mask = torch.zeros(targets.shape, dtype=torch.bool)
-    for image, found in enumerate(encoded):
-        for caption, ids in enumerate(found):
+    for image, sequences in enumerate(encoded):
+        for caption, ids in enumerate(sequences):
             targets[image, caption, : len(ids)] = torch.tensor(ids)
             mask[image, caption, : len(ids)] = True
     return targets, mask & ~torch.isin(targets, torch.tensor(captioner.forbidden))

@@ -64,7 +64,7 @@ class Tagged:
 
     def of(self, letter: str) -> list[int]:
         """Positions of the words of one class."""
-        return [at for at, own in enumerate(self.classes) if own == letter]
+        return [at for at, word_class in enumerate(self.classes) if word_class == letter]
 
     def replaced(self, edits: Mapping[int, str]) -> str:
         """The caption with the words at some positions replaced; articles are made to agree."""
@@ -100,9 +100,13 @@ def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]
     chosen = captions[:: max(1, len(captions) // POOLED)]
     counts: dict[str, Counter[str]] = {"N": Counter(), "J": Counter()}
     for caption in progress(chosen, "words of captions", "caption"):
-        own = tagged(caption)
+        words_of_caption = tagged(caption)
         for letter, counter in counts.items():
-            counter.update(own.words[at].lower() for at in own.of(letter) if own.words[at].isalpha())
+            counter.update(
+                words_of_caption.words[at].lower()
+                for at in words_of_caption.of(letter)
+                if words_of_caption.words[at].isalpha()
+            )
     for letter, words in (("J", _NO_ATTRIBUTES), ("N", _NOT_SWAPPED)):
         for word in words:
             del counts[letter][word]
@@ -117,7 +121,7 @@ def _is_plural(noun: str) -> bool:
 
 
 def _drawn(
-    pool: Pool, letter: str, known: set[str], generator: np.random.Generator, plural: bool | None = None
+    pool: Pool, letter: str, present: set[str], generator: np.random.Generator, plural: bool | None = None
 ) -> str | None:
     """Draw a word of a class by frequency, not among ``known``; None after ten failed draws.
 
@@ -126,7 +130,7 @@ def _drawn(
     words, shares = pool[letter]
     for _ in range(10 if words else 0):
         word = words[min(int(np.searchsorted(shares, generator.random(), side="right")), len(words) - 1)]
-        if word not in known and plural in (None, _is_plural(word)):
+        if word not in present and plural in (None, _is_plural(word)):
             return word
     return None
 
@@ -149,13 +153,13 @@ def _replace_word(letter: str) -> Edit:
 
 def _replace_relation(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
     lower = [word.lower() for word in caption.words]
-    found = [
+    relations = [
         (at, len(relation.split()), relation)
         for relation in _RELATIONS
         for at in range(len(lower))
         if lower[at : at + len(relation.split())] == relation.split()
     ]
-    longest = [one for one in found if not any(o[0] <= one[0] < o[0] + o[1] and o[1] > one[1] for o in found)]
+    longest = [one for one in relations if not any(o[0] <= one[0] < o[0] + o[1] and o[1] > one[1] for o in relations)]
     if not longest:
         return None
     at, length, relation = longest[int(generator.integers(len(longest)))]
@@ -229,10 +233,10 @@ def _shuffle_trigrams(within: bool) -> Edit:
 
     def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
         words = [word for word in caption.words if word[0].isalnum()]
-        parts = [words[start : start + 3] for start in range(0, len(words), 3)]
+        triples = [words[start : start + 3] for start in range(0, len(words), 3)]
         if within:
-            return _joined(part[index] for part in parts for index in generator.permutation(len(part)))
-        return _joined(word for index in generator.permutation(len(parts)) for word in parts[index])
+            return _joined(triple[index] for triple in triples for index in generator.permutation(len(triple)))
+        return _joined(word for index in generator.permutation(len(triples)) for word in triples[index])
 
     return edit
 
@@ -282,14 +286,14 @@ class RuleNegatives:
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
         """False captions; none equals a reference of the row up to case and white space."""
-        own, kinds = tagged(caption), list(self.kinds or EDITS)
-        known = {_plain(text) for text in (*row["references"], caption)}
-        found = []
+        entries, kinds = tagged(caption), list(self.kinds or EDITS)
+        true = {_plain(text) for text in (*row["references"], caption)}
+        false = []
         for index in generator.permutation(len(kinds)):
-            text = EDITS[kinds[index]](own, self.pool, generator)
-            if text is not None and _plain(text) not in known:
-                found.append((kinds[index], text))
-        return found
+            text = EDITS[kinds[index]](entries, self.pool, generator)
+            if text is not None and _plain(text) not in true:
+                false.append((kinds[index], text))
+        return false
 
 
 def _plain(caption: str) -> str:
@@ -302,11 +306,11 @@ class ColumnNegatives:
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
         """The negatives of the reference, in random order. Raises ``DataError`` where the row has none for it."""
-        given = row.get("negatives")
-        if given is None or caption not in row["references"]:
+        column = row.get("negatives")
+        if column is None or caption not in row["references"]:
             raise DataError(f"image {row['image_id']!r} has no negatives for {caption!r}: expected that column")
-        own = given[row["references"].index(caption)]
-        return [("data", own[index]) for index in generator.permutation(len(own))]
+        entries = column[row["references"].index(caption)]
+        return [("data", entries[index]) for index in generator.permutation(len(entries))]
 
 
 @dataclass(frozen=True)
@@ -315,10 +319,10 @@ class ColumnPositives:
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
         """The positives of the row, in random order. Raises ``DataError`` where it has none."""
-        own = row.get("positive_captions")
-        if not own:
+        entries = row.get("positive_captions")
+        if not entries:
             raise DataError(f"image {row['image_id']!r} has no positive_captions: expected that column")
-        return [own[index] for index in generator.permutation(len(own))]
+        return [entries[index] for index in generator.permutation(len(entries))]
 
 
 POSITIVES = {

@@ -37,16 +37,16 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     """
     file = out / SETTINGS
     if file.exists() and any(path.is_file() and path != file for path in out.rglob("*")):
-        found = read_json(file, ConfigError)
-        compared = [name for name in settings if name != "data" and (name in found or name not in ADDED)]
-        changed = [name for name in compared if found.get(name) != settings[name]]
+        stored = read_json(file, ConfigError)
+        compared = [name for name in settings if name != "data" and (name in stored or name not in ADDED)]
+        changed = [name for name in compared if stored.get(name) != settings[name]]
         if changed:
-            differences = "; ".join(f"{name} was {found.get(name)!r}, is now {settings[name]!r}" for name in changed)
+            differences = "; ".join(f"{name} was {stored.get(name)!r}, is now {settings[name]!r}" for name in changed)
             raise ConfigError(f"{out} has parts that were written with other settings: {differences}; name another out")
-        recorded = found.get("data", {})
+        recorded = stored.get("data", {})
         check_type(recorded, dict[str, str], f"{file}, 'data'", ConfigError)
         files, copied = changes(recorded, settings.get("data", {}))
-        if "data" in settings and "data" not in found:
+        if "data" in settings and "data" not in stored:
             logger.info("%s: an older version wrote its parts, so their data cannot be compared", out)
         if files:
             raise ConfigError(f"{out} has parts that were made from other data: {'; '.join(files)}; name another out")
@@ -64,8 +64,8 @@ def missing_parts(
 
     ``settings`` are recorded in ``out``; ``ConfigError`` where the parts in it were made by others.
     """
-    own = own_parts(worker, len(files))
+    worker_parts = own_parts(worker, len(files))
     check_settings(out, settings)
     remove_leftovers(out / "parts")
-    missing = [number for number in own if not files[number].exists()]
-    return missing, f"{len(missing)} parts made, {len(own) - len(missing)} were there; {len(files)} in all"
+    missing = [number for number in worker_parts if not files[number].exists()]
+    return missing, f"{len(missing)} parts made, {len(worker_parts) - len(missing)} were there; {len(files)} in all"

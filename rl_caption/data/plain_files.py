@@ -32,8 +32,8 @@ _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 
 
 def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = unique_keys(pairs)
-    return {key: value for key, value in made.items() if key != "tokens"} if made.get("raw") is not None else made
+    values = unique_keys(pairs)
+    return {key: value for key, value in values.items() if key != "tokens"} if values.get("raw") is not None else values
 
 
 def parse_json(
@@ -215,17 +215,17 @@ class TextForms:
     def warnings(self, normalised: bool = False) -> list[str]:
         """A sentence for each problem, with its count and the first texts; of Unicode forms none if ``normalised``."""
         first = {name: f"(first: {'; '.join(texts)})" for name, texts in self.offenders.items()}
-        found = []
+        sentences = []
         if count := self.counts["special"]:
-            found.append(
+            sentences.append(
                 f"{count} of {self.total} texts have left-over special tokens, which count as words in every score "
                 f"{first['special']}: decode with skip_special_tokens=True, or remove them"
             )
         if (count := self.counts["decomposed"]) and self.has_composed and not normalised:
-            found.append(
+            sentences.append(
                 f"{count} of {self.total} texts write accents apart from their letters (Unicode NFD) and others do not "
                 f"(NFC), so that equal words do not match {first['decomposed']}: normalise all of them to NFC"
             )
         if count := self.counts["empty"]:
-            found.append(f"{count} of {self.scored} captions have no word and score as empty ones {first['empty']}")
-        return found
+            sentences.append(f"{count} of {self.scored} captions have no word and score as empty ones {first['empty']}")
+        return sentences

@@ -82,11 +82,11 @@ def prepare(
     and image sizes are unknown. Raises ``DataError`` with everything that is missing or differs, with counts and the
     first offenders.
     """
-    out, found = Path(out), _downloads(Path(downloads), annotations)
-    if (out / KARPATHY).exists() and found[KARPATHY].samefile(out / KARPATHY):
-        raise DataError(f"{found[KARPATHY]} is what this program writes: move the download to {out / 'downloads'}")
+    out, files = Path(out), _downloads(Path(downloads), annotations)
+    if (out / KARPATHY).exists() and files[KARPATHY].samefile(out / KARPATHY):
+        raise DataError(f"{files[KARPATHY]} is what this program writes: move the download to {out / 'downloads'}")
     findings = Findings()
-    records = _read_karpathy(found[KARPATHY], findings)
+    records = _read_karpathy(files[KARPATHY], findings)
     counts = _count(records)
     for what, expected in (("images", IMAGES), ("captions", CAPTIONS)) if not subset else ():
         for split in {**expected, **counts[what]}:
@@ -97,12 +97,12 @@ def prepare(
     if annotations:
         official: dict[str, list[str]] = {}
         for name in ANNOTATIONS:
-            official |= read_references(found[name])
-            photos |= _official_photos(found[name])
+            official |= read_references(files[name])
+            photos |= _official_photos(files[name])
         _compare_annotations(records, official, photos, findings, subset)
     if findings:
         lines = "\n".join(f"  - {problem}" for problem in findings.values())
-        raise DataError(f"{found[KARPATHY]} is not ready:\n{lines}" + ("" if subset else SUBSET_HINT))
+        raise DataError(f"{files[KARPATHY]} is not ready:\n{lines}" + ("" if subset else SUBSET_HINT))
     _write_captions(out, records, photos)
     summary: dict[str, Any] = {**counts, "compared_with_annotations": annotations}
     if df:
@@ -114,15 +114,15 @@ def prepare(
 
 def _downloads(folder: Path, annotations: bool) -> dict[str, Path]:
     """Name -> path of the required files. Raises ``DataError`` with the missing ones and where to get them."""
-    wanted = (KARPATHY, *ANNOTATIONS) if annotations else (KARPATHY,)
-    places = {name: [folder / name, folder / "annotations" / name] for name in wanted}
-    found = {name: next((place for place in both if place.is_file()), None) for name, both in places.items()}
-    missing = [f"  - {name}, from {SOURCES[name]}" for name, place in found.items() if place is None]
+    names = (KARPATHY, *ANNOTATIONS) if annotations else (KARPATHY,)
+    places = {name: [folder / name, folder / "annotations" / name] for name in names}
+    files = {name: next((place for place in both if place.is_file()), None) for name, both in places.items()}
+    missing = [f"  - {name}, from {SOURCES[name]}" for name, place in files.items() if place is None]
     if missing:
         without = ", or do without the official annotations: --without_annotations" if annotations else ""
         lines = "\n".join(missing)
         raise DataError(f"missing in {folder}:\n{lines}\nDownload and unpack them there{without}")
-    return {name: place for name, place in found.items() if place is not None}
+    return {name: place for name, place in files.items() if place is not None}
 
 
 def _read_karpathy(path: Path, findings: Findings) -> dict[str, Record]:
@@ -178,12 +178,14 @@ def _compare_annotations(
         if image_id not in official:
             findings.add("images that the official annotations do not have", name)
             continue
-        ours, theirs = (Counter(map(single_spaced, captions)) for captions in (record.references, official[image_id]))
-        if ours != theirs:
-            here, there = ([*more] for more in (ours - theirs, theirs - ours))
+        ours, published = (
+            Counter(map(single_spaced, captions)) for captions in (record.references, official[image_id])
+        )
+        if ours != published:
+            here, there = ([*more] for more in (ours - published, published - ours))
             findings.add("images whose captions differ", f"{name}: {here[:1]!r:.80}, officially {there[:1]!r:.80}")
     if not subset:
-        for image_id in [each for each in official if each not in records]:
+        for image_id in [annotated for annotated in official if annotated not in records]:
             findings.add("annotated images that the file does not have", f"cocoid {image_id}")
     for image_id, record in records.items():
         file = f"{record.filepath}/{record.filename}"
@@ -240,10 +242,10 @@ def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
     captions = [record.references for record in records.values() if _split_of(record) == "train"]
     digest = hashlib.sha256(json.dumps([__version__, TOKENIZER, captions]).encode()).hexdigest()[:16]
     try:
-        known = read_object(out / "prepared.json").get("document_frequencies")
+        stored = read_object(out / "prepared.json").get("document_frequencies")
     except (OSError, ValueError):
-        known = None
-    if known == digest and path.is_file():
+        stored = None
+    if stored == digest and path.is_file():
         logger.info("%s is up to date", path)
         return digest
     logger.info("counting n-grams of %d training images", len(captions))
@@ -257,13 +259,13 @@ def _check_inputs(
 ) -> dict[str, str]:
     """Link and check image files and features, and log where to get what is not there; returns what was checked."""
     checked, wrong = {}, []
-    for kind, given, source in (("images", images, PIXELS), ("features", features, REGIONS)):
-        place = _linked(out, given, kind)
+    for name, target, source in (("images", images, PIXELS), ("features", features, REGIONS)):
+        place = _link(out, target, name)
         if place is None:
-            logger.info("no %s to check. %s", kind, source)
+            logger.info("no %s to check. %s", name, source)
             continue
-        cache, of_features = out / f".checked_{kind}.json", dict[str, Any]()
-        if kind == "features":
+        cache, of_features = out / f".checked_{name}.json", dict[str, Any]()
+        if name == "features":
             of_features = {"features_root": place, "features_kwargs": dict(features_kwargs)}
         try:
             data = KarpathyData(out / KARPATHY, "images", **of_features)
@@ -275,28 +277,28 @@ def _check_inputs(
         except DataError as error:
             wrong.append(str(error))
             continue
-        logger.info("%s of %d images are usable", kind, sum(len(data.split(split)) for split in data.splits))
-        checked[kind] = str(place)
+        logger.info("%s of %d images are usable", name, sum(len(data.split(split)) for split in data.splits))
+        checked[name] = str(place)
     if wrong:
         raise DataError("\n".join(wrong))
     return checked
 
 
-def _linked(out: Path, given: str | Path | None, name: str) -> Path | None:
+def _link(out: Path, source: str | Path | None, name: str) -> Path | None:
     """The path ``out / name``, made a link to ``given`` if that is not None; None where there is nothing.
 
     A folder of features and an HDF5 file get the same name, so that configurations need not tell them apart.
     """
     place = out / name
-    if given is None:
+    if source is None:
         if os.path.lexists(place) and not place.exists():
             raise DataError(
                 f"{place} leads to {place.resolve()}, which does not exist: remove the link, or give --{name}"
             )
         return place if place.exists() else None
-    target = Path(given).resolve()
+    target = Path(source).resolve()
     if not target.exists():
-        raise DataError(f"{str(given)!r} does not exist: expected {name}")
+        raise DataError(f"{str(source)!r} does not exist: expected {name}")
     if not os.path.lexists(place):
         place.symlink_to(target)
     elif place.resolve() != target:

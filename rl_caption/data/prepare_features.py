@@ -123,8 +123,8 @@ def _check_space(paths: Sequence[str | Path], folder: Path, present: Collection[
         text = sum(os.path.getsize(path) for path in paths)
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror or error}") from error
-    done = sum(os.path.getsize(folder / f"{name}.npz") for name in present)
-    check_space(folder, text * 3 / 4 * np.dtype(dtype).itemsize / 4 - done, dtype)
+    stored = sum(os.path.getsize(folder / f"{name}.npz") for name in present)
+    check_space(folder, text * 3 / 4 * np.dtype(dtype).itemsize / 4 - stored, dtype)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
@@ -225,18 +225,18 @@ def main(argv: list[str] | None = None) -> int:
     encoder.add_argument(
         "--device", help="device of the encoder, such as cpu or cuda:0 (default: a GPU if there is one)"
     )
-    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value not in (None, [])}
-    encodes = "encoder" in given
+    options = {name: value for name, value in vars(parser.parse_args(argv)).items() if value not in (None, [])}
+    encodes = "encoder" in options
     needed = {"encoder", "data"} if encodes else {"tsv"}
     foreign = {"tsv", "dim"} if encodes else {action.dest for action in encoder._group_actions}
-    if not needed <= given.keys() or foreign & given.keys():
+    if not needed <= options.keys() or foreign & options.keys():
         parser.error("expected TSV files (and --dim), or --encoder with --data and its options")
     if encodes:
         from rl_caption.data.encode_features import encode_features
 
-        written, kept = encode_features(**given | {"kwargs": json_object(given.get("kwargs", "{}"), "--kwargs")})
-        print(f"{given['out']}: {written:,} images written, {kept:,} images existed already")
+        written, kept = encode_features(**options | {"kwargs": json_object(options.get("kwargs", "{}"), "--kwargs")})
+        print(f"{options['out']}: {written:,} images written, {kept:,} images existed already")
         return 0
-    written, kept = convert_tsv(given.pop("tsv"), **given)
-    print(f"{given['out']}: {written:,} images written, {kept:,} lines skipped (their images existed already)")
+    written, kept = convert_tsv(options.pop("tsv"), **options)
+    print(f"{options['out']}: {written:,} images written, {kept:,} lines skipped (their images existed already)")
     return 0

@@ -128,7 +128,7 @@ class ShareGpt4v(Splits):
                 f"{file} has {len(texts)} images: expected more than data.kwargs.val_images {val_images}, the first, "
                 "which are not trained on"
             )
-        make = partial(_described, str(file.parent / (image_root or "")))
+        make = partial(_described_row, str(file.parent / (image_root or "")))
         rows = {"train": RowView(texts[val_images:], make), "val": RowView(texts[:val_images], make)}
         super().__init__(rows, file)
 
@@ -139,7 +139,7 @@ def _last_turn(turns: Sequence[_Turn], where: str) -> str:
     return check_text(turns[-1]["value"].replace("\n", " "), f"{where}: 'conversations'")
 
 
-def _described(root: str, index: int, pair: tuple[str, str]) -> Row:
+def _described_row(root: str, index: int, pair: tuple[str, str]) -> Row:
     name, description = pair
     place = os.path.join(root, name)
     return {"image_id": name, "image": place, "references": [description], "long_reference": description}

@@ -48,7 +48,7 @@ def held_out_splits(
         texts["val" if held_out else split].add(text)
     rows: dict[str, Sequence[Row]] = {split: RowView(texts[split], make) for split in STANDARD_SPLITS if split in texts}
     if "train" not in rows or (val_fraction > 0 and "val" not in rows):
-        counts = {split: len(found) for split, found in rows.items()}
+        counts = {split: len(split_rows) for split, split_rows in rows.items()}
         held = f", val being what data.kwargs.val_fraction {val_fraction} holds out" if val_fraction else ""
         raise DataError(f"{path} has {counts} rows{held}: expected some to train on, and some in val")
     return rows
@@ -135,13 +135,13 @@ def _caption_files(path: Path) -> dict[str, Path]:
         if not path.is_file():
             raise DataError(f"data.path {str(path)!r} does not exist: expected a file with a caption a line")
         return {"train": path}
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         if file.stem in STANDARD_SPLITS and file.is_file():
-            if file.stem in found:
-                raise DataError(f"{path} has {found[file.stem].name} and {file.name}: expected one file a split")
-            found[file.stem] = file
-    return found
+            if file.stem in files:
+                raise DataError(f"{path} has {files[file.stem].name} and {file.name}: expected one file a split")
+            files[file.stem] = file
+    return files
 
 
 def _captions(file: Path, column: int | str | None) -> Iterator[tuple[int, str]]:

@@ -153,8 +153,8 @@ class _KeptRows:
     def __call__(self, index: int, _: int) -> Row:
         if index not in self.made:
             self.made[index] = self.make(index)
-        made = self.made[index]
-        return {**made, "references": list(made["references"])}
+        row = self.made[index]
+        return {**row, "references": list(row["references"])}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "made": {}}
@@ -217,8 +217,10 @@ def export(directory: str | Path, data: ScenesData) -> Path:
 def _entry(row: Row, split: str, image_number: int, first_sentence: int) -> dict[str, Any]:
     words = [[word for word in tokens(caption) if word[0] not in PUNCTUATION] for caption in row["references"]]
     sentences = [
-        {"tokens": own, "raw": caption, "imgid": image_number, "sentid": number}
-        for number, (own, caption) in enumerate(zip(words, row["references"], strict=True), start=first_sentence)
+        {"tokens": words_of_sentence, "raw": caption, "imgid": image_number, "sentid": number}
+        for number, (words_of_sentence, caption) in enumerate(
+            zip(words, row["references"], strict=True), start=first_sentence
+        )
     ]
     names = {"filepath": "images", "filename": f"{row['image_id']}.png", "imgid": image_number, "split": split}
     ids = [sentence["sentid"] for sentence in sentences]

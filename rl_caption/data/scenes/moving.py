@@ -89,13 +89,13 @@ def done(scene: MovingScene, index: int) -> frozenset[Fact]:
     things.
     """
     name, motion = scene.kinds[index].name, scene.motions[index]
-    found = {Fact("direction", name, motion.direction or "none")}
+    facts = {Fact("direction", name, motion.direction or "none")}
     if motion.verb in ("enters", "leaves"):
-        found.add(Fact("event", name, motion.verb))
+        facts.add(Fact("event", name, motion.verb))
     if scene.collision is not None and index in scene.collision:
         names = sorted(scene.kinds[each].name for each in scene.collision)
-        found.add(Fact("collision", " / ".join(names), ""))
-    return frozenset(found)
+        facts.add(Fact("collision", " / ".join(names), ""))
+    return frozenset(facts)
 
 
 @lru_cache(maxsize=4096)
@@ -145,12 +145,12 @@ def _collision(draws: Draws, looks: Sequence[Look]) -> list[Placed]:
     ends = first + (room // 2 if comes else room)
     ways = [(first, ends), (last, ends + touch if comes else last)]
     does = [("moves", direction), ("moves", OPPOSITE[direction]) if comes else ("stays", "")]
-    found: list[Placed] = []
+    placed: list[Placed] = []
     for look, way, (verb, own) in zip(looks, ways, does, strict=True):
         along = [at if sum(STEP[direction]) > 0 else 1000 - at for at in way]
         start, end = (((at, line) if across else (line, at)) for at in along)
-        found.append((Thing(*look, *start), Motion(verb, own, *end)))
-    return found
+        placed.append((Thing(*look, *start), Motion(verb, own, *end)))
+    return placed
 
 
 def _added(draws: Draws, look: Look, placed: Sequence[Placed]) -> Placed | None:
@@ -237,22 +237,24 @@ class Phrase(NamedTuple):
 
 
 def _phrases() -> dict[tuple[str, ...], Phrase]:
-    found: dict[str, Phrase] = {}
-    for verb, own in _VERBS.items():
+    phrases: dict[str, Phrase] = {}
+    for verb, forms_of_verb in _VERBS.items():
         event = verb if verb != "moves" else ""
-        for forms, (at, form) in product((*own, *_MORE_VERBS[verb]), enumerate(FORMS)):
+        for forms, (at, form) in product((*forms_of_verb, *_MORE_VERBS[verb]), enumerate(FORMS)):
             for direction, wheres in _WHERE[verb].items():
-                found |= {f"{forms[at]} {where}": Phrase(event, direction, form) for where in wheres}
+                phrases |= {f"{forms[at]} {where}": Phrase(event, direction, form) for where in wheres}
             if forms[0] != "comes":  # which alone is no claim
-                found[forms[at]] = Phrase(verb, "", form)
+                phrases[forms[at]] = Phrase(verb, "", form)
     for at, form in enumerate(FORMS):
-        found |= {forms[at]: Phrase("", "none", form) for forms in _STAY}
-        found |= {forms[at]: Phrase("collides", "", form) for forms in (*_COLLIDE, *_MORE_COLLIDE)}
-    found |= {"collide": Phrase("collides", "", "plural"), "colliding": Phrase("collides", "", "participle")}
-    for words, phrase in list(found.items()):
+        phrases |= {forms[at]: Phrase("", "none", form) for forms in _STAY}
+        phrases |= {forms[at]: Phrase("collides", "", form) for forms in (*_COLLIDE, *_MORE_COLLIDE)}
+    phrases |= {"collide": Phrase("collides", "", "plural"), "colliding": Phrase("collides", "", "participle")}
+    for words, phrase in list(phrases.items()):
         if phrase.form == "participle":
-            found |= {f"{be} {words}": phrase._replace(form=form) for be, form in (("is", "third"), ("are", "plural"))}
-    return {tuple(words.split()): phrase for words, phrase in found.items()}
+            phrases |= {
+                f"{be} {words}": phrase._replace(form=form) for be, form in (("is", "third"), ("are", "plural"))
+            }
+    return {tuple(words.split()): phrase for words, phrase in phrases.items()}
 
 
 PHRASES = _phrases()

@@ -56,22 +56,22 @@ def hard_negatives(scene: Scene | MovingScene, caption: str, seed: int) -> list[
     draws = Draws("negatives", seed, caption, repr(scene))
     flat, chunks, words = _cut(caption)
     capital = caption[:1].isupper()
-    found: list[tuple[str, str]] = []
+    negatives: list[tuple[str, str]] = []
     is_moving = isinstance(scene, MovingScene)
     for kind in MOVING_KINDS if is_moving else NEGATIVE_KINDS[:-1]:
         for edit in draws.shuffled(list(_edits(kind, chunks, words, scene))):
-            text = _text(_agreeing([edit.get(index, own) for index, own in enumerate(words)]), capital)
+            text = _text(_agreeing([edit.get(index, chunk_words) for index, chunk_words in enumerate(words)]), capital)
             if text != _text(words, capital) and oracle(text, scene).precision < 1:
-                found.append((kind, text))
+                negatives.append((kind, text))
                 break
     original = oracle(caption, scene)
     for _ in range(0 if is_moving else 10):
         text = _text([[word for word in draws.shuffled(flat) if word not in PUNCTUATION]], capital)
         broken = oracle(text, scene)
         if broken.unparsed > original.unparsed or broken.f1 < original.f1:
-            found.append(("word_order", text + ("." if flat[-1:] == ["."] else "")))
+            negatives.append(("word_order", text + ("." if flat[-1:] == ["."] else "")))
             break
-    return found
+    return negatives
 
 
 def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
@@ -82,18 +82,18 @@ def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
     """
     draws = Draws("paraphrases", seed, caption, repr(scene))
     _, chunks, words = _cut(caption)
-    synonyms = {index: found for index, chunk in enumerate(chunks) if (found := _synonyms(chunk, words[index]))}
+    synonyms = {index: options for index, chunk in enumerate(chunks) if (options := _synonyms(chunk, words[index]))}
     capital, told = caption[:1].isupper(), _told(caption, scene)
-    known, none = [_text(words, capital)], Edit()
+    texts, none = [_text(words, capital)], Edit()
     for turned in draws.shuffled([none, *_turned(chunks, words, draws)]):
         sites = [index for index in synonyms if index not in turned]
         sure = draws.choice(sites) if sites and not turned else None
         chosen = [index for index in sites if index == sure or draws.chance(0.5)]
         edit = turned | {index: draws.choice(synonyms[index]) for index in chosen}
-        text = _text(_agreeing([edit.get(index, own) for index, own in enumerate(words)]), capital)
-        if text not in known and _told(text, scene) == told:
-            known.append(text)
-    return known[1:]
+        text = _text(_agreeing([edit.get(index, chunk_words) for index, chunk_words in enumerate(words)]), capital)
+        if text not in texts and _told(text, scene) == told:
+            texts.append(text)
+    return texts[1:]
 
 
 def _cut(caption: str) -> tuple[list[str], list[Chunk], Words]:
@@ -182,8 +182,8 @@ def _swaps(what: str, one: Chunk, two: Chunk, first: list[str], second: list[str
     if what == "object" and one.shape and two.shape and one.shape != two.shape:
         yield _renamed(first, two.shape), _renamed(second, one.shape)
     elif what == "attribute":
-        for (a, attribute, value), (b, other, found) in product(_attributes(first), _attributes(second)):
-            if attribute == other and value != found:
+        for (a, attribute, value), (b, other, other_value) in product(_attributes(first), _attributes(second)):
+            if attribute == other and value != other_value:
                 yield _replaced(first, a, second[b]), _replaced(second, b, first[a])
     elif what == "count" and 0 < min(counts) < max(counts) < len(NUMBERS):
         yield _recounted(first, counts[1], "a"), _recounted(second, counts[0], "a")
@@ -191,7 +191,7 @@ def _swaps(what: str, one: Chunk, two: Chunk, first: list[str], second: list[str
 
 def _motion_edits(what: str, chunks: list[Chunk], words: Words) -> Iterator[Edit]:
     """Every edit of a phrase of motion, whose words are chunks of their own."""
-    flat = [word for own in words for word in own]
+    flat = [word for chunk_words in words for word in chunk_words]
     index_of = {chunk.start: index for index, chunk in enumerate(chunks)}
     at = 0
     while at < len(flat):
@@ -200,9 +200,9 @@ def _motion_edits(what: str, chunks: list[Chunk], words: Words) -> Iterator[Edit
             at += 1
             continue
         length, phrase = found
-        own = [index_of[start] for start in range(at, at + length)]
+        chunk_words = [index_of[start] for start in range(at, at + length)]
         if what == "direction" and phrase.direction in DIRECTIONS:
-            yield {index: [OTHER_WORD.get(words[index][0], words[index][0])] for index in own}
+            yield {index: [OTHER_WORD.get(words[index][0], words[index][0])] for index in chunk_words}
         elif what == "verb" and phrase.event != "collides":
             before = ["is"] if phrase.form == "third" and flat[at] == "is" else []
             form = "participle" if before else phrase.form
@@ -213,7 +213,7 @@ def _motion_edits(what: str, chunks: list[Chunk], words: Words) -> Iterator[Edit
             for other in ("moves", "enters", "leaves", "stays"):
                 if other != verb:
                     told = verb_phrase(other, direction or draws.choice(DIRECTIONS), form, draws).split()
-                    yield {own[0]: [*before, *told], **{index: [] for index in own[1:]}}
+                    yield {chunk_words[0]: [*before, *told], **{index: [] for index in chunk_words[1:]}}
         at += length
 
 
@@ -241,17 +241,17 @@ class SceneNegatives:
     """
 
     def __init__(self, kinds: Sequence[str] | None = None) -> None:
-        known = list(dict.fromkeys([*NEGATIVE_KINDS, *MOVING_KINDS]))
-        unknown = sorted(set(kinds or ()) - set(known))
+        names = list(dict.fromkeys([*NEGATIVE_KINDS, *MOVING_KINDS]))
+        unknown = sorted(set(kinds or ()) - set(names))
         if unknown:
-            raise ValueError(f"kinds has {unknown}: expected some of {known}")
-        self.kinds = tuple(kinds or known)
+            raise ValueError(f"kinds has {unknown}: expected some of {names}")
+        self.kinds = tuple(kinds or names)
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
         """The negatives that apply, in random order. Raises ``DataError`` where the row has no scene."""
-        made = hard_negatives(_scene_of(row, "negatives.source"), caption, int(generator.integers(2**31)))
-        found = [pair for pair in made if pair[0] in self.kinds]
-        return [found[index] for index in generator.permutation(len(found))]
+        pairs = hard_negatives(_scene_of(row, "negatives.source"), caption, int(generator.integers(2**31)))
+        chosen = [pair for pair in pairs if pair[0] in self.kinds]
+        return [chosen[index] for index in generator.permutation(len(chosen))]
 
 
 class ScenePositives:
@@ -271,8 +271,8 @@ def _scene_of(row: Row, key: str) -> Any:
 
 def _agreeing(words: Words) -> Words:
     """Make verbs, pronouns and articles agree after an edit, so that grammar does not reveal the negative."""
-    chunks = chunked([word for own in words for word in own])
-    edited = [list(own) for own in words]
+    chunks = chunked([word for chunk_words in words for word in chunk_words])
+    edited = [list(chunk_words) for chunk_words in words]
     if len(chunks) != len(words):
         return edited
     for index, chunk in enumerate(chunks):
@@ -293,7 +293,7 @@ def _agreeing(words: Words) -> Words:
 def _text(words: Words, capital: bool) -> str:
     """Join tokens to text: no space before punctuation; with ``capital``, sentences start with one."""
     text, start = "", True
-    for word in (word for own in words for word in own):
+    for word in (word for chunk_words in words for word in chunk_words):
         if word in PUNCTUATION:
             text += word
             start = start or word in ".!?"

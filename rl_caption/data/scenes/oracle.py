@@ -308,10 +308,10 @@ def _predicate(chunks: list[Chunk], position: int) -> None:
     if chunk.subject is None:
         return
     ground = chunk.subject.kind == "ground"
-    taken = [pair for pair in chunk.attributes if not ground or pair[0] == "colour"]
+    pairs = [pair for pair in chunk.attributes if not ground or pair[0] == "colour"]
     chunk.used = True
-    chunk.bad += len(chunk.attributes) - len(taken)
-    chunk.subject.attributes = tuple(dict.fromkeys((*chunk.subject.attributes, *taken)))
+    chunk.bad += len(chunk.attributes) - len(pairs)
+    chunk.subject.attributes = tuple(dict.fromkeys((*chunk.subject.attributes, *pairs)))
 
 
 def related(chunks: list[Chunk]) -> list[tuple[Chunk, str, Chunk]]:
@@ -320,7 +320,7 @@ def related(chunks: list[Chunk]) -> list[tuple[Chunk, str, Chunk]]:
     The subject is the nearest thing before; after "and" or a comma, the subject of the previous relation; where the
     relation is fronted ("above the star is a circle"), the thing after.
     """
-    found: list[tuple[Chunk, str, Chunk]] = []
+    relations: list[tuple[Chunk, str, Chunk]] = []
     topic: Chunk | None = None
     for position, chunk in enumerate(chunks):
         if chunk.kind == "thing" and (position == 0 or chunks[position - 1].kind not in ("with", "relation")):
@@ -330,7 +330,7 @@ def related(chunks: list[Chunk]) -> list[tuple[Chunk, str, Chunk]]:
         after = chunks[position + 1]
         before = chunks[position - 1].kind if position else "stop"
         target = topic if after.kind == "pronoun" else after if after.kind == "thing" else None
-        subject = _subject(chunks, position, found)
+        subject = _subject(chunks, position, relations)
         fronted = chunks[position + 2 : position + 4]
         if (
             len(fronted) == 2
@@ -343,17 +343,17 @@ def related(chunks: list[Chunk]) -> list[tuple[Chunk, str, Chunk]]:
         if target is None or subject is None or subject is target:
             continue
         chunk.used = True
-        found.append((subject, chunk.value, target))
-    return found
+        relations.append((subject, chunk.value, target))
+    return relations
 
 
-def _subject(chunks: list[Chunk], position: int, found: list[tuple[Chunk, str, Chunk]]) -> Chunk | None:
+def _subject(chunks: list[Chunk], position: int, relations: list[tuple[Chunk, str, Chunk]]) -> Chunk | None:
     at = position - 1
     if at >= 0 and chunks[at].kind in ("and", "comma"):
         while at >= 0 and chunks[at].kind in ("and", "comma"):
             at -= 1
-        if found and at >= 0 and chunks[at] is found[-1][2]:
-            return found[-1][0]
+        if relations and at >= 0 and chunks[at] is relations[-1][2]:
+            return relations[-1][0]
     elif at >= 0 and chunks[at].kind == "be":
         at -= 1
     return chunks[at] if at >= 0 and chunks[at].kind == "thing" else None
@@ -376,23 +376,23 @@ def claims(caption: str, scene: Scene | MovingScene) -> list[Claim]:
         return _moving_claims(caption, scene)
     parsed = parse(caption)
     referents, repeated = _resolve(parsed.things, scene.kinds)
-    made = [each for pair in zip(parsed.things, referents, strict=True) for each in _thing_claims(*pair)]
+    all_claims = [claim for pair in zip(parsed.things, referents, strict=True) for claim in _thing_claims(*pair)]
     for subject, relation, other in parsed.relations:
         one, two = ((parsed.things[index], referents[index]) for index in (subject, other))
-        made.append(_relation_claim(relation, one, two))
+        all_claims.append(_relation_claim(relation, one, two))
     for colour in parsed.backgrounds:
         true = colour == scene.background
-        made.append(Claim("background", colour, true, Fact("background", "background", colour) if true else None))
+        all_claims.append(Claim("background", colour, true, Fact("background", "background", colour) if true else None))
     again = [name for name, times in repeated.items() for _ in range(times)]
-    return [*_distinct(made), *(Claim("repetition", f"{name} once more", False, None) for name in again)]
+    return [*_distinct(all_claims), *(Claim("repetition", f"{name} once more", False, None) for name in again)]
 
 
-def _distinct(made: Iterable[Claim]) -> list[Claim]:
+def _distinct(claims: Iterable[Claim]) -> list[Claim]:
     """Of claims of the same kind and text, the first."""
-    found: dict[tuple[str, str], Claim] = {}
-    for claim in made:
-        found.setdefault((claim.kind, claim.text), claim)
-    return list(found.values())
+    first: dict[tuple[str, str], Claim] = {}
+    for claim in claims:
+        first.setdefault((claim.kind, claim.text), claim)
+    return list(first.values())
 
 
 def _resolve(things: Sequence[Chunk], kinds: Sequence[Kind]) -> tuple[list[_Referent], dict[str, int]]:
@@ -526,7 +526,7 @@ def _without_motions(caption: str) -> _Split:
         after = [index for index, thing in enumerate(things) if thing.start >= place]
         subjects = before[-1:]
         if phrase.form == "plural" or (phrase.form == "participle" and phrase.event == "collides"):
-            cuts = [own for own, _, _ in found if own < place]
+            cuts = [end for end, _, _ in found if end < place]
             while subjects and subjects[0] and _listed_with(things, subjects[0], rest, cuts):
                 subjects.insert(0, subjects[0] - 1)
         is_pair = phrase.event != "collides" or len(subjects) == 2
@@ -588,11 +588,11 @@ def _motion_claims(
         return
     for thing in motion.subjects:
         if event in ("enters", "leaves"):
-            known = {index: Fact("event", scene.kinds[index].name, event) for index in meant(thing)}
-            yield judged("event", thing, event, known)
+            facts = {index: Fact("event", scene.kinds[index].name, event) for index in meant(thing)}
+            yield judged("event", thing, event, facts)
         if direction:
-            known = {index: Fact("direction", scene.kinds[index].name, direction) for index in meant(thing)}
-            yield judged("direction", thing, f"goes {direction}" if direction in DIRECTIONS else "stays", known)
+            facts = {index: Fact("direction", scene.kinds[index].name, direction) for index in meant(thing)}
+            yield judged("direction", thing, f"goes {direction}" if direction in DIRECTIONS else "stays", facts)
         elif event == "moves":
             moves = [index for index in meant(thing) if scene.motions[index].direction]
             yield judged("motion", thing, "moves", {})._replace(true=bool(moves))

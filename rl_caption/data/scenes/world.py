@@ -50,7 +50,7 @@ class Draws:
     """
 
     def __init__(self, *key: int | str) -> None:
-        self._unit = random.Random("/".join(str(part) for part in key)).random
+        self._unit = random.Random("/".join(str(value) for value in key)).random
 
     def below(self, bound: int) -> int:
         """An integer in 0 .. bound - 1."""
@@ -136,8 +136,8 @@ class Scene:
             background = values["background"]
         except (KeyError, TypeError) as error:
             raise DataError(f"not a scene: {values!r:.120} ({error}); expected 'background' and 'things'") from error
-        known = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture": TEXTURES}
-        looks = [(getattr(thing, key), allowed) for thing in things for key, allowed in known.items()]
+        values_of = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture": TEXTURES}
+        looks = [(getattr(thing, key), allowed) for thing in things for key, allowed in values_of.items()]
         for value, allowed in [(background, BACKGROUNDS), *looks]:
             if value not in allowed:
                 raise DataError(f"not a scene: {value!r} is none of {', '.join(allowed)}")
@@ -183,15 +183,15 @@ def facts(scene: Scene) -> frozenset[Fact]:
     The background; for each kind its shape, colour, size and texture, and its count if it has two or more things; and
     for each pair of kinds with a relation one fact, whichever way it is told.
     """
-    found = {Fact("background", "background", scene.background)}
+    true = {Fact("background", "background", scene.background)}
     kinds = scene.kinds
     for index, kind in enumerate(kinds):
         for attribute in ("shape", "colour", "size", "texture"):
-            found.add(Fact(attribute, kind.name, getattr(kind, attribute)))
+            true.add(Fact(attribute, kind.name, getattr(kind, attribute)))
         if len(kind.things) > 1:
-            found.add(Fact("count", kind.name, str(len(kind.things))))
-        found.update(relation_fact(kind, other) for other in kinds[index + 1 :] if relations_between(kind, other))
-    return frozenset(found)
+            true.add(Fact("count", kind.name, str(len(kind.things))))
+        true.update(relation_fact(kind, other) for other in kinds[index + 1 :] if relations_between(kind, other))
+    return frozenset(true)
 
 
 def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Scene:

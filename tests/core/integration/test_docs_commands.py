@@ -38,6 +38,7 @@ from tests.docs_for_tests import (
     blocks,
     commands,
     folder_of,
+    leaves,
     needed_by,
     needs,
     program_of,
@@ -228,9 +229,14 @@ def make(root: Path) -> Callable[[str, Path], None]:
             if f"{path}/".startswith(f"{folder}/"):
                 config = yaml.safe_load(file.read_text())
                 program = next((name for key, name in PROGRAMS.items() if key in config), "xe")
+                for needed in leaves(config):
+                    if needed.startswith("runs/") and not f"{needed}/".startswith(f"{folder}/"):
+                        made(needed, page)
                 run_python(["python", "-m", "rl_caption", program, "--config", str(file.relative_to(root))], root)
         for other in commands(page):
             if any(option in WRITTEN and path.startswith(f"{out}/") for option, out in pairwise(other.words)):
+                for needed in sorted(read_by(other)):
+                    made(needed, page)
                 run_python(small_words(other), root)
 
     return made

@@ -50,6 +50,18 @@ class VlmLoraConfig:
 
 
 @dataclass
+class VlmRolloutConfig(RolloutConfig):
+    """How captions are sampled. Further arguments:
+
+    Args:
+        engine: what samples: the model itself (``transformers``), or ``vllm`` on GPUs, by the options of TRL in
+            ``train.kwargs`` (``vllm_mode``, ``vllm_gpu_memory_utilization``, ``vllm_importance_sampling_correction``).
+    """
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+
+
+@dataclass
 class VlmTrainConfig:
     """Optimisation.
 
@@ -164,7 +176,7 @@ class GrpoVlmConfig(TrustConfig):
     model: VlmConfig = field(default_factory=VlmConfig)
     lora: VlmLoraConfig | None = field(default_factory=VlmLoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    rollout: RolloutConfig = field(default_factory=lambda: RolloutConfig(num_samples=8, max_new_tokens=48))
+    rollout: VlmRolloutConfig = field(default_factory=lambda: VlmRolloutConfig(num_samples=8, max_new_tokens=48))
     reward: RewardConfig = field(default_factory=RewardConfig)
     train: VlmTrainConfig = field(default_factory=VlmTrainConfig)
     eval: VlmEvalConfig = field(default_factory=VlmEvalConfig)

@@ -7,7 +7,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -163,6 +163,7 @@ def _arguments(config: GrpoVlmConfig, num_processes: int) -> dict[str, Any]:
         "top_p": 1.0,
         "min_p": None,
         "repetition_penalty": 1.0,
+        "use_vllm": rollout.engine == "vllm",
         "disable_dropout": not rollout.dropout,
         "mask_truncated_completions": train.mask_truncated,
         "reward_weights": [term.weight for term in config.reward.terms.values()],
@@ -189,6 +190,16 @@ def _arguments(config: GrpoVlmConfig, num_processes: int) -> dict[str, Any]:
         "report_to": run.trackers or "none",
         "disable_tqdm": not (sys.stderr.isatty() or "ipykernel" in sys.modules),  # a notebook has its own bar
     }
+
+
+def vllm_suppression(token_ids: Collection[int], vocabulary: int, mode: str) -> dict[str, Any]:
+    """Arguments of vLLM's ``SamplingParams`` by which tokens are never sampled; it has no ``suppress_tokens``.
+
+    Colocated, a bias of -100 nats. A server gets JSON, in which ids as keys would become text: the ids that are left.
+    """
+    if mode == "colocate":
+        return {"logit_bias": dict.fromkeys(token_ids, -100.0)}
+    return {"allowed_token_ids": [token for token in range(vocabulary) if token not in {*token_ids}]}
 
 
 def sharding(arguments: Any) -> str | None:
@@ -241,6 +252,8 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     needed = {"trl": True, "peft": config.lora is not None, "tensorboard": "tensorboard" in config.run.trackers}
     if missing := [name for name in needed if needed[name] and find_spec(name) is None]:
         raise ConfigError(not_installed(*missing))
+    if config.rollout.engine == "vllm" and find_spec("vllm") is None:
+        raise ConfigError("rollout.engine is 'vllm', which is not installed: pip install 'trl[vllm]', or leave it out")
     quiet_libraries()
     # Before PartialState: these arguments choose the device and initialise the process group.
     arguments = trl_arguments(config, int(os.environ.get("WORLD_SIZE", "1")))
@@ -381,6 +394,9 @@ class _Run:
         config, arguments = self.config, self.arguments
         # Instead of TRL's own, which suppresses the image token only.
         arguments.generation_kwargs = {"suppress_tokens": vlm.suppressed}
+        if config.rollout.engine == "vllm":
+            tokens, mode = len(vlm.processor.tokenizer), arguments.vllm_mode
+            arguments.generation_kwargs = vllm_suppression(vlm.suppressed, tokens, mode)
         kind: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
         adapters = adapt(vlm.policy, config.lora, config.model.freeze)
         terms = self.reward.rewards.items()

@@ -1,5 +1,6 @@
 """``grpo_vlm``: TRL's trainers on tiny vision-language models, from the configuration to the table of scores."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -29,7 +30,7 @@ from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.trl import rows
 from rl_caption.trl.config import GrpoVlmConfig, VlmConfig
 from rl_caption.trl.model import load_vlm
-from rl_caption.trl.program import find_trl_checkpoint, fine_tune, sharding, trl_arguments
+from rl_caption.trl.program import find_trl_checkpoint, fine_tune, sharding, trl_arguments, vllm_suppression
 from tests.conftest import REPOSITORY
 from tests.training_for_tests import lines
 from tests.vlm_for_tests import (
@@ -269,6 +270,8 @@ def test_mistakes_are_named_before_training(folder: Path, tmp_path: Path) -> Non
         ({"data.features_root": "f"}, "data.features_root is 'f'"),
         ({"data.augment": ["crop"]}, "data.augment is"),
         ({"train.kwargs": {"losstype": "x"}}, "train.kwargs.*GRPOConfig.* unexpected keyword argument 'losstype'"),
+        ({"rollout.engine": "vllm"}, r"rollout\.engine"),
+        ({"train.kwargs": {"use_vllm": True}}, "use_vllm"),
         ({"train.kwargs": {"beta": 0.1}}, r"train.kwargs has \['beta'\]: other keys"),
         ({"train.batch_size": 5}, "train.batch_size is 5: the training split has 4 usable images"),
         ({"reward.terms": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}}, r"needs the columns \['depth'\]"),
@@ -288,6 +291,29 @@ def test_mistakes_are_named_before_training(folder: Path, tmp_path: Path) -> Non
             fine_tune(settings(folder, tmp_path / "run", **changes))
         assert not (tmp_path / "run/metrics.jsonl").exists()
         assert not list((tmp_path / "run").glob("eval/*")), "nothing was captioned"
+
+
+@dataclasses.dataclass
+class SamplingParams:
+    """The arguments of vLLM's class (0.22 to 0.31) that TRL and this package set; it refuses others."""
+
+    n: int = 1
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+
+
+def test_vllm_is_told_in_its_own_words_which_tokens_are_not_sampled() -> None:
+    biased = SamplingParams(**vllm_suppression([3, 5], 8, "colocate"))
+    assert biased.logit_bias == {3: -100.0, 5: -100.0}
+    sent = json.loads(json.dumps(vllm_suppression([3, 5], 8, "server")))
+    assert SamplingParams(**sent).allowed_token_ids == [0, 1, 2, 4, 6, 7]
 
 
 def test_images_are_opened_once_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

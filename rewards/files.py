@@ -97,9 +97,15 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def read_regular(path: str | Path) -> bytes:
-    """The content of a file. Raises as ``open_regular``."""
+    """The content of a file. Raises as ``open_regular``, also for a file (a sparse one) that is larger than memory."""
     with open_regular(path) as file:
-        return file.read()
+        size = os.fstat(file.fileno()).st_size
+        try:
+            if size > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+                raise MemoryError
+            return file.read()
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, f"its {size:,} bytes do not fit into memory", str(path)) from error
 
 
 def parse_integer(digits: str) -> int:

@@ -140,7 +140,7 @@ class Consensus:
         scores = [0.0] * len(texts)
         for rows in _rows_by_image(required_column(columns, "image_id", self.__name__, len(texts))):
             near = 10 * similarities([self._tokenize(texts[row]) for row in rows], self.df)
-            means = (near.sum(axis=1) - np.diagonal(near)) / (len(rows) - 1)
-            for row, mean in zip(rows, means.tolist(), strict=True):
-                scores[row] = min(max(0.0, mean), self.bounds[1])  # rounding may pass the bounds
+            np.fill_diagonal(near, 0.0)  # not subtracted from the sum, which would cost the digits of small ones
+            for row, others in zip(rows, near.tolist(), strict=True):
+                scores[row] = min(math.fsum(others) / (len(rows) - 1), self.bounds[1])  # rounding may pass the bound
         return checked_scores(self, scores, len(texts))

@@ -1,12 +1,13 @@
 """Self-CIDEr, Div-n and the diversity reward, by hand."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from rewards.base import RewardError
-from rewards.text.diversity import Diversity, distinct_ngrams, self_cider
+from rewards.text.diversity import Consensus, Diversity, distinct_ngrams, self_cider, similarities
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.config.build import build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
@@ -64,3 +65,13 @@ def test_bad_input_is_named() -> None:
         Diversity()(None, ["a"])
     with pytest.raises(ValueError, match="eos"):
         Diversity(ALIKE, eos=True)
+
+
+def test_a_small_agreement_keeps_its_digits_beside_that_of_a_caption_with_itself() -> None:
+    texts = [" ".join(["dog", *(f"{word}{number}" for number in range(60))]) for word in "abc"]
+    tokens = [text.split() for text in texts]
+    near = 10 * similarities(tokens, DocumentFrequencies.from_counts({}, 1.0, eos=False))
+    for count in (2, 3):
+        scores = Consensus()(None, texts[:count], image_id=["x"] * count)
+        others = [sum(Fraction(near[row, other]) for other in range(count) if other != row) for row in range(count)]
+        assert scores == pytest.approx([float(total / (count - 1)) for total in others], rel=1e-15, abs=0)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rewards.clip.student import LCLIP, LCLIPConfig
-from rewards.files import atomic_write, read_array, remove_leftovers
+from rewards.files import atomic_write, load_json, read_array, remove_leftovers
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.data.files import write_json
 from rl_caption.training.run_folder import drop_after
@@ -105,3 +105,12 @@ def test_arrays_are_read_by_many_threads_as_numpy_reads_them(tmp_path: Path) -> 
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
     with (tmp_path / "objects.npy").open("rb") as file, pytest.raises(ValueError, match="objects"):
         read_array(file, 10**6)
+
+
+def test_a_file_larger_than_memory_is_named(tmp_path: Path) -> None:
+    sparse, size = tmp_path / "sparse.json", 1 << 42
+    sparse.touch()
+    os.truncate(sparse, size)
+    with pytest.raises(OSError, match=f"{size:,}") as raised:
+        load_json(sparse)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOMEM, str(sparse))

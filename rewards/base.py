@@ -63,12 +63,12 @@ class Reward(Protocol):
         ...
 
 
-def parts(reward: Any) -> Iterator[Any]:
+def leaf_rewards(reward: Any) -> Iterator[Any]:
     """Yield the rewards inside a mixture or router (attribute ``rewards``), recursively; else ``reward`` itself."""
-    own = getattr(reward, "rewards", None)
-    if isinstance(own, Mapping):
-        for part in own.values():
-            yield from parts(part)
+    inner_rewards = getattr(reward, "rewards", None)
+    if isinstance(inner_rewards, Mapping):
+        for inner in inner_rewards.values():
+            yield from leaf_rewards(inner)
     else:
         yield reward
 
@@ -180,7 +180,7 @@ def _as_text(completion: Any, row: int) -> str:
         if isinstance(content, str):
             return content
         if isinstance(content, list):
-            return "".join(part.get("text", "") for part in content if isinstance(part, dict))
+            return "".join(item.get("text", "") for item in content if isinstance(item, dict))
     raise RewardError(
         f"completion {row} is {completion!r:.80}: expected a string or a list of messages with 'role' and 'content'"
     )

@@ -12,7 +12,7 @@ from typing import Any
 from rewards.base import Reward, naming
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import CachedEncoder, EncoderOptions
-from rewards.registry import REWARDS, build, load, parameters, registered
+from rewards.registry import REWARDS, build, load, parameters, short_name
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
 
@@ -55,7 +55,7 @@ class RewardBuilder:
             ValueError: as ``registry.build``; or the reward reads English words, and the captions of the data set are
                 split by another tokenizer than ``ptb``.
         """
-        name = registered(name)
+        name = short_name(name)
         arguments = self._complete(name, kwargs)
         for key, default in getattr(load(name), "inner_rewards", {}).items():
             if isinstance(arguments.get(key), Mapping):

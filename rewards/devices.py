@@ -28,11 +28,11 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
             chunk = items[first : first + size]
             yield chunk
             bar.update(len(chunk))
-            now, done = time.monotonic(), first + len(chunk)
+            now, count = time.monotonic(), first + len(chunk)
             if shows and bar.disable and now - logged >= _LOG_SECONDS:
-                rate, logged = done / (now - start), now
-                left = (len(items) - done) / rate
-                logger.info("%s: %d of %d, %.1f per second, %.0f s left", title, done, len(items), rate, left)
+                rate, logged = count / (now - start), now
+                left = (len(items) - count) / rate
+                logger.info("%s: %d of %d, %.1f per second, %.0f s left", title, count, len(items), rate, left)
 
 
 def is_main_process() -> bool:

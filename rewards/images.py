@@ -155,8 +155,8 @@ def image_identity(source: ImageSource | Frames) -> str:
     return f"pixels:{image.mode}:{pixel_hash(seen)}"
 
 
-def file_stamp(path: str | Path, kind: str) -> tuple[int, int, int, int]:
-    """What is different after a file, which messages call ``kind``, was replaced or written to.
+def file_stamp(path: str | Path, label: str) -> tuple[int, int, int, int]:
+    """What is different after a file, which messages call ``label``, was replaced or written to.
 
     Returns:
         Size in bytes, times of the last change of the content and of the file's status in nanoseconds, inode. Whoever
@@ -169,7 +169,7 @@ def file_stamp(path: str | Path, kind: str) -> tuple[int, int, int, int]:
         return stamp_of(os.stat(path))
     except (OSError, ValueError) as error:
         raise RewardError(
-            f"{kind} {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
+            f"{label} {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}"
         ) from error
 
 
@@ -178,21 +178,21 @@ def stamp_of(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def file_hash(path: str | Path, kind: str = "file") -> str:
-    """Hash of the content of a file, which messages call ``kind``.
+def file_hash(path: str | Path, label: str = "file") -> str:
+    """Hash of the content of a file, which messages call ``label``.
 
     It is remembered by path and ``file_stamp``, so that a process reads a file once as long as it stays as it is.
     Raises ``RewardError`` where it cannot be read.
     """
-    stamp = file_stamp(path, kind)
+    stamp = file_stamp(path, label)
     # The clock of a file system ticks coarsely: two changes in one tick have the same time.
     settled = time.time_ns() - max(stamp[1:3]) > 2 * 10**9
-    return (_file_hash if settled else _file_hash.__wrapped__)(os.path.abspath(path), stamp, kind)
+    return (_file_hash if settled else _file_hash.__wrapped__)(os.path.abspath(path), stamp, label)
 
 
 @lru_cache(maxsize=1 << 18)
-def _file_hash(path: str, stamp: tuple[int, int, int, int], kind: str) -> str:
-    with naming(f"{kind} {path!r} cannot be read", (OSError,), RewardError):
+def _file_hash(path: str, stamp: tuple[int, int, int, int], label: str) -> str:
+    with naming(f"{label} {path!r} cannot be read", (OSError,), RewardError):
         if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or a device might never end
             raise OSError("it is not a file")
         with open(path, "rb") as file:

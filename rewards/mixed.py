@@ -103,8 +103,8 @@ class MixedReward:
         check_values(Normalize, normalize=normalize)
         if not terms:
             raise ValueError("a mixed reward needs at least one term")
-        if taken := sorted(LOG_KEYS & terms.keys()):
-            raise ValueError(f"reward term {taken[0]!r}: the log key reward/{taken[0]} is in use, rename the term")
+        if used := sorted(LOG_KEYS & terms.keys()):
+            raise ValueError(f"reward term {used[0]!r}: the log key reward/{used[0]} is in use, rename the term")
         for name, (_, weight) in terms.items():
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
                 raise ValueError(f"reward term {name!r} has the weight {weight!r}: expected a finite number")
@@ -142,15 +142,17 @@ class MixedReward:
         A term with a length ratio is written ``length0.5-2(...)``, and ``length0.5-2,char(...)`` with a tokenizer
         other than ``ptb``.
         """
-        own = {name: reward.signature for name, reward in self.rewards.items()}
+        labels = {name: reward.signature for name, reward in self.rewards.items()}
         words = "" if self.tokenizer == TOKENIZER else f",{self.tokenizer}"
-        own |= {name: f"length{low:g}-{high:g}{words}({own[name]})" for name, (low, high) in self.length_ratios.items()}
+        labels |= {
+            name: f"length{low:g}-{high:g}{words}({labels[name]})" for name, (low, high) in self.length_ratios.items()
+        }
         if self.normalize == "none" and list(self.weights.values()) == [1.0]:
-            return next(iter(own.values()))
-        terms = "+".join(f"{weight:g}*[{own[name]}]" for name, weight in self.weights.items())
+            return next(iter(labels.values()))
+        terms = "+".join(f"{weight:g}*[{labels[name]}]" for name, weight in self.weights.items())
         return terms if self.normalize == "none" else f"{self.normalize}({terms})"
 
-    def reweighted(self, weights: Mapping[str, float]) -> MixedReward:
+    def with_weights(self, weights: Mapping[str, float]) -> MixedReward:
         """The same mixture with other weights."""
         terms = {name: (reward, weights[name]) for name, reward in self.rewards.items()}
         return MixedReward(terms, self.normalize, self.length_ratios, self.tokenizer)
@@ -180,8 +182,8 @@ class MixedReward:
         over the samples of an image; None uses the moments of these N captions.
         """
         if self.normalize != "none":
-            known = of if of is not None else {name: moments(terms[name]) for name in self.weights}
-            terms = {name: z_scores(terms[name], known[name]) for name in self.weights}
+            term_moments = of if of is not None else {name: moments(terms[name]) for name in self.weights}
+            terms = {name: z_scores(terms[name], term_moments[name]) for name in self.weights}
         rows = zip(*(terms[name] for name in self.weights), strict=True)
         weights = list(self.weights.values())
         return [math.fsum(weight * score for weight, score in zip(weights, row, strict=True)) for row in rows]

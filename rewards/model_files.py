@@ -76,10 +76,10 @@ def damage(folder: Path) -> str | None:
 
 def check_folder(folder: Path) -> None:
     """Raise ``ValueError`` if a file of ``folder`` differs from the folder's manifest, if it has one."""
-    found = damage(folder) if (folder / MANIFEST).is_file() else None
-    if found is not None:
+    change = damage(folder) if (folder / MANIFEST).is_file() else None
+    if change is not None:
         raise ValueError(
-            f"{str(folder)!r} has changed since it was written: {found}. Copy the whole folder again, or remove its "
+            f"{str(folder)!r} has changed since it was written: {change}. Copy the whole folder again, or remove its "
             f"{MANIFEST} if the change is intended"
         )
 
@@ -136,11 +136,11 @@ def save_model(state: Mapping[str, Tensor], config: Mapping[str, Any], folder: s
 
 
 def read_config(
-    kind: type[T], folder: Path, model_type: str, optional: Collection[str] = (), others: Collection[str] = ()
+    config_class: type[T], folder: Path, model_type: str, optional: Collection[str] = (), others: Collection[str] = ()
 ) -> T:
-    """Read the dataclass ``kind`` from the ``config.json`` that ``save_model`` wrote, and check the folder.
+    """Read the dataclass ``config_class`` from the ``config.json`` that ``save_model`` wrote, and check the folder.
 
-    The file has to contain this ``model_type`` and every field of ``kind`` except the ``optional`` ones. The keys
+    The file has to contain this ``model_type`` and every field of ``config_class`` but the ``optional`` ones. The keys
     ``others`` are allowed and ignored.
 
     Raises:
@@ -154,14 +154,14 @@ def read_config(
             raise FileNotFoundError(f"{str(folder)!r} is not a saved {model_type}: it has no {name}{hint}")
     check_folder(folder)
     values = {key: value for key, value in read_object(file).items() if key not in others}
-    found, names = values.pop("model_type", None), {each.name for each in fields(kind)}  # type: ignore[arg-type]
-    if found != model_type:
-        raise ValueError(f"{file} has model_type {found!r}: expected {model_type!r}")
+    stored_type, names = values.pop("model_type", None), {option.name for option in fields(config_class)}  # type: ignore[arg-type]
+    if stored_type != model_type:
+        raise ValueError(f"{file} has model_type {stored_type!r}: expected {model_type!r}")
     missing, unknown = sorted(names - values.keys() - set(optional)), sorted(values.keys() - names)
     if missing or unknown:
-        raise ValueError(f"{file} is not a {kind.__name__}: missing {missing}, unknown {unknown}")
+        raise ValueError(f"{file} is not a {config_class.__name__}: missing {missing}, unknown {unknown}")
     with naming(str(file)):
-        return kind(**values)
+        return config_class(**values)
 
 
 def export_hint(folder: str | Path) -> str:
@@ -183,7 +183,7 @@ def load_complete(model_class: Any, name: str, **options: Any) -> Any:
     expected, architectures = type(model).__name__, model.config.architectures or []
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"it has no weights for {', '.join(missing[:5])}: expected a {expected}")
-    if expected not in architectures and any(known.endswith(OTHER_TASKS) for known in architectures):
+    if expected not in architectures and any(architecture.endswith(OTHER_TASKS) for architecture in architectures):
         raise ValueError(f"its architectures are {architectures}: expected a {expected}")
     return model
 
@@ -244,10 +244,10 @@ def check_types(file: Path) -> None:
     Only its header is read. Integer buffers (``INTEGER_BUFFERS``) are allowed.
     """
     with naming(f"{file} is damaged", (SafetensorError,)), safe_open(file, framework="pt") as stored:
-        kinds = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
-    for name, kind in kinds.items():
-        if not kind.startswith(("F", "BF")) and not re.search(INTEGER_BUFFERS, name):
-            raise ValueError(f"{file}: {name} is stored as {kind}: expected floating-point numbers")
+        dtypes = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
+    for name, dtype in dtypes.items():
+        if not dtype.startswith(("F", "BF")) and not re.search(INTEGER_BUFFERS, name):
+            raise ValueError(f"{file}: {name} is stored as {dtype}: expected floating-point numbers")
 
 
 def check_numbers(tensors: Iterable[tuple[str, Tensor]], where: str) -> None:
@@ -255,9 +255,9 @@ def check_numbers(tensors: Iterable[tuple[str, Tensor]], where: str) -> None:
     for name, tensor in tensors:
         if not tensor.is_floating_point():
             raise ValueError(f"{where}: {name} holds {tensor.dtype}: expected floating-point numbers")
-        found = tensor.numel() - int(torch.isfinite(tensor).sum())
-        if found:
-            raise ValueError(f"{where}: {name} has {found} of {tensor.numel()} values that are NaN or infinite")
+        count = tensor.numel() - int(torch.isfinite(tensor).sum())
+        if count:
+            raise ValueError(f"{where}: {name} has {count} of {tensor.numel()} values that are NaN or infinite")
 
 
 def float_state(model: nn.Module) -> dict[str, Tensor]:
@@ -278,14 +278,14 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
         for name, shape in shapes.items()
         if name in state and tuple(state[name].shape) != shape
     ]
-    found = {
+    differences = {
         "missing": sorted(shapes.keys() - state.keys()),
         "unexpected": sorted(state.keys() - shapes.keys()),
         "wrong shape": wrong,
     }
     problems = [
-        f"{len(names)} {kind}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-        for kind, names in found.items()
+        f"{len(names)} {problem}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+        for problem, names in differences.items()
         if names
     ]
     if problems:

@@ -88,9 +88,9 @@ def build(name: str, **kwargs: Any) -> Reward:
     return reward
 
 
-def registered(name: str) -> str:
+def short_name(name: str) -> str:
     """The name in ``REWARDS`` of a reward given as ``module:Class``; any other name is returned unchanged."""
-    return next((known for known, target in REWARDS.items() if target == name), name)
+    return next((entry for entry, target in REWARDS.items() if target == name), name)
 
 
 def parameters(name: str) -> list[str]:

@@ -29,7 +29,7 @@ def trust(names: Iterable[str]) -> None:
         _trusted.add(name)
 
 
-def trusted() -> frozenset[str]:
+def trusted_names() -> frozenset[str]:
     """The names that were passed to ``trust``."""
     return frozenset(_trusted)
 

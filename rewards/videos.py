@@ -48,7 +48,7 @@ class VideoFrame:
         """
         if os.path.isdir(self.path):
             return open_image(self._file())
-        return _decoded(self.path, self.count, self.span, file_hash(self.path, "video"))[self.index].copy()
+        return _decode(self.path, self.count, self.span, file_hash(self.path, "video"))[self.index].copy()
 
     def identity(self) -> str:
         """Cache key, without decoding; see ``rewards.images.image_identity``."""
@@ -75,7 +75,7 @@ def read_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0, 
     """Decode the frames of ``video_frames``, RGB. Raises as ``VideoFrame.render``."""
     if os.path.isdir(path):
         return [open_image(frame) for frame in video_frames(path, count, span)]
-    return (_animated if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video)(str(path), count, span)
+    return (_animation_frames if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video)(str(path), count, span)
 
 
 @lru_cache(maxsize=1024)
@@ -83,7 +83,7 @@ def _frame_files(folder: str, stamp: tuple[int, int, int, int]) -> list[str]:
     """Paths of the images in a folder, of which ``stamp`` is the ``file_stamp``."""
 
     def natural(file: Path) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", file.name)]
+        return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", file.name)]
 
     files = sorted(list_images(folder, recursive=False), key=natural)
     if not files:
@@ -92,12 +92,12 @@ def _frame_files(folder: str, stamp: tuple[int, int, int, int]) -> list[str]:
 
 
 @lru_cache(maxsize=KEPT)
-def _decoded(path: str, count: int, span: tuple[float, float], content: str) -> list[Image.Image]:
+def _decode(path: str, count: int, span: tuple[float, float], content: str) -> list[Image.Image]:
     """``read_frames`` of a file; ``content`` is its ``file_hash``."""
     return read_frames(path, count, span)
 
 
-def _animated(path: str, count: int, span: tuple[float, float]) -> list[Image.Image]:
+def _animation_frames(path: str, count: int, span: tuple[float, float]) -> list[Image.Image]:
     with image_file(path) as image:
         frames = []
         for index in uniform(getattr(image, "n_frames", 1), count, span):
@@ -118,12 +118,12 @@ def _video(path: str, count: int, span: tuple[float, float]) -> list[Image.Image
             total = sum(1 for _ in container.decode(video=0)) if container.streams.video else 0
         if total == 0:
             raise RewardError(f"video {path!r} has no frame")
-        wanted = uniform(total, count, span)
+        indices = uniform(total, count, span)
         with av.open(path) as container:
             every = enumerate(container.decode(video=0))
-            found = {
+            frames = {
                 index: frame.to_image().rotate(getattr(frame, "rotation", 0), expand=True)
                 for index, frame in every
-                if index in wanted
+                if index in indices
             }
-    return [found[index] for index in wanted]
+    return [frames[index] for index in indices]

@@ -47,7 +47,7 @@ from rewards.model_files import (
     has_model_type,
     read_object,
 )
-from rewards.trust import trust, trusted
+from rewards.trust import trust, trusted_names
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class FrozenEncoder:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network, and with what the user trusts: it is loaded again in another process."""
-        return {**self.__dict__, "_loaded": None, "_trusted": trusted()}
+        return {**self.__dict__, "_loaded": None, "_trusted": trusted_names()}
 
     @property
     def model(self) -> nn.Module:

@@ -96,7 +96,7 @@ class CaptionWriter:
         from transformers import GenerationConfig
 
         tokenizer = frozen.tokenizer
-        ids = [each for each in (tokenizer.bos_token_id, tokenizer.eos_token_id) if each is not None]
+        ids = [token_id for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token_id is not None]
         if not ids:
             raise ValueError("the language model's tokenizer has neither BOS nor EOS: expected one of them")
         self.frozen, self.ending, self._bos = frozen, ending, ids[0]
@@ -119,9 +119,9 @@ class CaptionWriter:
         texts = [" ".join(caption.split()) for caption in captions]
         if self.ending == "newline":
             texts = [f" {text} \n" for text in texts]
-        found = self.frozen.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        token_ids = self.frozen.tokenizer(texts, add_special_tokens=False)["input_ids"]
         end = self._ends[:1] if self.ending == "eos" else []
-        return [[*ids, *end][: self.room] for ids in found]
+        return [[*ids, *end][: self.room] for ids in token_ids]
 
     def _prefix(self, soft: Tensor) -> Tensor:
         """Embeddings [B, 1 + S, H] of BOS and the soft tokens, in the model's precision."""
@@ -190,7 +190,9 @@ class EditSimilarity:
         """Score N captions by the column ``references`` (N lists of captions)."""
         texts = as_texts(completions)
         rows = reference_lists(columns, self.__name__, len(texts))
-        scores = [max(edit_similarity(source, text) for source in own) for text, own in zip(texts, rows, strict=True)]
+        scores = [
+            max(edit_similarity(source, text) for source in beams) for text, beams in zip(texts, rows, strict=True)
+        ]
         return checked_scores(self, scores, len(texts))
 
 
@@ -271,13 +273,13 @@ class SemanticBottleneck:
         frozen = load_frozen(
             "AutoModelForCausalLM", language_model or config.language_model, "sba", device, config.precision
         )
-        for what, found, expected in (
+        for what, actual, expected in (
             ("dual encoder", self._encoder.fingerprint, config.encoder_fingerprint),
             ("language model", frozen.weights, config.language_model_fingerprint),
         ):
-            if expected not in ("", found):
+            if expected not in ("", actual):
                 raise ValueError(
-                    f"sba: the {what} has the fingerprint {found}, {model!r} was trained with {expected}: name the same"
+                    f"sba: the {what} has the fingerprint {actual}, {model!r} was trained with {expected}: name it"
                 )
         weights = f"{fingerprint(bottleneck.state_dict())[:12]},{frozen.weights},{self._encoder.signature}"
         compared = "" if similarity == "edit_distance" else f",{self._similarity.signature}"

@@ -91,7 +91,7 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
         )
     if getattr(tower, "cls_emb", None) is not None:
         raise ValueError(f"the text tower of {type(model).__name__} cannot be stretched: it has a class token")
-    tower.positional_embedding = _stretched(tower.positional_embedding, context_length, keep)
+    tower.positional_embedding = _stretch(tower.positional_embedding, context_length, keep)
     if tower.attn_mask is not None:
         mask = tower.attn_mask.new_full((context_length, context_length), float("-inf")).triu_(1)
         tower.register_buffer("attn_mask", mask, persistent=False)
@@ -110,11 +110,11 @@ def stretch_student(model: LCLIP, context_length: int) -> None:
             f"a student with pad_attention {model.config.pad_attention!r} cannot be stretched: it attends to padding, "
             "so every score would change with context_length"
         )
-    model.text.pos_embed = _stretched(model.text.pos_embed, context_length, KEEP)
+    model.text.pos_embed = _stretch(model.text.pos_embed, context_length, KEEP)
     model.config = model.text.config = model.image.config = replace(model.config, context_length=context_length)
 
 
-def _stretched(positions: nn.Parameter, context_length: int, keep: int) -> nn.Parameter:
+def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Parameter:
     count = len(positions)
     if not 0 <= keep < count:
         raise ValueError(f"keep = {keep}: expected 0 to {count - 1}, as the text tower has {count} positions")
@@ -198,7 +198,7 @@ def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if "_proj." in key and "c_proj." not in key and "out_proj." not in key:  # of attention
             if "q_proj." not in key:
                 continue
-            names = [original.replace("q_proj", part) for part in ("q_proj", "k_proj", "v_proj")]
+            names = [original.replace("q_proj", projection) for projection in ("q_proj", "k_proj", "v_proj")]
             renamed[key.replace("q_proj.", "in_proj_")] = torch.cat([state[name] for name in names])
         elif not key.endswith("position_ids"):
             renamed[key] = value.T.contiguous() if key in ("visual.proj", "text_projection") else value
@@ -256,12 +256,12 @@ def merge_low_rank(state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored
     merged: dict[str, Tensor] = {}
     factors: dict[str, dict[str, Tensor]] = {}
     for key, value in state.items():
-        found = _FACTOR.fullmatch(key)
-        if found is None:
+        match = _FACTOR.fullmatch(key)
+        if match is None:
             merged[key] = value.float() if value.is_floating_point() else value
         else:
-            weight = found["owner"] + (".weight" if found["joint"] == "." else "")
-            factors.setdefault(weight, {})[found["factor"]] = value
+            weight = match["owner"] + (".weight" if match["joint"] == "." else "")
+            factors.setdefault(weight, {})[match["factor"]] = value
     for weight, pair in factors.items():
         if weight not in merged or len(pair) != 2:
             missing = f"lora_{'A' if 'B' in pair else 'B'}" if len(pair) != 2 else "weight"
@@ -291,8 +291,8 @@ def load_tuned(name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "
 
     tag, shape = open_clip.get_pretrained_cfg(name, tuned_from), open_clip.get_model_config(name)
     if not tag or shape is None:
-        known = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none; see open_clip.list_models()"
-        raise ValueError(f"tuned_from is {tuned_from!r}: expected a pretrained tag of {name!r} ({known})")
+        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none; see open_clip.list_models()"
+        raise ValueError(f"tuned_from is {tuned_from!r}: expected a pretrained tag of {name!r} ({tags})")
     is_custom = shape.pop("custom_text", False)
     if is_custom or "timm_model_name" in shape["vision_cfg"] or "hf_model_name" in shape["text_cfg"]:
         raise ValueError(f"{name} has other towers than CLIP's: expected an architecture such as ViT-B-32")

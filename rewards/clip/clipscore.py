@@ -83,25 +83,25 @@ class ClipScore:
         ``images`` and ``references`` are how many images and distinct references the dataset has. A number is 0 if
         another score with the same encoder has logged it already.
         """
-        parts = [("images", images, self.backbone.images)]
-        parts += [("references", references, self._references)] if "references" in self.columns else []
-        parts = [part for part in parts if part[1]]
-        if not parts or not is_main_process():
+        caches = [("images", images, self.backbone.images)]
+        caches += [("references", references, self._references)] if "references" in self.columns else []
+        caches = [row for row in caches if row[1]]
+        if not caches or not is_main_process():
             return
         width = self.backbone.embed_texts(["a"]).shape[1]
-        kept = [min(count, cache.capacity(width)) for _, count, cache in parts]
+        kept = [min(count, cache.capacity(width)) for _, count, cache in caches]
         logger.info(
             "%s: embeddings of %s are kept in memory, %.0f MB in each process",
             self.__name__,
-            " and ".join(f"{held:,} {kind}" for held, (kind, _, _) in zip(kept, parts, strict=True)),
+            " and ".join(f"{held:,} {embedded}" for held, (embedded, _, _) in zip(kept, caches, strict=True)),
             sum(kept) * entry_bytes(width) / 1e6,
         )
-        for held, (kind, count, cache) in zip(kept, parts, strict=True):
+        for held, (embedded, count, cache) in zip(kept, caches, strict=True):
             if held < count and cache.folder is None:
                 logger.warning(
                     "%s: the data has %s %s, but the cache has room for %s: the others are embedded in every epoch. "
                     "Raise cache_%s, or free memory if it is not set",
-                    self.__name__, f"{count:,}", kind, f"{held:,}", kind,
+                    self.__name__, f"{count:,}", embedded, f"{held:,}", embedded,
                 )  # fmt: skip
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
@@ -115,9 +115,9 @@ class ClipScore:
         images = required_column(columns, "image", self.__name__, len(texts))
         references = reference_lists(columns, self.__name__, len(texts)) if "references" in self.columns else []
         ids = required_column(columns, "image_id", self.__name__, len(texts)) if "image_id" in self.columns else []
-        return checked_scores(self, self._scored(texts, images, references, ids) if texts else [], len(texts))
+        return checked_scores(self, self._score_rows(texts, images, references, ids) if texts else [], len(texts))
 
-    def _scored(
+    def _score_rows(
         self, texts: list[str], images: Sequence[Any], references: list[tuple[str, ...]], ids: Sequence[Any]
     ) -> Sequence[float]:
         """Scores of N captions, N at least 1; ``references`` and ``ids`` are empty where no column has them."""
@@ -179,9 +179,9 @@ class RefClipScore(ClipScore):
         self.signature = f"{self.signature[:-1]},{'clipped' if clip_references else 'unclipped'} references]"
 
     def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
-        written = [self.prefix + text for own in references for text in own]
+        written = [self.prefix + text for row_references in references for text in row_references]
         embedded = self._references.embed(written, self.backbone.embed_texts, str, "reference")
-        counts = [len(own) for own in references]  # at least 1 each
+        counts = [len(row_references) for row_references in references]  # at least 1 each
         cosines = _cosines(np.repeat(captions, counts, axis=0), embedded)
         best = np.maximum.reduceat(cosines, np.cumsum([0, *counts[:-1]]))
         best = np.clip(best, 0.0 if self.clip_references else -1.0, 1.0)

@@ -29,17 +29,17 @@ class Embedded(NamedTuple):
 
     whole: Floats
     """Embedding [D] of the caption (at EOT), or normalised mean of those of the frames."""
-    parts: Floats
+    units: Floats
     """Embeddings [P, D] of the tokens, start and end included, or of the frames."""
     weights: Floats
-    """Weights [P] of the parts: at least 0, with the sum 1."""
+    """Weights [P] of the units: at least 0, with the sum 1."""
 
 
 def greedy_f1(cosines: Floats, left: Floats, right: Floats) -> float:
-    """F1 of greedy matching of P parts with Q others, in [0, 1], from their cosines [P, Q].
+    """F1 of greedy matching of P units with Q others, in [0, 1], from their cosines [P, Q].
 
-    Each part is matched with the nearest part of the other side. Precision is the mean of these cosines over the P
-    parts, weighted by ``left`` [P]; recall is the mean over the Q parts, weighted by ``right`` [Q] (EMScore, equations
+    Each unit is matched with the nearest one of the other side. Precision is the mean of these cosines over the P
+    units, weighted by ``left`` [P]; recall is the mean over the Q units, weighted by ``right`` [Q] (EMScore, equations
     3 to 5). Both are clipped at 0.
     """
     precision, recall = (max(float(side), 0.0) for side in (cosines.max(axis=1) @ left, cosines.max(axis=0) @ right))
@@ -117,14 +117,16 @@ class EmScore(ClipScore):
     def _encoder(self) -> Any:
         return self.backbone.encoder
 
-    def _scored(
+    def _score_rows(
         self, texts: list[str], images: Sequence[Any], references: list[tuple[str, ...]], ids: Sequence[Any]
     ) -> Sequence[float]:
         captions = self._captions([*texts, *chain(*references)])
         videos = self._videos(images)
         scores = [self._score(captions[text], videos[id(image)]) for text, image in zip(texts, images, strict=True)]
-        for row, own in enumerate(references):
-            scores[row] = (scores[row] + max(self._score(captions[texts[row]], captions[text]) for text in own)) / 2
+        for row, texts_of_row in enumerate(references):
+            scores[row] = (
+                scores[row] + max(self._score(captions[texts[row]], captions[text]) for text in texts_of_row)
+            ) / 2
         return scores
 
     def _score(self, caption: Embedded, other: Embedded) -> float:
@@ -132,7 +134,7 @@ class EmScore(ClipScore):
         if self.parts != "fine":
             coarse = float(np.clip(caption.whole @ other.whole, -1, 1))
         if self.parts != "coarse":
-            fine = min(greedy_f1(caption.parts @ other.parts.T, caption.weights, other.weights), 1.0)
+            fine = min(greedy_f1(caption.units @ other.units.T, caption.weights, other.weights), 1.0)
         return (coarse + fine) / 2 if self.parts == "both" else coarse + fine
 
     def _captions(self, texts: Sequence[str]) -> dict[str, Embedded]:
@@ -142,26 +144,28 @@ class EmScore(ClipScore):
         if self.parts == "coarse":
             empty = np.zeros((0, 0))
             return {text: Embedded(whole, empty, empty) for text, whole in zip(distinct, wholes, strict=True)}
-        found = {}
+        embedded = {}
         for text, whole, (ids, tokens) in zip(distinct, wholes, self._encoder.encode_tokens(prefixed), strict=True):
             weights = np.ones(len(ids))
             if self._idf is not None:
                 weights = np.array([self._idf.get(token, self._unseen) for token in ids.tolist()])
             if weights.sum() <= 0:
                 raise RewardError(f"reward {self.__name__!r}: all tokens of {text!r:.80} have the weight 0")
-            found[text] = Embedded(whole, tokens.numpy().astype(np.float64), weights / weights.sum())
-        return found
+            embedded[text] = Embedded(whole, tokens.numpy().astype(np.float64), weights / weights.sum())
+        return embedded
 
     def _videos(self, images: Sequence[Any]) -> dict[int, Embedded]:
         """By id of the object; embeddings of frames, one by one, are cached as those of images."""
         videos = {id(image): frames_of(image) for image in images}
         rows = self.backbone.embed_images([*chain(*videos.values())])
-        found, start = {}, 0
+        embedded, start = {}, 0
         for key, frames in videos.items():
-            own = rows[start : start + len(frames)]
+            vectors = rows[start : start + len(frames)]
             start += len(frames)
-            found[key] = Embedded(mean_embedding(own).astype(np.float64), own, np.full(len(own), 1 / len(own)))
-        return found
+            embedded[key] = Embedded(
+                mean_embedding(vectors).astype(np.float64), vectors, np.full(len(vectors), 1 / len(vectors))
+            )
+        return embedded
 
 
 class RefEmScore(EmScore):

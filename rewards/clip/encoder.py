@@ -132,11 +132,13 @@ def passes_on(*targets: Callable[..., Any]) -> Callable[[Function], Function]:
     def with_signature(function: Function) -> Function:
         """Put the options of ``targets`` into the function's signature."""
         signature = inspect.signature(function)
-        own = {each.name: each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD}
+        options = {
+            option.name: option for option in signature.parameters.values() if option.kind is not option.VAR_KEYWORD
+        }
         for target in targets:
-            for each in inspect.signature(target).parameters.values():
-                own.setdefault(each.name, each.replace(kind=each.KEYWORD_ONLY))
-        function.__signature__ = signature.replace(parameters=[*own.values()])  # type: ignore[attr-defined]
+            for option in inspect.signature(target).parameters.values():
+                options.setdefault(option.name, option.replace(kind=option.KEYWORD_ONLY))
+        function.__signature__ = signature.replace(parameters=[*options.values()])  # type: ignore[attr-defined]
         return function
 
     return with_signature
@@ -182,7 +184,7 @@ class EmbeddingCache:
         items: Sequence[Any],
         encode: Callable[[Sequence[Any]], Embeddings],
         identity: Callable[[Any], str] = image_identity,
-        kind: str = "image",
+        item_name: str = "image",
     ) -> Embeddings:
         """Return the embeddings [N, D], float32, of N images or other items.
 
@@ -190,7 +192,7 @@ class EmbeddingCache:
             items: N items. Equal items are encoded once.
             encode: M items that are not cached -> embeddings [M, D].
             identity: item -> key, equal for equal items.
-            kind: what the items are called in messages.
+            item_name: what the items are called in messages.
 
         Raises:
             RewardError: an image cannot be read or has an embedding that is not finite.
@@ -200,19 +202,19 @@ class EmbeddingCache:
         keys_of_objects = {id(item): self._key(identity(item)) for item in {id(item): item for item in items}.values()}
         keys = [keys_of_objects[id(item)] for item in items]
         sources = dict(zip(keys, items, strict=True))
-        found = {key: known for key in sources if (known := self._read(key)) is not None}
-        missing = [key for key in sources if key not in found]
-        for chunk in chunks(missing, _CHUNK, f"embedding {kind}s that are not cached"):
-            wanted = [sources[key] for key in chunk]
-            rows = np.asarray(encode(wanted), np.float32)
-            check_finite(rows, wanted, kind)
+        embeddings = {key: entry for key in sources if (entry := self._read(key)) is not None}
+        missing = [key for key in sources if key not in embeddings]
+        for chunk in chunks(missing, _CHUNK, f"embedding {item_name}s that are not cached"):
+            chunk_items = [sources[key] for key in chunk]
+            rows = np.asarray(encode(chunk_items), np.float32)
+            check_finite(rows, chunk_items, item_name)
             for key, row in zip(chunk, rows, strict=True):
-                found[key] = row.copy()
-                self._write(key, found[key])
-        for key, embedding in found.items():
+                embeddings[key] = row.copy()
+                self._write(key, embeddings[key])
+        for key, embedding in embeddings.items():
             if len(self._memory) < self.capacity(len(embedding)):
                 self._memory[key] = embedding
-        return np.stack([found[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
+        return np.stack([embeddings[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
 
     def _key(self, identity: str) -> str:
         return hashlib.blake2b(f"{self.fingerprint}|{identity}".encode(), digest_size=16).hexdigest()
@@ -282,7 +284,7 @@ class CachedEncoder:
         if len(rows) == len(images):
             return rows
         ends = np.cumsum([len(frames) for frames in videos])
-        return np.stack([mean_embedding(own) for own in np.split(rows, ends[:-1])])
+        return np.stack([mean_embedding(frame_rows) for frame_rows in np.split(rows, ends[:-1])])
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         """Return embeddings [N, D] of length 1, float32, not cached. Raises as the encoder and ``check_finite`` do."""
@@ -291,17 +293,17 @@ class CachedEncoder:
         return rows
 
 
-def check_finite(rows: Embeddings, items: Sequence[Any], kind: str) -> None:
+def check_finite(rows: Embeddings, items: Sequence[Any], item_name: str) -> None:
     """Raise ``RewardError`` for the first of N items whose embedding in ``rows`` [N, D] is not finite.
 
-    ``kind`` is what the items are called in the message. (Every comparison with NaN is false, so such an item would be
-    ranked first.)
+    ``item_name`` is what the items are called in the message. (Every comparison with NaN is false, so such an item
+    would be ranked first.)
     """
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(bad):
         item = items[bad[0]]
         name = repr(str(item)) if isinstance(item, str | Path) else f"{item!r:.80}"
-        raise RewardError(f"{kind} {name} has an embedding that is not finite")
+        raise RewardError(f"{item_name} {name} has an embedding that is not finite")
 
 
 def mean_embedding(rows: Embeddings) -> Embeddings:

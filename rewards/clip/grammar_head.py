@@ -171,8 +171,8 @@ class GrammarModel(nn.Module):
         prefix = _TOWERS.get(str(values.get("model_type")))
         if prefix is None:
             raise ValueError(f"{str(folder)!r} is a {values.get('model_type')!r}: expected one of {sorted(_TOWERS)}")
-        named = {each.name for each in fields(LCLIPConfig)}
-        shape = {key: value for key, value in values.items() if key in named and not key.startswith(("image", "patch"))}
+        keys = {option.name for option in fields(LCLIPConfig)}
+        shape = {key: value for key, value in values.items() if key in keys and not key.startswith(("image", "patch"))}
         model = cls(GrammarConfig(STUDENT, shape, **options))
         tower = model.text_encoder.model
         weights = {

@@ -48,7 +48,7 @@ class PacScore(ClipScore):
         w: float = 2.0,
         **arguments: Any,
     ) -> None:
-        super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
+        super().__init__(**_tuned_source(backbone, pretrained, tuned_from), w=w, **arguments)
 
 
 class RefPacScore(PacScore, RefClipScore):
@@ -86,7 +86,7 @@ class PacVideoScore(EmScore):
         tuned_from: str | None = None,
         **arguments: Any,
     ) -> None:
-        super().__init__(**_tuned(backbone, pretrained, tuned_from), **arguments)
+        super().__init__(**_tuned_source(backbone, pretrained, tuned_from), **arguments)
 
 
 class RefPacVideoScore(PacVideoScore, RefEmScore):
@@ -95,13 +95,13 @@ class RefPacVideoScore(PacVideoScore, RefEmScore):
     __name__ = "ref_pac_s_video"
 
 
-def _tuned(backbone: EncoderSource | None, pretrained: str | None, tuned_from: str | None) -> dict[str, Any]:
+def _tuned_source(backbone: EncoderSource | None, pretrained: str | None, tuned_from: str | None) -> dict[str, Any]:
     """The three arguments, completed by what is known of a released file."""
     if backbone is None or (isinstance(backbone, str | Path) and not Path(backbone).is_dir()):
         if pretrained is None or not Path(pretrained).is_file():
-            given = "is not given" if pretrained is None else f"is {str(pretrained)!r}, which is not a file"
+            state = "is not given" if pretrained is None else f"is {str(pretrained)!r}, which is not a file"
             raise ValueError(
-                f"'pretrained' {given}: PAC-S needs a checkpoint that was tuned for it, such as clip_ViT-B-32.pth or "
+                f"'pretrained' {state}: PAC-S needs a checkpoint that was tuned for it, such as clip_ViT-B-32.pth or "
                 "openClip_ViT-L-14.pth; the repository aimagelab/pacscore says where they are"
             )
         architecture, tag = RELEASED.get(Path(pretrained).name, (None, None))

@@ -183,12 +183,12 @@ def causal_text_features(model: Any, ids: Tensor) -> Tensor:
 
     Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after the longest caption.
     """
-    return _projected(model, _causal_states(model, ids)[torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)])
+    return _project(model, _causal_states(model, ids)[torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)])
 
 
 def causal_token_features(model: Any, ids: Tensor) -> Tensor:
     """As ``causal_text_features``, but embeddings [B, L, D] of all tokens, projected in the same way as that of EOT."""
-    return _projected(model, _causal_states(model, ids))
+    return _project(model, _causal_states(model, ids))
 
 
 def _causal_states(model: Any, ids: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ def _causal_states(model: Any, ids: Tensor) -> Tensor:
     return model.ln_final(model.transformer(hidden, attn_mask=mask))
 
 
-def _projected(model: Any, states: Tensor) -> Tensor:
+def _project(model: Any, states: Tensor) -> Tensor:
     if model.text_projection is None:
         return states
     return model.text_projection(states) if callable(model.text_projection) else states @ model.text_projection

@@ -28,9 +28,9 @@ from rewards.clip.preprocessing import Preprocessing, open_clip_tokenizer, prepr
 from rewards.frozen_model import most_tokens
 from rewards.model_files import transformers_options
 from rewards.options import load_target
-from rewards.trust import SHIPPED, check_trusted, trusted
+from rewards.trust import SHIPPED, check_trusted, trusted_names
 
-Kind = Literal["image", "text"]
+Modality = Literal["image", "text"]
 
 
 @runtime_checkable
@@ -79,8 +79,8 @@ class TransformersImage(nn.Module):
         options = transformers_options(name)
         self.model = _transformers(name, "image", pretrained, options)
         if self.model.main_input_name != "pixel_values":
-            found = f"it is a {type(self.model).__name__}, which reads {self.model.main_input_name}"
-            raise ValueError(f"{found}: expected a vision model")
+            description = f"it is a {type(self.model).__name__}, which reads {self.model.main_input_name}"
+            raise ValueError(f"{description}: expected a vision model")
         if self.model.config.model_type == "vit_mae":
             raise ValueError(
                 "a ViTMAEModel masks patches at random, also in evaluation: take its weights as a ViT's, such as "
@@ -111,10 +111,10 @@ class OpenClipImage(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, H, W, D]."""
-        found = self.model.forward_intermediates(
+        features = self.model.forward_intermediates(
             pixels, indices=1, normalize_intermediates=True, intermediates_only=True, output_fmt="NCHW"
         )
-        return as_grid(found["image_intermediates"][-1])
+        return as_grid(features["image_intermediates"][-1])
 
 
 class TimmImage(nn.Module):
@@ -282,8 +282,8 @@ def load_text_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretra
 
 def save_encoder_config(encoder: Any, folder: Path) -> None:
     """Save the objects in ``encoder.built_from`` (configuration, tokenizer, ...), without weights, if it has any."""
-    for part in getattr(encoder, "built_from", ()):
-        part.save_pretrained(folder)
+    for component in getattr(encoder, "built_from", ()):
+        component.save_pretrained(folder)
 
 
 def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
@@ -305,7 +305,7 @@ def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[s
         raise ValueError(f"{what} is {name!r:.200}: its folder {folder} is missing. Copy the whole model again")
     if library not in LIBRARIES or not ARCHITECTURE.fullmatch(model):
         check_trusted(name, what)
-    if name not in trusted():
+    if name not in trusted_names():
         _check_architecture(kwargs.get("vision_cfg"), what)
     saved = {"model": str(folder), "pretrained": False} if folder.is_dir() else {}
     return name, {**kwargs, **saved}
@@ -321,14 +321,16 @@ def _check_architecture(vision_cfg: Any, what: str) -> None:
             raise ValueError(f"{what}: vision_cfg.{key} is {value!r:.200}: expected the architecture's own value")
 
 
-def _load(kind: Kind, name: str, kwargs: Mapping[str, Any], pretrained: bool) -> Any:
-    protocol, libraries = _KINDS[kind]
+def _load(modality: Modality, name: str, kwargs: Mapping[str, Any], pretrained: bool) -> Any:
+    protocol, libraries = _MODALITIES[modality]
     library, _, model = name.partition(":")
-    what = f"{kind} encoder {name!r}"
+    what = f"{modality} encoder {name!r}"
     if not model:
-        raise ValueError(f"{what}: expected {', '.join(f'{each}:NAME' for each in libraries)} or package.module:Class")
+        raise ValueError(
+            f"{what}: expected {', '.join(f'{entry}:NAME' for entry in libraries)} or package.module:Class"
+        )
     if library in LIBRARIES and library not in libraries:
-        raise ValueError(f"{what}: {library} has no {kind} encoders; expected {', '.join(libraries)}")
+        raise ValueError(f"{what}: {library} has no {modality} encoders; expected {', '.join(libraries)}")
     try:
         if library in libraries:
             allowed = list(inspect.signature(libraries[library]).parameters)[2:]
@@ -336,7 +338,7 @@ def _load(kind: Kind, name: str, kwargs: Mapping[str, Any], pretrained: bool) ->
                 raise ValueError(f"it takes {allowed or 'no arguments'}, but got {sorted(kwargs)}")
             encoder: Any = libraries[library](model, pretrained, **kwargs)
         else:
-            encoder = load_target(name, f"{kind} encoder")(**kwargs)
+            encoder = load_target(name, f"{modality} encoder")(**kwargs)
     except ModuleNotFoundError as error:
         extra = " (pip install 'rl-caption[clip]')" if library in libraries else ""
         raise ValueError(f"{what} needs the module {error.name}, which is not installed{extra}") from error
@@ -348,27 +350,27 @@ def _load(kind: Kind, name: str, kwargs: Mapping[str, Any], pretrained: bool) ->
     return encoder.eval()
 
 
-def _transformers(name: str, kind: Kind, pretrained: bool, options: Mapping[str, Any]) -> Any:
+def _transformers(name: str, modality: Modality, pretrained: bool, options: Mapping[str, Any]) -> Any:
     """The model, or that tower of a dual encoder which is asked for."""
     from transformers import AutoConfig, AutoModel
     from transformers.utils import logging
 
     config = AutoConfig.from_pretrained(name, **options)
-    config = getattr(config, "vision_config" if kind == "image" else "text_config", config)
+    config = getattr(config, "vision_config" if modality == "image" else "text_config", config)
     if not pretrained:
         return AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # it warns of the other tower's weights, and of those that are looked at below
     try:
-        model, found = AutoModel.from_pretrained(
+        model, info = AutoModel.from_pretrained(
             name, config=config, dtype=torch.float32, output_loading_info=True, **options
         )
     finally:
         logging.set_verbosity(level)
-    absent = sorted(key for key in found["missing_keys"] if not _is_pooler(key))
+    absent = sorted(key for key in info["missing_keys"] if not _is_pooler(key))
     if absent:
         raise ValueError(f"its weights lack {len(absent)} of the {type(model).__name__}: {', '.join(absent[:3])}")
-    for key in found["missing_keys"]:  # not random, so that the weights of two loads are equal
+    for key in info["missing_keys"]:  # not random, so that the weights of two loads are equal
         nn.init.zeros_(model.get_parameter(key))
     return model
 
@@ -421,16 +423,16 @@ def _open_clip(name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None
         raise ValueError("vision_cfg changes the architecture, which pretrained weights do not fit: leave it out")
     if pretrained and not tag:
         raise ValueError("expected ARCHITECTURE/TAG, such as ViT-B-32/openai (see open_clip.list_pretrained())")
-    found = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
-    own = (open_clip.get_model_config(architecture) or {}) if vision_cfg else {}
+    tag_config = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
+    architecture_config = (open_clip.get_model_config(architecture) or {}) if vision_cfg else {}
     logging.getLogger().addFilter(_not_about_random_weights)
     try:
         model = open_clip.create_model(
             architecture,
             tag if pretrained else None,
-            force_quick_gelu=bool(found and found.get("quick_gelu")),
+            force_quick_gelu=bool(tag_config and tag_config.get("quick_gelu")),
             require_pretrained=pretrained,
-            **({"vision_cfg": {**own.get("vision_cfg", {}), **vision_cfg}} if vision_cfg else {}),
+            **({"vision_cfg": {**architecture_config.get("vision_cfg", {}), **vision_cfg}} if vision_cfg else {}),
         )
     finally:
         logging.getLogger().removeFilter(_not_about_random_weights)
@@ -442,11 +444,11 @@ def _not_about_random_weights(record: logging.LogRecord) -> bool:
     return "initialized randomly" not in record.getMessage()
 
 
-_KINDS: dict[Kind, tuple[type, dict[str, Callable[..., nn.Module]]]] = {
+_MODALITIES: dict[Modality, tuple[type, dict[str, Callable[..., nn.Module]]]] = {
     "image": (ImageEncoder, {"transformers": TransformersImage, "open_clip": OpenClipImage, "timm": TimmImage}),
     "text": (TextEncoder, {"transformers": TransformersText, "open_clip": OpenClipText}),
 }
-LIBRARIES = tuple(_KINDS["image"][1])
+LIBRARIES = tuple(_MODALITIES["image"][1])
 """What comes before the colon of a model of a library."""
 ARCHITECTURE = re.compile(r"[\w.-]+(/[^:]*)?")
 """A model of open_clip or timm that the library brings: nothing before a colon that says where to fetch it."""
@@ -471,10 +473,10 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     elif "height" in size and size["height"] == size.get("width") == side.get("height"):
         resize = "squash"
     plain = values.get("do_resize", True) and values.get("do_rescale", True) and not values.get("do_pad")
-    known = method in methods and math.isclose(factor, 1 / 255) and side.get("height") == side.get("width")
-    if resize is None or not plain or not known:
-        shown = {name: values.get(name) for name in ("size", "crop_size", "resample", "rescale_factor", "do_pad")}
-        raise ValueError(f"its image processor has {shown}: expected a resize to a square, or a centre crop after it")
+    is_supported = method in methods and math.isclose(factor, 1 / 255) and side.get("height") == side.get("width")
+    if resize is None or not plain or not is_supported:
+        sizes = {name: values.get(name) for name in ("size", "crop_size", "resample", "rescale_factor", "do_pad")}
+        raise ValueError(f"its image processor has {sizes}: expected a resize to a square, or a centre crop after it")
     normalises = values.get("do_normalize", True)
     mean, std = (values["image_mean"], values["image_std"]) if normalises else ([0.0] * 3, [1.0] * 3)
     return Preprocessing(int(side["height"]), tuple(mean), tuple(std), methods[method], resize, floor_crop=True)
@@ -503,8 +505,8 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
     opened = {name: parameter for name, parameter in encoder.named_parameters() if parameter.requires_grad}
     if opened:
         with torch.enable_grad():
-            found = torch.autograd.grad(_example(encoder).sum(), [*opened.values()], allow_unused=True)
-        for parameter, gradient in zip(opened.values(), found, strict=True):
+            gradients = torch.autograd.grad(_example(encoder).sum(), [*opened.values()], allow_unused=True)
+        for parameter, gradient in zip(opened.values(), gradients, strict=True):
             parameter.requires_grad_(gradient is not None)
     return [name for name, parameter in opened.items() if parameter.requires_grad]
 
@@ -518,8 +520,9 @@ def _blocks(encoder: nn.Module) -> list[str]:
     """Prefixes of the parameters of each block, in order."""
 
     def size(module: nn.Module) -> int:
-        parts = (each for each in module.modules() if not isinstance(each, nn.Embedding))  # a vocabulary outweighs all
-        return sum(parameter.numel() for each in parts for parameter in each.parameters(recurse=False))
+        # Without vocabularies, which outweigh all layers.
+        layers = (layer for layer in module.modules() if not isinstance(layer, nn.Embedding))
+        return sum(parameter.numel() for layer in layers for parameter in layer.parameters(recurse=False))
 
     parents = [
         (name, module)
@@ -530,21 +533,21 @@ def _blocks(encoder: nn.Module) -> list[str]:
         parents = [(name, module) for name, module in encoder.named_modules() if len(list(module.children())) > 1]
     if not parents:
         return []
-    parent, module = max(parents, key=lambda each: size(each[1]))
+    parent, module = max(parents, key=lambda entry: size(entry[1]))
     return [
         ".".join(filter(None, (parent, name))) + "."
         for name, child in module.named_children()
-        if any(not _is_pooler(f"{name}.{own}") for own, _ in child.named_parameters())
+        if any(not _is_pooler(f"{name}.{parameter_name}") for parameter_name, _ in child.named_parameters())
     ]
 
 
 def _example(encoder: Any) -> Tensor:
     """What an image encoder makes of a blank image, [1, H, W, D], or a text encoder of one word, [1, L, D]."""
     if isinstance(encoder, ImageEncoder):
-        given = torch.zeros(1, 3, encoder.preprocessing.size, encoder.preprocessing.size)
+        example = torch.zeros(1, 3, encoder.preprocessing.size, encoder.preprocessing.size)
     else:
-        given = encoder.tokenize(["a"], encoder.context_length)
-    return encoder(given.to(next(encoder.parameters()).device))
+        example = encoder.tokenize(["a"], encoder.context_length)
+    return encoder(example.to(next(encoder.parameters()).device))
 
 
 @torch.no_grad()

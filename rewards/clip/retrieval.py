@@ -31,9 +31,14 @@ _CHUNK = 16
 
 
 def retrieval_scores(
-    own: Floats, others: Floats, score: Score = "log_softmax", scale: float = 100.0, margin: float = 0.2, k: int = 1
+    targets: Floats,
+    others: Floats,
+    score: Score = "log_softmax",
+    scale: float = 100.0,
+    margin: float = 0.2,
+    k: int = 1,
 ) -> Floats:
-    """Scores [N] of N queries that should find their target, whose cosine is ``own`` [N], among M distractors.
+    """Scores [N] of N queries that should find their target, whose cosine is ``targets`` [N], among M distractors.
 
     With s the cosine to the target and s_j those to the distractors, ``others`` [N, M] (-inf means no distractor):
 
@@ -45,7 +50,7 @@ def retrieval_scores(
     For ties (cosines within ``TIE``), the rank is its expectation and recall is the probability of a hit, both over
     random orders. Without any distractor, the four scores are 0, 1, 1 and 0.
     """
-    gaps = others - own[:, None]
+    gaps = others - targets[:, None]
     hardest = gaps.max(axis=1, initial=-np.inf)
     if score == "log_softmax":
         top = scale * np.maximum(hardest, 0.0)
@@ -135,13 +140,13 @@ class Retrieval(ClipScore):
         """Pickle without the embeddings of the pool."""
         return {**self.__dict__, "_pool_embeddings": None}
 
-    def _scored(
+    def _score_rows(
         self, texts: list[str], images: Sequence[Any], references: list[tuple[str, ...]], ids: Sequence[Any]
     ) -> Sequence[float]:
         first: dict[Any, int] = {}
         for row, image_id in enumerate(ids):
-            own = first.setdefault(image_id, row)
-            if images[row] is not images[own] and images[row] != images[own]:
+            first_row = first.setdefault(image_id, row)
+            if images[row] is not images[first_row] and images[row] != images[first_row]:
                 raise RewardError(
                     f"{self.__name__}: two images have the image_id {image_id!r}: expected different ones"
                 )
@@ -154,14 +159,14 @@ class Retrieval(ClipScore):
         pool = embedded if self._pool_embeddings is None else self._pool_embeddings
         scores = np.empty(len(texts))
         alone = 0
-        for rows, mine, is_distractor in self._distractors(embedded, pool, owners):
-            own = np.clip((captions[rows].astype(np.float64) * embedded[owners[rows]]).sum(axis=1), -1.0, 1.0)
+        for rows, indices, is_distractor in self._distractors(embedded, pool, owners):
+            targets = np.clip((captions[rows].astype(np.float64) * embedded[owners[rows]]).sum(axis=1), -1.0, 1.0)
             alone += int((~is_distractor.any(axis=1)).sum())
-            found = self._found(own, captions[rows] @ pool.T, is_distractor[mine])
+            values = self._values(targets, captions[rows] @ pool.T, is_distractor[indices])
             if self.both:
                 cosines = embedded[owners[rows]] @ captions.T
-                found = (found + self._found(own, cosines, is_distractor[mine][:, owners])) / 2
-            scores[rows] = found
+                values = (values + self._values(targets, cosines, is_distractor[indices][:, owners])) / 2
+            scores[rows] = values
         if alone and not self._warned:
             self._warned = True
             if is_main_process():
@@ -172,9 +177,9 @@ class Retrieval(ClipScore):
                 )  # fmt: skip
         return scores.tolist()
 
-    def _found(self, own: Floats, cosines: Floats, is_distractor: NDArray[np.bool_]) -> Floats:
+    def _values(self, targets: Floats, cosines: Floats, is_distractor: NDArray[np.bool_]) -> Floats:
         others = np.where(is_distractor, np.clip(cosines.astype(np.float64), -1.0, 1.0), -np.inf)
-        return retrieval_scores(own, others, self.score, self.scale, self.margin, self.k)
+        return retrieval_scores(targets, others, self.score, self.scale, self.margin, self.k)
 
     def _distractors(
         self, embedded: Embeddings, pool: Embeddings, owners: NDArray[np.int64]
@@ -184,26 +189,26 @@ class Retrieval(ClipScore):
         """
         for start in range(0, len(embedded), _CHUNK):
             near = embedded[start : start + _CHUNK] @ pool.T
-            wanted = near < 1 - TIE
+            others = near < 1 - TIE
             if self.pool is None:
-                wanted[np.arange(len(near)), start + np.arange(len(near))] = False
+                others[np.arange(len(near)), start + np.arange(len(near))] = False
             if self.distractors is not None and self.distractors < len(pool):
-                nearest = np.argsort(np.where(wanted, -near, np.inf), axis=1, kind="stable")[:, : self.distractors]
-                kept = np.zeros_like(wanted)
+                nearest = np.argsort(np.where(others, -near, np.inf), axis=1, kind="stable")[:, : self.distractors]
+                kept = np.zeros_like(others)
                 np.put_along_axis(kept, nearest, True, axis=1)
-                wanted &= kept
+                others &= kept
             (rows,) = np.nonzero((owners >= start) & (owners < start + _CHUNK))
-            yield rows, owners[rows] - start, wanted
+            yield rows, owners[rows] - start, others
 
 
 def _images_of(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"pool {str(folder)!r} is not a folder: expected one with images")
     with naming("pool", (RewardError,)):
-        found = list(list_images(folder, recursive=False))
-    if not found:
+        files = list(list_images(folder, recursive=False))
+    if not files:
         raise ValueError(f"pool {str(folder)!r} has no image ({', '.join(sorted(IMAGE_SUFFIXES))})")
-    return found
+    return files
 
 
 def _digest(files: Sequence[Path]) -> str:

@@ -101,9 +101,9 @@ class LCLIPConfig:
         check_sizes(values)
         check_fields(self)
         divisors = {"image_size": "patch_size", "image_width": "image_heads", "text_width": "text_heads"}
-        for whole, part in divisors.items():
-            if getattr(self, whole) % getattr(self, part):
-                raise ValueError(f"{whole} {getattr(self, whole)} is not a multiple of {part} {getattr(self, part)}")
+        for whole, unit in divisors.items():
+            if getattr(self, whole) % getattr(self, unit):
+                raise ValueError(f"{whole} {getattr(self, whole)} is not a multiple of {unit} {getattr(self, unit)}")
 
 
 def head_mixed_attention(
@@ -341,17 +341,17 @@ class LCLIP(nn.Module):
         return load_student(cls, Path(path), MODEL_TYPE).eval()
 
 
-def load_student(kind: type[Student], folder: Path, model_type: str, others: Collection[str] = ()) -> Student:
+def load_student(model_class: type[Student], folder: Path, model_type: str, others: Collection[str] = ()) -> Student:
     """Load an ``LCLIP`` or one of its towers from a folder. Arguments and errors as for ``read_config``."""
     optional = ("image_encoder", "image_encoder_kwargs", "text_causal")
     config = read_config(LCLIPConfig, folder, model_type, optional, others)
-    if config.image_encoder is None or kind is TextStudent:
+    if config.image_encoder is None or model_class is TextStudent:
         with torch.device("meta"):  # no weight is initialised
-            return load_weights(kind(config), folder)
+            return load_weights(model_class(config), folder)
     encoder = load_image_encoder(
         *local_encoder(config.image_encoder, config.image_encoder_kwargs, folder / "image_encoder"), pretrained=False
     )
-    return load_weights(kind(config, encoder), folder)  # type: ignore[call-arg]
+    return load_weights(model_class(config, encoder), folder)  # type: ignore[call-arg]
 
 
 def released_key(name: str, stage: Literal[1, 2] = 2) -> str:
@@ -394,6 +394,6 @@ def from_released(state_dict: Mapping[str, Tensor], config: LCLIPConfig | None =
         is_image = any(key.startswith(("student.cls_token", "student.patch_embed.proj.")) for key in student)
         tower = "image." if is_image else "text."
         names = {released_key(name, stage=1): name for name in shapes if name.startswith(tower)}
-    wanted = {key: shapes[name] for key, name in names.items()}
-    check_state(student, wanted, "released weights")
+    released_shapes = {key: shapes[name] for key, name in names.items()}
+    check_state(student, released_shapes, "released weights")
     return {names[key]: tensor for key, tensor in student.items()}

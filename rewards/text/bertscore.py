@@ -44,13 +44,13 @@ class BertScore:
     ) -> None:
         check_values(Count, batch_size=batch_size)
         package = optional("bert_score", "the reward 'bertscore' needs", "'rl-caption[bertscore]'")
-        known = importlib.import_module("bert_score.utils").model2layers
-        if layers is None and model not in known:
+        default_layers = importlib.import_module("bert_score.utils").model2layers
+        if layers is None and model not in default_layers:
             raise ValueError(f"bertscore: set layers for the model {model!r}: bert-score has no default for it")
         _check_folder(model, layers)
         with naming(f"bertscore: the model {model!r} cannot be used"):
             _check_code(model)
-        self.layers = layers if layers is not None else int(known[model])
+        self.layers = layers if layers is not None else int(default_layers[model])
         self.model, self.idf, self.batch_size = model, idf, batch_size
         with naming(
             f"bertscore: the model {model!r} with layers {self.layers} cannot be used", (OSError, AssertionError)
@@ -81,10 +81,10 @@ class BertScore:
             if self.idf:
                 self._scorer._idf_dict = None
                 self._scorer.compute_idf([caption for captions in references for caption in captions])
-            found = self._scorer.score(
+            values = self._scorer.score(
                 [texts[row] for row in rows], [list(references[row]) for row in rows], batch_size=self.batch_size
             )[2].tolist()
-            for row, value in zip(rows, found, strict=True):
+            for row, value in zip(rows, values, strict=True):
                 if not math.isfinite(value):
                     raise RewardError(f"reward {self.__name__!r}: row {row} got {value!r} for {texts[row]!r:.80}")
                 scores[row] = min(1.0, max(-1.0, value))  # rounding passes 1 by 1e-7
@@ -113,8 +113,8 @@ def _check_code(model: str) -> None:
     from rewards.model_files import transformers_options
 
     options = transformers_options(model)
-    for part in (AutoConfig, AutoTokenizer):
-        part.from_pretrained(model, **options)
+    for loader in (AutoConfig, AutoTokenizer):
+        loader.from_pretrained(model, **options)
 
 
 def _mend_tokenizer(scorer: Any, model: str) -> None:

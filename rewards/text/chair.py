@@ -67,16 +67,16 @@ class ObjectVocabulary:
                 raise ValueError(f"synonyms has {line!r:.80}: expected a text, the names of an object between commas")
             phrases = [tuple(tokenize(phrase)) for phrase in line.split(",")]
             for phrase in filter(None, phrases):
-                known = names.setdefault(phrase, " ".join(phrases[0]))
-                if known != " ".join(phrases[0]):
-                    raise ValueError(f"{path}, line {number}: {' '.join(phrase)!r} is a word for {known!r} already")
+                other = names.setdefault(phrase, " ".join(phrases[0]))
+                if other != " ".join(phrases[0]):
+                    raise ValueError(f"{path}, line {number}: {' '.join(phrase)!r} is a word for {other!r} already")
         if not names:
             raise ValueError(f"synonyms {str(path)!r} has no object: expected lines such as: bicycle, bike")
         return cls(names)
 
     def mentions(self, caption: str) -> list[str]:
         """The objects that a caption mentions, once per mention; of overlapping phrases the longest counts."""
-        words, found, at = tokenize(caption), [], 0
+        words, objects, at = tokenize(caption), [], 0
         if not _TOILETS.isdisjoint(words):
             words = [word for word in words if word not in _SEATS]
         longest = max(map(len, self.names))
@@ -88,23 +88,23 @@ class ObjectVocabulary:
             for length in range(min(longest, len(words) - at), 0, -1):
                 name = self._name(words[at : at + length])
                 if name is not None:
-                    found.append(name)
+                    objects.append(name)
                     at += length
                     break
             else:
                 at += 1
-        return found
+        return objects
 
-    def named(self, lists: Iterable[Collection[str]], source: str) -> list[frozenset[str]]:
+    def names_of(self, lists: Iterable[Collection[str]], source: str) -> list[frozenset[str]]:
         """For each list of words, the set of objects that they stand for.
 
         Raises ``ValueError``, with a message that begins with ``source``, for a word that is not in the vocabulary.
         """
-        known = [{word: self._name(tokenize(word) or [""]) for word in words} for words in lists]
-        unknown = sorted({word for own in known for word, name in own.items() if name is None})
+        tables = [{word: self._name(tokenize(word) or [""]) for word in words} for words in lists]
+        unknown = sorted({word for table in tables for word, name in table.items() if name is None})
         if unknown:
             raise ValueError(f"{source} {unknown[0]!r}, which is not in synonyms ({len(unknown)} words are not)")
-        return [frozenset(map(str, own.values())) for own in known]
+        return [frozenset(map(str, table.values())) for table in tables]
 
     def _name(self, words: Sequence[str]) -> str | None:
         for last in _singulars(words[-1]):
@@ -116,17 +116,17 @@ class ObjectVocabulary:
 
 def _singulars(word: str) -> list[str]:
     """A word, and what may be its singular."""
-    found = [word]
+    candidates = [word]
     if word in _IRREGULAR:
-        found.append(_IRREGULAR[word])
+        candidates.append(_IRREGULAR[word])
     if word.endswith("men"):
-        found.append(f"{word[:-3]}man")
+        candidates.append(f"{word[:-3]}man")
     if word.endswith(_ES):
-        found.append(word[:-2])
+        candidates.append(word[:-2])
     for plural, singular in (("ies", "y"), ("ves", "f"), ("ves", "fe"), ("s", "")):
         if word.endswith(plural) and len(word) > len(plural) + 1:
-            found.append(word.removesuffix(plural) + singular)
-    return found
+            candidates.append(word.removesuffix(plural) + singular)
+    return candidates
 
 
 def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, frozenset[str]]:
@@ -137,21 +137,21 @@ def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, fr
     """
     with naming(f"objects {str(path)!r} cannot be read"):
         content = load_json(path, unique_keys)
-    found: dict[str, set[str]] = {}
+    objects: dict[str, set[str]] = {}
     try:
         if "annotations" in content and "categories" in content:
-            categories = {each["id"]: each["name"] for each in content["categories"]}
-            found = {str(each["id"]): set() for each in content.get("images", ())}
-            for each in content["annotations"]:
-                found.setdefault(str(each["image_id"]), set()).add(categories[each["category_id"]])
+            categories = {record["id"]: record["name"] for record in content["categories"]}
+            objects = {str(record["id"]): set() for record in content.get("images", ())}
+            for record in content["annotations"]:
+                objects.setdefault(str(record["image_id"]), set()).add(categories[record["category_id"]])
         else:
-            found = {str(image_id): {*map(str, names)} for image_id, names in content.items()}
+            objects = {str(image_id): {*map(str, names)} for image_id, names in content.items()}
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"objects {str(path)!r} is neither {{image_id: [object, ...]}} nor COCO's instances: {error!r}"
         ) from error
-    named = vocabulary.named(found.values(), f"objects {str(path)!r} has")
-    return dict(zip(found, named, strict=True))
+    named = vocabulary.names_of(objects.values(), f"objects {str(path)!r} has")
+    return dict(zip(objects, named, strict=True))
 
 
 class ObjectDetector(Protocol):
@@ -239,9 +239,9 @@ class Chair:
                 raise ValueError(
                     f"detector {detector!r} is not an ObjectDetector: expected a callable object with a signature"
                 )
-        known = [(image_id, sorted(own)) for image_id, own in (self.objects or {}).items()]
+        image_objects = [(image_id, sorted(object_names)) for image_id, object_names in (self.objects or {}).items()]
         sources = {  # column -> where objects come from
-            **({} if self.objects is None else {"image_id": f"file[{_digest(known)}]"}),
+            **({} if self.objects is None else {"image_id": f"file[{_digest(image_objects)}]"}),
             **({} if self.detector is None else {"image": self.detector.signature}),
             **({"references": "references"} if references else {}),
         }
@@ -259,38 +259,38 @@ class Chair:
             RewardError: an image is not in the file, the detector returns another number of results, or it finds an
                 object that is not in the vocabulary.
         """
-        found = [frozenset[str]()] * count
+        objects = [frozenset[str]()] * count
         if self.objects is not None:
             ids = [str(image_id) for image_id in required_column(columns, "image_id", self.__name__, count)]
             missing = [image_id for image_id in ids if image_id not in self.objects]
             if missing:
                 raise RewardError(f"reward 'chair': objects has no image {missing[0]!r} ({len(missing)} such rows)")
-            found = [self.objects[image_id] for image_id in ids]
+            objects = [self.objects[image_id] for image_id in ids]
         if self.detector is not None:
             images = required_column(columns, "image", self.__name__, count)
-            found = [own | seen for own, seen in zip(found, self._detected(self.detector, images), strict=True)]
+            objects = [before | seen for before, seen in zip(objects, self._detect(self.detector, images), strict=True)]
         if self.references:
             lists = reference_lists(columns, self.__name__, count)
-            found = [own | self._mentioned(captions) for own, captions in zip(found, lists, strict=True)]
-        return found
+            objects = [before | self._mentions(captions) for before, captions in zip(objects, lists, strict=True)]
+        return objects
 
-    def _detected(self, detector: ObjectDetector, images: Sequence[Any]) -> list[frozenset[str]]:
+    def _detect(self, detector: ObjectDetector, images: Sequence[Any]) -> list[frozenset[str]]:
         """What is in N images; those that compare equal, such as paths, are looked at a single time."""
         keys = [_key(image) for image in images]
         new = {key: image for key, image in zip(keys, images, strict=True) if key not in self._seen}
         with errors_of_user_code(f"reward 'chair': detector {detector.signature}"):
-            found = detector(list(new.values())) if new else []
-        if not isinstance(found, Sequence) or not all(_are_words(words) for words in found):
+            lists = detector(list(new.values())) if new else []
+        if not isinstance(lists, Sequence) or not all(_are_words(words) for words in lists):
             expected = "expected a list with a list of words for each image"
-            raise RewardError(f"reward 'chair': {detector.signature} returned {found!r:.200}: {expected}")
-        if len(found) != len(new):
-            raise RewardError(f"reward 'chair': {detector.signature} returned {len(found)} lists for {len(new)} images")
+            raise RewardError(f"reward 'chair': {detector.signature} returned {lists!r:.200}: {expected}")
+        if len(lists) != len(new):
+            raise RewardError(f"reward 'chair': {detector.signature} returned {len(lists)} lists for {len(new)} images")
         with naming("reward 'chair'", (ValueError,), RewardError):
-            seen = dict(zip(new, self.vocabulary.named(found, f"{detector.signature} found"), strict=True))
-        self._seen |= {key: own for key, own in seen.items() if not isinstance(key, int)}
+            seen = dict(zip(new, self.vocabulary.names_of(lists, f"{detector.signature} found"), strict=True))
+        self._seen |= {key: image_objects for key, image_objects in seen.items() if not isinstance(key, int)}
         return [self._seen[key] if key in self._seen else seen[key] for key in keys]
 
-    def _mentioned(self, captions: tuple[str, ...]) -> frozenset[str]:
+    def _mentions(self, captions: tuple[str, ...]) -> frozenset[str]:
         if captions not in self._known:
             self._known[captions] = frozenset(chain.from_iterable(map(self.vocabulary.mentions, captions)))
         return self._known[captions]
@@ -299,19 +299,21 @@ class Chair:
         """The counts of N captions. Raises as a call."""
         texts = as_texts(completions)
         objects = self.objects_of(len(texts), columns)
-        return [chair_counts(self.vocabulary.mentions(text), own) for text, own in zip(texts, objects, strict=True)]
+        return [
+            chair_counts(self.vocabulary.mentions(text), present) for text, present in zip(texts, objects, strict=True)
+        ]
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions. Raises ``RewardError`` if a column is missing, or as ``objects_of``."""
         counts = self.counts(completions, columns)
-        return checked_scores(self, [self._score(own) for own in counts], len(counts))
+        return checked_scores(self, [self._score(caption_counts) for caption_counts in counts], len(counts))
 
-    def _score(self, own: ChairCounts) -> float:
+    def _score(self, counts: ChairCounts) -> float:
         if self.measure == "recall":
-            return own.mentioned_objects / own.objects if own.objects else 1.0
+            return counts.mentioned_objects / counts.objects if counts.objects else 1.0
         if self.measure == "caption":
-            return float(not own.hallucinated_captions)
-        return 1 - own.hallucinated_mentions / own.mentions if own.mentions else 1.0
+            return float(not counts.hallucinated_captions)
+        return 1 - counts.hallucinated_mentions / counts.mentions if counts.mentions else 1.0
 
 
 def _are_words(words: Any) -> bool:

@@ -96,9 +96,9 @@ def _batch_scores(
     The M captions are packed: the N candidates, then the references of image 0, of image 1, ... The P pairs are, by
     candidate, those with each reference of its image.
     """
-    images = {id(own): own for own in references}
+    images = {id(group): group for group in references}
     row = dict(zip(images, range(len(images)), strict=True))
-    image = np.fromiter((row[id(own)] for own in references), np.int64, len(references))  # [N]
+    image = np.fromiter((row[id(group)] for group in references), np.int64, len(references))  # [N]
     sizes = np.fromiter(map(len, images.values()), np.int64, len(images))  # [B] references of each image
     captions = [*candidates, *chain.from_iterable(images.values())]
     lengths = np.fromiter(map(len, captions), np.int64, len(captions))  # [M]
@@ -111,10 +111,10 @@ def _batch_scores(
     penalties = _length_penalties(lengths[candidate], lengths[reference], sigma)
     total = np.zeros(len(candidates))
     for vectors in _vectors(captions, lengths, df, n):
-        own, theirs = _shared(vectors, image_of, len(candidates))
-        others = vectors.weights[theirs]
-        products = np.minimum(vectors.weights[own], others) * others
-        pair = vectors.captions[theirs] + (first_pair - first_reference)[vectors.captions[own]]
+        candidates_shared, references_shared = _match_entries(vectors, image_of, len(candidates))
+        others = vectors.weights[references_shared]
+        products = np.minimum(vectors.weights[candidates_shared], others) * others
+        pair = vectors.captions[references_shared] + (first_pair - first_reference)[vectors.captions[candidates_shared]]
         # bincount adds in the order of its input; of an empty one it returns integers.
         values = np.bincount(pair, products, len(candidate)).astype(np.float64, copy=False)
         scale = vectors.norms[candidate] * vectors.norms[reference]
@@ -135,35 +135,35 @@ class _Vectors(NamedTuple):
 
 def _vectors(captions: Sequence[Tokens], lengths: Array, df: DocumentFrequencies, n: int) -> Iterator[_Vectors]:
     """Yield the tf-idf vectors of M captions (``lengths`` [M]) for each order from 1 to ``n``."""
-    known = df.word_ids
+    word_ids = df.word_ids
     unknown: defaultdict[str, int] = defaultdict()  # further ids, for words that the document frequencies lack
-    unknown.default_factory = lambda: len(known) + len(unknown)
-    ids_of_words = (known[word] if word in known else unknown[word] for word in chain.from_iterable(captions))
+    unknown.default_factory = lambda: len(word_ids) + len(unknown)
+    ids_of_words = (word_ids[word] if word in word_ids else unknown[word] for word in chain.from_iterable(captions))
     words = np.fromiter(ids_of_words, np.int64, int(lengths.sum()))
     caption = np.repeat(np.arange(len(captions)), lengths)
     ids = np.empty(0, np.int64)  # of the order's distinct n-grams, in the table of document frequencies
-    for order, found in enumerate(ngram_occurrences(words, lengths, n), start=1):
+    for order, occurrences in enumerate(ngram_occurrences(words, lengths, n), start=1):
         if order == 1:
-            ids = np.where(found.words < len(known), found.words, -1)
+            ids = np.where(occurrences.words < len(word_ids), occurrences.words, -1)
         else:
-            ids = df.table.extended(ids[found.prefixes], found.words)
+            ids = df.table.extend_ngrams(ids[occurrences.prefixes], occurrences.words)
         # Group the occurrences by (caption, n-gram): the first of each group, and its size.
-        keys = caption[found.positions] * len(found.words) + found.numbers
+        keys = caption[occurrences.positions] * len(occurrences.words) + occurrences.numbers
         ranks = np.argsort(keys, kind="stable")
         (starts,) = np.nonzero(is_new(keys[ranks]))
         counts = np.diff(np.append(starts, len(keys)))
         by_occurrence = np.argsort(ranks[starts])
         first, counts = ranks[starts][by_occurrence], counts[by_occurrence]
-        rows, numbers = caption[found.positions[first]], found.numbers[first]
+        rows, numbers = caption[occurrences.positions[first]], occurrences.numbers[first]
         inverse, squares = df.inverses(ids[numbers])
         weights = counts * inverse
         (repeated,) = np.nonzero(counts > 1)
         squares[repeated] = [weight**2 for weight in weights[repeated].tolist()]
         norms = np.sqrt(np.bincount(rows, squares, len(captions)).astype(np.float64, copy=False))
-        yield _Vectors(rows, numbers, weights, norms, len(found.words))
+        yield _Vectors(rows, numbers, weights, norms, len(occurrences.words))
 
 
-def _shared(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array, Array]:
+def _match_entries(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array, Array]:
     """Match the entries of candidates, which come first, with those of references of the same image and n-gram.
 
     ``image_of`` [M] is the image of each caption. Returns two index arrays [S] into the E entries: of candidates,
@@ -175,9 +175,9 @@ def _shared(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array,
     ordered = keys[split:][ranks]
     start = np.searchsorted(ordered, keys[:split], side="left")
     times = np.searchsorted(ordered, keys[:split], side="right") - start
-    own = np.repeat(np.arange(split), times)
-    nth = np.arange(len(own)) - np.repeat(np.cumsum(times) - times, times)
-    return own, ranks[start[own] + nth] + split
+    entries = np.repeat(np.arange(split), times)
+    nth = np.arange(len(entries)) - np.repeat(np.cumsum(times) - times, times)
+    return entries, ranks[start[entries] + nth] + split
 
 
 def _length_penalties(candidates: Array, references: Array, sigma: float) -> Array:
@@ -279,7 +279,7 @@ class CiderD:
         ended = finished_captions(columns, self.__name__, len(texts)) if self.eos else [False] * len(texts)
         if not texts:
             return []
-        references = self._tokenized(keys)
+        references = self._reference_tokens(keys)
         df = self.df
         if df is None:
             named = columns.get("image_id") is not None
@@ -302,18 +302,18 @@ class CiderD:
         # Rounding may exceed the largest score in the last digit.
         return checked_scores(self, [min(score, self.bounds[1]) for score in scores], len(texts))
 
-    def _tokenized(self, keys: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], list[list[str]]]:
+    def _reference_tokens(self, keys: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], list[list[str]]]:
         """Tokens of the references of images, from the cache where it has them."""
         end = [EOS] if self.eos else []
-        found: dict[tuple[str, ...], list[list[str]]] = {}
+        tokens_of: dict[tuple[str, ...], list[list[str]]] = {}
         for key in dict.fromkeys(keys):
             tokens = self._cache.pop(key, None)
             if tokens is None:  # interned: equal words are one object in memory
                 tokens = [[*map(sys.intern, self._tokenize(caption)), *end] for caption in key]
-            self._cache[key] = found[key] = tokens
+            self._cache[key] = tokens_of[key] = tokens
         while len(self._cache) > self.cache_images:
             self._cache.popitem(last=False)
-        return found
+        return tokens_of
 
     def _check_df(self, df: DocumentFrequencies) -> None:
         if df.eos != self.eos:

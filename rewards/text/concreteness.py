@@ -41,8 +41,8 @@ class WordConcreteness:
             textblob = optional("textblob.inflect", "word_concreteness: singular needs", "'rl-caption[specs]'")
             self._singular = textblob.singularize
         words = "".join(f"{word}\t{mean}\n" for word, mean in sorted(self._means.items()))
-        found = f"{len(self._means)} words,{hashlib.sha256(words.encode()).hexdigest()[:12]}"
-        self.signature = f"{self.__name__}[{found}{',singular' if singular else ''}]+{self.tokenizer}"
+        table = f"{len(self._means)} words,{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+        self.signature = f"{self.__name__}[{table}{',singular' if singular else ''}]+{self.tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions."""
@@ -50,13 +50,13 @@ class WordConcreteness:
         return checked_scores(self, [self._score(text) for text in texts], len(texts))
 
     def _score(self, text: str) -> float:
-        found = []
+        means = []
         for word in tokenize(text):
             if word not in self._means and self.singular:
                 word = self._singular(word)
             if word in self._means:
-                found.append(self._means[word])
-        return math.fsum(found) / len(found) if found else self.bounds[0]
+                means.append(self._means[word])
+        return math.fsum(means) / len(means) if means else self.bounds[0]
 
 
 def read_concreteness(path: str | Path) -> dict[str, float]:
@@ -65,7 +65,7 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
     Raises:
         ValueError: the file cannot be read, lacks a column, or a rating is no number in [1, 5].
     """
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     unreadable = (OSError, UnicodeDecodeError, csv.Error)
     with (
         naming(f"word_concreteness: {path} cannot be read", unreadable),
@@ -86,10 +86,10 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
                 found_row = f"{row['Word']!r:.80} and {row['Conc.M']!r:.80}"
                 raise ValueError(f"{path}, line {rows.line_num}: {found_row}: expected a word and a rating in [1, 5]")
             if row["Bigram"] == "0":
-                found[row["Word"].lower()] = mean
-    if not found:
+                means[row["Word"].lower()] = mean
+    if not means:
         raise ValueError(f"{path} has no words")
-    return found
+    return means
 
 
 class CaptionLength:

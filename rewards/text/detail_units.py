@@ -84,10 +84,10 @@ def _brill_tags(words: Sequence[str]) -> list[str]:
     if not words:
         return []
     # A slash separates word and tag in the library's text format.
-    found = _pattern_tagger().tag(" ".join(word.replace("/", "-") for word in words), tokenize=False)
-    if len(found) != len(words):
-        raise ValueError(f"BrillTagger returned {len(found)} tags for the {len(words)} tokens {' '.join(words)!r:.200}")
-    return [tag for _, tag in found]
+    pairs = _pattern_tagger().tag(" ".join(word.replace("/", "-") for word in words), tokenize=False)
+    if len(pairs) != len(words):
+        raise ValueError(f"BrillTagger returned {len(pairs)} tags for the {len(words)} tokens {' '.join(words)!r:.200}")
+    return [tag for _, tag in pairs]
 
 
 @cache
@@ -138,7 +138,7 @@ def detail_units(caption: str, tagger: Tagger | None = None) -> list[str]:
     a number or an abbreviation. Each unit has a letter or a digit; a caption that has neither is a single unit. An
     empty caption has no units.
     """
-    return list(_remembered(caption)) if tagger is None else _units(caption, tagger)
+    return list(_cached_units(caption)) if tagger is None else _units(caption, tagger)
 
 
 def detail_units_of(captions: Sequence[str], processes: int = 1, tagger: Tagger | None = None) -> list[list[str]]:
@@ -165,14 +165,16 @@ def prefixes(units: Sequence[str]) -> list[str]:
 
 
 @lru_cache(maxsize=16384)
-def _remembered(caption: str) -> tuple[str, ...]:
+def _cached_units(caption: str) -> tuple[str, ...]:
     return tuple(_units(caption, default_tagger()))
 
 
 def _units(caption: str, tagger: Tagger) -> list[str]:
     sentences = list(_sentences(caption))
     tags = tagger([_texts(sentence) for sentence in sentences])
-    cuts = [cut for words, own in zip(sentences, tags, strict=True) for cut in _sentence_cuts(caption, words, own)]
+    cuts = [
+        cut for words, labels in zip(sentences, tags, strict=True) for cut in _sentence_cuts(caption, words, labels)
+    ]
     bounds = [0, *cuts[:-1], len(caption)] if caption else []
     units: list[str] = []
     for start, end in pairwise(bounds):
@@ -257,8 +259,8 @@ def _phrase_ends(tags: Sequence[str]) -> list[int]:
     letters = "".join(map(word_class, tags))
     ends = list(range(1, len(tags) + 1))
     for symbol, pattern in _GRAMMAR:
-        found = list(pattern.finditer(letters))
-        for match in reversed(found):
+        matches = list(pattern.finditer(letters))
+        for match in reversed(matches):
             ends[match.start() : match.end()] = [ends[match.end() - 1]]
         letters = pattern.sub(symbol, letters)
     return [end for end, letter in zip(ends, letters, strict=True) if letter in _ENDS_UNIT]

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from rewards.base import naming
 from rewards.files import UNREADABLE_ARRAY, atomic_write, member, open_regular, read_array
-from rewards.text.ngrams import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows
+from rewards.text.ngrams import Array, NGram, NGramTable, count_documents, number_keys, table_of_counts, table_of_rows
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 EOS = "<eos>"
@@ -80,8 +80,8 @@ class DocumentFrequencies:
         Raises ``ValueError`` if there is no image.
         """
         images = tqdm(references, "document frequencies", unit="image", leave=False, delay=2, disable=None)
-        parts = images if document == "image" else ([caption] for captions in images for caption in captions)
-        table, documents = count_documents(parts, n, [EOS] if eos else [])
+        documents_of_set = images if document == "image" else ([caption] for captions in images for caption in captions)
+        table, documents = count_documents(documents_of_set, n, [EOS] if eos else [])
         if documents == 0:
             raise ValueError("document frequencies need at least one image with captions; there is none")
         return cls(table, float(np.log(float(documents))), eos, n, tokenizer, document)
@@ -155,7 +155,7 @@ class DocumentFrequencies:
         For equality with the reference scorer to the last bit, logarithms are NumPy's of single numbers and squares are
         Python's powers, which differ from NumPy's in the last digit of one in 1,200.
         """
-        index, counts = numbered(self.table.counts)
+        index, counts = number_keys(self.table.counts)
         inverses = [float(self.log_documents - np.log(max(1.0, float(count)))) for count in counts.tolist()]
         inverses.append(self.log_documents)
         by_id = np.append(index.astype(np.int32), np.int32(len(counts)))
@@ -187,9 +187,9 @@ class DocumentFrequencies:
         with naming(where, (*UNREADABLE_ARRAY, IndexError, AttributeError), kept=(FileNotFoundError,)):
             with open_regular(path) as file, zipfile.ZipFile(file) as archive:
                 arrays = {name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()}
-            fingerprint, found = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
-            if found != fingerprint:
-                raise ValueError(f"it is damaged: it has the fingerprint {found}, but was saved with {fingerprint}")
+            fingerprint, digest = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
+            if digest != fingerprint:
+                raise ValueError(f"it is damaged: it has the fingerprint {digest}, but was saved with {fingerprint}")
             header = json.loads(arrays["header"].tobytes())
             vocabulary = arrays["vocabulary"].tobytes().decode()
             orders = range(1, header["n"] + 1)
@@ -199,7 +199,7 @@ class DocumentFrequencies:
                 [arrays[f"counts_{order}"] for order in orders],
             )
             frequencies = cls(table, **header)
-        frequencies.__dict__["fingerprint"] = found
+        frequencies.__dict__["fingerprint"] = digest
         return frequencies
 
     def _arrays(self) -> dict[str, Array]:
@@ -260,7 +260,7 @@ def _latin1(text: str, encoding: str) -> bytes:
 
 _PLAIN = {"dict": dict, "float": float, "int": int, "str": str, "tuple": tuple}
 _ADMITTED: dict[str, Any] = {
-    **{f"{module}.{name}": kind for module in ("builtins", "__builtin__") for name, kind in _PLAIN.items()},
+    **{f"{module}.{name}": plain_type for module in ("builtins", "__builtin__") for name, plain_type in _PLAIN.items()},
     **{f"numpy.{core}.multiarray.scalar": _number for core in ("core", "_core")},
     "numpy.dtype": _DataType,
     "collections.defaultdict": defaultdict,
@@ -294,8 +294,8 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
     with naming(f"{path} cannot be read", unreadable, kept=(FileNotFoundError,)), open_regular(path) as file:
         content = _PlainUnpickler(file, encoding="latin1").load()
     if not isinstance(content, dict) or not {"document_frequency", "ref_len"} <= content.keys():
-        found = short(list(content)) if isinstance(content, dict) else type(content).__name__
-        raise ValueError(f"{path} holds {found}: expected a dict with 'document_frequency' and 'ref_len'")
+        description = short(list(content)) if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"{path} holds {description}: expected a dict with 'document_frequency' and 'ref_len'")
     length, stored = content["ref_len"], content["document_frequency"]
     if type(length) not in (int, float) or not 0 < length < math.exp(LARGEST_LOGARITHM):
         raise ValueError(f"{path}: ref_len is {short(length)}: expected the number of images or its logarithm")

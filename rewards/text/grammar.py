@@ -62,7 +62,7 @@ class Grammar:
         for batch in chunks(order, self.batch_size, "grammar of captions"):
             ids = self._network.tokenize([texts[row] for row in batch]).to(self.device)
             with torch.no_grad():
-                found = self._network(ids).float().sigmoid().tolist()
-            for row, score in zip(batch, found, strict=True):
+                probabilities = self._network(ids).float().sigmoid().tolist()
+            for row, score in zip(batch, probabilities, strict=True):
                 scores[row] = score
         return checked_scores(self, scores, len(texts))

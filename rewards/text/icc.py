@@ -57,8 +57,8 @@ class Icc:
             raise ValueError(f"icc: the tokenizer of {model!r} has no padding token")
         self.model, self.clip, self.precision, self.batch_size = model, clip, precision, batch_size
         self.bounds = (0.0, 1.0) if clip else (-math.inf, math.inf)
-        kind = "clipped" if clip else "logit"
-        self.signature = f"ICC[{Path(model).name},{self._frozen.weights},{precision},{kind}]"
+        form = "clipped" if clip else "logit"
+        self.signature = f"ICC[{Path(model).name},{self._frozen.weights},{precision},{form}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions. ``RewardError`` where a score is not finite."""
@@ -71,8 +71,8 @@ class Icc:
         scores = [0.0] * len(texts)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]["input_ids"]))
         for batch in chunks(order, self.batch_size, "concreteness of captions"):
-            own = [rows[row] for row in batch]
-            inputs = tokenizer.pad(own, padding_side="right", return_tensors="pt").to(self._frozen.device)
+            batch_rows = [rows[row] for row in batch]
+            inputs = tokenizer.pad(batch_rows, padding_side="right", return_tensors="pt").to(self._frozen.device)
             with torch.no_grad():
                 logits = self._frozen.network(**inputs).logits[:, 0].float()
             for row, score in zip(batch, logits.tolist(), strict=True):

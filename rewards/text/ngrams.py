@@ -49,7 +49,7 @@ def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurren
     vocabulary = int(words.max(initial=0)) + 1
     positions, keys = np.arange(len(words)), words
     for order in range(1, n + 1):
-        numbers, unique = numbered(keys)
+        numbers, unique = number_keys(keys)
         prefixes, last = np.divmod(unique, vocabulary)
         yield Occurrences(positions, numbers, prefixes, last)
         if order == n:
@@ -104,18 +104,18 @@ class NGramTable:
             for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
                 yield tuple([self.words[word] for word in row]), count
 
-    def extended(self, ids: Array, words: Array) -> Array:
+    def extend_ngrams(self, ids: Array, words: Array) -> Array:
         """Ids [M] of the n-grams ``ids`` [M], each extended by the word ``words`` [M]; -1 for unknown n-grams."""
-        found = find(self.keys, ids << WORD_BITS | words)  # an unknown prefix, -1, makes a negative key
-        return np.where(found < 0, -1, found + len(self.words))
+        rows = find(self.keys, ids << WORD_BITS | words)  # an unknown prefix, -1, makes a negative key
+        return np.where(rows < 0, -1, rows + len(self.words))
 
 
-def find(keys: Array, wanted: Array) -> Array:
-    """Index of each of ``wanted`` [M] in the ascending ``keys``, -1 where it is not among them."""
+def find(keys: Array, queries: Array) -> Array:
+    """Index of each of ``queries`` [M] in the ascending ``keys``, -1 where it is not among them."""
     if not len(keys):
-        return np.full(len(wanted), -1)
-    found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[found] == wanted, found, -1)
+        return np.full(len(queries), -1)
+    indices = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
+    return np.where(keys[indices] == queries, indices, -1)
 
 
 def table_of_rows(words: Sequence[str], rows: Sequence[Array], counts: Sequence[Array]) -> NGramTable:
@@ -139,7 +139,7 @@ def table_of_rows(words: Sequence[str], rows: Sequence[Array], counts: Sequence[
         ]
         if (np.diff(extended[0]) <= 0).any():
             raise ValueError(f"n-grams of {order} words are not in ascending order")
-        index, unique = numbered(np.concatenate(extended))  # also of prefixes that are not counted themselves
+        index, unique = number_keys(np.concatenate(extended))  # also of prefixes that are not counted themselves
         ends = np.cumsum([0, *map(len, extended)])
         ids = [index[start:end] + starts[-1] for start, end in pairwise(ends)]
         numbers.append(np.full(len(unique), -1, np.float64))
@@ -166,7 +166,7 @@ def table_of_counts(counts: Mapping[NGram, float], n: int) -> NGramTable:
         np.array([number[word] for ngram in ngrams for word in ngram], np.int32).reshape(-1, order)
         for order, ngrams in enumerate(ordered, start=1)
     ]
-    return table_of_rows(words, rows, [np.array([counts[ngram] for ngram in own], np.float64) for own in ordered])
+    return table_of_rows(words, rows, [np.array([counts[ngram] for ngram in ngrams], np.float64) for ngrams in ordered])
 
 
 class _ChunkCounts(NamedTuple):
@@ -204,7 +204,7 @@ def count_documents(
             texts, lengths, sizes = [], [], []
     if texts:
         chunks.append(_count_chunk(numbers, texts, lengths, sizes, n))
-    return _merged(numbers, chunks, n), total
+    return _merge_chunks(numbers, chunks, n), total
 
 
 def _count_chunk(
@@ -217,43 +217,43 @@ def _count_chunk(
     """
     words = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
     documents = np.repeat(np.repeat(np.arange(len(sizes)), sizes), lengths)  # [T]
-    found = []
+    tables = []
     for order in ngram_occurrences(words, np.array(lengths), n):
         pairs = np.sort(order.numbers * len(sizes) + documents[order.positions])
         pairs = pairs[is_new(pairs)] // len(sizes)  # the n-gram of each distinct (n-gram, document)
         counts = np.bincount(pairs, minlength=len(order.words))
-        found.append(_ChunkCounts(*(array.astype(np.int32) for array in (order.prefixes, order.words, counts))))
-    return found
+        tables.append(_ChunkCounts(*(array.astype(np.int32) for array in (order.prefixes, order.words, counts))))
+    return tables
 
 
-def _merged(numbers: Mapping[str, int], chunks: list[list[_ChunkCounts]], n: int) -> NGramTable:
+def _merge_chunks(numbers: Mapping[str, int], chunks: list[list[_ChunkCounts]], n: int) -> NGramTable:
     """One table of all chunks, whose arrays are freed on the way."""
     words = sorted(numbers)
     rank = np.empty(len(words), np.int64)  # word id in the chunks -> id in the table
     rank[np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))] = np.arange(len(words))
     counts = [np.zeros(len(words), np.int64)]
     ids = [rank[chunk[0].words] for chunk in chunks]  # of each chunk's n-grams of the last order, in the table
-    for chunk, own in zip(chunks, ids, strict=True):
-        counts[0][own] += chunk[0].counts
+    for chunk, chunk_ids in zip(chunks, ids, strict=True):
+        counts[0][chunk_ids] += chunk[0].counts
     keys, starts = [np.empty(0, np.int64)], [0, len(words)]
     for order in range(1, n):
         every = [before[chunk[order].prefixes] << WORD_BITS | rank[chunk[order].words]
                  for before, chunk in zip(ids, chunks, strict=True)]  # fmt: skip
         ends = np.cumsum([0, *map(len, every)])
-        found, unique = numbered(np.concatenate(every) if every else keys[0])
+        inverse, unique = number_keys(np.concatenate(every) if every else keys[0])
         del every
         total = np.zeros(len(unique), np.int64)
         for chunk, (start, end) in zip(chunks, pairwise(ends), strict=True):
-            total[found[start:end]] += chunk[order].counts  # distinct within a chunk
+            total[inverse[start:end]] += chunk[order].counts  # distinct within a chunk
             chunk[order - 1] = chunk[order]
-        ids = [found[start:end] + starts[-1] for start, end in pairwise(ends)]
+        ids = [inverse[start:end] + starts[-1] for start, end in pairwise(ends)]
         keys.append(unique)
         counts.append(total)
         starts.append(starts[-1] + len(unique))
     return NGramTable(tuple(words), np.concatenate(keys), np.concatenate(counts).astype(np.int32), tuple(starts))
 
 
-def numbered(keys: Array) -> tuple[Array, Array]:
+def number_keys(keys: Array) -> tuple[Array, Array]:
     """``np.unique`` with ``return_inverse``, faster: the inverse [M] and the ascending unique keys [G]."""
     ranks = np.argsort(keys)
     ordered = keys[ranks]

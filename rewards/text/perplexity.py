@@ -70,7 +70,7 @@ class Perplexity:
             return []
         rows = self._token_ids(texts, ended)
         scores = [self.floor] * len(texts)
-        for row, score in self._scored(rows, mean=True):
+        for row, score in self._log_likelihoods(rows, mean=True):
             # NaN stays, for checked_scores to refuse; a mean of logarithms may round to above 0.
             scores[row] = score if math.isnan(score) else min(0.0, max(self.floor, score))
         return checked_scores(self, scores, len(texts))
@@ -83,7 +83,7 @@ class Perplexity:
         """
         sums = [0.0] * len(captions)
         rows = self._token_ids(captions, [self.eos] * len(captions)) if captions else []
-        for row, value in self._scored(rows, mean=False):
+        for row, value in self._log_likelihoods(rows, mean=False):
             sums[row] = value
         return sums
 
@@ -94,7 +94,7 @@ class Perplexity:
             for ids, end in zip(words, ended, strict=True)
         ]
 
-    def _scored(self, rows: Sequence[Sequence[int]], mean: bool) -> Iterator[tuple[int, float]]:
+    def _log_likelihoods(self, rows: Sequence[Sequence[int]], mean: bool) -> Iterator[tuple[int, float]]:
         """Index and mean, or sum, of the log-probabilities of each row that has tokens after BOS."""
         order = sorted((row for row in range(len(rows)) if len(rows[row]) > 1), key=lambda row: len(rows[row]))
         for batch in chunks(order, self.batch_size, "log-probabilities of captions"):

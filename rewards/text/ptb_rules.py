@@ -80,8 +80,8 @@ Write: TypeAlias = Callable[[str], str | None]
 
 def _characters(ranges: str) -> set[int]:
     numbers: set[int] = set()
-    for part in ranges.split():
-        first, _, last = part.partition("-")
+    for bounds in ranges.split():
+        first, _, last = bounds.partition("-")
         numbers.update(range(int(first, 16), int(last or first, 16) + 1))
     return numbers
 
@@ -154,7 +154,7 @@ def token_classes() -> tuple[tuple[re.Pattern[str], Write], ...]:
     names["WORD"] = rf"{head}{tail}(?:[.!?]{head}{tail})*"
     rules = (*_addresses(), *_words(), *_numbers(), *_signs(symbols))
     name = re.compile("<([A-Z]+)>")
-    return tuple((re.compile(name.sub(lambda found: names[found[1]], pattern)), write) for pattern, write in rules)
+    return tuple((re.compile(name.sub(lambda tag: names[tag[1]], pattern)), write) for pattern, write in rules)
 
 
 # In the patterns below <L> is a letter, <LE> a letter or the entity of one, <A> and <AE> the same or a digit, <Q> an

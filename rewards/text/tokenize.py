@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from rewards.base import parts
+from rewards.base import leaf_rewards
 from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SPLIT_WORDS, token_classes
 
 TOKENIZER = "ptb"
@@ -153,11 +153,11 @@ class _Characters(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
-        kind, name = unicodedata.category(character), unicodedata.name(character, "")
+        category, name = unicodedata.category(character), unicodedata.name(character, "")
         written = " "
-        if (kind == "Cf" and character != "\u200b") or name.startswith("VARIATION SELECTOR"):
+        if (category == "Cf" and character != "\u200b") or name.startswith("VARIATION SELECTOR"):
             written = ""  # joiners, direction marks and soft hyphens lie within words; a zero-width space ends one
-        elif kind[0] in "LMN":
+        elif category[0] in "LMN":
             written = f" {character} " if name.startswith(self._divided) else character
         self[code] = written
         return written
@@ -219,7 +219,7 @@ def untested_texts(reward: Any, texts: Iterable[str]) -> str:
 
     Empty if there is no such text, or if no term of ``reward`` uses the tokenizer ``ptb``.
     """
-    if not any(getattr(part, "tokenizer", None) == TOKENIZER for part in parts(reward)):
+    if not any(getattr(inner, "tokenizer", None) == TOKENIZER for inner in leaf_rewards(reward)):
         return ""
     tested = [is_tested(text, in_lines=True) for text in texts]
     others = len(tested) - sum(tested)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from rewards.base import RewardError, parts
+from rewards.base import RewardError, leaf_rewards
 from rewards.mixed import MixedReward
 from rewards.registry import REWARDS
 from rl_caption.integrations.client import Scores
@@ -35,7 +35,7 @@ def scores_rows_alone(reward: MixedReward) -> bool:
     Of rewards that are not of this package that is not known: False.
     """
     classes = {target: name for name, target in REWARDS.items()}
-    names = [classes.get(f"{type(term).__module__}:{type(term).__name__}", "") for term in parts(reward)]
+    names = [classes.get(f"{type(term).__module__}:{type(term).__name__}", "") for term in leaf_rewards(reward)]
     return reward.normalize == "none" and all(name and name not in RELATIVE for name in names)
 
 

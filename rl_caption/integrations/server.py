@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rewards.base import RewardError, optional, parts
+from rewards.base import RewardError, leaf_rewards, optional
 from rewards.mixed import MixedReward
 from rl_caption.config.build import build_reward
 from rl_caption.errors import ConfigError
@@ -61,7 +61,7 @@ def serve(config: ServeConfig) -> None:
 def build_served_reward(config: ServeConfig) -> MixedReward:
     """The mixture. Raises ``ConfigError``, also for CIDEr-D without document frequencies."""
     reward = build_reward(config.reward, [], tokenizer=config.tokenizer)
-    for term in parts(reward):
+    for term in leaf_rewards(reward):
         if getattr(term, "df", term) is None:
             raise ConfigError(
                 f"reward.df is not set: {term.__name__} needs document frequencies of the training captions, such as "

@@ -25,7 +25,7 @@ from PIL import Image, UnidentifiedImageError
 
 from rewards.base import Reward, score_captions
 from rewards.images import UNREADABLE
-from rewards.registry import registered
+from rewards.registry import short_name
 from rl_caption.captioners.base import Captioner, CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import DataError, Row, load_image, reward_inputs
@@ -261,7 +261,7 @@ def load_models(config: WebConfig) -> SideBySide:
     if accelerator.num_processes > 1:
         raise ConfigError(f"web was started as {accelerator.num_processes} processes: start it as one")
     for name, judge_config in config.judges.items():
-        if registered(judge_config.target or name) == "cider" and "df" not in judge_config.kwargs:
+        if short_name(judge_config.target or name) == "cider" and "df" not in judge_config.kwargs:
             option = f"--judges.{name}.kwargs.df runs/NAME/document_frequencies.npz"
             raise ConfigError(
                 f"judges.{name} needs document frequencies, which cannot be computed from one photo: set {option}"

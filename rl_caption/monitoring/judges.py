@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from rewards.base import Reward, parts
+from rewards.base import Reward, leaf_rewards
 from rewards.build import RewardBuilder
 from rewards.clip.backbone import FrozenEncoder
 from rewards.clip.clipscore import ClipScore
@@ -21,7 +21,9 @@ N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
 
 def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
     """CIDEr-D if no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less those that are terms of it."""
-    used = {metric for metric in N_GRAM_JUDGES.values() if any(isinstance(score, metric) for score in parts(reward))}
+    used = {
+        metric for metric in N_GRAM_JUDGES.values() if any(isinstance(score, metric) for score in leaf_rewards(reward))
+    }
     if not used:
         return {"cider": JudgeConfig()}
     others = {"rouge_l": (RougeL, None), "bleu4": (Bleu, "bleu")}
@@ -59,7 +61,7 @@ def build_judges(
         with config_errors(f"{key}.{name}"):
             built[name] = builder.build(judge.target or name, judge.kwargs)
         for term, used in (reward.rewards if reward is not None else {}).items():
-            for judge_score, term_score in product(parts(built[name]), parts(used)):
+            for judge_score, term_score in product(leaf_rewards(built[name]), leaf_rewards(used)):
                 _check_held_out(judge_score, f"{key}.{name}", term_score, term)
     return built
 

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from rewards.base import Reward, score_captions
 from rewards.build import RewardBuilder
-from rewards.registry import registered
+from rewards.registry import short_name
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
@@ -84,7 +84,7 @@ def build_reranker(
     """
     builder, arguments = RewardBuilder(references, tokenizer), dict(kwargs)
     with config_errors("rerank"):
-        if registered(name) == "consensus" and "df" not in arguments and len(references) > 1:
+        if short_name(name) == "consensus" and "df" not in arguments and len(references) > 1:
             arguments["df"] = builder.count(eos=False, tokenizer=arguments.get("tokenizer"))
         reward = builder.build(name, arguments)
     if "references" in reward.columns:

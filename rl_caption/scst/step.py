@@ -153,7 +153,7 @@ class SelfCriticalTask:
         """The reward and the decoding options of ``step``; also sets ``objective`` to that of the step."""
         reward, decoding = self.reward, self.decoding
         if self.weight_schedules:
-            reward = reward.reweighted(scheduled_weights(reward, self.weight_schedules, step))
+            reward = reward.with_weights(scheduled_weights(reward, self.weight_schedules, step))
             for name in self.weight_schedules:
                 log.add(f"schedule/weight/{name}", reward.weights[name])
         if self.temperature_schedule:

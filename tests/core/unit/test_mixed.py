@@ -185,7 +185,7 @@ def test_a_term_with_a_length_ratio_scores_captions_of_other_lengths_0() -> None
     assert mixed.terms(None, texts, **columns) == {"one": [0.0, 3.0, 3.0, 0.0], "two": [3.0] * 4}
     assert mixed.signature == "1*[length0.5-2(table)]+1*[table]"
     assert mixed.columns == {"image_id", "references"}
-    reweighted = pickle.loads(pickle.dumps(mixed)).reweighted({"one": 2.0, "two": 0.0})
+    reweighted = pickle.loads(pickle.dumps(mixed)).with_weights({"one": 2.0, "two": 0.0})
     assert reweighted(None, texts, **columns) == [0, 6, 6, 0]
     with pytest.raises(RewardError, match="caption 0 has no reference"):
         mixed.terms(None, ["a"], references=[[]])
@@ -264,7 +264,7 @@ def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_pa
 
 def test_a_reweighted_mixture_is_the_same_but_for_its_weights() -> None:
     mixed = MixedReward({"x": (build("rouge_l"), 1.0)}, "per_group", {"x": (0.5, 2.0)}, "char")
-    other = mixed.reweighted({"x": 0.25})
+    other = mixed.with_weights({"x": 0.25})
     assert (other.weights, other.rewards) == ({"x": 0.25}, mixed.rewards)
     for name in ("normalize", "length_ratios", "tokenizer", "columns"):
         assert getattr(other, name) == getattr(mixed, name)

@@ -235,10 +235,6 @@ def load_frozen_encoder(name: str, pretrained: str | None = None, device: str = 
     return FrozenEncoder(EncoderOptions(name, pretrained, device, **options))
 
 
-Backbone = FrozenEncoder  # the earlier names
-load_backbone = load_frozen_encoder
-
-
 def load_encoder(options: EncoderOptions) -> CachedEncoder:
     """Load the encoder of a score, unless ``options.backbone`` is a loaded one already, and open its cache.
 

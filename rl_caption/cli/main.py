@@ -84,7 +84,8 @@ def run_program(name: str, arguments: list[str]) -> Any:
     config = parse(resolve_name(program.config), chain.arguments, f"rl-caption {name}")
     if not train_earlier_runs(config, chain):
         return 0
-    return resolve_name(program.function)(config)
+    function = resolve_name(program.function)
+    return function(config, parse) if program.parses else function(config)
 
 
 def leave_scripts_folder() -> None:

@@ -20,6 +20,8 @@ class Program(NamedTuple):
     """``module:Name`` of the configuration class."""
     lists: tuple[str, ...] = ()
     """Options that take all words up to the next option."""
+    parses: bool = False
+    """Whether the function takes the parser of configurations, too, as its second argument."""
 
 
 CORE = {
@@ -80,6 +82,12 @@ LAB = {
         "how well metrics agree with human judgements of captions",
         "rl_caption.lab.meta_evaluation.program:compare_with_people",
         "rl_caption.lab.meta_evaluation.config:JudgeSetConfig",
+    ),
+    "ablate_models": Program(
+        "compare reward models: a grid of one recipe, judged by people, retrieval and composition",
+        "rl_caption.lab.ablate_models:ablate_models",
+        "rl_caption.lab.config:AblateModelsConfig",
+        parses=True,
     ),
     "reproduce": Program(
         "a table of one of the five papers: published and measured values side by side",

@@ -257,3 +257,70 @@ class WebConfig(TrustConfig):
     def __post_init__(self) -> None:
         if (count := self.decode.captions_per_image) > 1:
             raise ConfigError(f"decode gives {count} captions an image: the page shows one of each captioner")
+
+
+@dataclass
+class ModelCellConfig:
+    """How one cell differs from the recipe.
+
+    Args:
+        overrides: values by dotted key of the recipe, such as ``{loss.regulator: 3.333}``.
+    """
+
+    overrides: dict = field(default_factory=dict)
+
+
+@dataclass
+class JudgedSetConfig:
+    """A set of judgements, as in ``judge``.
+
+    Args:
+        set: name of the set.
+        data: folder of its files.
+        images: folder of its images; null looks for it in ``data``.
+        set_kwargs: further options of the set.
+        partial: accept a set whose number of judgements differs from the published one.
+    """
+
+    set: str
+    data: str
+    images: str | None = None
+    set_kwargs: dict = field(default_factory=dict)
+    partial: bool = False
+
+
+@dataclass
+class AblateModelsConfig(TrustConfig):
+    """``ablate_models``: a grid of reward models from one recipe, and tables of what they are good for.
+
+    Args:
+        base: recipe of ``reward_model`` that all cells share.
+        cells: overrides of each cell, by its label.
+        seeds: values of ``train.seed``; each cell is trained with each of them.
+        retrieval: split of the recipe's data on which R@1 is computed in both directions; null computes none.
+        sets: sets of judgements, by their headings: agreement with people, or accuracy on hard negatives.
+        reward: the reward that scores the sets with the model, such as ``l_clipscore``, ``clipscore`` or ``specs``.
+        kwargs: further options of the reward.
+        jobs: number of runs at a time, each in its own process.
+        out: folder of all runs and of ``table.md`` and ``table.json``.
+    """
+
+    base: str
+    cells: dict[str, ModelCellConfig] = field(default_factory=dict)
+    seeds: list[Seed] = field(default_factory=lambda: [0])
+    retrieval: str | None = "test"
+    sets: dict[str, JudgedSetConfig] = field(default_factory=dict)
+    reward: str = "clipscore"
+    kwargs: dict = field(default_factory=dict)
+    jobs: Workers = 1
+    out: str = "runs/ablation_models"
+
+    def __post_init__(self) -> None:
+        if not self.cells:
+            raise ConfigError("cells is empty: name at least one, such as {recipe: {overrides: {}}}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"seeds is {self.seeds}: expected different whole numbers, and at least one")
+        if self.retrieval is None and not self.sets:
+            raise ConfigError("retrieval is null and sets is empty: nothing would be compared")
+        if self.jobs < 1:
+            raise ConfigError(f"jobs is {self.jobs}: expected at least 1")

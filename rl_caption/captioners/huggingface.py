@@ -77,6 +77,8 @@ class HuggingFaceCaptioner(Captioner):
         self.q_former_tokenizer, self.prompt, self.name = q_former_tokenizer, prompt, name
         self.encoder_trained: bool | None = None
         """Whether the states of an image need a gradient; None until ``image_states`` finds out."""
+        self.cache_memory = 0
+        """Bytes for prepared images; used by vision-language models."""
         self.adapters: Any = None
         """Configuration of the adapters, if they are to be exported alone, too."""
         self.family = policy.family

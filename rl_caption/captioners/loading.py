@@ -33,7 +33,8 @@ def load_captioner(
 
     Args:
         name: the folder, or ``OWNER/MODEL`` on the hub.
-        cache_bytes: memory for decoded images; for the Transformer of this package only.
+        cache_bytes: memory for decoded images of this package's Transformer, or for what the processor of a
+            vision-language model made of them.
         prompt: what captions continue, a text or messages; for models of Transformers only. None is the prompt saved
             in the folder.
         dtype: type of the weights; for models of Transformers only.
@@ -65,7 +66,9 @@ def load_captioner(
         )
     from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 
-    return HuggingFaceCaptioner.from_pretrained(name, prompt, dtype, processor_kwargs)
+    captioner = HuggingFaceCaptioner.from_pretrained(name, prompt, dtype, processor_kwargs)
+    captioner.cache_memory = cache_bytes
+    return captioner
 
 
 def new_captioner(target: str, references: Sequence[list[str]], kwargs: Mapping[str, Any]) -> Captioner:

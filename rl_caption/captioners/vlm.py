@@ -32,7 +32,7 @@ from rl_caption.captioners.huggingface import (
 from rl_caption.captioners.tokens import Generated
 from rl_caption.captioners.vlm_families import Messages, as_messages, check_messages, collate, family_of
 from rl_caption.captioners.vlm_policy import TEXT_INPUTS, VisionLanguagePolicy
-from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.base import DataError, Row, load_image, pixel_key
 
 TESTED = (
     "gemma3", "idefics3", "internvl", "llava", "llava_onevision", "paligemma", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
@@ -54,6 +54,8 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         self.processor, self.messages = processor, as_messages(prompt, None)
         self.prompt: Any = prompt
         self.reply_start: str = policy.family.reply_start(processor, self.messages)
+        self.prepared: dict[tuple[Any, ...], dict[str, Tensor]] = {}
+        """What the processor made of rows, in ``cache_memory``; a full cache evicts nothing."""
         self.longest_prompt = getattr(policy.config.get_text_config(), "max_position_embeddings", None)
 
     @classmethod
@@ -149,19 +151,36 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
 
         The frames of a video are several images.
         """
-        prompts = []
-        for row in rows:
-            images = [load_image(frame) for frame in frames_of(row["image"])]
-            with naming(f"image {row['image_id']!r} cannot be prepared", (ValueError,), DataError):
-                inputs = self.family.inputs(self.processor, as_messages(self.messages, row.get("prompt")), images)
-            length = inputs["input_ids"].shape[1]
-            if self.longest_prompt is not None and length >= self.longest_prompt:
-                raise DataError(
-                    f"image {row['image_id']!r} and its prompt have {length} tokens: {self.family.name} has positions "
-                    f"for {self.longest_prompt}; let its processor make images smaller"
-                )
-            prompts.append(inputs)
-        return collate(prompts, self.pad_token_id, TEXT_INPUTS)
+        return collate([self._inputs(row) for row in rows], self.pad_token_id, TEXT_INPUTS)
+
+    def _inputs(self, row: Row) -> dict[str, Tensor]:
+        """The model's inputs of one row, kept where there is room."""
+        key = (*pixel_key(row["image_id"], row["image"]), repr(row.get("prompt")))
+        inputs = self.prepared.get(key)
+        if inputs is not None:
+            return inputs
+        images = [load_image(frame) for frame in frames_of(row["image"])]
+        with naming(f"image {row['image_id']!r} cannot be prepared", (ValueError,), DataError):
+            inputs = self.family.inputs(self.processor, as_messages(self.messages, row.get("prompt")), images)
+        length = inputs["input_ids"].shape[1]
+        if self.longest_prompt is not None and length >= self.longest_prompt:
+            raise DataError(
+                f"image {row['image_id']!r} and its prompt have {length} tokens: {self.family.name} has positions "
+                f"for {self.longest_prompt}; let its processor make images smaller (model.processor_kwargs)"
+            )
+        size = sum(tensor.nbytes for tensor in inputs.values())
+        if size <= self.cache_memory:
+            self.cache_memory -= size
+            self.prepared[key] = inputs
+        return inputs
+
+    def key_value_bytes(self, rows: Sequence[Row], captions: int, tokens: int) -> int:
+        """Bytes of the keys and values of image, prompt and ``captions`` captions of ``tokens`` tokens of every row."""
+        text, policy = self.policy.config.get_text_config(), self.policy
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        width *= text.num_key_value_heads or text.num_attention_heads
+        length = self.preprocess(rows)["input_ids"].shape[1] + tokens
+        return len(rows) * captions * length * 2 * text.num_hidden_layers * width * policy.model.dtype.itemsize
 
     def max_tokens_of(self, row: Row) -> int | None:
         return self.max_tokens

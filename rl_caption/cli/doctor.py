@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rl_caption import torchvision_remedy
 from rl_caption.errors import OPTIONAL, installed_version
@@ -199,6 +199,8 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     yield Finding("data", f"{len(rows)} training images")
     found, captioner = _captioner_finding(config, build.references_of(rows))
     yield found
+    if hasattr(captioner, "key_value_bytes"):  # of a vision-language model
+        yield _memory_finding(config, rows, captioner)
     yield _reward_finding(config, rows, captioner)
 
 
@@ -221,6 +223,41 @@ def _captioner_finding(config: ScstConfig, references: list[list[str]]) -> tuple
     except (CaptionerError, build.ConfigError) as error:
         return Finding("captioner", str(error), NO_START, fatal=True), None
     return Finding("captioner", start), captioner
+
+
+def _memory_finding(config: ScstConfig, rows: Sequence[Row], captioner: Any) -> Finding:
+    """What a step holds at least, on one process without DeepSpeed, against the memory of the device.
+
+    Keys and values are those of sampling; activations, which depend on the model, come on top.
+    """
+    import psutil
+    import torch
+
+    from rl_caption.config import build
+    from rl_caption.scst.objectives import build_objective
+
+    train, decoding = config.train, build.build_decoding(config)
+    images = min(train.micro_batch_size or train.batch_size, len(rows))
+    objective = build_objective(train.objective, train.objective_kwargs, train.loss_reduction, train.kl_coef)
+    parameters = list(captioner.policy.parameters())
+    trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+    held = {
+        "weights": sum(parameter.nbytes for parameter in parameters)
+        + getattr(objective, "needs_reference", False) * trained,
+        "gradients and moments": 3 * trained,
+        "keys and values": captioner.key_value_bytes(
+            [rows[number] for number in range(images)], decoding.captions_per_image, decoding.max_new_tokens
+        ),
+    }
+    on_gpu = torch.cuda.is_available()
+    memory = torch.cuda.mem_get_info()[1] if on_gpu else psutil.virtual_memory().total
+    total = sum(held.values())
+    value = ", ".join(f"{what} {size / GB:.2g} GB" for what, size in held.items())
+    value += f": {total / GB:.2g} of {memory / GB:.1f} GB, activations not counted"
+    if total <= memory:
+        return Finding("memory of a step", value)
+    remedy = "set model.lora and model.dtype bfloat16, a smaller train.micro_batch_size, or an engine that shards"
+    return Finding("memory of a step", value, "it does not fit the device", True, f"{remedy} (docs/scaling.md)")
 
 
 def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captioner | None) -> Finding:

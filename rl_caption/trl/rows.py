@@ -18,7 +18,8 @@ def messages(row: Row, prompt: str) -> list[dict[str, Any]]:
 
 
 def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
-    """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references`` and ``image_id``.
+    """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references``, ``image_id``, and
+    ``questions`` where all rows have them.
 
     These are the columns of this package's own training (``data.base.COLUMNS``), without the truth of a generated
     scene. The table itself holds row numbers; images are opened when their batch is read. TRL reads a batch once for
@@ -34,7 +35,8 @@ def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
         nonlocal opened
         numbers = batch["row"]
         opened = {n: opened[n] if n in opened else load_image(rows[n]["image"]) for n in dict.fromkeys(numbers)}
-        columns = {key: [rows[n][key] for n in numbers] for key in COLUMNS}  # type: ignore[literal-required]
+        present = [key for key in COLUMNS if all(key in rows[n] for n in numbers)]
+        columns = {key: [rows[n][key] for n in numbers] for key in present}  # type: ignore[literal-required]
         asked = [messages(rows[n], prompt) for n in numbers]
         return columns | {"prompt": asked, "image": [opened[n] for n in numbers]}
 

@@ -384,6 +384,21 @@ def test_a_model_that_no_test_knows_is_compared_with_transformers_own_pass(tmp_p
         load_captioner(folder)
 
 
+def test_prepared_rows_are_kept_as_far_as_there_is_room(qwen, monkeypatch):
+    sizes = [sum(tensor.nbytes for tensor in inputs.values()) for inputs in qwen[2]]
+    captioner = load_captioner(qwen[0].name, cache_bytes=sum(sizes) - 1, prompt="a photo of")
+    expected = captioner.preprocess(photo_rows())
+    assert 0 < len(captioner.prepared) < 3, "they do not all fit"
+    calls = []
+    prepare = captioner.family.inputs
+    monkeypatch.setattr(captioner.family, "inputs", lambda *arguments: calls.append(1) or prepare(*arguments))
+    again = captioner.preprocess(photo_rows())
+    assert all(torch.equal(value, again[name]) for name, value in expected.items())
+    assert len(calls) == 3 - len(captioner.prepared)
+    captioner.preprocess([photo_rows()[0] | {"prompt": "another"}])
+    assert len(calls) == 4 - len(captioner.prepared), "a prompt is part of the key"
+
+
 def test_an_image_of_more_tokens_than_positions_is_refused_by_its_row(qwen):
     captioner = copy.copy(qwen[0])
     captioner.longest_prompt = 10

@@ -7,17 +7,20 @@ import shutil
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import psutil
 import pytest
 import yaml
 
 from rl_caption import torchvision_remedy
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli import doctor
 from rl_caption.errors import EXTRAS, OPTIONAL, user_errors
 from rl_caption.torchvision_remedy import ABSENT, BROKEN, NATIVE, NEEDED, REMEDIED
 from tests.captioners_for_tests import tiny_captioner
 from tests.training_for_tests import changed, files, scst_config
+from tests.vlm_families_for_tests import photo_rows, save_vlm
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -157,6 +160,23 @@ def test_configuration_shows_the_scales_of_its_reward_and_writes_nothing(tmp_pat
     assert "in cider, but only by" in report
     assert "in repetition" in report
     assert "The main job can run here." in report
+
+
+def test_configuration_of_a_vision_language_model_tells_what_a_step_holds(tmp_path, capsys, monkeypatch):
+    save_vlm("qwen2_5_vl", tmp_path / "start")
+    code, report = report_on(tmp_path, capsys, **{"train.micro_batch_size": 2})
+    assert code == 0, report
+    assert "memory of a step" in report
+    captioner = load_captioner(tmp_path / "start")
+    rows = photo_rows()[:1]
+    length = captioner.preprocess(rows)["input_ids"].shape[1] + 8
+    assert (
+        captioner.key_value_bytes(rows, 3, 8) == 3 * length * 2 * 2 * (2 * 8) * 4
+    )  # keys, values; layers; heads; float32
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**5))
+    code, report = report_on(tmp_path, capsys)
+    assert code == 1
+    assert "memory of a step" in report.rpartition("not yet with this configuration")[2]
 
 
 def test_configuration_whose_captioner_its_warm_start_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

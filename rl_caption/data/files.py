@@ -164,8 +164,8 @@ def _line_references(
 
 def _of_split(records: Sequence[tuple[str, str, list[str]]], path: str | Path, split: str | None) -> References:
     """References of those of ``records`` (split, image id, references) that are in a split; None takes all."""
-    wanted = ("train", "restval") if split == "train" else (split,)
-    chosen = [record for record in records if split is None or record[0] in wanted]
+    chosen_splits = ("train", "restval") if split == "train" else (split,)
+    chosen = [record for record in records if split is None or record[0] in chosen_splits]
     if not chosen:
         names = dict.fromkeys(name for name, _, _ in records)
         raise DataError(f"no split {split!r} in {path}: it has {', '.join(names)}")

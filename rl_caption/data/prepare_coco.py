@@ -223,7 +223,7 @@ def _coco_annotations(records: Mapping[str, Record]) -> dict[str, Any]:
     images = [{"id": _number(image_id), "file_name": record.filename} for image_id, record in records.items()]
     pairs = [(image_id, caption) for image_id, record in records.items() for caption in record.references]
     annotations = [
-        {"id": number, "image_id": _number(each), "caption": caption} for number, (each, caption) in enumerate(pairs)
+        {"id": number, "image_id": _number(name), "caption": caption} for number, (name, caption) in enumerate(pairs)
     ]
     return {"info": {}, "licenses": [], "type": "captions", "images": images, "annotations": annotations}
 
@@ -325,12 +325,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--subset", action="store_true", help="a part of COCO: do not compare the counts")
     parser.add_argument("--fast", action="store_true", help="do not decode images, nor read values of features")
     parser.add_argument("--df", action="store_true", help="also write document frequencies of CIDEr-D")
-    given = parser.parse_args(argv)
-    options = vars(given) | {"features_kwargs": json_object(given.features_kwargs, "--features_kwargs")}
-    options["downloads"] = given.downloads or Path(given.out) / "downloads"
+    arguments = parser.parse_args(argv)
+    options = vars(arguments) | {"features_kwargs": json_object(arguments.features_kwargs, "--features_kwargs")}
+    options["downloads"] = arguments.downloads or Path(arguments.out) / "downloads"
     options["annotations"] = not options.pop("without_annotations")
     summary = prepare(**options)
     for split, number in summary["images"].items():
         print(f"{split}: {number:,} images, {summary['captions'][split]:,} captions")
-    print(f"{given.out} is ready; checked: {', '.join(['captions', *summary['checked']])}")
+    print(f"{arguments.out} is ready; checked: {', '.join(['captions', *summary['checked']])}")
     return 0

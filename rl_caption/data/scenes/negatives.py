@@ -195,14 +195,14 @@ def _motion_edits(what: str, chunks: list[Chunk], words: Words) -> Iterator[Edit
     index_of = {chunk.start: index for index, chunk in enumerate(chunks)}
     at = 0
     while at < len(flat):
-        found = phrase_at(flat, at)
-        if found is None or any(start not in index_of for start in range(at, at + found[0])):
+        match = phrase_at(flat, at)
+        if match is None or any(start not in index_of for start in range(at, at + match[0])):
             at += 1
             continue
-        length, phrase = found
-        chunk_words = [index_of[start] for start in range(at, at + length)]
+        length, phrase = match
+        indices = [index_of[start] for start in range(at, at + length)]
         if what == "direction" and phrase.direction in DIRECTIONS:
-            yield {index: [OTHER_WORD.get(words[index][0], words[index][0])] for index in chunk_words}
+            yield {index: [OTHER_WORD.get(words[index][0], words[index][0])] for index in indices}
         elif what == "verb" and phrase.event != "collides":
             before = ["is"] if phrase.form == "third" and flat[at] == "is" else []
             form = "participle" if before else phrase.form
@@ -213,7 +213,7 @@ def _motion_edits(what: str, chunks: list[Chunk], words: Words) -> Iterator[Edit
             for other in ("moves", "enters", "leaves", "stays"):
                 if other != verb:
                     told = verb_phrase(other, direction or draws.choice(DIRECTIONS), form, draws).split()
-                    yield {chunk_words[0]: [*before, *told], **{index: [] for index in chunk_words[1:]}}
+                    yield {indices[0]: [*before, *told], **{index: [] for index in indices[1:]}}
         at += length
 
 

@@ -22,8 +22,8 @@ from rl_caption.launch import processes_started
 from rl_caption.options import Fraction, Positions, Range
 from rl_caption.reward_models.embedding import EmbeddingModel
 from rl_caption.reward_models.encoders import (
-    ClipTowers,
-    DualTowers,
+    TrainedClip,
+    TrainedDual,
     check_batch_norm,
     check_shape,
     check_vocabulary,
@@ -197,7 +197,7 @@ class ClipConfig(RewardModelConfig):
         model, max_scale, is_trained = self.model, self.loss.max_scale, self.model.init is not None
         if model.is_dual:
             dual = pretrained_dual(model)
-            network: Any = DualTowers(dual, max_scale)
+            network: Any = TrainedDual(dual, max_scale)
             check_batch_norm(network, self.train, processes)
             length, export = dual.context_length, dual.save_pretrained
             return EmbeddingModel(network, dual.preprocessing, length, True, export, is_trained, dual)
@@ -208,7 +208,7 @@ class ClipConfig(RewardModelConfig):
         else:
             clip, shape = random_clip(model.name, model.kwargs)
             preprocessing = preprocessing_of(clip.visual)
-        network = ClipTowers(clip, max_scale, self.train.freeze_positions)
+        network = TrainedClip(clip, max_scale, self.train.freeze_positions)
         tune(clip)
         check_batch_norm(network, self.train, processes)
         length, export = int(clip.context_length), partial(save_clip, clip, shape)

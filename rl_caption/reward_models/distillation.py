@@ -32,7 +32,7 @@ from rl_caption.reward_models.embedding import (
     measured_by,
     text_inputs,
 )
-from rl_caption.reward_models.encoders import TOKENS, Towers, check_batch_norm, check_vocabulary
+from rl_caption.reward_models.encoders import TOKENS, TrainedTowers, check_batch_norm, check_vocabulary
 from rl_caption.reward_models.losses import Embeddings, Objective, Reduction, similarity_regulator
 from rl_caption.reward_models.negatives import NegativesConfig, build_negatives, validation_negatives
 from rl_caption.reward_models.students import (
@@ -440,7 +440,7 @@ def _student_model(
     image: Any = towers.get("image")
     preprocessing = Preprocessing(shape.image_size) if image is None else image.preprocessing
     trims = shape.pad_attention == "masked"
-    return EmbeddingModel(Towers(towers), preprocessing, shape.context_length, trims, export, is_trained)
+    return EmbeddingModel(TrainedTowers(towers), preprocessing, shape.context_length, trims, export, is_trained)
 
 
 def _tower_model(tower: Any, name: Tower, teacher: Teacher, model: StudentConfig) -> EmbeddingModel:

@@ -22,7 +22,7 @@ from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError
 from rl_caption.options import with_defaults
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts, plain_form
-from rl_caption.reward_models.encoders import DualTowers, is_frozen
+from rl_caption.reward_models.encoders import TrainedDual, is_frozen
 from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.task import EmbeddingTask, Target
 from rl_caption.reward_models.teacher import embed_distributed
@@ -70,7 +70,7 @@ def image_inputs(data: DataConfig, model: EmbeddingModel) -> PixelCache | Featur
     if data.features_root is None:
         return PixelCache(model.preprocessing, data.cache_mb * 2**20)
     pool = None
-    if isinstance(network, DualTowers):
+    if isinstance(network, TrainedDual):
         encoder = network.dual.image_encoder
         if not network.dual.config.cell_width:
             pool = network.dual.pool_image  # nothing trained comes before it, so once is enough

@@ -30,7 +30,7 @@ _PROJECTIONS = {"image": ("visual.proj", "visual.attnpool."), "text": ("text_pro
 _BLOCK_WEIGHTS = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
-class Towers(nn.Module):
+class TrainedTowers(nn.Module):
     """An ``image`` tower that embeds pixels and a ``text`` tower that embeds token ids, or one of the two."""
 
     def __init__(self, towers: Mapping[str, nn.Module]) -> None:
@@ -45,8 +45,8 @@ class Towers(nn.Module):
         return {name: embed_frames(self.towers[_tower(name)], value) for name, value in inputs.items()}
 
 
-class _DualEncoder(nn.Module):
-    """What is common to networks of two towers with a temperature."""
+class TrainedEncoder(nn.Module):
+    """A dual encoder that is being trained: two towers with a temperature."""
 
     def train(self, mode: bool = True) -> Self:
         """As of any module; frozen batch norm stays as in evaluation: its statistics belong to its weights."""
@@ -57,7 +57,7 @@ class _DualEncoder(nn.Module):
         return self
 
 
-class ClipTowers(_DualEncoder):
+class TrainedClip(TrainedEncoder):
     """An open_clip model, whose inverse temperature ``scale``, in [1, ``max_scale``], is a further output.
 
     The first ``frozen_positions`` positions of the text tower get no gradient.
@@ -73,7 +73,7 @@ class ClipTowers(_DualEncoder):
             clip.positional_embedding.register_hook(lambda gradient: gradient * later.to(gradient.device))
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As ``Towers.forward``, and ``scale``, a scalar."""
+        """As ``TrainedTowers.forward``, and ``scale``, a scalar."""
 
         def embed(name: str, value: Tensor) -> Tensor:
             if _tower(name) == "image":
@@ -83,7 +83,7 @@ class ClipTowers(_DualEncoder):
         return _with_scale(self.clip.logit_scale, self.max_scale, embed, inputs)
 
 
-class DualTowers(_DualEncoder):
+class TrainedDual(TrainedEncoder):
     """A ``PretrainedDual``, whose inverse temperature ``scale``, in [1, ``max_scale``], is a further output.
 
     Where a frozen encoder ran before training, its features are the input instead of pixels or token ids.

@@ -27,7 +27,7 @@ from rl_caption.engines import autocast, dropout_off
 from rl_caption.errors import ConfigError, naming
 from rl_caption.options import Range
 from rl_caption.reward_models.batch import Captions, PairBatch, Texts, caption_index, plain_form
-from rl_caption.reward_models.encoders import Towers, check_shape
+from rl_caption.reward_models.encoders import TrainedTowers, check_shape
 from rl_caption.reward_models.losses import Embeddings
 from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.reward_models.validation import embed_all
@@ -112,7 +112,7 @@ class GrammarConfig(RewardModelConfig):
             model = grammar_model(self.model)
         tokens = Texts(model.text_encoder, model.context_length)
         corpus = Corpus.of([*context.train_rows, *context.val_rows])
-        network, init = Towers({"text": model}), self.model.init
+        network, init = TrainedTowers({"text": model}), self.model.init
         return Recipe(
             network,
             lambda prepared: EmbeddingTask(accelerator, prepared, grammar_loss, name=self.task),

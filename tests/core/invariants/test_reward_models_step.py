@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.reward_models.batch import PairBatch
-from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip, train_only
+from rl_caption.reward_models.encoders import TrainedClip, TrainedTowers, random_clip, train_only
 from rl_caption.reward_models.task import EmbeddingTask, Target
 from tests.reward_models_for_tests import CLIP, CLIP_TASKS, STUDENT, config_of
 
@@ -41,16 +41,16 @@ def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
     ]
 
 
-def clip_towers(**vision: Any) -> ClipTowers:
+def clip_towers(**vision: Any) -> TrainedClip:
     torch.manual_seed(3)
-    network = ClipTowers(random_clip(None, CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision})[0])
+    network = TrainedClip(random_clip(None, CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision})[0])
     return network.train()
 
 
-def student_towers() -> Towers:
+def student_towers() -> TrainedTowers:
     torch.manual_seed(4)
     model = LCLIP(LCLIPConfig(**STUDENT))
-    return Towers({"image": model.image, "text": model.text})
+    return TrainedTowers({"image": model.image, "text": model.text})
 
 
 class Lookup:

@@ -20,8 +20,8 @@ from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.clip_models import ClipModelConfig, pretrained_dual
 from rl_caption.reward_models.contrastive import contrastive
 from rl_caption.reward_models.encoders import (
-    ClipTowers,
-    DualTowers,
+    TrainedClip,
+    TrainedDual,
     embed_frames,
     merged_state,
     pretrained_clip,
@@ -62,7 +62,7 @@ def test_a_contrastive_model_comes_back_as_a_reward(clip: tuple[Any, dict[str, A
     model, shape, folder = clip
     backbone = load_frozen_encoder(str(folder))
     picture, ids = noise_image(2), torch.tensor([[49406, 320, 1929, 49407]])
-    mine = ClipTowers(model)({"image": backbone.preprocessing(picture)[None], "text": ids})
+    mine = TrainedClip(model)({"image": backbone.preprocessing(picture)[None], "text": ids})
     assert torch.allclose(backbone.encode_images([picture], normalize=False), mine["image"], atol=1e-5)
     assert torch.allclose(backbone.encode_texts(["a dog"], normalize=False), mine["text"], atol=1e-5)
     back, shape_again, preprocessing = pretrained_clip(None, str(folder))
@@ -156,7 +156,7 @@ def test_a_stretched_model_is_exported_and_loads_again(clip: tuple[Any, dict[str
 
 def test_frozen_positions_stay_as_they_are() -> None:
     torch.manual_seed(3)
-    network = ClipTowers(random_clip(None, CLIP)[0], frozen_positions=4)
+    network = TrainedClip(random_clip(None, CLIP)[0], frozen_positions=4)
     table: Any = network.clip.positional_embedding
     before = table.detach().clone()
     decays = config_of(train={"freeze_positions": 4}).decays
@@ -182,7 +182,7 @@ def test_the_frames_of_a_video_count_equally_whatever_their_length() -> None:
 
 def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> None:
     parts = [PartConfig(OWN, train_blocks=1), PartConfig(save_text_encoder(tmp_path))]
-    network = DualTowers(pretrained_dual(ClipModelConfig(None, {"embed_dim": 8}, *parts))).train()
+    network = TrainedDual(pretrained_dual(ClipModelConfig(None, {"embed_dim": 8}, *parts))).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     network({"image": torch.randn(4, 3, 32, 32)})
     moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}

@@ -231,8 +231,8 @@ def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
     """
     asked = {f"reward.terms.{name}.kwargs": term.kwargs for name, term in config.reward.terms.items()}
     asked |= {f"monitor.judges.{name}.kwargs": judge.kwargs for name, judge in (config.monitor.judges or {}).items()}
-    parts = [(f"{key}.{part}", own) for key, kwargs in asked.items() for part, own in kwargs.items()]
-    asked |= {key: own for key, own in parts if isinstance(own, dict)}  # of length_router
+    nested = [(f"{key}.{name}", value) for key, kwargs in asked.items() for name, value in kwargs.items()]
+    asked |= {key: value for key, value in nested if isinstance(value, dict)}  # of length_router
     folders = [Path(folder).resolve() for folder in to_come]
     for key, kwargs in asked.items():
         file = Path(str(kwargs.get("pretrained")))
@@ -272,9 +272,9 @@ def _check_images(context: Context, reward: MixedReward, monitor: HackingMonitor
         check_row_images(rows, " and ".join(names), data.check_images, context.folder / CHECKED_IMAGES)
 
 
-def _check_cuda_graph(context: Context, wanted: bool) -> None:
+def _check_cuda_graph(context: Context, is_on: bool) -> None:
     """Raise ConfigError if a CUDA graph is wanted but impossible: no GPU, or an engine that moves the weights."""
-    if not wanted:
+    if not is_on:
         return
     device, engine = context.accelerator.device, engine_of(context.accelerator)
     if device.type != "cuda":
@@ -324,10 +324,10 @@ def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Coll
 
 def _scorer(metric: str, monitor: HackingMonitor) -> Reward | MixedReward | None:
     """The reward or judge whose mean is the metric of ``selecting_metric``; None for ``val/cider``."""
-    kind, _, name = metric.removeprefix("val/").partition("/")
-    if kind == "cider":
+    origin, _, name = metric.removeprefix("val/").partition("/")
+    if origin == "cider":
         return None
-    return monitor.judges[name] if kind == "judge" else monitor.reward.rewards[name] if name else monitor.reward
+    return monitor.judges[name] if origin == "judge" else monitor.reward.rewards[name] if name else monitor.reward
 
 
 def _frozen_copy(captioner: Captioner, context: Context) -> nn.Module:

@@ -101,13 +101,13 @@ class FeatureCache:
     def of(self, row: Row) -> Tensor:
         """Features [R, D], float32, of a row's image; R is 1 if pooled. ``DataError`` if they are unreadable."""
         key = row["features"].where
-        known = self.cached.get(key)
-        if known is None:
-            known = torch.from_numpy(row["features"].load())
-            known = known.half() if self.pool is None else self.pool(known[None])
-            if (len(self.cached) + 1) * known.nbytes <= self.cache_bytes:
-                self.cached[key] = known
-        return known.float()
+        features = self.cached.get(key)
+        if features is None:
+            features = torch.from_numpy(row["features"].load())
+            features = features.half() if self.pool is None else self.pool(features[None])
+            if (len(self.cached) + 1) * features.nbytes <= self.cache_bytes:
+                self.cached[key] = features
+        return features.float()
 
 
 @dataclass

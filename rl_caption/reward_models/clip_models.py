@@ -88,25 +88,27 @@ class ClipModelConfig:
             self._check_parts()
 
     def _check_parts(self) -> None:
-        parts = (self.image.encoder, self.text.encoder)
+        encoders = (self.image.encoder, self.text.encoder)
         if self.name is not None or self.init is not None:
             raise ConfigError(
                 "model.image and model.text are set together with model.name or model.init: leave one of them out"
             )
-        if None in parts:
-            raise ConfigError(f"model.image.encoder and model.text.encoder are {parts[0]!r} and {parts[1]!r}: set both")
+        if None in encoders:
+            raise ConfigError(
+                f"model.image.encoder and model.text.encoder are {encoders[0]!r} and {encoders[1]!r}: set both"
+            )
         others: dict[str, Any] = {"image": "", "text": "", "image_kwargs": {}, "text_kwargs": {}}
         check_shape(self.kwargs, DualConfig, "a dual encoder", **others)
-        for name, part in (("image", self.image), ("text", self.text)):
-            if not part.pretrained and (part.encoder or "").partition(":")[0] not in LIBRARIES:
+        for name, encoder in (("image", self.image), ("text", self.text)):
+            if not encoder.pretrained and (encoder.encoder or "").partition(":")[0] not in LIBRARIES:
                 raise ConfigError(
-                    f"model.{name}.pretrained is false, but model.{name}.encoder is {part.encoder!r}: random weights "
-                    f"are for models of {', '.join(LIBRARIES)}"
+                    f"model.{name}.pretrained is false, but model.{name}.encoder is {encoder.encoder!r}: random "
+                    f"weights are for models of {', '.join(LIBRARIES)}"
                 )
-            if not part.pretrained and part.train_blocks is not None:
+            if not encoder.pretrained and encoder.train_blocks is not None:
                 raise ConfigError(
-                    f"model.{name}.train_blocks is {part.train_blocks} with random weights, most of which would stay "
-                    "random: set it to null"
+                    f"model.{name}.train_blocks is {encoder.train_blocks} with random weights, most of which would "
+                    "stay random: set it to null"
                 )
 
 
@@ -236,12 +238,12 @@ def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
         else:
             image, text = str(model.image.encoder), str(model.text.encoder)
             config = DualConfig(image, text, model.image.kwargs, model.text.kwargs, **model.kwargs)
-            parts = {"image": model.image, "text": model.text}
-            dual = PretrainedDual(config, pretrained=[name for name, part in parts.items() if part.pretrained])
+            encoders = {"image": model.image, "text": model.text}
+            dual = PretrainedDual(config, pretrained=[name for name, encoder in encoders.items() if encoder.pretrained])
     dual.requires_grad_(True)
-    for name, part in (("image", model.image), ("text", model.text)):
-        with naming(f"model.{name}.train_blocks is {part.train_blocks}"):
-            open_blocks(getattr(dual, f"{name}_encoder"), part.train_blocks)
+    for name, encoder in (("image", model.image), ("text", model.text)):
+        with naming(f"model.{name}.train_blocks is {encoder.train_blocks}"):
+            open_blocks(getattr(dual, f"{name}_encoder"), encoder.train_blocks)
     return dual
 
 

@@ -417,11 +417,11 @@ def _check_hard(loss: TextDistanceConfig, negatives: NegativesConfig) -> None:
 
 def _check_views(config: DistillConfig, model: EmbeddingModel, teacher: Teacher) -> None:
     """Raise ``ConfigError`` where images are augmented, and student and teacher would not see the same view."""
-    theirs = teacher.backbone.preprocessing
-    if config.data.augment and "image" in teacher.towers and theirs != model.preprocessing:
+    preprocessing = teacher.backbone.preprocessing
+    if config.data.augment and "image" in teacher.towers and preprocessing != model.preprocessing:
         raise ConfigError(
-            f"data.augment is set, but the teacher reads {theirs} and the student {model.preprocessing}: both must see "
-            "the same view. Give the student the teacher's image_size, or leave data.augment out"
+            f"data.augment is set, but the teacher reads {preprocessing} and the student {model.preprocessing}: both "
+            "must see the same view. Give the student the teacher's image_size, or leave data.augment out"
         )
 
 
@@ -470,7 +470,7 @@ def distillation(
     edits = directional_loss(student, teacher, teacher["false"]) if hard else None
     if "false" in teacher:
         counts = teacher["false"].T.flatten() == 1
-        student, teacher = (_with_false_texts(own, counts) for own in (student, teacher))
+        student, teacher = (_with_false_texts(embeddings, counts) for embeddings in (student, teacher))
     loss = torch.zeros((), device=student[towers[0]].device)
     metrics: dict[str, Tensor] = {}
     if edits is not None:
@@ -496,8 +496,10 @@ def directional_loss(student: Embeddings, teacher: Embeddings, counts: Tensor) -
     loss between pairs of images and of texts in StyleGAN-NADA (Gal et al. 2022).
     """
     names = [f"text_false{n}" for n in range(counts.shape[1])]
-    own, wanted = (torch.stack([side["text"] - side[name] for name in names], dim=1) for side in (student, teacher))
-    distances = 1 - F.cosine_similarity(own, wanted, dim=-1)
+    edits, teacher_edits = (
+        torch.stack([side["text"] - side[name] for name in names], dim=1) for side in (student, teacher)
+    )
+    distances = 1 - F.cosine_similarity(edits, teacher_edits, dim=-1)
     return (distances * counts).sum() / counts.sum().clamp(min=1)
 
 

@@ -300,10 +300,10 @@ def train_only(clip: Any, what: Literal["projections", "lora", "all"], rank: int
         parametrize.register_parametrization(clip.visual.conv1, "weight", update)
         return
     for tower, names in _PROJECTIONS.items():
-        found = [parameter for name, parameter in clip.named_parameters() if name.startswith(names)]
-        if not found:
+        projections = [parameter for name, parameter in clip.named_parameters() if name.startswith(names)]
+        if not projections:
             raise ConfigError(f"train.trainable is 'projections', but the {tower} tower has none: take all or lora")
-        for parameter in found:
+        for parameter in projections:
             parameter.requires_grad_(True)
     clip.logit_scale.requires_grad_(True)
 
@@ -340,16 +340,16 @@ def check_batch_norm(network: nn.Module, train: TrainConfig, processes: int) -> 
     )
 
 
-def check_shape(kwargs: Mapping[str, Any], kind: Callable[..., Any], what: str, **others: Any) -> None:
-    """Raise ``ConfigError`` unless ``kwargs``, the key ``model.kwargs``, are arguments of the dataclass ``kind``.
+def check_shape(kwargs: Mapping[str, Any], shape: Callable[..., Any], what: str, **others: Any) -> None:
+    """Raise ``ConfigError`` unless ``kwargs``, the key ``model.kwargs``, are arguments of the dataclass ``shape``.
 
-    ``others`` are arguments of ``kind`` that ``kwargs`` may not have; ``what`` names the model.
+    ``others`` are arguments of ``shape`` that ``kwargs`` may not have; ``what`` names the model.
     """
-    allowed = inspect.signature(kind).parameters.keys() - others.keys()
+    allowed = inspect.signature(shape).parameters.keys() - others.keys()
     if kwargs.keys() - allowed:
         raise ConfigError(f"model.kwargs has {sorted(kwargs.keys() - allowed)}: {what} takes {sorted(allowed)}")
     with naming("model.kwargs", (TypeError, ValueError)):
-        kind(**others, **kwargs)
+        shape(**others, **kwargs)
 
 
 def check_vocabulary(tokens: Any, key: str) -> None:

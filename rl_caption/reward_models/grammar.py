@@ -161,7 +161,7 @@ def grammar_loss(outputs: Embeddings, targets: Embeddings) -> tuple[Tensor, dict
     return loss, {"grammar/accuracy": accuracy}
 
 
-def corrupt(words: Sequence[str], kind: Kind, vocabulary: Sequence[str], draws: np.random.Generator) -> list[str]:
+def corrupt(words: Sequence[str], defect: Kind, vocabulary: Sequence[str], draws: np.random.Generator) -> list[str]:
     """A caption's words, changed at random; the result may be equal to ``words``.
 
     - ``repeat``: one to three successive words occur two to four times;
@@ -172,57 +172,57 @@ def corrupt(words: Sequence[str], kind: Kind, vocabulary: Sequence[str], draws: 
 
     ``words`` has one word or more.
     """
-    count, found = len(words), list(words)
-    if kind == "repeat":
+    count, changed = len(words), list(words)
+    if defect == "repeat":
         length = int(draws.integers(1, min(_LONGEST, count) + 1))
         end = int(draws.integers(length, count + 1))
-        return [*found[:end], *found[end - length : end] * int(draws.integers(1, 4)), *found[end:]]
-    if kind == "insert":
+        return [*changed[:end], *changed[end - length : end] * int(draws.integers(1, 4)), *changed[end:]]
+    if defect == "insert":
         for _ in range(int(draws.integers(1, _LONGEST + 1))):
-            found.insert(int(draws.integers(len(found) + 1)), vocabulary[int(draws.integers(len(vocabulary)))])
-        return found
+            changed.insert(int(draws.integers(len(changed) + 1)), vocabulary[int(draws.integers(len(vocabulary)))])
+        return changed
     if count == 1:
-        return found
-    if kind == "remove":
+        return changed
+    if defect == "remove":
         gone = draws.choice(count, int(draws.integers(1, max(count // 3, 1) + 1)), replace=False).tolist()
-        return [word for index, word in enumerate(found) if index not in gone]
-    if kind == "swap":
+        return [word for index, word in enumerate(changed) if index not in gone]
+    if defect == "swap":
         one, other = draws.choice(count, 2, replace=False).tolist()
-        found[one], found[other] = found[other], found[one]
-        return found
-    return [found[index] for index in draws.permutation(count).tolist()]
+        changed[one], changed[other] = changed[other], changed[one]
+        return changed
+    return [changed[index] for index in draws.permutation(count).tolist()]
 
 
 def negative_of(
     caption: str,
     vocabulary: Sequence[str],
-    known: Collection[str],
+    references: Collection[str],
     draws: np.random.Generator,
     kinds: Sequence[Kind] = KINDS,
 ) -> str | None:
     """A caption in plain form, broken by a random one of ``kinds``; None where ten tries find no negative.
 
-    A text of ``known``, the references in plain form, is no negative: "a red dog runs" without "red" is as grammatical.
+    A text of ``references``, in plain form, is no negative: "a red dog runs" without "red" is as grammatical.
     """
     words = caption.split()
     for _ in range(_TRIES):
         text = " ".join(corrupt(words, kinds[int(draws.integers(len(kinds)))], vocabulary, draws))
-        if text != caption and text not in known:
+        if text != caption and text not in references:
             return text
     return None
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """All references in plain form (``known``), and their words, sorted (``vocabulary``)."""
+    """All references in plain form (``references``), and their words, sorted (``vocabulary``)."""
 
-    known: Collection[str]
+    references: Collection[str]
     vocabulary: Sequence[str]
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Corpus:
         """The corpus of the references of rows; ``ConfigError`` where a reference has no word."""
-        known = set()
+        references = set()
         for row in rows:
             for text in row["references"]:
                 plain = plain_form(text)
@@ -230,8 +230,8 @@ class Corpus:
                     raise ConfigError(
                         f"image {row['image_id']!r} has the reference {text!r}, without a word: remove it"
                     )
-                known.add(plain)
-        return cls(known, sorted({word for text in known for word in text.split()}))
+                references.add(plain)
+        return cls(references, sorted({word for text in references for word in text.split()}))
 
 
 @dataclass
@@ -253,8 +253,8 @@ class GrammarCollate:
         negatives = []
         for text, (row, step) in zip(texts, items, strict=True):
             draws = row_generator(self.seed, step, f"grammar/{row['image_id']}")
-            found = negative_of(text, self.corpus.vocabulary, self.corpus.known, draws)
-            negatives.append(f"{text} {text}" if found is None else found)
+            negative = negative_of(text, self.corpus.vocabulary, self.corpus.references, draws)
+            negatives.append(f"{text} {text}" if negative is None else negative)
         inputs = {"text": self.tokens(texts), "text_negative": self.tokens(negatives)}
         return PairBatch([row for row, _ in items], inputs, texts)
 
@@ -265,14 +265,16 @@ def validation_texts(rows: Sequence[Row], corpus: Corpus) -> dict[str, list[str]
     Captions for which a kind finds no negative are left out of it, and so is a kind without any negative.
     """
     references = [plain_form(text) for row in rows for text in row["references"]]
-    found = {"references": references}
-    for kind in KINDS:
-        made = (
-            negative_of(text, corpus.vocabulary, corpus.known, row_generator(0, index, f"grammar/{kind}"), [kind])
+    texts = {"references": references}
+    for defect in KINDS:
+        negatives = (
+            negative_of(
+                text, corpus.vocabulary, corpus.references, row_generator(0, index, f"grammar/{defect}"), [defect]
+            )
             for index, text in enumerate(references)
         )
-        found[kind] = [text for text in made if text is not None]
-    return {name: texts for name, texts in found.items() if texts}
+        texts[defect] = [text for text in negatives if text is not None]
+    return {name: column for name, column in texts.items() if column}
 
 
 def grammar_validator(
@@ -295,8 +297,8 @@ def grammar_validator(
         """Score the split with the network as it is at ``step``."""
         rates = {}
         with torch.no_grad(), dropout_off(network), autocast(accelerator):
-            for name, own in texts.items():
-                logits = embed_all(accelerator, network, batch_size, "text", tokens, own)
+            for name, column in texts.items():
+                logits = embed_all(accelerator, network, batch_size, "text", tokens, column)
                 if not logits.isfinite().all():
                     raise NonFiniteError(f"validation at step {step}: logits of {name} are NaN or infinite")
                 right = logits > 0 if name == "references" else logits < 0

@@ -193,7 +193,7 @@ class GeneratedPositives:
 
 def check_positives(
     rows: Sequence[Row],
-    wanted: Collection[str],
+    which: Collection[str],
     captions: Captions,
     check_pixels: bool = True,
     cache: str | Path | None = None,
@@ -201,17 +201,17 @@ def check_positives(
 ) -> None:
     """Check that every row of a split has the positives that its steps may draw (docs/pac.md).
 
-    ``wanted``: ``image`` for ``positive_images``, of which each reference that is learnt needs its own; ``text`` for
+    ``which``: ``image`` for ``positive_images``, of which each reference that is learnt needs its own; ``text`` for
     ``positive_captions``, of which a row needs one. ``check_pixels`` and ``cache`` are those of ``check_image_files``.
 
     Raises:
         DataError: positives are missing, or files of images cannot be read; with the count and the first offenders.
     """
     wrong, paths = [], dict[str, str]()
-    for row in rows if wanted else ():
-        if "text" in wanted and not row.get("positive_captions"):
+    for row in rows if which else ():
+        if "text" in which and not row.get("positive_captions"):
             wrong.append(f"{split} {row['image_id']!r} has no positive_captions")
-        if "image" in wanted:
+        if "image" in which:
             images, texts = row.get("positive_images", []), len(row["references"])
             if not (1 if captions == "first" else texts) <= len(images) <= texts:
                 wrong.append(f"{split} {row['image_id']!r} has {len(images)} positive_images for {texts} reference(s)")

@@ -37,20 +37,20 @@ def check_inputs(to_train: Sequence[RewardModelConfig], complete: Sequence[Rewar
     """
     for config in to_train:
         check_path(config.data, f"the run {config.run.dir}: ")
-    made = [Path(config.run.dir).resolve() for config in to_train]
+    run_folders = [Path(config.run.dir).resolve() for config in to_train]
     for config in to_train:
         for key, folder in config.folders().items():
             if (
                 folder is None
                 or Path(folder).exists()
-                or any(Path(folder).resolve().is_relative_to(run) for run in made)
+                or any(Path(folder).resolve().is_relative_to(run) for run in run_folders)
             ):
                 continue
             message = f"{key} is {folder!r}, which does not exist, and no run of warm_start writes it"
             if complete:
-                done = ", ".join(known.run.dir for known in complete)
+                folders = ", ".join(run.run.dir for run in complete)
                 message += (
-                    f". {done}, which comes before {config.run.dir}, is complete, so runs before it are not trained "
-                    f"again. Put {folder} back, or remove {done}: then this command trains all of them again"
+                    f". {folders}, which comes before {config.run.dir}, is complete, so runs before it are not trained "
+                    f"again. Put {folder} back, or remove {folders}: then this command trains all of them again"
                 )
             raise ConfigError(message)

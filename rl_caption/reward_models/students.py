@@ -23,10 +23,10 @@ TEACHER = "teacher_fingerprint"
 
 def check_names(kwargs: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` unless ``kwargs`` are arguments of ``LCLIPConfig``."""
-    known = {field.name for field in fields(LCLIPConfig)}
-    unknown = sorted(set(kwargs) - known)
+    options = {field.name for field in fields(LCLIPConfig)}
+    unknown = sorted(set(kwargs) - options)
     if unknown:
-        raise ConfigError(f"model.kwargs has {unknown}: LCLIPConfig takes {sorted(known)}")
+        raise ConfigError(f"model.kwargs has {unknown}: LCLIPConfig takes {sorted(options)}")
 
 
 def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> LCLIPConfig:
@@ -52,22 +52,22 @@ def _checked_width(config: LCLIPConfig, embed_dim: int) -> LCLIPConfig:
     return config
 
 
-def save_tower(tower: nn.Module, kind: Tower, folder: Path, teacher: str | None = None) -> None:
+def save_tower(tower: nn.Module, which: Tower, folder: Path, teacher: str | None = None) -> None:
     """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is its fingerprint."""
     save_encoder_config(getattr(tower, "encoder", None), folder / "image_encoder")
     config: Any = tower.config
-    origin = {"model_type": TOWER_TYPES[kind]} | ({} if teacher is None else {TEACHER: teacher})
+    origin = {"model_type": TOWER_TYPES[which]} | ({} if teacher is None else {TEACHER: teacher})
     save_model(float_state(tower), {**origin, **asdict(config)}, folder)
 
 
-def _load_tower(path: str, kind: Tower, key: str, embed_dim: int, teacher: str | None = None) -> Any:
+def _load_tower(path: str, which: Tower, key: str, embed_dim: int, teacher: str | None = None) -> Any:
     """A tower that ``save_tower`` wrote; ``key`` of the configuration names the folder."""
     folder = Path(path)
     try:
-        tower: Any = load_student(TOWERS[kind], folder, TOWER_TYPES[kind], [TEACHER])
+        tower: Any = load_student(TOWERS[which], folder, TOWER_TYPES[which], [TEACHER])
         origin = read_object(folder / "config.json").get(TEACHER)
     except (ValueError, OSError) as error:
-        raise ConfigError(f"{key}: {error}; expected what distill_{kind} exports") from error
+        raise ConfigError(f"{key}: {error}; expected what distill_{which} exports") from error
     if None not in (origin, teacher) and origin != teacher:
         raise ConfigError(
             f"{key} is {path!r}, distilled from a teacher of fingerprint {origin}; this run's teacher has {teacher}: "
@@ -83,11 +83,11 @@ def names_teacher(path: str) -> bool:
     return TEACHER in read_object(Path(path) / "config.json")
 
 
-def build_tower(kind: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int) -> nn.Module:
+def build_tower(which: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int) -> nn.Module:
     """One tower, from a folder or from random weights; ``ConfigError`` where neither can be."""
     if init is None:
-        return TOWERS[kind](student_config(kwargs, embed_dim))
-    return _load_tower(init, kind, "model.init", embed_dim)
+        return TOWERS[which](student_config(kwargs, embed_dim))
+    return _load_tower(init, which, "model.init", embed_dim)
 
 
 def build_dual(
@@ -106,7 +106,7 @@ def build_dual(
         ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each other, the joint
             width is not the teacher's, or a tower was distilled from another teacher.
     """
-    folders = {kind: path for kind, path in towers.items() if path is not None}
+    folders = {which: path for which, path in towers.items() if path is not None}
     if init is not None:
         if folders:
             raise ConfigError("model.init is a whole L-CLIP: leave model.image_init and model.text_init out")
@@ -114,19 +114,21 @@ def build_dual(
             model = LCLIP.from_pretrained(init).train()
         _checked_width(model.config, embed_dim)
         return model
-    loaded = {kind: _load_tower(path, kind, f"model.{kind}_init", embed_dim, teacher) for kind, path in folders.items()}
+    loaded = {
+        which: _load_tower(path, which, f"model.{which}_init", embed_dim, teacher) for which, path in folders.items()
+    }
     if len(loaded) == len(TOWERS) and kwargs:
         raise ConfigError(
             "model.kwargs is set, but model.image_init and model.text_init already have a shape: leave it out"
         )
-    config = _joined_config({kind: tower.config for kind, tower in loaded.items()}, kwargs, embed_dim)
+    config = _joined_config({which: tower.config for which, tower in loaded.items()}, kwargs, embed_dim)
     with torch.device("meta"):
         model = LCLIP(replace(config, image_encoder=None))
     model.config = config
-    for kind, build in TOWERS.items():
-        tower = loaded[kind] if kind in loaded else build(config)
+    for which, build in TOWERS.items():
+        tower = loaded[which] if which in loaded else build(config)
         tower.config = config
-        setattr(model, kind, tower)
+        setattr(model, which, tower)
     return model
 
 
@@ -134,15 +136,15 @@ def _joined_config(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any
     """The shape of both towers: that of loaded towers as they are, the rest from ``kwargs``."""
     values = dict(kwargs)
     source: dict[str, str] = dict.fromkeys(kwargs, "model.kwargs")
-    for kind, config in towers.items():
+    for which, config in towers.items():
         for name, value in asdict(config).items():
             owner = "image" if name.startswith("image_") or name == "patch_size" else "text"
-            if owner != kind and name not in ("embed_dim", "mlp_ratio"):
+            if owner != which and name not in ("embed_dim", "mlp_ratio"):
                 continue
             if name in values and values[name] != value:
-                found = f"model.{kind}_init has {name} {value!r}, but {source[name]} has {values[name]!r}"
-                raise ConfigError(f"{found}: expected equal values")
-            values[name], source[name] = value, f"model.{kind}_init"
+                conflict = f"model.{which}_init has {name} {value!r}, but {source[name]} has {values[name]!r}"
+                raise ConfigError(f"{conflict}: expected equal values")
+            values[name], source[name] = value, f"model.{which}_init"
     return student_config(values, embed_dim)
 
 
@@ -163,17 +165,17 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
         "pos_embed": getattr(visual, "positional_embedding", None),
     }
     remedy = "make model.kwargs.patch_size and image_width equal, or set train.freeze_patch_embed to false"
-    wanted = tuple(student.get_parameter("patch_embed.weight").shape)
-    found = sources["patch_embed.weight"]
-    if found is None or sources["cls_token"] is None or found.ndim != 4 or found.shape[2] != visual.conv1.stride[0]:  # type: ignore[union-attr]
+    expected = tuple(student.get_parameter("patch_embed.weight").shape)
+    kernel = sources["patch_embed.weight"]
+    if kernel is None or sources["cls_token"] is None or kernel.ndim != 4 or kernel.shape[2] != visual.conv1.stride[0]:  # type: ignore[union-attr]
         raise ConfigError(
             "the teacher's image encoder is not a ViT, so it has no patch embedding to copy: set "
             "train.freeze_patch_embed to false"
         )
-    if tuple(found.shape) != wanted:
+    if tuple(kernel.shape) != expected:
         raise ConfigError(
-            f"the teacher's patches have width {found.shape[0]} and {found.shape[2]} pixels, but the student's "
-            f"{wanted[0]} and {wanted[2]}: {remedy}"
+            f"the teacher's patches have width {kernel.shape[0]} and {kernel.shape[2]} pixels, but the student's "
+            f"{expected[0]} and {expected[2]}: {remedy}"
         )
     frozen = []
     for name, source in sources.items():

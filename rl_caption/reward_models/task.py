@@ -64,8 +64,8 @@ class EmbeddingTask:
         end, start, passes = _random_states(self.accelerator.device), 0, []
         for batch, state in zip(batches, states, strict=True):
             rows = slice(start, start := start + len(batch.rows))
-            own = {name: value[rows] if value.ndim else value for name, value in gradients.items()}
-            passes.append(partial(self._second_pass, batch, state, own, 1 / len(batches)))
+            row_gradients = {name: value[rows] if value.ndim else value for name, value in gradients.items()}
+            passes.append(partial(self._second_pass, batch, state, row_gradients, 1 / len(batches)))
         backward_all(self.accelerator, self.model, passes)
         _restore(end, self.accelerator.device)
         yield log
@@ -75,18 +75,18 @@ class EmbeddingTask:
         _restore(state, self.accelerator.device)
         return _surrogate(self.model(batch.inputs), gradients, weight)
 
-    def _gradients(self, own: Embeddings, target: Embeddings) -> tuple[dict[str, Tensor], Averages]:
+    def _gradients(self, embeddings: Embeddings, target: Embeddings) -> tuple[dict[str, Tensor], Averages]:
         """Gradient of the global batch's loss with respect to this process's embeddings, and what is logged.
 
         Every process computes the whole loss. Gradients are summed over processes, so that of a scalar, which every
         process has, is divided by their number.
         """
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        leaves = {name: self._gathered(value).requires_grad_() for name, value in own.items()}
+        leaves = {name: self._gathered(value).requires_grad_() for name, value in embeddings.items()}
         loss, metrics = self.objective(leaves, {name: self._gathered(value) for name, value in target.items()})
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        leaf_gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         gradients = {}
-        for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
+        for (name, leaf), gradient in zip(leaves.items(), leaf_gradients, strict=True):
             gradient = torch.zeros_like(leaf) if gradient is None else gradient
             gradients[name] = gradient.chunk(processes)[rank] if leaf.ndim else gradient / processes
         log = Averages()
@@ -119,10 +119,11 @@ def _detached(outputs: Embeddings) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in outputs.items()}
 
 
-def _concatenated(parts: Sequence[Embeddings]) -> dict[str, Tensor]:
+def _concatenated(micro_batches: Sequence[Embeddings]) -> dict[str, Tensor]:
     """The rows of several micro-batches; a scalar is the same in all of them."""
     return {
-        name: torch.cat([part[name] for part in parts]) if value.ndim else value for name, value in parts[0].items()
+        name: torch.cat([embeddings[name] for embeddings in micro_batches]) if value.ndim else value
+        for name, value in micro_batches[0].items()
     }
 
 

@@ -35,8 +35,8 @@ def embed_distributed(accelerator: Accelerator, items: Sequence[T], embed: Calla
         return embed(list(items)).cpu()
     count = -(-len(items) // processes)
     # A gather needs parts of equal size: the last ones start again at the first item.
-    mine = [items[(accelerator.process_index * count + offset) % len(items)] for offset in range(count)]
-    return accelerator.gather(embed(mine).to(accelerator.device).contiguous()).cpu()[: len(items)]
+    share = [items[(accelerator.process_index * count + offset) % len(items)] for offset in range(count)]
+    return accelerator.gather(embed(share).to(accelerator.device).contiguous()).cpu()[: len(items)]
 
 
 def reads_features(backbone: FrozenEncoder, features_root: str | None) -> bool:
@@ -51,11 +51,11 @@ def reads_features(backbone: FrozenEncoder, features_root: str | None) -> bool:
 def embed_features(backbone: FrozenEncoder, rows: Sequence[Row]) -> Tensor:
     """Raw embeddings [N, D], on the CPU, of N rows by their ``features``; see ``reads_features``."""
     model: Any = backbone.model
-    weight, found = model.image_head.linear.weight, []
-    for part in chunks(rows, 256, "embedding features of images"):
-        features = torch.stack([torch.from_numpy(row["features"].load()) for row in part])
-        found.append(model.project_image(features.to(weight.device, weight.dtype)).float().cpu())
-    return torch.cat(found)
+    weight, embeddings = model.image_head.linear.weight, []
+    for batch in chunks(rows, 256, "embedding features of images"):
+        features = torch.stack([torch.from_numpy(row["features"].load()) for row in batch])
+        embeddings.append(model.project_image(features.to(weight.device, weight.dtype)).float().cpu())
+    return torch.cat(embeddings)
 
 
 class Teacher:
@@ -90,21 +90,21 @@ class Teacher:
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
         """Embeddings [B, D] by tower, and of hard negatives if there are any; on the training device, no gradient."""
-        found = {}
+        embeddings = {}
         for tower in self.towers:
             keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
-            known, table = self._tables.get(tower, ({}, torch.zeros(0)))
+            index, table = self._tables.get(tower, ({}, torch.zeros(0)))
             if tower == "image" and self.augmented:
-                found[tower] = self.backbone.encode_pixels(batch.inputs["image"], normalize=False)
-            elif all(key in known for key in keys):
-                found[tower] = table[[known[key] for key in keys]]
+                embeddings[tower] = self.backbone.encode_pixels(batch.inputs["image"], normalize=False)
+            elif all(key in index for key in keys):
+                embeddings[tower] = table[[index[key] for key in keys]]
             else:
-                found[tower] = self.text_embeddings(keys) if tower == "text" else self.image_embeddings(batch.rows)
+                embeddings[tower] = self.text_embeddings(keys) if tower == "text" else self.image_embeddings(batch.rows)
         if batch.false_captions:  # others at every step, so they are not kept on disk
-            found["false"] = batch.targets["false"]
+            embeddings["false"] = batch.targets["false"]
             for n, captions in enumerate(batch.false_captions):
-                found[f"text_false{n}"] = self.backbone.encode_texts(captions, normalize=False)
-        return {name: rows.to(self.accelerator.device) for name, rows in found.items()}
+                embeddings[f"text_false{n}"] = self.backbone.encode_texts(captions, normalize=False)
+        return {name: rows.to(self.accelerator.device) for name, rows in embeddings.items()}
 
     def image_embeddings(self, rows: Sequence[Row]) -> Tensor:
         """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from ``cache_dir`` if there."""
@@ -121,19 +121,19 @@ class Teacher:
         return self._embedded(captions, self.backbone.encode_texts, identity, "caption")
 
     def _embedded(
-        self, items: Sequence[Any], encode: Callable[..., Tensor], identity: Callable[[Any], str], kind: str
+        self, items: Sequence[Any], encode: Callable[..., Tensor], identity: Callable[[Any], str], what: str
     ) -> Tensor:
         if self._disk is None:
             return encode(items, normalize=False)
-        found = self._disk.embed(items, lambda missing: encode(missing, normalize=False).numpy(), identity, kind)
-        return torch.from_numpy(found)
+        embeddings = self._disk.embed(items, lambda missing: encode(missing, normalize=False).numpy(), identity, what)
+        return torch.from_numpy(embeddings)
 
     def prepare(self, rows: Sequence[Row], captions: Captions, cache_bytes: int) -> None:
         """Embed the training split before the first step, captions first, as far as ``cache_bytes`` of memory allow."""
         left = cache_bytes
         if "text" in self.towers:
             texts = (row["references"][:1] if captions == "first" else row["references"] for row in rows)
-            distinct = list(dict.fromkeys(caption for own in texts for caption in own))
+            distinct = list(dict.fromkeys(caption for references in texts for caption in references))
             left -= self._keep("text", "captions", distinct, distinct, self.text_embeddings, left)
         if "image" in self.towers and not self.augmented:
             self._keep("image", "images", [row["image_id"] for row in rows], rows, self.image_embeddings, left)

@@ -226,13 +226,13 @@ class TextCollate:
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         index = [caption_index(row, self.captions, self.seed, step) for row, step in items]
-        texts = [row["references"][own] for (row, _), own in zip(items, index, strict=True)]
+        texts = [row["references"][number] for (row, _), number in zip(items, index, strict=True)]
         return self.batch([row for row, _ in items], texts)
 
     def batch(self, rows: Sequence[Row], captions: Sequence[str]) -> PairBatch:
         """A batch of B captions of B rows."""
-        ids = [torch.tensor(own) for own in self.encode(captions)]
-        lengths = torch.tensor([len(own) for own in ids])
+        ids = [torch.tensor(tokens) for tokens in self.encode(captions)]
+        lengths = torch.tensor([len(tokens) for tokens in ids])
         inputs = {"ids": pad_sequence(ids, batch_first=True, padding_value=self.padding)}
         inputs["mask"] = torch.arange(inputs["ids"].shape[1]) < lengths[:, None]
         if all("target" in row for row in rows):
@@ -278,14 +278,14 @@ def _validator(
     """A function of the step that validates the model by its mean loss over all captions of the validation split."""
     accelerator, size = context.accelerator, context.config.eval.batch_size
     pairs = [(row, caption) for row in context.val_rows for caption in row["references"]]
-    own = pairs[accelerator.process_index :: accelerator.num_processes]
+    share = pairs[accelerator.process_index :: accelerator.num_processes]
 
     def validate(step: int, logged: Mapping[str, float]) -> Validation:
         """The loss of the model as it is at ``step``."""
         sums = torch.zeros(2, dtype=torch.float32, device=accelerator.device)
         with torch.no_grad(), dropout_off(model.network), autocast(accelerator):
-            for start in range(0, len(own), size):
-                rows, captions = zip(*own[start : start + size], strict=True)
+            for start in range(0, len(share), size):
+                rows, captions = zip(*share[start : start + size], strict=True)
                 batch = collate.batch(rows, captions).to(accelerator.device)
                 sums[0] += model.network(batch.inputs | model.target(batch)).float()
                 sums[1] += batch.targets["count"].sum()
@@ -342,8 +342,8 @@ def _language_model(context: Context, config: TextModelConfig) -> TextModel:
     longest = most_tokens(model.config, tokenizer)
 
     def encode(captions: Sequence[str]) -> Ids:
-        found = tokenizer(list(captions), add_special_tokens=False)["input_ids"]
-        return [[start, *own, end][:longest] for own in found]
+        token_ids = tokenizer(list(captions), add_special_tokens=False)["input_ids"]
+        return [[start, *tokens, end][:longest] for tokens in token_ids]
 
     return TextModel(
         TextLoss(model, negative_log_likelihood),
@@ -371,30 +371,33 @@ class BottleneckLikelihood(nn.Module):
 
 def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel:
     """A linear layer between the pooled text feature of ``teacher`` and ``model.language_model``, both frozen."""
-    accelerator, wanted, precision = context.accelerator, config.model, config.teacher.precision
-    assert wanted.language_model is not None  # __post_init__
+    accelerator, options, precision = context.accelerator, config.model, config.teacher.precision
+    assert options.language_model is not None  # __post_init__
     teacher: Teacher = load_teacher(accelerator, config.teacher, config.data, ("text",))
     with naming("semantic_bottleneck"):
         with accelerator.main_process_first():
             frozen = load_frozen(
                 "AutoModelForCausalLM",
-                wanted.language_model,
+                options.language_model,
                 "model.language_model",
                 str(accelerator.device),
                 precision,
             )
-        found = {"encoder_fingerprint": teacher.backbone.fingerprint, "language_model_fingerprint": frozen.weights}
+        fingerprints = {
+            "encoder_fingerprint": teacher.backbone.fingerprint,
+            "language_model_fingerprint": frozen.weights,
+        }
         names: dict[str, Any] = {"encoder": str(config.teacher.name), "pretrained": config.teacher.pretrained}
-        names |= {"language_model": wanted.language_model, "precision": precision} | found
-        if wanted.init is not None:
-            bottleneck = Bottleneck.from_pretrained(wanted.init)
-            for name, value in found.items():
+        names |= {"language_model": options.language_model, "precision": precision} | fingerprints
+        if options.init is not None:
+            bottleneck = Bottleneck.from_pretrained(options.init)
+            for name, value in fingerprints.items():
                 if getattr(bottleneck.config, name) != value:
                     raise ConfigError(f"model.init was trained with another {name} than {value}: name the same models")
             bottleneck.config = replace(bottleneck.config, **names)  # the same models, perhaps in other folders
         else:
             hidden = int(frozen.network.get_input_embeddings().weight.shape[1])
-            bottleneck = Bottleneck(BottleneckConfig(teacher.width, hidden, **wanted.kwargs, **names))
+            bottleneck = Bottleneck(BottleneckConfig(teacher.width, hidden, **options.kwargs, **names))
         writer = CaptionWriter(frozen, bottleneck.config.ending, bottleneck.config.soft_tokens)
     teacher.prepare(context.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
     return TextModel(
@@ -403,7 +406,7 @@ def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel
         bottleneck.save_pretrained,
         _token_metrics,
         "nats a token, up to 0",
-        wanted.init is not None,
+        options.init is not None,
         teacher,
         f"semantic_bottleneck[{teacher.backbone.signature},{frozen.weights}]",
     )
@@ -451,16 +454,18 @@ def _pretrained(head: Any, name: str, **options: Any) -> Any:
         return head.from_pretrained(name, use_safetensors=True, dtype="float32", **options)
 
 
-def _shape(kind: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-    """A configuration of Transformers from ``model.kwargs``, which may not set the keys of ``own``."""
-    known = set(inspect.signature(kind).parameters) - set(own)
-    unknown = sorted(set(kwargs) - known)
+def _shape(config_class: Any, kwargs: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
+    """A configuration of Transformers from ``model.kwargs``, which may not set the keys of ``fixed``."""
+    options = set(inspect.signature(config_class).parameters) - set(fixed)
+    unknown = sorted(set(kwargs) - options)
     if unknown:
-        raise ConfigError(f"model.kwargs has {unknown}: expected tokenizer, vocab_size or those of {kind.__name__}")
+        raise ConfigError(
+            f"model.kwargs has {unknown}: expected tokenizer, vocab_size or those of {config_class.__name__}"
+        )
     from huggingface_hub.errors import StrictDataclassError
 
     with naming("model.kwargs", (ValueError, TypeError, StrictDataclassError)):
-        return kind(**kwargs, **own)
+        return config_class(**kwargs, **fixed)
 
 
 def _save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:

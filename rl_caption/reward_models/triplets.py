@@ -67,10 +67,10 @@ def make_triplets(
     """
     units = [detail_units(caption) for caption in captions]
     if donors is None:
-        donors = [Donor(image_id, own) for image_id, own in zip(image_ids, units, strict=True)]
+        donors = [Donor(image_id, details) for image_id, details in zip(image_ids, units, strict=True)]
     return [
-        _triplet(own, image_id, donors, Draws("triplet", seed, str(image_id), caption), shuffle_rate, per)
-        for caption, own, image_id in zip(captions, units, image_ids, strict=True)
+        _triplet(details, image_id, donors, Draws("triplet", seed, str(image_id), caption), shuffle_rate, per)
+        for caption, details, image_id in zip(captions, units, image_ids, strict=True)
     ]
 
 
@@ -81,11 +81,11 @@ def negative_unit(donors: Sequence[Donor], position: int, owner: Hashable, unlik
     in their order, from a random one on.
     """
     start = draws.below(len(donors)) if donors else 0
-    taken = _words(unlike)
+    words = _words(unlike)
     for donor in (donors[(start + step) % len(donors)] for step in range(len(donors))):
         if donor.units and donor.image_id != owner:
             unit = donor.units[min(position, len(donor.units) - 1)]
-            if _words(unit) != taken:
+            if _words(unit) != words:
                 return unit
     return None
 
@@ -115,10 +115,10 @@ def continued(base: str, unit: str) -> str:
 
 def shuffled_words(unit: str, draws: Draws) -> str:
     """Put the words of a unit in random order; punctuation at its two ends stays there."""
-    parts = _CORE.fullmatch(unit)
-    if parts is None:
+    pieces = _CORE.fullmatch(unit)
+    if pieces is None:
         return unit
-    lead, core, tail = parts.groups()
+    lead, core, tail = pieces.groups()
     return lead + " ".join(draws.shuffled(core.split())) + tail
 
 

@@ -54,26 +54,26 @@ class ValidationLoss:
         collate = replace(self.collate, pixels=pixels, augmentations=())
         scale, widths = torch.ones(()), dict[str, int]()
 
-        def embed(mine: list[Row]) -> Tensor:
+        def embed(share: list[Row]) -> Tensor:
             """The embeddings of some rows side by side, [N, sum of widths]."""
             nonlocal scale
-            parts = []
-            for start in range(0, len(mine), batch_size):
-                batch = collate([(row, DRAWN_AT) for row in mine[start : start + batch_size]]).to(accelerator.device)
+            columns = []
+            for start in range(0, len(share), batch_size):
+                batch = collate([(row, DRAWN_AT) for row in share[start : start + batch_size]]).to(accelerator.device)
                 outputs = {name: value.float() for name, value in network(batch.inputs).items()}
                 scale = outputs.pop("scale").cpu()
                 widths.update({name: value.shape[1] for name, value in outputs.items()})
-                parts.append(torch.cat([*outputs.values()], dim=1))
-            return torch.cat(parts)
+                columns.append(torch.cat([*outputs.values()], dim=1))
+            return torch.cat(columns)
 
         embedded = embed_distributed(accelerator, rows, embed)
         targets, size, losses = replace(collate, pixels=None), min(self.size, len(rows)), list[float]()
         for start in range(0, len(rows) - size + 1, size):
-            parts = embedded[start : start + size].split([*widths.values()], dim=1)
-            own = dict(zip(widths, parts, strict=True)) | {"scale": scale}
+            columns = embedded[start : start + size].split([*widths.values()], dim=1)
+            embeddings = dict(zip(widths, columns, strict=True)) | {"scale": scale}
             target = targets([(rows[index], DRAWN_AT) for index in range(start, start + size)]).targets
             with torch.autocast("cpu", enabled=False):  # float32, as in training
-                losses.append(float(self.objective(own, target)[0]))
+                losses.append(float(self.objective(embeddings, target)[0]))
         return fmean(losses)
 
 
@@ -133,44 +133,46 @@ class EmbeddingValidator:
             )
         self.paired = all("image" in row and row["references"] for row in rows)
         self.negatives = negatives if self.paired else ()
-        wanted = ("image", "text") if self.paired else towers
-        self.expected = {} if teacher is None else _by_teacher(accelerator, teacher, wanted, rows, captions)
+        paired_towers = ("image", "text") if self.paired else towers
+        self.expected = {} if teacher is None else _by_teacher(accelerator, teacher, paired_towers, rows, captions)
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Embed the split with the network as it is at ``step``; ``NonFiniteError`` as for the teacher."""
         with torch.no_grad(), dropout_off(self.network), autocast(self.accelerator):
-            found = self.expected | self._embeddings()
+            embeddings = self.expected | self._embeddings()
             metrics = {}
             if self.loss is not None:
                 metrics[LOSS] = self.loss(self.accelerator, self.network, self.rows, self.pixels, self.batch_size)
-        _check_finite(found, f"validation at step {step}: the model's", REMEDY)
+        _check_finite(embeddings, f"validation at step {step}: the model's", REMEDY)
         if not all(map(math.isfinite, metrics.values())):
             raise NonFiniteError(f"validation at step {step}: the loss is {metrics[LOSS]}; {REMEDY}")
-        for tower in [each for each in self.towers if each in self.expected]:
-            cosines = F.cosine_similarity(found[tower], self.expected[tower], dim=-1)
+        for tower in [tower for tower in self.towers if tower in self.expected]:
+            cosines = F.cosine_similarity(embeddings[tower], self.expected[tower], dim=-1)
             metrics[f"val/teacher_cosine_{tower}"] = float(cosines.mean())
         if self.paired:
-            recall = retrieval_recall(found["image"].numpy(), found["text"].numpy(), self.owners.numpy())
+            recall = retrieval_recall(embeddings["image"].numpy(), embeddings["text"].numpy(), self.owners.numpy())
             metrics |= {f"val/{name}": value for name, value in recall.items()}
             metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
         if self.negatives:
-            images = found["image"][[row for row, _, _ in self.negatives]]
-            metrics["val/hard_negatives"] = _nearer(images, found["true"], found["false"])
-        return Validation(metrics if self.triplets is None else metrics | _specificity(found, self.fits.bool()))
+            images = embeddings["image"][[row for row, _, _ in self.negatives]]
+            metrics["val/hard_negatives"] = _nearer(images, embeddings["true"], embeddings["false"])
+        return Validation(metrics if self.triplets is None else metrics | _specificity(embeddings, self.fits.bool()))
 
     def _embeddings(self) -> dict[str, Tensor]:
         """Of images, captions, texts of triplets, and the true and false captions of negatives, by name."""
         embedded = partial(embed_all, self.accelerator, self.network, self.batch_size)
-        found = {}
+        embeddings = {}
         if "image" in self.towers:
-            found["image"] = embedded("image", lambda own: torch.stack([self.pixels.of(row) for row in own]), self.rows)
+            embeddings["image"] = embedded(
+                "image", lambda rows: torch.stack([self.pixels.of(row) for row in rows]), self.rows
+            )
         if "text" in self.towers:
-            found["text"] = embedded("text", self.tokens, [*self.distinct])[self.repeat]
+            embeddings["text"] = embedded("text", self.tokens, [*self.distinct])[self.repeat]
         for name in self.grown if self.triplets else ():
-            found[name] = embedded("text", self.tokens, self.grown[name])
+            embeddings[name] = embedded("text", self.tokens, self.grown[name])
         for column, name in ((1, "true"), (2, "false")) if self.negatives else ():
-            found[name] = embedded("text", self.tokens, [pair[column] for pair in self.negatives])
-        return found
+            embeddings[name] = embedded("text", self.tokens, [pair[column] for pair in self.negatives])
+        return embeddings
 
 
 def embed_all(
@@ -183,9 +185,9 @@ def embed_all(
 ) -> Tensor:
     """The network's embeddings ``name`` of N items, [N, D] on the CPU, in batches and by all processes."""
 
-    def embed(mine: list) -> Tensor:
-        parts = (prepare(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size))
-        return torch.cat([network({name: part.to(accelerator.device)})[name].float() for part in parts])
+    def embed(share: list) -> Tensor:
+        batches = (prepare(share[start : start + batch_size]) for start in range(0, len(share), batch_size))
+        return torch.cat([network({name: batch.to(accelerator.device)})[name].float() for batch in batches])
 
     return embed_distributed(accelerator, items, embed)
 
@@ -195,31 +197,31 @@ def _by_teacher(
 ) -> dict[str, Tensor]:
     """The teacher's embeddings of rows, and of all captions, equal ones computed once."""
     distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
-    found: dict[str, Tensor] = {}
+    embeddings: dict[str, Tensor] = {}
     if "image" in towers:
-        found["image"] = embed_distributed(accelerator, rows, teacher.image_embeddings)
+        embeddings["image"] = embed_distributed(accelerator, rows, teacher.image_embeddings)
     if "text" in towers:
         embedded = embed_distributed(accelerator, [*distinct], teacher.text_embeddings)
-        found["text"] = embedded[[distinct[caption] for caption in captions]]
-    _check_finite(found, "the teacher's", "teacher.precision fp32 is the usual remedy")
-    return found
+        embeddings["text"] = embedded[[distinct[caption] for caption in captions]]
+    _check_finite(embeddings, "the teacher's", "teacher.precision fp32 is the usual remedy")
+    return embeddings
 
 
 def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:
     """Fraction of N images [N, D] whose text [N, D] has a higher cosine than the other text [N, D]; ties fail."""
-    near, far = (F.cosine_similarity(images, each, dim=-1) for each in (texts, others))
+    near, far = (F.cosine_similarity(images, candidates, dim=-1) for candidates in (texts, others))
     return float((near > far).float().mean())
 
 
-def _specificity(found: Mapping[str, Tensor], fits: Tensor) -> dict[str, float]:
+def _specificity(embeddings: Mapping[str, Tensor], fits: Tensor) -> dict[str, float]:
     """Fractions of triplets where the true detail raises the cosine, and where the false one lowers it."""
-    image, base, positive, negative = (found[name][fits] for name in ("image", "base", "positive", "negative"))
+    image, base, positive, negative = (embeddings[name][fits] for name in ("image", "base", "positive", "negative"))
     true, false = _nearer(image, positive, base), _nearer(image, base, negative)
     return {"val/specificity_positive": true, "val/specificity_negative": false, "val/specificity": (true + false) / 2}
 
 
-def _check_finite(found: Mapping[str, Tensor], whose: str, remedy: str) -> None:
-    for tower, rows in found.items():
+def _check_finite(embeddings: Mapping[str, Tensor], whose: str, remedy: str) -> None:
+    for tower, rows in embeddings.items():
         bad = int((~rows.isfinite().all(dim=1)).sum())
         if bad:
             raise NonFiniteError(f"{whose} {tower} embeddings: {bad} of {len(rows)} are NaN or infinite; {remedy}")

@@ -86,9 +86,9 @@ def save_checkpoint(
 
 def read_state(path: Path) -> TrainState:
     """The counters of a checkpoint; raises CheckpointError where ``path`` is not an intact one."""
-    found = damage(path)
-    if found is not None:
-        raise CheckpointError(f"{path} is not an intact checkpoint: {found}")
+    problem = damage(path)
+    if problem is not None:
+        raise CheckpointError(f"{path} is not an intact checkpoint: {problem}")
     content = read_json(path / STATE, CheckpointError)
     kinds = get_type_hints(TrainState)
     for key, value in content.items():
@@ -234,10 +234,10 @@ def read_errors(path: Path) -> Iterator[None]:
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest ``step-N`` in ``folder`` whose manifest holds, or None."""
     for candidate in sorted(folder.glob("step-*"), reverse=True):
-        found = damage(candidate)
-        if found is None:
+        problem = damage(candidate)
+        if problem is None:
             return candidate
-        logger.warning("%s is damaged (%s) and is skipped", candidate, found)
+        logger.warning("%s is damaged (%s) and is skipped", candidate, problem)
     return None
 
 
@@ -351,9 +351,9 @@ def _full_state_dict(accelerator: Accelerator, model: nn.Module) -> dict[str, Te
     return clean_state_dict_for_safetensors(state)
 
 
-def check_trained(path: Path, found: Iterable[str], expected: Iterable[str]) -> None:
-    """Raise CheckpointError unless the parameters trained in a checkpoint (``found``) are those trained here."""
-    if odd := sorted({*found} ^ {*expected}):
+def check_trained(path: Path, stored: Iterable[str], expected: Iterable[str]) -> None:
+    """Raise CheckpointError unless the parameters trained in a checkpoint (``stored``) are those trained here."""
+    if odd := sorted({*stored} ^ {*expected}):
         raise CheckpointError(
             f"checkpoint {path} cannot be loaded into this model and optimizer: {len(odd)} parameters are trained in "
             f"the checkpoint or in this run only, such as {odd[0]!r}. To train others, start from its export/best "

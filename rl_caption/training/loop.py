@@ -53,7 +53,7 @@ class NonFiniteError(UserError, RuntimeError):
 
 
 def schedule_factor(
-    step: int, kind: str, warmup_steps: int, max_steps: int, decay: float = 0.8, decay_every: int = 1000
+    step: int, schedule: str, warmup_steps: int, max_steps: int, decay: float = 0.8, decay_every: int = 1000
 ) -> float:
     """Factor of the peak learning rate at optimizer step ``step`` (from 0), in [0, 1].
 
@@ -64,17 +64,17 @@ def schedule_factor(
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     progress = min((step - warmup_steps) / max(max_steps - warmup_steps, 1), 1.0)
-    if kind == "constant":
+    if schedule == "constant":
         return 1.0
-    if kind == "linear":
+    if schedule == "linear":
         return 1.0 - progress
-    if kind == "cosine":
+    if schedule == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * progress))
-    if kind == "step":
+    if schedule == "step":
         return decay ** ((step - warmup_steps) // decay_every)
-    if kind == "noam":
+    if schedule == "noam":
         return math.sqrt(max(warmup_steps, 1) / (step + 1))
-    raise ValueError(f"schedule {kind!r} is not one of constant, linear, cosine, step, noam")
+    raise ValueError(f"schedule {schedule!r} is not one of constant, linear, cosine, step, noam")
 
 
 class Task(Protocol):
@@ -135,7 +135,7 @@ class Trainer:
         decay_every = train.decay_every if train.decay_epochs is None else context.steps_of(train.decay_epochs)
         self.schedule: Callable[[int], float] = partial(
             schedule_factor,
-            kind=train.schedule,
+            schedule=train.schedule,
             warmup_steps=train.warmup_steps,
             max_steps=self.max_steps,
             decay=train.decay,
@@ -232,8 +232,8 @@ class Trainer:
         for averages in self.task.training_step(batches, step):
             updates.append(self._update(averages, batches, started))
             self.optimizer.zero_grad()
-        names = dict.fromkeys(name for found in updates for name in found)
-        metrics = {name: fmean(found[name] for found in updates if name in found) for name in names}
+        names = dict.fromkeys(name for update in updates for name in update)
+        metrics = {name: fmean(update[name] for update in updates if name in update) for name in names}
         metrics |= {name: updates[-1][name] for name in NEWEST if name in names}
         self.state.global_step += 1
         images = sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes

@@ -130,13 +130,13 @@ class Context:
         self._check_inputs(state)
         state.signature = signature
         tokens = json.dumps(sorted((vocabulary or {}).items())).encode()
-        own = hashlib.blake2b(tokens, digest_size=8).hexdigest() if vocabulary else ""
-        if state.vocabulary not in ("", own):
+        token_hash = hashlib.blake2b(tokens, digest_size=8).hexdigest() if vocabulary else ""
+        if state.vocabulary not in ("", token_hash):
             raise CheckpointError(
                 f"{self.checkpoint} and this run have different vocabularies: continue with the data that it was "
                 "trained on, or train its export/best (model.init) in another run.dir"
             )
-        state.vocabulary = own
+        state.vocabulary = token_hash
         if resume != "auto":  # an unchanged rule stops the run again at the next validation
             state.stopped = None
         notes = {} if notes is None else notes
@@ -211,9 +211,9 @@ class Context:
         if self.checkpoint:
             load_checkpoint(self.accelerator, self.checkpoint, model, optimizer, moments)
             if moments is None:  # Accelerate has loaded those of the checkpoint
-                for group, own in zip(optimizer.param_groups, groups, strict=True):
-                    check_trained(self.checkpoint, group["param_names"], own["param_names"])
-                    group |= {key: own[key] for key in ("betas", "weight_decay")}
+                for group, new_group in zip(optimizer.param_groups, groups, strict=True):
+                    check_trained(self.checkpoint, group["param_names"], new_group["param_names"])
+                    group |= {key: new_group[key] for key in ("betas", "weight_decay")}
         return model, optimizer
 
 

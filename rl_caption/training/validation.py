@@ -52,12 +52,12 @@ def decode_candidates(
     return all captions. ``progress`` is the title of a progress bar, which is shown on a terminal or in a notebook.
     Samples depend on ``seed`` and the image id only.
     """
-    own = range(accelerator.process_index, len(rows), accelerator.num_processes)
+    share = range(accelerator.process_index, len(rows), accelerator.num_processes)
     hidden = None if progress is not None and accelerator.is_main_process else True  # None: off a terminal
     decoded: list[tuple[str, list[Candidate]]] = []
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):
-        for start in tqdm(range(0, len(own), decoding.batch_size), desc=progress, unit="batch", disable=hidden):
-            batch = [rows[index] for index in own[start : start + decoding.batch_size]]
+        for start in tqdm(range(0, len(share), decoding.batch_size), desc=progress, unit="batch", disable=hidden):
+            batch = [rows[index] for index in share[start : start + decoding.batch_size]]
             ids = [row["image_id"] for row in batch]
             inputs = {key: value.to(accelerator.device) for key, value in captioner.preprocess(batch).items()}
             noise = None
@@ -79,9 +79,9 @@ def _candidates(captioner: Captioner, token_ids: Tensor, scores: Tensor | None) 
     texts = captioner.decode(token_ids.flatten(0, 1))
     finished = (token_ids == captioner.eos_token_id).any(-1).flatten().tolist()
     values: list[float | None] = [None] * len(texts) if scores is None else scores.flatten().tolist()
-    flat = [Candidate(*each) for each in zip(texts, finished, values, strict=True)]
+    flat = [Candidate(*candidate) for candidate in zip(texts, finished, values, strict=True)]
     groups = [flat[start : start + per_image] for start in range(0, len(flat), per_image)]
-    return [[group[0], *(each for each in group[1:] if each.score != -math.inf)] for group in groups]
+    return [[group[0], *(candidate for candidate in group[1:] if candidate.score != -math.inf)] for group in groups]
 
 
 class CaptionValidator:
@@ -108,8 +108,8 @@ class CaptionValidator:
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Validate the policy as it is at ``step``; ``logged`` is what the newest step logged."""
         rows, accelerator, captioner = self.context.val_rows, self.context.accelerator, self.captioner
-        found = decode_candidates(captioner, captioner.policy, rows, self.decoding, accelerator)
-        decoded = {image_id: candidates[0] for image_id, candidates in found.items()}
+        candidates_of = decode_candidates(captioner, captioner.policy, rows, self.decoding, accelerator)
+        decoded = {image_id: candidates[0] for image_id, candidates in candidates_of.items()}
         captions = {image_id: candidate.caption for image_id, candidate in decoded.items()}
         if accelerator.is_main_process:
             records = [{"image_id": image_id, "caption": caption} for image_id, caption in captions.items()]
@@ -140,13 +140,13 @@ class CaptionValidator:
             texts, finished, _ = zip(*(decoded[row["image_id"]] for row in images), strict=True)
             policy = {key: logged[f"policy/{key}"] for key in ("entropy", "kl") if f"policy/{key}" in logged}
             try:
-                found, findings = monitor.inspect(step, images, texts, finished, policy)
+                verdict, findings = monitor.inspect(step, images, texts, finished, policy)
             except RewardError as error:
                 if accelerator.num_processes == 1:
                     raise
                 outcome = [str(error)]
             else:
-                outcome = [found]
+                outcome = [verdict]
                 self._write(step, "judges.json", {"image_id": list(decoded), "judges": dict(findings.judges)})
         if accelerator.num_processes > 1:
             broadcast_object_list(outcome)

@@ -232,7 +232,10 @@ def _settings_of(config: EvaluateConfig) -> dict[str, Any]:
     plain = json.loads(json.dumps(asdict(config)))
     settings = {"tokenizer": plain["tokenizer"]}
     if config.references is None:
-        settings |= {"data": plain["data"], "split": config.split or SPLIT}
+        # "source" is for people; "columns" is left out where unset, so that older notes stay equal.
+        unnoted = ("source", *(["columns"] if config.data.columns is None else []))
+        data = {key: value for key, value in plain["data"].items() if key not in unnoted}
+        settings |= {"data": data, "split": config.split or SPLIT}
     if config.model is None and not config.models:
         return settings
     decode = plain["decode"]

@@ -105,4 +105,4 @@ def test_damaged_parquet_files_are_named(tmp_path: Path) -> None:
 
 
 def test_every_set_is_among_the_damaged_ones() -> None:
-    assert set(BUILDERS) == set(SETS)
+    assert set(BUILDERS) | {"longcap_arena"} == set(SETS), "Parquet files have a test of their own"

@@ -194,6 +194,29 @@ def test_aro_order(tmp_path: Path) -> None:
     assert (figure.name, figure.value) == ("precision at 1", 0.5), "one shuffle scores higher; equal scores are right"
 
 
+def test_longcap_arena(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    stream = io.BytesIO()
+    noise_image(1).save(stream, "PNG")
+    (tmp_path / "data").mkdir()
+    for aspect, score in (("desc", 0.5), ("rel", 1.0)):
+        row = {
+            "image": {"bytes": stream.getvalue()},
+            "refs": ["a dog", "dogs"],
+            "cand": "a long  caption",
+            "score": score,
+        }
+        parquet(tmp_path / "data" / f"test.{aspect}-00000-of-00001.parquet", [row, {**row, "score": 0.25}])
+    (part,) = load("longcap_arena", tmp_path)
+    assert (part.name, part.ratings, part.captions) == ("longcap_arena desc", [0.5, 0.25], ["a long caption"] * 2)
+    assert part.image_ids == ["a dog\ndogs"] * 2
+    assert part.images[1].render().size == noise_image(1).size
+    (relevance,) = load("longcap_arena", tmp_path, kwargs={"aspect": "rel"})
+    assert relevance.ratings == [1.0, 0.25]
+    with pytest.raises(DataError, match=r"test\.flu.*LongCap-Arena"):
+        load("longcap_arena", tmp_path, kwargs={"aspect": "flu"})
+
+
 @pytest.mark.parametrize(("name", "caption", "image"), [("polaris", "cand", "img"), ("nebula", "mt", "image")])
 def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
     pytest.importorskip("pyarrow")
@@ -376,7 +399,7 @@ def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
 def test_missing_files_and_another_number_than_the_published_one_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=r"Get it: |expected one, or the file itself"):
         load(name, tmp_path)
-    if name not in ("cxc", "ratings"):
+    if name not in ("cxc", "ratings", "longcap_arena"):
         BUILDERS[name](tmp_path)
         with pytest.raises(DataError, match=rf"{name}.* has \d+ "):
             load(name, tmp_path)

@@ -21,7 +21,7 @@ _READERS: Sequence[Callable[..., Sequence[JudgementSet]]] = (
     *(pairs.sugarcrepe_pp, pairs.winoground, pairs.aro_order),
     *(rated.icc_captions, rated.icc_words),
     *(videos.vatex_eval, videos.activitynet_foil),
-    *(rated.polaris, rated.nebula, rated.thumb, rated.cxc, rated.ratings),
+    *(rated.polaris, rated.nebula, rated.longcap_arena, rated.thumb, rated.cxc, rated.ratings),
 )
 SETS = {read.__name__: read for read in _READERS}
 """Name of a set -> its function."""

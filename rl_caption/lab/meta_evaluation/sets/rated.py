@@ -62,6 +62,7 @@ HUB = {
     "nebula": "the dataset Ka2ukiMatsuda/Nebula on the Hugging Face hub, Parquet files; or nebula_test.json from "
     "https://github.com/hjkim811/EXPERT",
 }
+LONGCAP_ARENA = "the dataset Ka2ukiMatsuda/LongCap-Arena on the Hugging Face hub, Parquet files"
 HUB_COUNTS = {
     "polaris": {"train": 78_630, "validation": 26_268, "test": 26_122},
     "nebula": {"train": 26_382, "valid": 3_298, "test": 3_298},
@@ -266,6 +267,29 @@ def _polaris(given: Files, split: str) -> list[RatedCaptions]:
     ]
     given.check_count(f"judgements of split {split}", len(rows), HUB_COUNTS[name][split])
     return [rated_captions(name, rows, found, "tau_c", f"each row of split {split} is a judgement")]
+
+
+def longcap_arena(
+    given: Files, aspect: Literal["desc", "rel", "flu"] = "desc", split: Literal["test", "dci_test"] = "test"
+) -> list[RatedCaptions]:
+    """Read ``data/SPLIT.ASPECT-*.parquet`` of LongCap-Arena: long captions by models, rated by people.
+
+    ``aspect`` is descriptiveness, relevance or fluency; each has its own rows. Rows with the same references are of one
+    image. The number of judgements of a split is not checked: 32,246 are published of all.
+    """
+    data = given.folder / "data" if (given.folder / "data").is_dir() else given.folder
+    name = f"{split}.{aspect}-*.parquet"
+    files = tuple(sorted(data.glob(name)))
+    if not files:
+        raise DataError(f"{given.name} needs {name} in {str(data)!r}. Get it: {LONGCAP_ARENA}")
+    rows = [
+        Rating("\n".join(row.captions("refs")), row.caption("cand"), row.number("score"), row.captions("refs"))
+        for row in _parquet_rows(files, ["cand", "refs", "score"])
+    ]
+    given.check_count(f"judgements of {split}.{aspect}", len(rows))
+    photos = [StoredImage(files, "image", number) for number in range(len(rows))]
+    convention = f"each row of {split}.{aspect} is a judgement"
+    return [rated_captions(f"{given.name} {aspect}", rows, photos, "tau_c", convention)]
 
 
 def _listed(row: Row) -> Row:

@@ -173,7 +173,7 @@ class RewardModelConfig(TrustConfig):
 
     def recipe(self, context: Context) -> Recipe:
         """What a run trains, and how. Raises ``ConfigError`` or ``DataError`` where it cannot be built."""
-        raise NotImplementedError(f"the task {self.task} does not say what it trains: define recipe")
+        raise ConfigError(f"task is {self.task!r}, whose class does not say what it trains: expected a method recipe")
 
 
 def learners(unpaired: str) -> str:

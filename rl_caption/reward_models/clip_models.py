@@ -188,6 +188,7 @@ class ClipConfig(RewardModelConfig):
             check_batch_norm(network, self.train, started[1] if started else 1)
 
     def folders(self) -> dict[str, str | None]:
+        """See ``RewardModelConfig.folders``."""
         return {"model.init": self.model.init if self.model.name is None else None}
 
     def build_model(self, processes: int, tune: Callable[[Any], None] = lambda clip: None) -> EmbeddingModel:

@@ -167,6 +167,7 @@ class ContrastiveConfig(ClipConfig):
             raise ConfigError("train.short_captions is 'references', which needs data.long_captions: set that to true")
 
     def check(self) -> None:
+        """See ``RewardModelConfig.check``."""
         self.negatives.check()
         super().check()
 
@@ -183,6 +184,7 @@ class ContrastiveConfig(ClipConfig):
         )
 
     def recipe(self, context: Context) -> Recipe:
+        """See ``RewardModelConfig.recipe``."""
         loss, train, negatives = self.loss, self.train, self.negatives
         model = self.build_model(context.accelerator.num_processes)
         pixels = image_inputs(self.data, model)

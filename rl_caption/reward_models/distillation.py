@@ -212,6 +212,7 @@ class DistillConfig(RewardModelConfig):
         return partial(distillation, towers=self.towers, l1=l1, cosine=cosine, **further)
 
     def folders(self) -> dict[str, str | None]:
+        """See ``RewardModelConfig.folders``."""
         return {"model.init": self.model.init, "teacher.name": self.teacher.folder}
 
 
@@ -226,6 +227,8 @@ class DistillImageConfig(DistillConfig):
     unpaired = frozenset({"images"})
 
     def recipe(self, context: Context) -> Recipe:
+        """See ``RewardModelConfig.recipe``."""
+
         def build(teacher: Teacher) -> EmbeddingModel:
             tower: Any = build_tower("image", self.model.init, self.model.kwargs, teacher.width)
             if self.train.freeze_patch_embed:
@@ -257,13 +260,17 @@ class DistillTextConfig(DistillConfig):
         _check_hard(self.loss, self.negatives)
 
     def check(self) -> None:
+        """See ``RewardModelConfig.check``."""
         super().check()
         self.negatives.check()
 
     def objective(self, **further: Any) -> Objective:
+        """``distillation`` with the weights of this configuration."""
         return super().objective(hard=self.loss.hard, **further)
 
     def recipe(self, context: Context) -> Recipe:
+        """See ``RewardModelConfig.recipe``."""
+
         def build(teacher: Teacher) -> EmbeddingModel:
             tower = build_tower("text", self.model.init, self.model.kwargs, teacher.width)
             return _tower_model(tower, "text", teacher, self.model)
@@ -300,11 +307,13 @@ class DistillDualConfig(DistillConfig):
             )
 
     def check(self) -> None:
+        """See ``RewardModelConfig.check``."""
         super().check()
         self.negatives.check()
 
     @property
     def starts_from_towers(self) -> bool:
+        """Whether folders of towers have a part of the student's shape."""
         return self.model.image_init is not None or self.model.text_init is not None
 
     @property
@@ -313,15 +322,18 @@ class DistillDualConfig(DistillConfig):
         return self.train.freeze_text and (self.model.init is not None or self.model.text_init is not None)
 
     def folders(self) -> dict[str, str | None]:
+        """See ``RewardModelConfig.folders``."""
         model = self.model
         return super().folders() | {"model.image_init": model.image_init, "model.text_init": model.text_init}
 
     def objective(self, **further: Any) -> Objective:
+        """``distillation`` with the weights of this configuration."""
         weight, reduction = self.loss.regulator, self.loss.regulator_reduction
         regulator = REGULATOR_WEIGHT if weight is None else weight
         return super().objective(hard=self.loss.hard, regulator=regulator, reduction=reduction, **further)
 
     def recipe(self, context: Context) -> Recipe:
+        """See ``RewardModelConfig.recipe``."""
         model, best_by = self.model, self.eval.best_by
 
         def build(teacher: Teacher) -> EmbeddingModel:
@@ -353,19 +365,10 @@ def distil(
     negatives: NegativesConfig | None = None,
     best_by: str | None = None,
 ) -> Recipe:
-    """The recipe of a student, which ``build`` makes for a teacher.
+    """The recipe of a student, which ``build`` makes for a teacher; ``metric`` chooses its best weights.
 
-    Args:
-        config: of the run.
-        context: of the run.
-        build: from the teacher to the student.
-        metric: chooses the best model.
-        captions: which reference a step learns.
-        negatives: hard negatives; None has none.
-        best_by: the key ``eval.best_by``.
-
-    Raises:
-        ConfigError: teacher or student cannot be loaded or made, or do not fit each other or the data.
+    ``captions`` is which reference a step learns, and ``best_by`` the key ``eval.best_by``. Raises ``ConfigError`` where
+    teacher or student cannot be loaded or made, or do not fit each other or the data.
     """
     train, data, rows, towers = config.train, config.data, context.train_rows, config.towers
     teacher = load_teacher(context.accelerator, config.teacher, data, towers)

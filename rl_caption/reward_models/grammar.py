@@ -104,9 +104,11 @@ class GrammarConfig(RewardModelConfig):
             )
 
     def folders(self) -> dict[str, str | None]:
+        """See ``RewardModelConfig.folders``."""
         return {"model.init": self.model.init}
 
     def recipe(self, context: Context) -> Recipe:
+        """See ``RewardModelConfig.recipe``."""
         accelerator, train = context.accelerator, self.train
         with accelerator.main_process_first():  # which downloads, where that is needed
             model = grammar_model(self.model)

@@ -92,6 +92,7 @@ class PositiveAugmentedConfig(ClipConfig):
 
     @property
     def trains_all(self) -> bool:
+        """Whether all weights of an open_clip model are trained."""
         return self.train.trainable == "all"
 
     def __post_init__(self) -> None:
@@ -105,6 +106,7 @@ class PositiveAugmentedConfig(ClipConfig):
             )
 
     def check(self) -> None:
+        """See ``RewardModelConfig.check``."""
         if self.model.is_dual and self.train.trainable != "projections":
             raise ConfigError(
                 "train.trainable is for open_clip models: leave it out and set train_blocks of model.image and "
@@ -118,6 +120,7 @@ class PositiveAugmentedConfig(ClipConfig):
         return partial(positive_augmented, positive_images=images, positive_captions=captions)
 
     def recipe(self, context: Context) -> Recipe:
+        """See ``RewardModelConfig.recipe``."""
         train, best_by = self.train, self.eval.best_by
 
         def tune(clip: Any) -> None:

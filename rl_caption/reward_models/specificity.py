@@ -80,6 +80,7 @@ class SpecificityConfig(ClipConfig):
     train: SpecificityTrainConfig = field(default_factory=SpecificityTrainConfig)
 
     def check(self) -> None:
+        """See ``RewardModelConfig.check``."""
         default_tagger()  # of the optional package textblob
         super().check()
 
@@ -89,6 +90,7 @@ class SpecificityConfig(ClipConfig):
         return partial(specificity, **options)
 
     def recipe(self, context: Context) -> Recipe:
+        """See ``RewardModelConfig.recipe``."""
         train, rows = self.train, context.train_rows
         model = self.build_model(context.accelerator.num_processes)
         pixels = image_inputs(self.data, model)

@@ -109,6 +109,7 @@ class LanguageModelConfig(TextConfig):
     train: CaptionTrainConfig = field(default_factory=CaptionTrainConfig)
 
     def recipe(self, context: Context) -> Recipe:
+        """See ``RewardModelConfig.recipe``."""
         return text_recipe(context, self, _language_model(context, self.model), self.train.captions)
 
 
@@ -135,9 +136,11 @@ class SemanticBottleneckConfig(TextConfig):
             )
 
     def folders(self) -> dict[str, str | None]:
+        """See ``RewardModelConfig.folders``."""
         return {"teacher.name": self.teacher.folder}
 
     def recipe(self, context: Context) -> Recipe:
+        """See ``RewardModelConfig.recipe``."""
         return text_recipe(context, self, _bottleneck(context, self), self.train.captions)
 
 
@@ -160,6 +163,7 @@ class TextRegressionConfig(TextConfig):
             raise ConfigError(f"data.format is {self.data.format!r}: text_regression learns from caption_targets")
 
     def recipe(self, context: Context) -> Recipe:
+        """See ``RewardModelConfig.recipe``."""
         return text_recipe(context, self, _regression(context, self.model))
 
 

@@ -367,7 +367,7 @@ def distil(
 ) -> Recipe:
     """The recipe of a student, which ``build`` makes for a teacher; ``metric`` chooses its best weights.
 
-    ``captions`` is which reference a step learns, and ``best_by`` the key ``eval.best_by``. Raises ``ConfigError`` where
+    ``captions`` is which reference a step learns, ``best_by`` the key ``eval.best_by``. Raises ``ConfigError`` where
     teacher or student cannot be loaded or made, or do not fit each other or the data.
     """
     train, data, rows, towers = config.train, config.data, context.train_rows, config.towers

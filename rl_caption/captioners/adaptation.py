@@ -37,8 +37,8 @@ def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> 
 
 
 def _near(pattern: str, names: list[str]) -> list[str]:
-    parts = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
-    return difflib.get_close_matches(pattern.rstrip("*."), sorted(parts), n=4, cutoff=0.3) or names[:4]
+    prefixes = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
+    return difflib.get_close_matches(pattern.rstrip("*."), sorted(prefixes), n=4, cutoff=0.3) or names[:4]
 
 
 def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Sequence[str] | str) -> Any:
@@ -54,8 +54,8 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise CaptionerError("model.lora needs peft: pip install 'rl-caption[peft]'") from error
-    wanted = targets if isinstance(targets, str) else list(targets)
-    config = LoraConfig(r=r, lora_alpha=cast(int, alpha), lora_dropout=dropout, target_modules=wanted, bias="none")
+    names = targets if isinstance(targets, str) else list(targets)
+    config = LoraConfig(r=r, lora_alpha=cast(int, alpha), lora_dropout=dropout, target_modules=names, bias="none")
     try:
         with warnings.catch_warnings():
             # peft warns that it transposes the weights of GPT-2's Conv1D, which is right.
@@ -63,7 +63,7 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
             inject_adapter_in_model(config, model)
     except ValueError as error:
         ends = sorted({name.rpartition(".")[2] for name, _ in model.named_modules()} - {""})
-        near = _near(wanted if isinstance(wanted, str) else wanted[0], ends)
+        near = _near(names if isinstance(names, str) else names[0], ends)
         raise CaptionerError(f"model.lora.target_modules: {error}; near ones are {near}") from error
     for parameter in model.parameters():
         if parameter.requires_grad:

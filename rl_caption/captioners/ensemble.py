@@ -81,23 +81,30 @@ class Ensemble(Captioner):
         self, model: Any, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         members = zip(self.captioners, model, self._split(inputs), strict=True)
-        return self._mean([captioner.token_logits(own, given, token_ids, mask) for captioner, own, given in members])
+        return self._mean(
+            [
+                captioner.token_logits(policy, member_inputs, token_ids, mask)
+                for captioner, policy, member_inputs in members
+            ]
+        )
 
     def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
         members = zip(self.captioners, policy, self._split(inputs), strict=True)
-        each = [captioner.next_logits(own, given, max_new_tokens) for captioner, own, given in members]
-        return lambda prefixes: self._mean([member(prefixes) for member in each])
+        functions = [
+            captioner.next_logits(member, member_inputs, max_new_tokens) for captioner, member, member_inputs in members
+        ]
+        return lambda prefixes: self._mean([member(prefixes) for member in functions])
 
     def _split(self, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        parts: list[dict[str, Tensor]] = [{} for _ in self.captioners]
+        split: list[dict[str, Tensor]] = [{} for _ in self.captioners]
         for key, tensor in inputs.items():
             number, _, name = key.partition("/")
-            parts[int(number)][name] = tensor
-        return parts
+            split[int(number)][name] = tensor
+        return split
 
     def _mean(self, logits: Sequence[Tensor]) -> Tensor:
         """Logits [..., V] of the mean of the distributions that N ``logits`` [..., V] give to allowed tokens."""
-        logprobs = torch.stack([forbid(each, self.forbidden).log_softmax(-1) for each in logits])
+        logprobs = torch.stack([forbid(member_logits, self.forbidden).log_softmax(-1) for member_logits in logits])
         if self.average == "probabilities":
             return forbid(logprobs.logsumexp(0) - math.log(len(logits)), self.forbidden)
         return forbid(logprobs.mean(0), self.forbidden)

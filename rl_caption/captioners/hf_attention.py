@@ -73,18 +73,18 @@ def share_images(decoder: nn.Module) -> None:
     Raises:
         CaptionerError: there is no cross-attention of a known kind.
     """
-    found: list[tuple[Any, tuple[str, ...]]] = []
+    attentions: list[tuple[Any, tuple[str, ...]]] = []
     for name, module in decoder.named_modules():
         if name.rpartition(".")[2] in CROSS_ATTENTION:
             names = tuple(inspect.signature(module.forward).parameters)
             if "hidden_states" in names and set(STATES) & set(names):
-                found.append((module, names))
-    if not found:
+                attentions.append((module, names))
+    if not attentions:
         raise CaptionerError(
             f"the decoder {type(decoder).__name__} has no cross-attention of a known kind: expected modules called "
             f"{' or '.join(CROSS_ATTENTION)}, as GPT-2, BERT and BART have"
         )
-    for attention, names in found:
+    for attention, names in attentions:
         attention.forward = partial(_cross_attend, attention.forward, names)
 
 

@@ -267,9 +267,9 @@ class Blip2(Family):
             first_token("BOS (text_config.bos_token_id)", text.bos_token_id, tokenizer.bos_token_id),
         )
         pad = first_token("pad_token_id", text.pad_token_id, tokenizer.pad_token_id, eos)
-        found = Conventions.of(tokenizer, prompt, text, bos, eos, pad, config.num_query_tokens)
+        conventions = Conventions.of(tokenizer, prompt, text, bos, eos, pad, config.num_query_tokens)
         image_tokens = () if config.image_token_index is None else (config.image_token_index,)
-        return replace(found, forbidden=(bos, *image_tokens), prompt_inputs=prompt_inputs)
+        return replace(conventions, forbidden=(bos, *image_tokens), prompt_inputs=prompt_inputs)
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         """The queries' states, projected to the width of the language model; InstructBLIP's have read the prompt."""

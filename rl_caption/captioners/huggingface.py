@@ -126,8 +126,8 @@ class HuggingFaceCaptioner(Captioner):
                 raise CaptionerError(f"model.processor_kwargs is for vision-language models: {config.model_type!r}")
             family = FAMILIES[config.model_type]
             family.check(config)
-            kind = getattr(transformers, family.model_class)
-            model = load_model(kind, name, config, family.never_trained, getattr(torch, dtype), source)
+            model_class = getattr(transformers, family.model_class)
+            model = load_model(model_class, name, config, family.never_trained, getattr(torch, dtype), source)
             with reading(f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"):
                 images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)  # whatever else is installed
             second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
@@ -179,13 +179,15 @@ class HuggingFaceCaptioner(Captioner):
         config.save_pretrained(path)
         if self.adapters is not None:
             save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
-        parts = [part for part in (self.images, self.tokenizer, self.q_former_tokenizer) if part is not None]
+        processors = [
+            processor for processor in (self.images, self.tokenizer, self.q_former_tokenizer) if processor is not None
+        ]
         if self.family.processor_class is not None:  # of Transformers' own class
             queries = getattr(policy.config, "num_query_tokens", None)
             options = {} if queries is None else {"num_query_tokens": queries}
-            parts = [getattr(transformers, self.family.processor_class)(*parts, **options)]
-        for part in parts:
-            part.save_pretrained(path)
+            processors = [getattr(transformers, self.family.processor_class)(*processors, **options)]
+        for processor in processors:
+            processor.save_pretrained(path)
         settings = {"family": self.family.name, "prompt": self.prompt}
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
@@ -206,18 +208,23 @@ class HuggingFaceCaptioner(Captioner):
         return None if self.max_tokens is None else self.max_tokens + self.prompt_length - prompt_length
 
     def _prompt_of(self, row: Row | None) -> tuple[str, tuple[int, ...]]:
-        """What the caption of a row goes on from, as text and token ids: its own prompt, or else the captioner's."""
-        own = None if row is None else row.get("prompt")
-        if row is not None and own is not None and self.family.fixed_prompt and " ".join(own.split()) != self.prompt:
+        """What a row's caption goes on from, as text and token ids: its own prompt, or else the captioner's."""
+        row_prompt = None if row is None else row.get("prompt")
+        if (
+            row is not None
+            and row_prompt is not None
+            and self.family.fixed_prompt
+            and " ".join(row_prompt.split()) != self.prompt
+        ):
             raise DataError(
-                f"image {row['image_id']!r} has the prompt {own!r:.80}: {self.family.name} reads one prompt for all "
-                "images (model.prompt)"
+                f"image {row['image_id']!r} has the prompt {row_prompt!r:.80}: {self.family.name} reads one prompt for "
+                "all images (model.prompt)"
             )
         if self.family.encoder_prompt:
             return "", ()
-        if row is None or own is None:
+        if row is None or row_prompt is None:
             return self.prompt, plain_tokens(self.tokenizer, self.prompt)
-        prompt = " ".join(own.split())
+        prompt = " ".join(row_prompt.split())
         ids = plain_tokens(self.tokenizer, prompt)
         if self.max_tokens is not None and len(ids) >= self.max_tokens + self.prompt_length:
             raise DataError(
@@ -257,19 +264,19 @@ class HuggingFaceCaptioner(Captioner):
         if "prompt_ids" not in inputs:
             return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
         lengths = (inputs["prompt_ids"] != NO_TOKEN).sum(-1)
-        parts: list[tuple[Tensor, Generated]] = []
+        batches: list[tuple[Tensor, Generated]] = []
         for length in lengths.unique().tolist():
             (rows,) = (lengths == length).nonzero(as_tuple=True)
             some = {name: value[rows] for name, value in inputs.items()}
             some["prompt_ids"] = some["prompt_ids"][:, :length]
             numbers, longest = None if noise is None else noise[rows], self._max_tokens_after(length)
-            parts.append((rows, self._decoded(policy, some, decoding, numbers, longest)))
-        rows = torch.cat([rows for rows, _ in parts]).argsort()
-        longest = max(part.token_ids.shape[-1] for _, part in parts)
+            batches.append((rows, self._decoded(policy, some, decoding, numbers, longest)))
+        rows = torch.cat([rows for rows, _ in batches]).argsort()
+        longest = max(generated.token_ids.shape[-1] for _, generated in batches)
         padded = [
-            nn.functional.pad(ids, (0, longest - ids.shape[-1]), value=self.pad_token_id) for _, (ids, _) in parts
+            nn.functional.pad(ids, (0, longest - ids.shape[-1]), value=self.pad_token_id) for _, (ids, _) in batches
         ]
-        scores = [part.scores for _, part in parts if part.scores is not None]
+        scores = [generated.scores for _, generated in batches if generated.scores is not None]
         return Generated(torch.cat(padded)[rows], torch.cat(scores)[rows] if scores else None)
 
     def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
@@ -334,7 +341,7 @@ def _read_config(name: str, source: dict[str, Any]) -> Any:
 
 
 def load_model(
-    kind: Any, name: str, config: Any, optional: Sequence[str], dtype: torch.dtype, source: dict[str, Any]
+    model_class: Any, name: str, config: Any, optional: Sequence[str], dtype: torch.dtype, source: dict[str, Any]
 ) -> Any:
     """Load a model of the class ``kind``; its weights may lack only parameters that match ``optional``.
 
@@ -346,7 +353,7 @@ def load_model(
         if file.suffix == ".safetensors":
             check_types(file)
     with reading(f"config.json of {name!r}"), torch.device("meta"):
-        shell = kind(config)
+        shell = model_class(config)
         check_memory(shell)
     count, stored = sum(parameter.numel() for parameter in shell.parameters()), sum(f.stat().st_size for f in files)
     if files and count > stored:  # before Transformers makes up what is missing, however large it is
@@ -355,7 +362,9 @@ def load_model(
             f"config.json of {name!r} describes {count:,} parameters, but {names} has only {stored:,} bytes"
         )
     with reading(f"weights of {name!r} ({', '.join(file.name for file in files) or 'model.safetensors'})"):
-        model, report = kind.from_pretrained(name, config=config, dtype=dtype, output_loading_info=True, **source)
+        model, report = model_class.from_pretrained(
+            name, config=config, dtype=dtype, output_loading_info=True, **source
+        )
     missing = [key for key in report["missing_keys"] if not any(fnmatchcase(key, p) for p in optional)]
     problems = {"missing": missing, "of another shape": [key for key, *_ in report["mismatched_keys"]]}
     for problem, keys in problems.items():

@@ -46,19 +46,19 @@ def load_captioner(
         CaptionerError: there is no captioner, its weights do not fit, it takes no prompt, or nobody trusts its class.
         ConfigError: ``target`` is not a captioner.
     """
-    kind = target or model_type(name) or ""
-    if ":" in kind or kind == FROM_SCRATCH:
+    captioner_type = target or model_type(name) or ""
+    if ":" in captioner_type or captioner_type == FROM_SCRATCH:
         if prompt:
             raise CaptionerError(f"{str(name)!r} is a captioner from scratch, which takes no prompt")
-        if kind == FROM_SCRATCH:
+        if captioner_type == FROM_SCRATCH:
             from rl_caption.captioners.transformer import TransformerCaptioner
 
             return TransformerCaptioner.from_pretrained(name, cache_bytes)
         key = "model.target" if target else f"model_type in {Path(name) / 'config.json'}"
-        with reading(name), errors_of_user_code(f"{key} {kind}", error=CaptionerError):
+        with reading(name), errors_of_user_code(f"{key} {captioner_type}", error=CaptionerError):
             if target is None:
-                check_trusted(kind, key)
-            return _complete(captioner_class(kind, key).from_pretrained(name), kind, key)
+                check_trusted(captioner_type, key)
+            return _complete(captioner_class(captioner_type, key).from_pretrained(name), captioner_type, key)
     if not is_captioner(name):
         raise CaptionerError(
             f"{str(name)!r} is not a saved captioner: it has no config.json, and is no name on the hub (OWNER/MODEL)"
@@ -77,10 +77,10 @@ def new_captioner(target: str, references: Sequence[list[str]], kwargs: Mapping[
     Raises:
         ConfigError: ``target`` is not a captioner, or an option is unknown, missing or out of its range.
     """
-    kind = captioner_class(target, "model.target", kwargs)
+    target_class = captioner_class(target, "model.target", kwargs)
     where = f"model.target {target!r} cannot be made"
     with naming(where, (TypeError, ValueError)), errors_of_user_code(where):
-        return _complete(kind.from_scratch(references, **kwargs), target, "model.target")
+        return _complete(target_class.from_scratch(references, **kwargs), target, "model.target")
 
 
 def captioner_class(target: str, key: str, kwargs: Mapping[str, Any] | None = None) -> type[Captioner]:
@@ -91,12 +91,12 @@ def captioner_class(target: str, key: str, kwargs: Mapping[str, Any] | None = No
     Raises:
         ConfigError: as ``new_captioner``.
     """
-    kind = load_target(target, key)
-    if Captioner not in getattr(kind, "__mro__", ()):
+    target_class = load_target(target, key)
+    if Captioner not in getattr(target_class, "__mro__", ()):
         raise ConfigError(f"{key} is {target!r}: expected a class that inherits from {__package__}.base:Captioner")
     if kwargs is not None:
-        check_options(kind.from_scratch, 1, target, kwargs, "model.kwargs")
-    return kind
+        check_options(target_class.from_scratch, 1, target, kwargs, "model.kwargs")
+    return target_class
 
 
 def _complete(captioner: Captioner, target: str, key: str) -> Captioner:

@@ -73,8 +73,8 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         Raises ``CaptionerError`` for a model of an untested family that does not score captions as Transformers does.
         """
         family = family_of(config.model_type)
-        kind = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])
-        if config.architectures and kind.__name__ not in config.architectures:
+        model_class = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])
+        if config.architectures and model_class.__name__ not in config.architectures:
             raise CaptionerError(f"{name!r} is no captioner: its architectures are {config.architectures}")
         with reading(f"processor (processor_config.json, tokenizer_config.json) of {name!r}"):
             processor = load_processor(name, **source, **processor_kwargs)
@@ -85,7 +85,7 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
             check_messages(prompt, "model.prompt")
         else:
             prompt = " ".join(prompt.split())
-        model = load_model(kind, name, config, family.never_trained, dtype, source)
+        model = load_model(model_class, name, config, family.never_trained, dtype, source)
         family.prepare(model)
         freeze(model, family.never_trained, required=False)
         ends, unwritten = special_tokens(processor, model)

@@ -110,8 +110,8 @@ class VisionLanguageFamily:
         asked = with_images(messages, [Image.new("RGB", (1, 1))])
         prompt = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
         answer = {"role": "assistant", "content": [{"type": "text", "text": REPLY}]}
-        start, found, end = processor.apply_chat_template([*asked, answer], tokenize=False).rpartition(REPLY)
-        if not found:
+        start, reply, end = processor.apply_chat_template([*asked, answer], tokenize=False).rpartition(REPLY)
+        if not reply:
             raise CaptionerError(f"the chat template of this {self.name!r} leaves the answer out")
         return start.removeprefix(prompt) if start.startswith(prompt) else "", end
 

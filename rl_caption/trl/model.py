@@ -140,21 +140,21 @@ def adapt(policy: Any, lora: VlmLoraConfig | None, patterns: list[str] | None) -
     from peft import LoraConfig
 
     modules = dict(policy.named_modules())
-    for each in patterns or []:
-        if not any(fnmatchcase(name, each) for name in modules):
-            raise ConfigError(f"model.freeze has {each!r}, which matches no module: with LoRA, modules are named")
-    found = [
+    for pattern in patterns or []:
+        if not any(fnmatchcase(name, pattern) for name in modules):
+            raise ConfigError(f"model.freeze has {pattern!r}, which matches no module: with LoRA, modules are named")
+    linear_layers = [
         name
         for name, module in modules.items()
         if isinstance(module, torch.nn.Linear)
         and name.rsplit(".", 1)[-1] in lora.target_modules
-        and not any(fnmatchcase(name, each) for each in frozen)
+        and not any(fnmatchcase(name, pattern) for pattern in frozen)
     ]
-    if not found:
+    if not linear_layers:
         raise ConfigError(
             f"lora.target_modules {lora.target_modules} names no linear layer outside model.freeze {list(frozen)}"
         )
-    return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=found, bias="none")
+    return LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=linear_layers, bias="none")
 
 
 def load_weights(policy: Any, checkpoint: str | Path) -> None:

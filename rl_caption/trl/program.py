@@ -446,8 +446,8 @@ class _Run:
             batch_size=options.batch_size,
         )
         # In the precision of the training; judges score in their own.
-        found = decode_candidates(cast(Any, vlm), policy, rows, decoding, trainer.accelerator, "captioning")
-        captions = {image_id: own[0].caption for image_id, own in found.items()}
+        candidates = decode_candidates(cast(Any, vlm), policy, rows, decoding, trainer.accelerator, "captioning")
+        captions = {image_id: own[0].caption for image_id, own in candidates.items()}
         if not self.state.is_main_process:
             return
         evaluation = evaluate_rows(
@@ -474,10 +474,10 @@ def skip_epochs(trainer: Any, epochs: int) -> None:
 
     def sampler(dataset: Any = None) -> Any:
         """The trainer's own sampler, after ``epochs`` epochs."""
-        made = make(dataset)
+        order = make(dataset)
         for _ in range(epochs):
-            next(iter(made))  # draws the order of an epoch
-        return made
+            next(iter(order))  # draws the order of an epoch
+        return order
 
     trainer._get_train_sampler = sampler
 

@@ -123,6 +123,11 @@ LAB = {
         "rl_caption.lab.concreteness:make_targets",
         "rl_caption.lab.config:ConcretenessConfig",
     ),
+    "stress": Program(
+        "how a reward can be hacked, before training on it",
+        "rl_caption.lab.stress.program:stress",
+        "rl_caption.lab.config:StressConfig",
+    ),
     "web": Program(
         "caption photos in a page in the browser, by several captioners side by side",
         "rl_caption.lab.web:serve",

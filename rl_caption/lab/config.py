@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from rl_caption.captioners.config import Decoding
-from rl_caption.config.schema import DataConfig, JudgeConfig, RetrievalConfig, TrustConfig
+from rl_caption.config.schema import DataConfig, JudgeConfig, RetrievalConfig, RewardConfig, TrustConfig
 from rl_caption.errors import ConfigError
 from rl_caption.options import BatchSize, Range, Resamples, Seed, Steps, Weight, Workers
 
@@ -324,3 +324,28 @@ class AblateModelsConfig(TrustConfig):
             raise ConfigError("retrieval is null and sets is empty: nothing would be compared")
         if self.jobs < 1:
             raise ConfigError(f"jobs is {self.jobs}: expected at least 1")
+
+
+@dataclass
+class StressConfig(TrustConfig):
+    """``stress``: how a reward can be hacked, before training on it (docs/stress.md).
+
+    Args:
+        reward: the reward to test; ``reward.normalize`` must be ``none``, as scores of different calls are compared.
+        data: images and their captions; the generated world, whose truth is known, unless you name your own.
+        split: split whose images are used. The first reference of an image is judged, and the reward sees the others.
+        train_split: split whose references give document frequencies.
+        max_images: use only the first images, at most this number; null uses all.
+        examples: pairs that the report shows for each probe, those that the reward orders worst.
+        seed: of all choices.
+        out: folder for ``stress.md`` and ``stress.json``.
+    """
+
+    reward: RewardConfig = field(default_factory=lambda: RewardConfig(terms={}))
+    data: DataConfig = field(default_factory=lambda: DataConfig("scenes"))
+    split: str = "test"
+    train_split: str = "train"
+    max_images: Steps | None = 200
+    examples: Annotated[int, Range(min=0, max=1000)] = 3
+    seed: Seed = 0
+    out: str = "stress"

@@ -1,0 +1,190 @@
+"""stress: probes of a reward, from the pairs to the command line."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rewards.base import RewardError
+from rl_caption.cli.main import main, run_program
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.scenes import ScenesData, oracle
+from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
+from rl_caption.errors import ConfigError
+from rl_caption.lab.stress.probes import ENGLISH, PROBES, Pair, effect_size, probe_pairs, run_probes, wilson
+from rl_caption.lab.stress.program import judged_captions
+from rl_caption.lab.stress.scoring import OracleReward, RowCaption, Scorer
+
+SCENES = {"num_train": 20, "num_val": 0, "num_test": 30, "num_unseen": 0, "image_size": 16}
+OF_FORM = ("words_repeated", "caption_repeated", "words_shuffled", "keywords", "cut_off", "padded", "instruction")
+
+
+class Length:
+    """Number of words; the base of the rewards of these tests."""
+
+    __name__ = "length"
+    columns: frozenset[str] = frozenset()
+    bounds = (-1000.0, 1000.0)
+    signature = "length"
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        return [float(len(text.split())) for text in completions]
+
+
+class Constant(Length):
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        return [0.5] * len(completions)
+
+
+class NeedsDepth(Length):
+    columns = frozenset({"depth"})
+
+
+class FailsOnShouting(Length):
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        if any(text.isupper() for text in completions):
+            raise RewardError("too loud")
+        return super().__call__(prompts, completions, **columns)
+
+
+@pytest.fixture(scope="module")
+def scenes() -> tuple[list[Row], list[str]]:
+    return judged_captions(ScenesData(**SCENES).split("test"))
+
+
+def pairs_of(scenes: tuple[list[Row], list[str]], **options: Any) -> dict[str, list[Pair]]:
+    return probe_pairs(*scenes, SceneNegatives(), ScenePositives(), **options)
+
+
+def run(out: Path, target: str, *words: str) -> dict[str, Any]:
+    reward = ["--trust", target] if ":" in target else []
+    reward += ["--reward.terms.mine.target", target, "--data.kwargs", json.dumps(SCENES)]
+    run_program("stress", [*reward, "--out", str(out), *words])
+    found: dict[str, Any] = json.loads((out / "stress.json").read_text())
+    return found
+
+
+def test_wilson_and_effect_size() -> None:
+    assert wilson(5, 10) == pytest.approx((0.236593, 0.763407), abs=1e-6)
+    assert wilson(0, 20)[0] == 0
+    assert wilson(20, 20) == pytest.approx((0.838875, 1.0), abs=1e-6)
+    assert effect_size(np.array([1.0, 2.0, 3.0])) == pytest.approx(2.0)
+    assert effect_size(np.array([1.0, 1.0])) is None
+    assert effect_size(np.array([1.0])) is None
+
+
+def test_the_truth_is_on_the_side_of_the_better_caption(scenes: tuple[list[Row], list[str]]) -> None:
+    rows, _ = scenes
+    pairs = pairs_of(scenes)
+    assert list(pairs) == list(PROBES)
+    assert {name for name in PROBES if not pairs[name]} <= {"replace_direction", "replace_verb", "swap_count"}
+    for name, own in pairs.items():
+        assert len({pair.row for pair in own}) == len(own), "one pair an image"
+        for pair in own:
+            assert pair.better != pair.worse
+            better, worse = (oracle(text, rows[pair.row]["scene"]) for text in (pair.better, pair.worse))
+            if name == "detail_missing":
+                assert better.recall > worse.recall
+                assert better.precision >= worse.precision
+            elif name in ("generic", "other_image", "length"):
+                assert better.f1 > worse.f1
+            elif name not in (*OF_FORM, "negated"):
+                assert better.precision > worse.precision, name
+    assert pairs_of(scenes) == pairs, "seeded"
+    assert pairs_of(scenes, seed=1) != pairs
+    assert not any(own for name, own in pairs_of(scenes, english=False).items() if name in ENGLISH)
+
+
+def test_probes_of_the_oracle_and_of_length(scenes: tuple[list[Row], list[str]]) -> None:
+    rows, _ = scenes
+    pairs = pairs_of(scenes)
+    gold = run_probes(Scorer(OracleReward(rows), rows), pairs)
+    assert all(gold[name].right == 1 for name in ("replace_object", "replace_count", "other_image", "generic"))
+    length = run_probes(Scorer(Length(), rows), pairs, examples=2)
+    assert all(length[name].right == 0 for name in ("words_repeated", "caption_repeated", "padded", "length"))
+    assert length["replace_object"].tied == 1
+    assert length["replace_object"].right == 0
+    assert length["replace_object"].effect is None
+    assert length["detail_missing"].right == 1
+    assert (length["cut_off"].effect or 0) > 0
+    assert length["replace_verb"].pairs == 0
+    assert length["replace_verb"].right is None
+    first, second = length["padded"].examples
+    assert first["score_of_worse"] - first["score_of_better"] == 11
+    assert len(first["worse"].split()) == first["score_of_worse"]
+    assert second["image_id"] != first["image_id"]
+
+
+def test_the_report_and_its_json_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--reward.terms.cider.weight", "1", "--data.kwargs", json.dumps(SCENES), "--out", str(tmp_path)]
+    assert main(["stress", *words]) == 0
+    found = json.loads((tmp_path / "stress.json").read_text())
+    report = (tmp_path / "stress.md").read_text()
+    assert report in capsys.readouterr().out + "\n"
+    assert found["images"] == 30
+    assert "Cider-D" in found["signature"]
+    for name, result in found["probes"].items():
+        line = next(line for line in report.splitlines() if line.startswith(f"| {name} "))
+        cells = [cell.strip() for cell in line.split("|")][3:5]
+        assert cells[0] == str(result["pairs"])
+        assert cells[1] == (f"{100 * result['right']:.1f}" if result["pairs"] else "does not apply")
+    assert found["probes"]["words_repeated"]["right"] > 0.9
+    assert found["probes"]["detail_missing"]["right"] < 0.5
+    assert "prefers the worse caption in detail_missing;" in report
+
+
+def test_equal_scores_are_not_called_wrong(tmp_path: Path) -> None:
+    run(tmp_path, f"{__name__}:Length")
+    verdict = (tmp_path / "stress.md").read_text().splitlines()[2]
+    wrong, equal = verdict.partition(";")[::2]
+    assert "words_repeated" in wrong
+    assert "replace_object" in equal
+    assert "replace_object" not in wrong
+
+
+def test_a_constant_reward_is_called_so(tmp_path: Path) -> None:
+    found = run(tmp_path, f"{__name__}:Constant")
+    assert all(result["tied"] in (1, None) and result["effect"] is None for result in found["probes"].values())
+    assert "constant" in (tmp_path / "stress.md").read_text()
+
+
+def test_captions_of_ones_own(tmp_path: Path) -> None:
+    pytest.importorskip("textblob")
+    lines = [
+        {"image_id": str(n), "image": f"{n}.png", "split": split, "references": [first, second]}
+        for n, (split, first, second) in enumerate(
+            [
+                ("train", "A dog runs over the grass.", "a brown dog is running"),
+                ("test", "A black dog sits on the bench next to a man.", "a man and a dog on a bench"),
+                ("test", "Two white boats on a blue lake.", "boats lie on the water"),
+            ]
+        )
+    ]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["--data.format", "jsonl", "--data.path", str(tmp_path / "mine.jsonl"), "--data.kwargs", "{}"]
+    probes = run(tmp_path / "out", "rouge_l", *words)["probes"]
+    assert probes["paraphrase"]["pairs"] == probes["detail_missing"]["pairs"] == 0
+    assert probes["false_detail"]["pairs"] == probes["words_shuffled"]["pairs"] == 2
+    assert probes["replace_count"]["pairs"] == 1
+
+
+def test_mistakes_are_named(tmp_path: Path, scenes: tuple[list[Row], list[str]]) -> None:
+    with pytest.raises(ConfigError, match="depth"):
+        run(tmp_path, f"{__name__}:NeedsDepth")
+    with pytest.raises(RewardError, match=r"image 'test-\d+', caption '[A-Z ]+': "):
+        run(tmp_path, f"{__name__}:FailsOnShouting")
+    with pytest.raises(ConfigError, match=r"reward\.terms"):
+        run_program("stress", ["--out", str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"reward\.normalize"):
+        run(tmp_path, "rouge_l", "--reward.normalize", "per_term")
+    with pytest.raises(DataError, match="test-000000"):
+        run(tmp_path, "rouge_l", "--data.kwargs", json.dumps({**SCENES, "captions_per_image": 1}))
+    with pytest.raises(DataError, match="nowhere"):
+        run(tmp_path, "rouge_l", "--split", "nowhere")
+    rows = scenes[0][:2]
+    scorer = Scorer(Length(), rows)
+    assert scorer([RowCaption(0, "a b"), RowCaption(1, "c"), RowCaption(0, "a b")]).tolist() == [2, 1, 2]
+    assert len(scorer.scores) == 2

@@ -1,19 +1,15 @@
-"""Scores of captions of rows by a reward, by held-out judges, and by the oracle of the generated world."""
+"""Scores of captions of rows by a reward."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from rewards.base import Reward, RewardError, score_captions
 from rewards.mixed import MixedReward
 from rl_caption.data.base import Row, reward_inputs
-from rl_caption.data.scenes import oracle
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation.confidence import Floats
-
-ORACLE = "oracle F1"
-"""Heading of the gold score of the generated world."""
 
 
 class RowCaption(NamedTuple):
@@ -58,28 +54,3 @@ class Scorer:
         rows = [self.rows[caption.row] for caption in captions]
         prompts, columns = reward_inputs(rows, [caption.finished for caption in captions])
         return score_captions(self.reward, self.name, prompts, [caption.text for caption in captions], columns)
-
-
-class OracleReward:
-    """The oracle's F1 of captions of generated scenes as a ``Reward``, in [0, 1] (docs/scenes.md)."""
-
-    __name__ = "oracle"
-    columns: frozenset[str] = frozenset({"image_id"})
-    bounds = (0.0, 1.0)
-    signature = "scenes-oracle-f1"
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.scenes = {row["image_id"]: row["scene"] for row in rows}
-
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions by the column ``image_id``."""
-        pairs = zip(completions, columns["image_id"], strict=True)
-        return [oracle(text, self.scenes[image_id]).f1 for text, image_id in pairs]
-
-
-def gold_scorers(rows: Sequence[Row], judges: Mapping[str, Reward]) -> dict[str, Scorer]:
-    """What captions are judged by: the oracle where all rows are generated scenes, then the ``judges``, by heading."""
-    gold: dict[str, Scorer] = {}
-    if all(row.get("scene") is not None for row in rows):
-        gold[ORACLE] = Scorer(OracleReward(rows), rows, "oracle")
-    return gold | {name: Scorer(judge, rows, f"judges.{name}") for name, judge in judges.items()}

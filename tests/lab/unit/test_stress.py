@@ -1,7 +1,7 @@
 """stress: probes of a reward, from the pairs to the command line."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
 from rl_caption.errors import ConfigError
 from rl_caption.lab.stress.probes import ENGLISH, PROBES, Pair, effect_size, probe_pairs, run_probes, wilson
 from rl_caption.lab.stress.program import judged_captions
-from rl_caption.lab.stress.scoring import OracleReward, RowCaption, Scorer
+from rl_caption.lab.stress.scoring import RowCaption, Scorer
 
 SCENES = {"num_train": 20, "num_val": 0, "num_test": 30, "num_unseen": 0, "image_size": 16}
 OF_FORM = ("words_repeated", "caption_repeated", "words_shuffled", "keywords", "cut_off", "padded", "instruction")
@@ -48,6 +48,23 @@ class FailsOnShouting(Length):
         if any(text.isupper() for text in completions):
             raise RewardError("too loud")
         return super().__call__(prompts, completions, **columns)
+
+
+class OracleReward:
+    """The oracle's F1 of captions of generated scenes."""
+
+    __name__ = "oracle"
+    columns: frozenset[str] = frozenset({"image_id"})
+    bounds = (0.0, 1.0)
+    signature = "scenes-oracle-f1"
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.scenes = {row["image_id"]: row["scene"] for row in rows}
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions by the column ``image_id``."""
+        pairs = zip(completions, columns["image_id"], strict=True)
+        return [oracle(text, self.scenes[image_id]).f1 for text, image_id in pairs]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,17 @@ class CaptionerError(UserError, ValueError):
 
 config_errors = partial(rewards.base.naming, kinds=(ValueError, TypeError, OSError), error=ConfigError)
 """Inside ``config_errors(key)``, what is raised about the arguments and files of a key becomes a ``ConfigError``."""
+
+
+@contextmanager
+def section_errors(section: str) -> Iterator[None]:
+    """Put the section's key before the message of a ``ConfigError``, which begins with the name of an option."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{section}.{error}" if section else str(error)) from error
+
+
 naming = partial(rewards.base.naming, error=ConfigError, kept=(ConfigError,))
 """Inside ``naming(where)``, a ``ValueError`` or ``OSError`` becomes a ``ConfigError`` that begins with ``where``."""
 KEPT = (UserError, rewards.base.RewardError)

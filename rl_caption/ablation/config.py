@@ -1,9 +1,10 @@
 """Configuration of ``ablate``: dataclasses only, as in ``rl_caption.config.schema``."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
-from rl_caption.config.schema import RewardTerm, TrustConfig
+from rl_caption.config.schema import DataConfig, RewardTerm, TrustConfig
+from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.options import Beams, Fraction, LengthPenalty, Range, Seed, Workers
 
@@ -92,3 +93,9 @@ class AblateConfig(TrustConfig):
     launch: str | None = None
     out: str = "runs/ablation"
     report: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        options = [option.name for option in fields(DataConfig)]
+        for key in [key for key in self.data if key not in options]:
+            raise ConfigError(f"data.{key} is not an option: expected {', '.join(options)}")

@@ -34,7 +34,7 @@ from rl_caption.ablation.report import write_report
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import is_captioner
 from rl_caption.config.build import ConfigError, quiet_libraries
-from rl_caption.config.schema import EvaluateConfig, ScstConfig
+from rl_caption.config.schema import EvaluateModelConfig, ScstConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_json
@@ -166,7 +166,8 @@ def _run_cells(
 
 def _evaluate_start(base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
     folder = Path(config.out) / "start" / base.name / config.split
-    evaluation = evaluate_captioner(base.start, base.config, config, judges, folder, base.config.model.prompt)
+    prompt = getattr(base.config.model, "prompt", None)
+    evaluation = evaluate_captioner(base.start, base.config, config, judges, folder, prompt)
     system = f"{base.name}/{START}" if base.name else START
     _print(f"{system}: {_headline(evaluation)}")
     return Member(system, base.name, None, None, evaluation, None)
@@ -201,7 +202,7 @@ def evaluate_captioner(
         EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate.py`` and the judges.
         ReportError: a file in ``folder`` is damaged.
     """
-    evaluate = EvaluateConfig(
+    evaluate = EvaluateModelConfig(
         model=str(model),
         prompt=prompt,
         data=trained.data,

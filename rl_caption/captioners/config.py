@@ -1,7 +1,10 @@
 """Configuration of the captioner, and of how it decodes captions."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from rl_caption.errors import ConfigError
 from rl_caption.options import (
@@ -42,7 +45,7 @@ class LoraConfig:
 
 @dataclass
 class ModelConfig:
-    """The captioner.
+    """The captioner: a new one (``NewModelConfig``), or a saved one where ``init`` is set (``SavedModelConfig``).
 
     Args:
         name: ``transformer``, this package's encoder-decoder, trained from scratch; or ``huggingface``, a pretrained
@@ -50,34 +53,74 @@ class ModelConfig:
         target: ``package.module:Class`` of a captioner outside this package; null uses ``name``.
         init: folder of a saved captioner to start from, or the name of a model on the hub (``huggingface`` only); null
             starts from random weights (cross-entropy only).
-        min_count: from scratch: words that occur less often in the training references become UNK.
-        tokenizer: from scratch: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
-        kwargs: from scratch: options of ``CaptionTransformerConfig``, or of ``target``.
-        prompt: huggingface: text that every caption continues, such as ``a photography of``; it is neither scored nor
-            trained. A vision-language model answers it; it may be messages (a list of ``role`` and ``content``). Null
-            uses the prompt saved in the folder, if any.
-        processor_kwargs: huggingface: options of a vision-language model's processor, such as
-            ``{size: {shortest_edge: 3136, longest_edge: 200704}}`` of Qwen2.5-VL: at most 256 tokens an image.
-        freeze: huggingface: patterns of the names of parameters to freeze (``vision_model.*``); null freezes the vision
-            tower of BLIP-2, InstructBLIP and vision-language models, and nothing in other models.
-        lora: huggingface: train LoRA adapters instead of the weights, also in frozen parts; exports have them merged
-            into the weights.
-        gradient_checkpointing: huggingface: recompute activations in the backward pass, to save memory.
-        dtype: huggingface: type of the weights; other than float32 only with ``lora``, whose adapters are float32.
     """
 
     name: Literal["transformer", "huggingface"] = "transformer"
     target: str | None = None
     init: str | None = None
+
+    @classmethod
+    def alternative(cls, values: Mapping[str, Any]) -> type[ModelConfig]:
+        """The class of a saved captioner where ``init`` is set or the name says so, otherwise that of a new one."""
+        is_saved = values.get("init") is not None or values.get("name") == "huggingface"
+        return SavedModelConfig if is_saved else NewModelConfig
+
+    @classmethod
+    def alternatives(cls) -> tuple[type[ModelConfig], ...]:
+        """Both classes."""
+        return NewModelConfig, SavedModelConfig
+
+
+@dataclass
+class NewModelConfig(ModelConfig):
+    """A captioner with random weights. Further arguments:
+
+    Args:
+        min_count: words that occur less often in the training references become UNK.
+        tokenizer: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
+        kwargs: options of ``CaptionTransformerConfig``, or of ``target``.
+    """
+
     min_count: Steps = 5
     tokenizer: str | None = None
     kwargs: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.target is not None and self.tokenizer is not None:
+            raise ConfigError(f"tokenizer is {self.tokenizer!r}: it is not for target {self.target!r}, leave it out")
+
+
+@dataclass
+class SavedModelConfig(ModelConfig):
+    """A saved or pretrained captioner; all options but those above are for models of Transformers. Further arguments:
+
+    Args:
+        prompt: text that every caption continues, such as ``a photography of``; it is neither scored nor trained. A
+            vision-language model answers it; it may be messages (a list of ``role`` and ``content``). Null uses the
+            prompt saved in the folder, if any.
+        processor_kwargs: options of a vision-language model's processor, such as
+            ``{size: {shortest_edge: 3136, longest_edge: 200704}}`` of Qwen2.5-VL: at most 256 tokens an image.
+        freeze: patterns of the names of parameters to freeze (``vision_model.*``); null freezes the vision tower of
+            BLIP-2, InstructBLIP and vision-language models, and nothing in other models.
+        lora: train LoRA adapters instead of the weights, also in frozen parts; exports have them merged into the
+            weights.
+        gradient_checkpointing: recompute activations in the backward pass, to save memory.
+        dtype: type of the weights; other than float32 only with ``lora``, whose adapters are float32.
+    """
+
     prompt: str | list[dict] | None = None
     processor_kwargs: dict = field(default_factory=dict)
     freeze: list[str] | None = None
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype != "float32" and self.lora is None:
+            raise ConfigError(
+                f"dtype is {self.dtype!r}: trained weights must be float32. Set lora, or use train.mixed_precision to "
+                "compute in lower precision"
+            )
 
 
 @dataclass(frozen=True)

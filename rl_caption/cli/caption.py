@@ -15,7 +15,7 @@ from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.ensemble import Average
-from rl_caption.config.checks import wrong_decoding
+from rl_caption.config.schema import check_choice
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_text, json_object
@@ -150,11 +150,10 @@ def main(argv: list[str] | None = None) -> int:
     given = vars(parser.parse_args(argv))
     try:
         decode = Decoding(**{name: given[name] for name in get_type_hints(Decoding) if name in given})
+        check_choice(decode, given["rerank"], given["candidates"] is not None)
     except ConfigError as error:
         parser.error(str(error))
-    wrong = [*wrong_values(given["seed"], Seed, "--seed")]
-    wrong = wrong or wrong_decoding(decode, given["rerank"], given["candidates"] is not None)
-    if wrong:
+    if wrong := list(wrong_values(given["seed"], Seed, "--seed")):
         parser.error("; ".join(wrong))
     options = {name: given[name] for name in ("prompt", "ensemble", "rerank", "seed")}
     options["rerank_kwargs"] = json_object(given["rerank_kwargs"], "--rerank_kwargs")

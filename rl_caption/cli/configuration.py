@@ -21,7 +21,7 @@ from rewards.trust import trust
 from rl_caption.cli.programs import program_of
 from rl_caption.config.overrides import value_at
 from rl_caption.config.shipped import find_config
-from rl_caption.errors import ConfigError, config_errors
+from rl_caption.errors import ConfigError, config_errors, section_errors
 from rl_caption.options import (
     alternative_of,
     check_type,
@@ -30,6 +30,7 @@ from rl_caption.options import (
     shown,
     unknown_keys,
     with_chosen_sections,
+    with_defaults,
     without_null,
     wrong_values,
 )
@@ -102,6 +103,7 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
         parser = _parser(options)
         parser.prog = program
         if file is not None:
+            _drop_foreign_defaults(values, kind, options)
             _refuse_foreign(values, options, file)
             if isinstance(train := values.get("train"), dict) and train.get("mixed_precision") is False:
                 train["mixed_precision"] = "no"  # which YAML reads as false
@@ -115,16 +117,12 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
             message = _explained(message, options, values, _values_of(arguments)) or message
             message += f"; {program} --help lists every key"
         raise UsageError(f"{program if file is None else f'--config {file}'}: {message}") from error
-    _refuse_values(namespace, options, where)
     if not checked:
         return namespace  # type: ignore[no-any-return]
     with config_errors(where):
         plain = namespace.as_dict()
         trust(class_names(plain))
         config: Config = _instance(kind, plain)
-        from rl_caption.config.checks import check
-
-        check(config)
     return config
 
 
@@ -172,10 +170,8 @@ def _instance(kind: Any, values: Any, key: str = "") -> Any:
     kind = alternative_of(kind, values)
     hints, section = get_type_hints(kind), f"{key}." if key else ""
     options = {name: _instance(hints[name], values[name], section + name) for name in hints if name in values}
-    try:
+    with section_errors(key):
         return kind(**options)
-    except ConfigError as error:
-        raise ConfigError(f"{section}{error}") from error
 
 
 def _file_of(arguments: Sequence[str]) -> str | None:
@@ -198,6 +194,19 @@ def _refuse_values(values: Any, kind: type[Any], where: str) -> None:
 
 
 # --- what is wrong, in words of the configuration rather than of the parser -------------------------------------------
+
+
+def _drop_foreign_defaults(values: dict[str, Any], kind: type[Any], options: type[Any]) -> None:
+    """Remove from a file's values keys of other alternatives that have their default, as in the ``config.yaml`` of runs
+    from before there were alternatives. ``options`` is ``kind`` with the chosen sections."""
+    defaults = with_defaults({}, kind)
+    for key in list(unknown_keys(values, options)):
+        *section, last = key.split(".")
+        inner, default = value_at(values, section), value_at(defaults, section)
+        if isinstance(inner, dict) and isinstance(default, dict) and last in default:
+            plain = list(default[last]) if isinstance(default[last], tuple) else default[last]
+            if inner[last] == (asdict(plain) if is_dataclass(plain) else plain):  # type: ignore[arg-type]
+                del inner[last]
 
 
 def _refuse_foreign(values: dict[str, Any], kind: type[Any], file: str) -> None:

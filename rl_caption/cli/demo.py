@@ -15,7 +15,7 @@ from rewards.files import atomic_write
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.main import run_program
 from rl_caption.config.build import build_data
-from rl_caption.config.schema import DataConfig, EvaluateConfig, JudgeConfig
+from rl_caption.config.schema import DataConfig, EvaluateModelConfig, JudgeConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.base import load_image
 from rl_caption.data.files import write_text
@@ -109,7 +109,9 @@ def _judge_all(models: Mapping[str, Path], run: Mapping[str, Any], student: Path
         for name, model in models.items():
             out = _folder(folder, split, name)
             # Without METEOR and SPICE, whose Java programs would take longer than the rest of this stage.
-            config = EvaluateConfig(str(model), data=data, split=split, decode=decode, judges=judges, out=str(out))
+            config = EvaluateModelConfig(
+                model=str(model), data=data, split=split, decode=decode, judges=judges, out=str(out)
+            )
             config.metrics = ["bleu", "rouge", "cider"]
             judged = score_captions(config)
             assert judged is not None, "the demo is one process"

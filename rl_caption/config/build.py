@@ -3,7 +3,7 @@
 import itertools
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rewards.clip.clipscore import ClipScore
 from rewards.mixed import MixedReward
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, CaptionerError
-from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.config import Decoding, NewModelConfig, SavedModelConfig
 from rl_caption.captioners.loading import load_captioner, new_captioner
 from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, ScstConfig
 from rl_caption.data.base import DataError, DataModule, Row
@@ -86,25 +86,23 @@ def build_captioner(
         ConfigError: the shape or the vocabulary is not usable, or an option belongs to the other kind of captioner.
     """
     cache_bytes = cache_mb * 2**20
-    if config.init is None:
-        _refuse_pretrained_options(config)
-        if config.target is not None:
-            return new_captioner(config.target, references, config.kwargs)
-        from rl_caption.captioners.transformer import TransformerCaptioner
+    if isinstance(config, SavedModelConfig):
+        return _load_saved(config, cache_bytes, tokenizer)
+    assert isinstance(config, NewModelConfig), "the only other one"
+    if config.target is not None:
+        return new_captioner(config.target, references, config.kwargs)
+    from rl_caption.captioners.transformer import TransformerCaptioner
 
-        with config_errors("model"):
-            return TransformerCaptioner.from_scratch(
-                references, config.min_count, config.tokenizer, cache_bytes, tokenizer, **config.kwargs
-            )
-    for key in ("kwargs", "tokenizer"):
-        if getattr(config, key):
-            raise ConfigError(
-                f"model.{key} and model.init {config.init!r}, which has its own, are both set: leave one out"
-            )
-    if config.dtype != "float32" and config.lora is None:
+    with config_errors("model"):
+        return TransformerCaptioner.from_scratch(
+            references, config.min_count, config.tokenizer, cache_bytes, tokenizer, **config.kwargs
+        )
+
+
+def _load_saved(config: SavedModelConfig, cache_bytes: int, tokenizer: str) -> Captioner:
+    if config.init is None:
         raise ConfigError(
-            f"model.dtype is {config.dtype!r}: trained weights must be float32. Set model.lora, or use "
-            "train.mixed_precision to compute in lower precision"
+            "model.init is not set: name a model on the hub, such as Salesforce/blip-image-captioning-base"
         )
     try:
         captioner = load_captioner(
@@ -115,8 +113,11 @@ def build_captioner(
     adapt = getattr(captioner, "adapt", None)  # models of Transformers have it
     if adapt is not None:
         adapt(config.freeze, asdict(config.lora) if config.lora else None, config.gradient_checkpointing)
-    else:
-        _refuse_pretrained_options(replace(config, name="transformer"))
+    elif config != SavedModelConfig(config.name, config.target, config.init):
+        raise ConfigError(
+            f"model.init {config.init!r} is not a model of Transformers: model.prompt, processor_kwargs, freeze, lora, "
+            "gradient_checkpointing and dtype are for those alone, leave them out"
+        )
     split_by = getattr(captioner, "split_by", None) if getattr(captioner, "word_level", False) else None
     if split_by not in (None, tokenizer):  # of the Transformer from scratch
         raise ConfigError(
@@ -124,17 +125,6 @@ def build_captioner(
             f"{tokenizer!r}: set data.tokenizer to {split_by}, or train from scratch"
         )
     return captioner
-
-
-def _refuse_pretrained_options(config: ModelConfig) -> None:
-    if config.name == "huggingface":
-        raise ConfigError(
-            "model.init is not set: name a model on the hub, such as Salesforce/blip-image-captioning-base"
-        )
-    default = ModelConfig()
-    for key in ("prompt", "processor_kwargs", "freeze", "lora", "gradient_checkpointing", "dtype"):
-        if getattr(config, key) != getattr(default, key):
-            raise ConfigError(f"model.{key} is for a model of Transformers (model.name huggingface), not for this one")
 
 
 def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[Row] = ()) -> None:

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from rewards.text.tokenize import TOKENIZER
-from rl_caption.config.schema import DataConfig, EvalConfig, RunConfig, ScstConfig, TrainConfig, TrustConfig, XeConfig
+from rl_caption.config.schema import (
+    UNPAIRED,
+    DataConfig,
+    EvalConfig,
+    RunConfig,
+    ScstConfig,
+    TrainConfig,
+    TrustConfig,
+    XeConfig,
+)
 from rl_caption.errors import ConfigError
 from rl_caption.options import BatchSize, Mebibytes, Range, load_target
 
@@ -31,8 +40,6 @@ TASKS = {
     "text_regression": "rl_caption.reward_models.text_models:TextRegressionConfig",
 }
 """Task -> its configuration class."""
-UNPAIRED = ("images", "captions", "caption_targets")
-"""Formats of data without captions, or without images."""
 
 
 @dataclass
@@ -143,6 +150,7 @@ class RewardModelConfig(TrustConfig):
 
     def __post_init__(self) -> None:
         """Raise ``ConfigError`` where the data are not for this task."""
+        super().__post_init__()
         data = self.data
         if data.target is None and data.format in set(UNPAIRED) - self.unpaired:
             raise ConfigError(

@@ -1,14 +1,21 @@
 """Configuration: dataclasses only. ``cli`` fills them from YAML and the command line, ``build.py`` reads them."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from rl_caption.captioners.config import Decoding
+from rewards.mixed import LOG_KEYS
+from rewards.text.tokenize import TOKENIZER
+from rl_caption.captioners.config import Decoding, NewModelConfig
 from rl_caption.captioners.config import LoraConfig as LoraConfig
 from rl_caption.captioners.config import ModelConfig as ModelConfig
+from rl_caption.errors import ConfigError, section_errors
 from rl_caption.monitoring.config import JudgeConfig as JudgeConfig
 from rl_caption.monitoring.config import MonitorConfig
 from rl_caption.options import (
+    TEMPERATURES,
     BatchSize,
     Beams,
     LearningRate,
@@ -24,7 +31,12 @@ from rl_caption.options import (
     Tokens,
     Weight,
     Workers,
+    wrong_values,
 )
+from rl_caption.scst import ADVANTAGES, OBJECTIVES
+
+NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"} | (set(OBJECTIVES) - {"reinforce", "ppo_clip"}))
+"""Advantages and objectives that compare samples of an image."""
 
 
 @dataclass
@@ -102,9 +114,42 @@ class DataConfig:
     num_frames: Annotated[int, Range(min=1, max=4096)] | None = None
     kwargs: dict = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        from rl_caption.data.formats import wrong_options
 
+        try:
+            wrong = wrong_options(self)
+        except ConfigError as error:
+            wrong = [str(error)]
+        if wrong:
+            raise ConfigError("; ".join(wrong).removeprefix("data."))
+
+    def check_pairs(self) -> None:
+        """Check that these can be images with captions, for a captioner. Raises ``ConfigError`` otherwise."""
+        if self.target is None and self.format in UNPAIRED:
+            raise ConfigError(
+                f"format is {self.format!r}, which only reward models read: choose a format of images with captions, "
+                "such as karpathy or jsonl"
+            )
+        if self.features_root is not None and self.augment:
+            raise ConfigError(
+                f"augment is {self.augment}: stored features cannot be augmented; leave it out, or store random views "
+                "(data.features_kwargs.views)"
+            )
+        if "rand_augment" in self.augment:
+            raise ConfigError("augment has 'rand_augment', which only reward models read: leave it out")
+
+
+UNPAIRED = ("images", "captions", "caption_targets")
+"""Formats of data without captions, or without images."""
 Schedule: TypeAlias = list[tuple[Annotated[int, Range(min=0, max=10**9)], Weight]]
 """Points (step, factor): linear in between, constant before the first and after the last; equal steps are a jump."""
+
+
+def _check_ascending(key: str, points: Schedule | None) -> None:
+    steps = [step for step, _ in points or ()]
+    if steps != sorted(steps):
+        raise ConfigError(f"{key} has the steps {steps}: expected them in ascending order")
 
 
 @dataclass
@@ -128,6 +173,11 @@ class RewardTerm:
     schedule: Schedule | None = None
     length_ratio: tuple[Weight, Weight] | None = None
 
+    def __post_init__(self) -> None:
+        _check_ascending("schedule", self.schedule)
+        if self.length_ratio is not None and self.length_ratio[0] >= self.length_ratio[1]:
+            raise ConfigError(f"length_ratio is {list(self.length_ratio)}: expected the smaller number first")
+
 
 @dataclass
 class TrustConfig:
@@ -140,6 +190,20 @@ class TrustConfig:
     """
 
     trust: list[str] = field(default_factory=list, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if wrong := list(wrong_values(self, type(self))):
+            raise ConfigError("; ".join(wrong))
+
+
+@dataclass
+class PairsConfig(TrustConfig):
+    """A configuration whose ``data`` are images with captions, for a captioner (``DataConfig.check_pairs``)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with section_errors("data"):
+            vars(self)["data"].check_pairs()
 
 
 @dataclass
@@ -159,6 +223,12 @@ class RewardConfig:
     normalize: Literal["none", "per_term", "per_group"] = "none"
     df: str | None = None
     eos: bool = True
+
+    def __post_init__(self) -> None:
+        if self.terms and not any(term.weight for term in self.terms.values()):
+            raise ConfigError(f"terms {', '.join(self.terms)} all have weight 0: expected at least one other weight")
+        for name in sorted(LOG_KEYS & self.terms.keys()):
+            raise ConfigError(f"terms.{name}: the log key reward/{name} is in use, rename the term")
 
 
 @dataclass
@@ -185,6 +255,24 @@ class RolloutConfig:
     dropout: bool = False
     cuda_graph: bool = False
     beam_search: bool = False
+
+    def __post_init__(self) -> None:
+        if self.beam_search:
+            defaults = {"cuda_graph": False, "temperature": 1, "temperature_schedule": None}
+            for key in [key for key, value in defaults.items() if getattr(self, key) != value]:
+                raise ConfigError(f"{key} is {getattr(self, key)}: it is for samples, but rollout.beam_search is on")
+            if self.num_samples < 2:
+                raise ConfigError(f"num_samples is {self.num_samples}: beam search has a width of at least 2")
+        if self.cuda_graph and self.dropout:
+            raise ConfigError("cuda_graph and rollout.dropout are both on: every replay would drop the same units")
+        if self.cuda_graph and self.temperature_schedule:
+            raise ConfigError("cuda_graph and rollout.temperature_schedule are both set: a graph has one temperature")
+        _check_ascending("temperature_schedule", self.temperature_schedule)
+        for step, factor in self.temperature_schedule or ():
+            expected = TEMPERATURES.expected(self.temperature * factor)
+            if expected is not None:
+                product = f"{self.temperature:g} x {factor:g} at step {step}"
+                raise ConfigError(f"temperature_schedule makes the temperature {product}: expected {expected}")
 
 
 @dataclass
@@ -238,6 +326,19 @@ class TrainConfig:
     threads: Workers | None = None
     seed: Seed = 0
 
+    def __post_init__(self) -> None:
+        decays = {"decay": 0.8, "decay_every": 1000, "decay_epochs": None}
+        changed = [key for key, default in decays.items() if getattr(self, key) != default]
+        if changed and self.schedule != "step":
+            raise ConfigError(
+                f"{changed[0]} is {getattr(self, changed[0])}: train.schedule {self.schedule} has no such decay, leave "
+                "it out or set the schedule to step"
+            )
+        if {"decay_every", "decay_epochs"} <= set(changed):
+            raise ConfigError(
+                f"decay_every is {self.decay_every} and train.decay_epochs is {self.decay_epochs}: set only one"
+            )
+
 
 @dataclass
 class XeTrainConfig(TrainConfig):
@@ -288,6 +389,32 @@ class ScstTrainConfig(TrainConfig):
     kl_horizon: Steps = 10_000
     xe_weight: Weight = 0.0
     label_smoothing: Probability = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.updates_per_rollout > 1 and self.objective == "reinforce":
+            raise ConfigError(
+                f"updates_per_rollout is {self.updates_per_rollout}: train.objective reinforce needs samples of the "
+                "current policy, which they are no longer after the first update; use ppo_clip"
+            )
+        if self.kl_target is None and self.kl_horizon != ScstTrainConfig.kl_horizon:
+            raise ConfigError(f"kl_horizon is {self.kl_horizon}: train.kl_target is not set, leave it out")
+        if self.kl_target is not None and self.kl_coef == 0:
+            raise ConfigError(f"kl_target is {self.kl_target:g}: train.kl_coef, which it adapts, is 0, expected more")
+
+    def check_names(self) -> None:
+        """Check the advantage, the objective and their options; the usual ones are not imported.
+
+        Raises ``ConfigError``, whose message names the whole key.
+        """
+        if self.advantage not in ADVANTAGES or self.advantage_kwargs:
+            from rl_caption.scst.advantages import build_advantage
+
+            build_advantage(self.advantage, self.advantage_kwargs)
+        if self.objective != "reinforce" or self.objective_kwargs:
+            from rl_caption.scst.objectives import build_objective
+
+            build_objective(self.objective, self.objective_kwargs, self.loss_reduction, self.kl_coef)
 
 
 @dataclass
@@ -352,8 +479,16 @@ class RunConfig:
     log_captions: Annotated[int, Range(min=0, max=1000)] = 4
 
 
+def check_model_target(model: ModelConfig) -> None:
+    """Check the class of a captioner from outside, and its options. Raises ``ConfigError``."""
+    if model.target is not None:
+        from rl_caption.captioners.loading import captioner_class
+
+        captioner_class(model.target, "model.target", vars(model).get("kwargs"))
+
+
 @dataclass
-class XeConfig(TrustConfig):
+class XeConfig(PairsConfig):
     """``xe``: a captioner by cross-entropy.
 
     Args:
@@ -364,15 +499,19 @@ class XeConfig(TrustConfig):
         run: folder, resume, logs.
     """
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = field(default_factory=NewModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: XeTrainConfig = field(default_factory=XeTrainConfig)
     eval: CaptionEvalConfig = field(default_factory=CaptionEvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_model_target(self.model)
+
 
 @dataclass
-class ScstConfig(TrustConfig):
+class ScstConfig(PairsConfig):
     """``scst``: a captioner by self-critical sequence training.
 
     Args:
@@ -389,7 +528,7 @@ class ScstConfig(TrustConfig):
         report: write ``report.html`` into the run's folder at the end (docs/report.md).
     """
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = field(default_factory=NewModelConfig)
     warm_start: str | None = None
     reward_models: list[str] = field(default_factory=list)
     data: DataConfig = field(default_factory=DataConfig)
@@ -400,6 +539,44 @@ class ScstConfig(TrustConfig):
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     run: RunConfig = field(default_factory=RunConfig)
     report: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_model_target(self.model)
+        rollout, train = self.rollout, self.train
+        for key, name in (("advantage", train.advantage), ("objective", train.objective)):
+            if name in NEED_TWO_SAMPLES and rollout.num_samples < 2:
+                raise ConfigError(
+                    f"rollout.num_samples is {rollout.num_samples}: train.{key} {name} compares at least 2"
+                )
+        if self.reward.normalize == "per_group" and rollout.num_samples < 2:
+            raise ConfigError(
+                f"rollout.num_samples is {rollout.num_samples}: reward.normalize per_group compares at least 2"
+            )
+        if rollout.beam_search and train.objective in ("reinforce", "ppo_clip"):
+            raise ConfigError(
+                f"rollout.beam_search is on: train.objective {train.objective} needs samples of the policy; use an "
+                "objective that compares the captions of an image, such as dico"
+            )
+        if rollout.beam_search and train.advantage == "greedy":
+            raise ConfigError("rollout.beam_search is on: no greedy captions are decoded for train.advantage greedy")
+        captions = train.batch_size * rollout.num_samples
+        least = captions // 5 + 1  # below, one step may make the coefficient 0
+        if train.kl_target is not None and train.kl_horizon < least:
+            raise ConfigError(
+                f"train.kl_horizon is {train.kl_horizon}: a step has {captions} captions, expected at least {least}"
+            )
+        train.check_names()
+        # Which of the usual judges a run has depends on what its terms are.
+        judges = ("cider", "rouge_l", "bleu4") if self.monitor.judges is None else self.monitor.judges
+        check_best_by(self.monitor.best_by, self.reward.terms, judges)
+
+
+def check_best_by(name: str | None, terms: Iterable[str], judges: Iterable[str]) -> None:
+    """Check ``monitor.best_by`` of a run with these reward terms and judges. Raises ``ConfigError``."""
+    metrics = [*judges, "val/cider", "val/reward", *(f"val/reward/{term}" for term in terms)]
+    if name is not None and name not in metrics:
+        raise ConfigError(f"monitor.best_by is {name!r}: expected one of {metrics}")
 
 
 @dataclass
@@ -417,28 +594,22 @@ class RetrievalConfig:
     pretrained: str | None = None
     kwargs: dict = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.backbone is None and (self.pretrained is not None or self.kwargs):
+            raise ConfigError("backbone is not set, which pretrained and kwargs need")
+
 
 @dataclass
-class EvaluateConfig(TrustConfig):
-    """``evaluate``: captions of a split, or of a file, against references.
+class EvaluateConfig(PairsConfig):
+    """``evaluate``: captions against references; ``--predictions F --help`` and ``--compare A B --help`` list theirs.
+
+    The captions are of a captioner (``model``, or an ensemble of ``models``), of a file (``predictions``), or of two
+    files (``compare``), each of which has keys of its own.
 
     Args:
-        model: folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a model on the hub.
-        models: several captioners with one vocabulary, instead of ``model``: an ensemble.
-        ensemble: what the ensemble averages at every token: ``probabilities`` or ``log_probabilities``.
-        prompt: prompt of a model of Transformers; null uses the prompt that was saved with it, if any.
-        predictions: file of captions in COCO result format, instead of ``model``.
-        references: file of references for ``predictions`` that do not belong to a split of ``data``.
         data: images and captions.
         split: split of ``data`` or, if they have splits (Karpathy JSON), of ``references``; null is ``test``, or all
             images of references without splits.
-        decode: greedy, beam search or samples.
-        rerank: chooses one of several captions of an image: ``consensus`` (the most similar to the others), or a reward
-            that needs no references, by its name or as ``package.module:Class``; null chooses the first.
-        rerank_kwargs: options of ``rerank``.
-        candidates: write all captions of an image with their scores to ``candidates.jsonl``, and their diversity and
-            the scores of the best of them to ``candidates_scores.json``.
-        compare: two files of captions in COCO result format, instead of ``model``, to compare by a paired test.
         metrics: bleu, meteor, rouge, cider, spice: a list, or names separated by commas.
         tokenizer: ``java`` (of the COCO toolkit), ``python`` (its reimplementation in this package), ``unicode`` or
             ``char`` (as ``data.tokenizer``), or ``none`` (the text is tokenised already; it is only split at spaces).
@@ -456,19 +627,8 @@ class EvaluateConfig(TrustConfig):
         report: also write ``report.html`` there (docs/report.md).
     """
 
-    model: str | None = None
-    models: list[str] = field(default_factory=list)
-    ensemble: Literal["probabilities", "log_probabilities"] = "probabilities"
-    prompt: str | list[dict] | None = None
-    predictions: str | None = None
-    references: str | None = None
-    compare: list[str] = field(default_factory=list)
     data: DataConfig = field(default_factory=DataConfig)
     split: str | None = None
-    decode: Decoding = field(default_factory=Decoding)
-    rerank: str | None = None
-    rerank_kwargs: dict = field(default_factory=dict)
-    candidates: bool = False
     metrics: list[str] | str = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
     spice_jars: str | None = None
@@ -479,3 +639,112 @@ class EvaluateConfig(TrustConfig):
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     out: str = "evaluation"
     report: bool = False
+
+    @classmethod
+    def alternative(cls, values: Mapping[str, Any]) -> type[EvaluateConfig]:
+        """The class for ``compare`` or ``predictions`` where one is set, otherwise that for captioners."""
+        if values.get("compare"):
+            return CompareConfig
+        return EvaluateModelConfig if values.get("predictions") is None else EvaluateFileConfig
+
+    @classmethod
+    def alternatives(cls) -> tuple[type[EvaluateConfig], ...]:
+        """The three classes."""
+        return EvaluateModelConfig, EvaluateFileConfig, CompareConfig
+
+    def reference_file(self) -> str | None:
+        """A file of references, in place of ``data``."""
+        return None
+
+
+@dataclass
+class EvaluateModelConfig(EvaluateConfig):
+    """Captions of a captioner. Further arguments:
+
+    Args:
+        model: folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a model on the hub.
+        models: several captioners with one vocabulary, instead of ``model``: an ensemble.
+        ensemble: what the ensemble averages at every token: ``probabilities`` or ``log_probabilities``.
+        prompt: prompt of a model of Transformers; null uses the prompt that was saved with it, if any.
+        decode: greedy, beam search or samples.
+        rerank: chooses one of several captions of an image: ``consensus`` (the most similar to the others), or a reward
+            that needs no references, by its name or as ``package.module:Class``; null chooses the first.
+        rerank_kwargs: options of ``rerank``.
+        candidates: write all captions of an image with their scores to ``candidates.jsonl``, and their diversity and
+            the scores of the best of them to ``candidates_scores.json``.
+    """
+
+    model: str | None = None
+    models: list[str] = field(default_factory=list)
+    ensemble: Literal["probabilities", "log_probabilities"] = "probabilities"
+    prompt: str | list[dict] | None = None
+    decode: Decoding = field(default_factory=Decoding)
+    rerank: str | None = None
+    rerank_kwargs: dict = field(default_factory=dict)
+    candidates: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is not None and self.models:
+            raise ConfigError(f"model is {self.model!r} and models is {self.models}: set only one")
+        if self.decode.remove_bad_endings and self.data.tokenizer != TOKENIZER:
+            raise ConfigError(
+                f"decode.remove_bad_endings is for English only, but data.tokenizer is {self.data.tokenizer!r}"
+            )
+        check_choice(self.decode, self.rerank, self.candidates)
+
+    @property
+    def captioners(self) -> list[str]:
+        """``models``, or ``model`` alone."""
+        return self.models or [str(self.model)]
+
+
+@dataclass
+class EvaluateFileConfig(EvaluateConfig):
+    """Captions of a file. Further arguments:
+
+    Args:
+        predictions: file of captions in COCO result format, or the folder of an evaluation.
+        references: file of references that do not belong to a split of ``data``.
+    """
+
+    predictions: str | None = None
+    references: str | None = None
+
+    def reference_file(self) -> str | None:
+        """``references``."""
+        return self.references
+
+
+@dataclass
+class CompareConfig(EvaluateConfig):
+    """Captions of two files, compared by a paired test. Further arguments:
+
+    Args:
+        compare: two files of captions in COCO result format, or folders of evaluations.
+        references: file of references that do not belong to a split of ``data``.
+    """
+
+    compare: list[str] = field(default_factory=list)
+    references: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.compare) != 2:
+            raise ConfigError(f"compare is {self.compare}: expected two files of captions")
+        if self.bootstrap < 1:
+            raise ConfigError(f"bootstrap is {self.bootstrap}: a comparison needs at least 1 resample")
+
+    def reference_file(self) -> str | None:
+        """``references``."""
+        return self.references
+
+
+def check_choice(decode: Decoding, rerank: str | None, candidates: bool) -> None:
+    """Check that one caption of each image can be chosen. Raises ``ConfigError``."""
+    count = decode.captions_per_image
+    if rerank is not None and count < 2:
+        several = "decode.num_samples, or decode.num_return_sequences of beam search"
+        raise ConfigError(f"rerank is {rerank!r}: it chooses among several captions of an image; set {several}")
+    if count > 1 and rerank is None and not candidates:
+        raise ConfigError(f"decode gives {count} captions an image: choose one by rerank, or keep all by candidates")

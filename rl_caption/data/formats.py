@@ -9,7 +9,7 @@ named like one of ``KEYS``, from that key of ``data``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from os.path import exists
 from pathlib import Path
@@ -154,8 +154,8 @@ def _target(config: DataConfig, key: str) -> tuple[Any, str]:
 
 def _given(config: DataConfig) -> dict[str, Any]:
     """Those of ``KEYS`` that are set."""
-    default = type(config)()
-    return {key: getattr(config, key) for key in KEYS if getattr(config, key) != getattr(default, key)}
+    plain = {option.name: option.default for option in fields(config) if option.default is not MISSING}
+    return {key: getattr(config, key) for key in KEYS if getattr(config, key) != plain.get(key, {})}
 
 
 def grouped_by_split(

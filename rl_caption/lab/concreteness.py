@@ -24,7 +24,6 @@ from rewards.base import Reward, score_captions
 from rewards.build import RewardBuilder
 from rewards.files import read_regular
 from rl_caption.config.build import quiet_libraries
-from rl_caption.config.checks import check
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
 from rl_caption.data.plain_files import check_type, csv_rows, json_lines, shown, single_spaced
@@ -132,7 +131,6 @@ def make_targets(config: ConcretenessConfig) -> str:
         RewardError: a scorer failed.
     """
     quiet_libraries()
-    check(config)
     out = check_writable(config.out)
     captions = _captions(Path(config.captions))
     rated = {} if config.ratings is None else _ratings(Path(config.ratings))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from rl_caption.captioners.config import Decoding
-from rl_caption.config.schema import DataConfig, JudgeConfig, RetrievalConfig, RewardConfig, TrustConfig
+from rl_caption.config.schema import DataConfig, JudgeConfig, PairsConfig, RetrievalConfig, RewardConfig, TrustConfig
 from rl_caption.errors import ConfigError
 from rl_caption.options import BatchSize, Range, Resamples, Seed, Steps, Weight, Workers
 
@@ -140,7 +140,7 @@ class TextToImageConfig:
 
 
 @dataclass
-class PartsConfig(TrustConfig):
+class PartsConfig(PairsConfig):
     """A program that rewrites a data set part by part.
 
     Args:
@@ -204,7 +204,7 @@ class WriteNegativesConfig(PartsConfig):
 
 
 @dataclass
-class CompareRetrievalConfig(TrustConfig):
+class CompareRetrievalConfig(PairsConfig):
     """``retrieval``: compare dual encoders in image-text retrieval (docs/judging.md).
 
     Args:
@@ -255,6 +255,7 @@ class WebConfig(TrustConfig):
     max_megapixels: Annotated[float, Range(above=0, max=178)] = 64.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (count := self.decode.captions_per_image) > 1:
             raise ConfigError(f"decode gives {count} captions an image: the page shows one of each captioner")
 
@@ -327,7 +328,7 @@ class AblateModelsConfig(TrustConfig):
 
 
 @dataclass
-class StressConfig(TrustConfig):
+class StressConfig(PairsConfig):
     """``stress``: how a reward can be hacked, before training on it (docs/stress.md).
 
     Args:

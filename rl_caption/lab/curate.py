@@ -19,7 +19,6 @@ from rewards.base import Reward, score_captions
 from rewards.build import RewardBuilder
 from rewards.files import UNREADABLE_ARRAY, atomic_write
 from rewards.text.tokenize import tokenize
-from rl_caption.config.checks import check
 from rl_caption.data.base import DataError, with_references
 from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import write_text
@@ -71,7 +70,6 @@ def curate(config: CurateConfig) -> str:
         DataError: a file, a row or an image cannot be read.
         RewardError: a score failed.
     """
-    check(config)
     _check_rules(config)
     source = Source(
         Path(config.data), config.image_root, config.image_column, config.caption_column, config.text_column

@@ -21,7 +21,6 @@ from rewards.devices import chunks
 from rewards.files import atomic_write, read_regular
 from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
-from rl_caption.config.checks import check
 from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_json_lines, write_text
@@ -81,7 +80,6 @@ def recaption(config: RecaptionConfig) -> str:
         ConfigError: the recaptioner or the language model cannot be made, or ``out`` has parts of other settings.
         DataError: the data cannot be read, or a new caption is empty, or there are several of an image.
     """
-    check(config)
     data, rows = selected_rows(config)
     with config_errors("language_model"):
         language_model: Any = None
@@ -124,7 +122,6 @@ def make_positives(config: PositivesConfig) -> str:
         ConfigError: nothing is asked for, what makes it cannot be loaded, or ``out`` has parts of other settings.
         DataError: the data cannot be read, or too few captions or images were made.
     """
-    check(config)
     if config.captions.target is None and config.images.target is None:
         raise ConfigError("neither captions.target nor images.target is set: set at least one of them (docs/pac.md)")
     data, rows = selected_rows(config)
@@ -173,7 +170,6 @@ def write_negatives(config: WriteNegativesConfig) -> str:
         ConfigError: the writer cannot be made, or ``out`` has parts of other settings.
         DataError: the data cannot be read, or the writer returned something else than a list of texts for each caption.
     """
-    check(config)
     data, rows = selected_rows(config)
     writer: NegativeWriter = load_recaptioner(config.writer, "writer", WRITERS)
 

@@ -11,7 +11,6 @@ from torch.nn.functional import normalize
 
 from rewards.clip.encoder import CachedEncoder, Embeddings
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
-from rl_caption.config.checks import check
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import ConfigError
@@ -44,7 +43,6 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
         RewardError: an image cannot be read.
     """
     quiet_libraries()
-    check(config)
     folder = check_writable(config.out)
     if not config.models:
         raise ConfigError("models is empty: expected at least one, such as --models.student.backbone FOLDER")

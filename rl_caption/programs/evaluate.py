@@ -19,8 +19,14 @@ from rewards.base import Reward, RewardError
 from rewards.build import RewardBuilder
 from rewards.clip.encoder import EncoderOptions
 from rewards.devices import is_main_process
-from rl_caption.config.checks import check
-from rl_caption.config.schema import DataConfig, EvaluateConfig, RetrievalConfig
+from rl_caption.config.schema import (
+    CompareConfig,
+    DataConfig,
+    EvaluateConfig,
+    EvaluateFileConfig,
+    EvaluateModelConfig,
+    RetrievalConfig,
+)
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.files import (
     Captions,
@@ -90,7 +96,7 @@ class _Images(NamedTuple):
 
 def evaluate(config: EvaluateConfig) -> str:
     """Evaluate captions of a model or a file, or compare those of two files; return the tables."""
-    return compare_systems(config) if config.compare else evaluate_split(config)
+    return compare_systems(config) if isinstance(config, CompareConfig) else evaluate_split(config)
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
@@ -109,27 +115,25 @@ def evaluate_split(config: EvaluateConfig) -> str:
     with _printed_on_failure(found):
         (Path(config.out) / COMPARISON).unlink(missing_ok=True)
         paths = write_evaluation(found[name], captions, config.out)
-        source = weights | {"predictions": sha256_of(paths[0])} if weights else _source_of(config.predictions, captions)
+        if isinstance(config, EvaluateFileConfig):
+            source = _source_of(config.predictions, captions)
+        else:
+            source = weights | {"predictions": sha256_of(paths[0])}
         write_json(Path(config.out) / SETTINGS, _settings_of(config) | source)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
     _report(config, images)
     return format_table(found)
 
 
-def compare_systems(config: EvaluateConfig) -> str:
+def compare_systems(config: CompareConfig) -> str:
     """Judge two files of captions of the same images, test their differences, and return the tables.
 
     Writes a folder for each system as ``evaluate_split`` does, and ``comparison.json``.
 
     Raises:
-        ConfigError: not two files, or a ``model`` or ``predictions`` besides.
         EvaluationError: the files have captions of different images; with counts.
         DataError, RewardError: as for ``score_captions``.
     """
-    if len(config.compare) != 2 or config.model is not None or config.models or config.predictions is not None:
-        raise ConfigError(f"compare is {config.compare}: expected two files of captions, and no model or predictions")
-    if config.bootstrap < 1:
-        raise ConfigError(f"bootstrap is {config.bootstrap}: a comparison needs at least 1 resample")
     _check_settings(config)
     out = Path(config.out)
     systems = [read_captions(path, allow_empty=True) for path in config.compare]
@@ -166,7 +170,7 @@ def score_captions(
         judges: name -> reward, in place of ``config.judges``, for callers that evaluate several captioners.
 
     Raises:
-        ConfigError: not one of ``model``, ``models`` and ``predictions`` is set, or a judge cannot be built.
+        ConfigError: a judge cannot be built.
         EvaluationError, DataError: unusable captions, references or images.
         RewardError: a judge failed. What was computed before is printed.
     """
@@ -177,17 +181,17 @@ def score_captions(
 def _score_captions(
     config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
 ) -> tuple[Evaluation, dict[str, str], _Images] | None:
-    if (config.model is not None) + bool(config.models) + (config.predictions is not None) != 1:
-        raise ConfigError(
-            "set either model (a saved captioner), models (several) or predictions (a file in COCO result format)"
-        )
-    check(config)
     _check_settings(config)
-    if config.predictions is not None:
-        read = read_captions(config.predictions, allow_empty=True)
+    if isinstance(config, EvaluateFileConfig):
+        read = read_captions(str(config.predictions), allow_empty=True)
         images = _images(config, read.by)
-        chosen = _of_images(read, images, config.predictions)
+        chosen = _of_images(read, images, str(config.predictions))
         return _Scorer(config, images, chosen, judges).score(chosen, _name(config)), chosen, images
+    if not isinstance(config, EvaluateModelConfig) or (config.model is None and not config.models):
+        raise ConfigError(
+            "set either model (a saved captioner), models (several), predictions (a file in COCO result format) or "
+            "compare (two such files)"
+        )
     from accelerate import Accelerator
 
     from rl_caption.data.features import as_image_features
@@ -218,7 +222,7 @@ def _score_captions(
 def _check_settings(config: EvaluateConfig) -> None:
     if config.spice_jars is not None and not Path(config.spice_jars).is_dir():
         raise ConfigError(f"spice_jars {config.spice_jars!r} is not a folder: name the one with SPICE's two jars")
-    if config.references is None and config.data == DataConfig():
+    if config.reference_file() is None and config.data == DataConfig():
         raise ConfigError("references and data.path are not set: name a file of references, or the data of the images")
     check_writable(config.out)
 
@@ -231,12 +235,12 @@ def settings_of(config: EvaluateConfig) -> dict[str, Any]:
 def _settings_of(config: EvaluateConfig) -> dict[str, Any]:
     plain = json.loads(json.dumps(asdict(config)))
     settings = {"tokenizer": plain["tokenizer"]}
-    if config.references is None:
+    if config.reference_file() is None:
         # "source" is for people; "columns" is left out where unset, so that older notes stay equal.
         unnoted = ("source", *(["columns"] if config.data.columns is None else []))
         data = {key: value for key, value in plain["data"].items() if key not in unnoted}
         settings |= {"data": data, "split": config.split or SPLIT}
-    if config.model is None and not config.models:
+    if not isinstance(config, EvaluateModelConfig):
         return settings
     decode = plain["decode"]
     decode = {key: decode[key] for key in decode if key not in ("with_greedy", "fixed_shapes") or decode[key]}
@@ -245,11 +249,11 @@ def _settings_of(config: EvaluateConfig) -> dict[str, Any]:
 
 def _weights_of(config: EvaluateConfig) -> dict[str, Any]:
     """``weights``: the hash of those of the model, or the hashes of an ensemble's; empty for captions of a file."""
-    if config.model is None and not config.models:
+    if not isinstance(config, EvaluateModelConfig):
         return {}
     from rl_caption.captioners.loading import weights_hash
 
-    hashes = [weights_hash(name) for name in config.models or [str(config.model)]]
+    hashes = [weights_hash(name) for name in config.captioners]
     return {"weights": hashes[0] if len(hashes) == 1 else hashes}
 
 
@@ -266,19 +270,20 @@ def _source_of(path: str | None, captions: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _name(config: EvaluateConfig) -> str:
-    if config.predictions is not None:
-        return Path(config.predictions).stem
-    return " + ".join(config.models or [str(config.model)])
+    if isinstance(config, EvaluateFileConfig):
+        return Path(str(config.predictions)).stem
+    return " + ".join(config.captioners) if isinstance(config, EvaluateModelConfig) else "comparison"
 
 
 def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
     """The images of the split, from the data or a file of references; all images of a file without splits."""
-    if config.references is not None:
-        known = read_references(config.references, config.split or SPLIT, by=by, has_splits=config.split is not None)
+    file = config.reference_file()
+    if file is not None:
+        known = read_references(file, config.split or SPLIT, by=by, has_splits=config.split is not None)
         rows: list[dict[str, Any]] = [{"image_id": image_id, "references": texts} for image_id, texts in known.items()]
         for row in rows if known.images else ():
             row["image"] = known.images[row["image_id"]]
-        return _Images(known, rows, f"a file of references ({config.references})")
+        return _Images(known, rows, f"a file of references ({file})")
     from rl_caption.config.build import build_data, usable_split
 
     data = build_data(config.data)
@@ -445,7 +450,7 @@ def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images
     print(f"{len(found.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (x100): {last}", file=sys.stderr)
 
 
-def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -> tuple[dict[str, str], str]:
+def _decode(config: EvaluateModelConfig, images: _Images, accelerator: Accelerator) -> tuple[dict[str, str], str]:
     """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is asked for."""
     from rl_caption.engines import print_main
     from rl_caption.programs.captions import build_reranker, caption_rows, load_captioners, reranked
@@ -461,7 +466,7 @@ def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -
         how += f", chosen by {reward.signature}"
     if config.models:
         how += f", ensemble of {len(config.models)} by their mean {config.ensemble}"
-    captioner = load_captioners(config.models or [str(config.model)], config.prompt, config.ensemble)
+    captioner = load_captioners(config.captioners, config.prompt, config.ensemble)
     print_main(
         accelerator, f"captioning {len(images.rows)} images of {config.split or SPLIT!r} ({how}) with {_name(config)}"
     )

@@ -26,8 +26,7 @@ from rl_caption.config.build import (
     check_positions,
     references_of,
 )
-from rl_caption.config.checks import wrong_best_by
-from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig
+from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig, check_best_by
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
@@ -317,8 +316,7 @@ def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Coll
     name = config.best_by
     if name is None:
         return f"val/judge/{next(iter(judges))}" if config.stop and judges else "val/cider"
-    for wrong in wrong_best_by(name, terms, judges):
-        raise ConfigError(wrong)
+    check_best_by(name, terms, judges)
     return f"val/judge/{name}" if name in judges else name
 
 

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from rewards.files import remove_leftovers
 from rl_caption.config.build import build_data, checked_splits, quiet_libraries, usable_split
-from rl_caption.config.checks import check
 from rl_caption.config.reward_models import TrainingConfig
 from rl_caption.data.base import Row
 from rl_caption.data.fingerprint import changes, fingerprint
@@ -251,7 +250,6 @@ def setup(
         CheckpointError: the folder holds another run.
         EngineError: the launcher asks for DeepSpeed, and this training cannot use it.
     """
-    check(config)
     train = config.train
     accelerator = build_accelerator(train, config.run)
     quiet_libraries()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config.schema import DataConfig, RewardConfig, RolloutConfig, TrustConfig
+from rl_caption.config.schema import DataConfig, PairsConfig, RewardConfig, RolloutConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.options import BatchSize, Beams, LearningRate, Positive, Range, Rank, Seed, Steps, Weight, Workers
 
@@ -157,7 +157,7 @@ class VlmRunConfig:
 
 
 @dataclass
-class GrpoVlmConfig(TrustConfig):
+class GrpoVlmConfig(PairsConfig):
     """``grpo_vlm``: fine-tune a decoder-only vision-language model with TRL's trainers.
 
     Args:

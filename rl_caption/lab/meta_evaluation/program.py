@@ -20,7 +20,6 @@ from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER, tokenize, tokenizer_of, untested_texts
 from rl_caption.config.build import ConfigError, quiet_libraries
-from rl_caption.config.checks import check
 from rl_caption.data.base import DataError
 from rl_caption.data.file_checks import missing_files
 from rl_caption.data.plain_files import single_spaced
@@ -216,7 +215,6 @@ def compare_with_people(config: JudgeSetConfig) -> str:
         EvaluationError: the results cannot be written.
     """
     quiet_libraries()
-    check(config)
     folder = check_writable(config.out)
     parts = _read(config)
     metrics = build_metrics(config.metrics, config.judges, parts, config.scores)

@@ -12,7 +12,7 @@ import pytest
 
 from rewards.base import TARGETS, RewardError
 from rewards.text.chair import Chair
-from rl_caption.captioners.config import ModelConfig
+from rl_caption.captioners.config import NewModelConfig
 from rl_caption.config.build import build_captioner, build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
@@ -215,7 +215,7 @@ def test_a_captioner_that_fails_ends_the_run_with_one_line(tmp_path: Path, worke
 def test_a_captioner_that_cannot_be_made_is_named() -> None:
     target = f"{__name__}:Unmade"
     with pytest.raises(ConfigError) as failed:
-        build_captioner(ModelConfig(target=target), REFERENCES, 0)
+        build_captioner(NewModelConfig(target=target), REFERENCES, 0)
     assert target in str(failed.value)
     assert "KeyError" in str(failed.value)
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rewards.clip.student import LCLIP, LCLIPConfig
-from rl_caption.captioners.config import ModelConfig
+from rl_caption.captioners.config import NewModelConfig
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import ConfigError, build_captioner
 from rl_caption.errors import EXPECTED
@@ -212,4 +212,4 @@ def test_shapes_that_cannot_be_are_refused_before_they_are_made() -> None:
         ({"vocab_size": 9}, "vocab_size"),
     ):
         with pytest.raises(ConfigError, match=rf"^model: .*{part}"):
-            build_captioner(ModelConfig(min_count=1, kwargs=shape), REFERENCES, cache_mb=0)
+            build_captioner(NewModelConfig(min_count=1, kwargs=shape), REFERENCES, cache_mb=0)

@@ -193,7 +193,7 @@ def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_s
         "cells: {L: {terms: {cider: {weight: 0.5, kwargs: {n: 3}}},"
         " overrides: {train.lr: 1.0e-5, rollout.num_samples: 3}}}\n"
     )
-    words = ["--config", f"{tmp_path}/grid.yaml", "--data.kwargs.num_test", "3", "--data.cache_mb=7"]
+    words = ["--config", f"{tmp_path}/grid.yaml", "--all.data.kwargs.num_test", "3", "--all.data.cache_mb=7"]
     plan = make_plan(parse(AblateConfig, words, "ablate.py"), parse)
     (cell,) = plan.cells
     assert cell.config.reward.terms == {"cider": RewardTerm(0.5, None, {"n": 3})}
@@ -204,8 +204,8 @@ def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_s
     (teacher,), xe = plan.reward_models, plan.bases[""].warm_start
     assert xe is not None
     assert (xe.file, xe.folder) == (f"{tmp_path}/xe.yaml", tmp_path / "xe")
-    assert xe.overrides == ["--data.kwargs.num_test=3", "--data.cache_mb=7"]
-    assert (teacher.file, teacher.overrides) == (f"{tmp_path}/teacher.yaml", ["--data.cache_mb=7"])
+    assert xe.overrides == ["--all.data.kwargs.num_test=3", "--all.data.cache_mb=7"]
+    assert (teacher.file, teacher.overrides) == (f"{tmp_path}/teacher.yaml", xe.overrides)
 
 
 def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -19,14 +19,12 @@ from rl_caption.cli import configs
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
 from rl_caption.config.build import build_data
-from rl_caption.config.checks import mistakes as config_mistakes
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.errors import ConfigError
 from rl_caption.lab.config import (
     ConcretenessConfig,
-    PartsConfig,
     PositivesConfig,
     RecaptionConfig,
     WebConfig,
@@ -91,8 +89,6 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
         assert mistakes(config) == []
     elif isinstance(config, GrpoVlmConfig):
         assert vlm_mistakes(config) == []
-    elif isinstance(config, PartsConfig):
-        assert config_mistakes(config) == []
     elif isinstance(config, RewardModelConfig):
         read = [*config.folders().values()]
         made = made_by(config.warm_start)
@@ -278,7 +274,7 @@ def test_every_number_has_a_range_with_two_ends_and_a_default_inside(kind: type[
             (given,) = hint.__metadata__
             assert isinstance(given, Range)
             assert all(given.expected(value) for value in (-math.inf, math.inf, math.nan)), key
-    assert config_mistakes(default(kind)) == []
+    default(kind)  # is not refused
 
 
 def default(kind: type[Any]) -> Any:
@@ -299,21 +295,19 @@ def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) ->
     config = default(kind)
     path, _, name = key.rpartition(".")
     setattr(attrgetter(path)(config), name, value)
-    (line,) = config_mistakes(config)
-    assert line.startswith(key)
-    assert ": expected" in line
+    with pytest.raises(ConfigError, match=f"^{re.escape(key)}.*: expected"):
+        replace(config)
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "parts"),
     [
         (XeConfig, "data: {format: scenes, path: d.json}", ("data.path", "'d.json'")),
-        (XeConfig, "data: {format: images, path: d}", ("data.format", "'images'", "distill_image")),
+        (XeConfig, "data: {format: images, path: d}", ("data.format", "'images'")),
         (XeConfig, "data: {format: jsonl, path: d, augment: [crop, rand_augment]}", ("data.augment", "'rand_augment'")),
         (RewardModelConfig, "{task: distill_text, data: {format: images, path: d}}", ("data.format", "distill_image")),
         (XeConfig, "train: {schedule: step, decay_every: 5, decay_epochs: 3}", ("train.decay_every", "decay_epochs")),
         (ScstConfig, "rollout: {num_samples: 1}", ("rollout.num_samples is 1", "leave_one_out")),
-        (EvaluateConfig, "{predictions: p.json, prompt: a}", ("prompt", "'a'")),
         (JudgeSetConfig, "{set: scenes, scenes: {data: {path: x}}}", ("scenes.data.path",)),
     ],
 )
@@ -326,5 +320,5 @@ def test_what_would_have_no_effect_is_refused(kind, text, parts, tmp_path):
 
 def test_arguments_of_the_generated_world_are_of_their_type() -> None:
     for key, value in (("seed", 1.5), ("num_train", "many"), ("positives", 1)):
-        with pytest.raises(ConfigError, match=rf"data\.kwargs\.{key} is {value!r}: expected"):
+        with pytest.raises(ConfigError, match=rf"kwargs\.{key} is {value!r}: expected"):
             build_data(DataConfig(format="scenes", kwargs={key: value}))

@@ -31,7 +31,7 @@ from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.cli.caption import caption_files, main
 from rl_caption.cli.configuration import parse
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
-from rl_caption.config.schema import DataConfig, EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.config.schema import DataConfig, EvaluateModelConfig, ScstConfig, XeConfig
 from rl_caption.data.base import DataError
 from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
 from rl_caption.lab.share import share
@@ -62,7 +62,7 @@ def put_on_hub(name: str, model: Path, hub: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def build(**model: Any) -> Any:
-    return build_captioner(ModelConfig(**model), REFERENCES, cache_mb=0)
+    return build_captioner(ModelConfig.alternative(model)(**model), REFERENCES, cache_mb=0)
 
 
 def refusal(**model: Any) -> str:
@@ -151,7 +151,7 @@ def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
         for call in (
             lambda name: caption_files([name], [tmp_path / "photo.png"], Decoding()),
             lambda name: average_weights([name, expected]),
-            lambda name: score_captions(EvaluateConfig(model=name, data=data, out=str(tmp_path / "out"))),
+            lambda name: score_captions(EvaluateModelConfig(model=name, data=data, out=str(tmp_path / "out"))),
         ):
             with pytest.raises(CaptionerError, match=re.escape(f"did you mean {expected}?")):
                 call(str(tmp_path / folder))
@@ -226,7 +226,7 @@ def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, caps
 
     record = {"image": "photo.png", "references": row["references"], "split": "test"}
     (tmp_path / "photos.jsonl").write_text(json.dumps(record))
-    config = EvaluateConfig(
+    config = EvaluateModelConfig(
         model="someone/tiny-blip",
         prompt=PROMPT,
         data=DataConfig(format="jsonl", path=str(tmp_path / "photos.jsonl")),

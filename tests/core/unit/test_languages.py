@@ -1,7 +1,6 @@
 """Captions in Chinese, Japanese, German, Hindi and Arabic: tokens, rewards, training and evaluation."""
 
 import unicodedata
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from rewards.mixed import masked_by_length
 from rewards.registry import REWARDS, build
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZERS, cjk_characters, join_cjk, unicode_words
+from rl_caption.captioners.config import Decoding, NewModelConfig, SavedModelConfig
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config.build import build_captioner, build_reward
-from rl_caption.config.checks import check
-from rl_caption.config.schema import DataConfig, EvaluateConfig, ModelConfig, RewardConfig, RewardTerm
+from rl_caption.config.schema import DataConfig, EvaluateModelConfig, RewardConfig, RewardTerm
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import evaluate_captions, validation_cider
 from rl_caption.evaluation.samples import evaluate_samples
@@ -137,10 +136,10 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
     english = {"chair": RewardTerm(kwargs={"synonyms": str(tmp_path / "objects.txt")})}
     with pytest.raises(ConfigError, match=r"'chair' is for English captions .*'ptb'.* the data have 'unicode'"):
         build_reward(RewardConfig(english), list(GERMAN.values()), tokenizer="unicode")
-    config = EvaluateConfig(model="m", data=DataConfig(tokenizer="char", path="d"))
-    config.decode = replace(config.decode, remove_bad_endings=True)
     with pytest.raises(ConfigError, match=r"remove_bad_endings .* data.tokenizer is 'char'"):
-        check(config)
+        EvaluateModelConfig(
+            model="m", data=DataConfig(tokenizer="char", path="d"), decode=Decoding(remove_bad_endings=True)
+        )
 
 
 def test_evaluation_says_what_is_english() -> None:
@@ -171,14 +170,14 @@ def test_the_monitor_has_no_english_endings() -> None:
 def test_a_vocabulary_of_characters(tmp_path: Path) -> None:
     options: dict[str, Any] = {"image_size": 16, "patch_size": 8, **SHAPE}
     references = list(CHINESE.values())
-    captioner = build_captioner(ModelConfig(min_count=1, kwargs=options), references, 0, "char")
+    captioner = build_captioner(NewModelConfig(min_count=1, kwargs=options), references, 0, "char")
     assert isinstance(captioner, TransformerCaptioner)
     text = "女孩拿着iPhone 15自拍！"
     ids = captioner.encode([text], 16)
     assert len(ids[0]) == 8 + 1
     assert captioner.decode(torch.tensor(ids)) == ["女孩拿着iphone 15自拍"]
     captioner.save_pretrained(captioner.policy, tmp_path)
-    again = build_captioner(ModelConfig(init=str(tmp_path)), references, 0, "char")
+    again = build_captioner(SavedModelConfig(init=str(tmp_path)), references, 0, "char")
     assert again.encode([text], 16) == ids
     with pytest.raises(ConfigError, match=r"vocabulary of words by 'char', data.tokenizer is 'ptb'"):
-        build_captioner(ModelConfig(init=str(tmp_path)), references, 0)
+        build_captioner(SavedModelConfig(init=str(tmp_path)), references, 0)

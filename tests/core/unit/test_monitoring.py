@@ -14,7 +14,6 @@ import pytest
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.config.checks import mistakes
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.errors import ConfigError
@@ -236,8 +235,8 @@ def test_thresholds_are_used() -> None:
     now = Findings(1.5, {"rouge_l": [score - 0.06 for score in SCORES]}, STATISTICS | {"vocabulary": 10.0})
     assert len(judge_alarm(now, START, REFERENCES, Thresholds())) == 2
     assert judge_alarm(now, START, REFERENCES, Thresholds(judge_fall=0.2, vocabulary=0.0)) == {}
-    (line,) = mistakes(ScstConfig(monitor=MonitorConfig(thresholds=Thresholds(length=-0.1))))
-    assert line.startswith("monitor.thresholds.length is -0.1: expected ")
+    with pytest.raises(ConfigError, match=r"^monitor\.thresholds\.length is -0\.1: expected "):
+        ScstConfig(monitor=MonitorConfig(thresholds=Thresholds(length=-0.1)))
 
 
 def test_the_paired_difference_of_a_case_worked_by_hand() -> None:

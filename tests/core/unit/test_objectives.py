@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from rewards.mixed import MixedReward
-from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.config import Decoding, SavedModelConfig
 from rl_caption.captioners.tokens import FORBIDDEN_LOGIT
-from rl_caption.config.checks import check
-from rl_caption.config.schema import ModelConfig, RewardTerm, RolloutConfig, ScstConfig, ScstTrainConfig
-from rl_caption.errors import ConfigError
+from rl_caption.config.schema import RewardTerm, RolloutConfig, ScstConfig, ScstTrainConfig
+from rl_caption.errors import ConfigError, section_errors
 from rl_caption.programs.train import scst_signature
 from rl_caption.scst.advantages import build_advantage, needs_greedy
 from rl_caption.scst.cross_entropy import cross_entropy_sum
@@ -287,9 +286,8 @@ def test_an_image_with_fewer_captions_than_beams_is_named():
     ],
 )
 def test_what_beam_search_does_not_go_with_is_refused(rollout, train, part):
-    config = ScstConfig(rollout=RolloutConfig(beam_search=True, **rollout), train=ScstTrainConfig(**train))
-    with pytest.raises(ConfigError) as refused:
-        check(config)
+    with pytest.raises(ConfigError) as refused, section_errors("rollout" if rollout else ""):
+        ScstConfig(rollout=RolloutConfig(beam_search=True, **rollout), train=ScstTrainConfig(**train))
     assert part in str(refused.value)
 
 
@@ -322,7 +320,7 @@ def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(tmp
     ]
     signatures = []
     for change in changes:
-        config = ScstConfig(model=ModelConfig(init=str(tmp_path / "a")))
+        config = ScstConfig(model=SavedModelConfig(init=str(tmp_path / "a")))
         config.reward.terms = {"words": RewardTerm(schedule=change.get("schedule"))}
         for key, value in change.items():
             section, _, name = key.partition(".")
@@ -336,9 +334,8 @@ def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(tmp
 
 def signature_of(folder, **train):
     beams = train.pop("beam_search", False)
-    config = ScstConfig(
-        model=ModelConfig(init=str(folder)), rollout=RolloutConfig(beam_search=beams), train=ScstTrainConfig(**train)
-    )
+    model, rollout = SavedModelConfig(init=str(folder)), RolloutConfig(beam_search=beams)
+    config = ScstConfig(model=model, rollout=rollout, train=ScstTrainConfig(**train))
     objective = build_objective(config.train.objective, {}, kl_coef=config.train.kl_coef)
     return scst_signature(MixedReward({"words": (WordCount(), 1.0)}), [], config, objective)
 

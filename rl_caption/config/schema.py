@@ -610,6 +610,7 @@ class EvaluateConfig(PairsConfig):
         data: images and captions.
         split: split of ``data`` or, if they have splits (Karpathy JSON), of ``references``; null is ``test``, or all
             images of references without splits.
+        decode: greedy, beam search or samples; read where a captioner writes the captions.
         metrics: bleu, meteor, rouge, cider, spice: a list, or names separated by commas.
         tokenizer: ``java`` (of the COCO toolkit), ``python`` (its reimplementation in this package), ``unicode`` or
             ``char`` (as ``data.tokenizer``), or ``none`` (the text is tokenised already; it is only split at spaces).
@@ -629,6 +630,7 @@ class EvaluateConfig(PairsConfig):
 
     data: DataConfig = field(default_factory=DataConfig)
     split: str | None = None
+    decode: Decoding = field(default_factory=Decoding)
     metrics: list[str] | str = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
     spice_jars: str | None = None
@@ -666,7 +668,6 @@ class EvaluateModelConfig(EvaluateConfig):
         models: several captioners with one vocabulary, instead of ``model``: an ensemble.
         ensemble: what the ensemble averages at every token: ``probabilities`` or ``log_probabilities``.
         prompt: prompt of a model of Transformers; null uses the prompt that was saved with it, if any.
-        decode: greedy, beam search or samples.
         rerank: chooses one of several captions of an image: ``consensus`` (the most similar to the others), or a reward
             that needs no references, by its name or as ``package.module:Class``; null chooses the first.
         rerank_kwargs: options of ``rerank``.
@@ -678,7 +679,6 @@ class EvaluateModelConfig(EvaluateConfig):
     models: list[str] = field(default_factory=list)
     ensemble: Literal["probabilities", "log_probabilities"] = "probabilities"
     prompt: str | list[dict] | None = None
-    decode: Decoding = field(default_factory=Decoding)
     rerank: str | None = None
     rerank_kwargs: dict = field(default_factory=dict)
     candidates: bool = False

@@ -199,18 +199,22 @@ def test_a_part_that_is_missing_or_of_another_model_is_named(blip, tmp_path, dam
     assert str(folder) in str(raised.value)
 
 
-def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path):
+def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path, capsys):
     scratch = tiny_captioner()
     scratch.save_pretrained(scratch.policy, tmp_path / "scratch")
     folder = str(tmp_path / "scratch")
     assert "takes no prompt" in refusal(init=folder, prompt=PROMPT)
-    assert "model.lora is for a model of Transformers" in refusal(init=folder, lora=LoraConfig())
-    assert "model.freeze is for a model of Transformers" in refusal(freeze=["encoder.*"])
-    for init, key, value in ((folder, "kwargs", {"d_model": 8}), (str(blip), "tokenizer", "t.json")):
-        message = refusal(init=init, **{key: value})
-        assert f"model.{key}" in message
-        assert f"model.init {init!r}" in message
-    assert "model.dtype is 'bfloat16'" in refusal(init=str(blip), dtype="bfloat16")
+    assert f"model.init {folder!r} is not a model of Transformers" in refusal(init=folder, lora=LoraConfig())
+    for words, key in (
+        (["--model.freeze=[encoder.*]"], "model.freeze"),
+        ([f"--model.init={folder}", "--model.min_count=2"], "model.min_count"),
+        ([f"--model.init={blip}", "--model.tokenizer=t.json"], "model.tokenizer"),
+    ):
+        with pytest.raises(SystemExit):
+            parse(XeConfig, words, "xe")
+        assert f"there is no key {key}" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="dtype is 'bfloat16'"):
+        build(init=str(blip), dtype="bfloat16")
 
 
 def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, capsys):

@@ -30,7 +30,8 @@ from rewards.text.concreteness import CaptionLength
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import log_lines
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
-from rl_caption.config.schema import DataConfig, EvaluateConfig
+from rl_caption.config.evaluation import EvaluateConfig
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_yaml

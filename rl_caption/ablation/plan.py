@@ -239,6 +239,7 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
     config: ScstConfig = parse(ScstConfig, chain.arguments, "rl-caption scst")
 
     def earlier(program: str, config_class: type[Any], path: str) -> EarlierRun:
+        """The run of one configuration of the chain."""
         run = chain.parse(config_class, path, f"rl-caption {program}")
         folder = Path(run.run.dir)
         if not is_complete(folder):

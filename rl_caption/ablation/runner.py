@@ -34,7 +34,8 @@ from rl_caption.ablation.report import write_report
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import is_captioner
 from rl_caption.config.build import ConfigError, quiet_libraries
-from rl_caption.config.schema import EvaluateModelConfig, ScstConfig
+from rl_caption.config.evaluation import EvaluateModelConfig
+from rl_caption.config.schema import ScstConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_json

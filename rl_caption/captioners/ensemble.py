@@ -80,6 +80,7 @@ class Ensemble(Captioner):
     def token_logits(
         self, model: Any, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
     ) -> Tensor:
+        """Mean of the captioners' logits, or of their probabilities."""
         members = zip(self.captioners, model, self._split(inputs), strict=True)
         return self._mean(
             [

@@ -15,7 +15,7 @@ from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.ensemble import Average
-from rl_caption.config.schema import check_choice
+from rl_caption.config.evaluation import check_choice
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_text, json_object

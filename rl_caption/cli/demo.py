@@ -15,7 +15,8 @@ from rewards.files import atomic_write
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.main import run_program
 from rl_caption.config.build import build_data
-from rl_caption.config.schema import DataConfig, EvaluateModelConfig, JudgeConfig
+from rl_caption.config.evaluation import EvaluateModelConfig
+from rl_caption.config.schema import DataConfig, JudgeConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.base import load_image
 from rl_caption.data.files import write_text

@@ -43,7 +43,7 @@ CORE = {
     "evaluate": Program(
         "judge captions of a split or of a file",
         "rl_caption.programs.evaluate:evaluate",
-        "rl_caption.config.schema:EvaluateConfig",
+        "rl_caption.config.evaluation:EvaluateConfig",
         lists=("--compare", "--models"),
     ),
     "score": Program("score captions in files with any reward", "rl_caption.cli.score:main"),

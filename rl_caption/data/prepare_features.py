@@ -176,8 +176,8 @@ def _matrix(text: str | bytes, rows: int, name: str, where: str) -> NDArray[np.f
     return values.reshape(rows, -1)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command line: ``prepare_features TSV... --out FOLDER``, or ``--encoder NAME --data PATH --out PATH``."""
+def read_options(argv: list[str] | None) -> dict[str, Any]:
+    """Options of the command line that are set; those of TSV files, or those of an encoder."""
     parser = argparse.ArgumentParser(
         prog="rl-caption prepare_features",
         description="Prepare image features for training (data.features_root): convert published TSV files, or encode "
@@ -231,7 +231,13 @@ def main(argv: list[str] | None = None) -> int:
     foreign = {"tsv", "dim"} if encodes else {action.dest for action in encoder._group_actions}
     if not needed <= options.keys() or foreign & options.keys():
         parser.error("expected TSV files (and --dim), or --encoder with --data and its options")
-    if encodes:
+    return options
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line: ``prepare_features TSV... --out FOLDER``, or ``--encoder NAME --data PATH --out PATH``."""
+    options = read_options(argv)
+    if "encoder" in options:
         from rl_caption.data.encode_features import encode_features
 
         written, kept = encode_features(**options | {"kwargs": json_object(options.get("kwargs", "{}"), "--kwargs")})

@@ -20,6 +20,7 @@ def as_metric(reward: Any) -> Callable[[Sequence[Sample]], dict[str, float]]:
     """
 
     def metric(samples: Sequence[Sample]) -> dict[str, float]:
+        """Scores by id."""
         captions = []
         for sample in samples:
             if sample.prediction is None:

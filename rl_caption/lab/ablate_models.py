@@ -12,9 +12,9 @@ from typing import Any
 from rl_caption.ablation.jobs import Job, run_jobs
 from rl_caption.ablation.plan import LABEL, as_argument
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
+from rl_caption.config.evaluation import RetrievalConfig
 from rl_caption.config.overrides import Parse
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import RetrievalConfig
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import check_writable

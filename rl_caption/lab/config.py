@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from rl_caption.captioners.config import Decoding
-from rl_caption.config.schema import DataConfig, JudgeConfig, PairsConfig, RetrievalConfig, RewardConfig, TrustConfig
+from rl_caption.config.evaluation import RetrievalConfig
+from rl_caption.config.schema import DataConfig, JudgeConfig, PairsConfig, RewardConfig, TrustConfig
 from rl_caption.errors import ConfigError
 from rl_caption.options import BatchSize, Range, Resamples, Seed, Steps, Weight, Workers
 

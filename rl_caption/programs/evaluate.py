@@ -19,14 +19,14 @@ from rewards.base import Reward, RewardError
 from rewards.build import RewardBuilder
 from rewards.clip.encoder import EncoderOptions
 from rewards.devices import is_main_process
-from rl_caption.config.schema import (
+from rl_caption.config.evaluation import (
     CompareConfig,
-    DataConfig,
     EvaluateConfig,
     EvaluateFileConfig,
     EvaluateModelConfig,
     RetrievalConfig,
 )
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.files import (
     Captions,

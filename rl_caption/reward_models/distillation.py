@@ -337,6 +337,7 @@ class DistillDualConfig(DistillConfig):
         model, best_by = self.model, self.eval.best_by
 
         def build(teacher: Teacher) -> EmbeddingModel:
+            """The student, of both towers."""
             folders: dict[Tower, str | None] = {"image": model.image_init, "text": model.text_init}
             dual = build_dual(model.init, folders, model.kwargs, teacher.width, teacher.backbone.fingerprint)
             for tower, folder in folders.items():

@@ -11,7 +11,8 @@ from typing import Any
 from rewards.base import Reward, RewardError, score_captions
 from rewards.clip.encoder import CachedEncoder
 from rl_caption.config.build import build_data, usable_split
-from rl_caption.config.schema import DataConfig, RetrievalConfig
+from rl_caption.config.evaluation import RetrievalConfig
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row as Example
 from rl_caption.data.files import find_images, read_captions, read_references, references_for, with_ids_of
 from rl_caption.errors import ConfigError
@@ -232,6 +233,7 @@ class Measures:
         """As the released code averages: ``released_specificity_rates``, of cosines."""
 
         def rates() -> tuple[float, float]:
+            """Of positive and negative details."""
             examples = self._examples(str(data_of(column)))
             captions = [example["references"][0] for example in examples]
             chains = make_chains(captions, image_ids=[example["image_id"] for example in examples])

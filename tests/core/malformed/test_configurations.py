@@ -15,8 +15,9 @@ import yaml
 
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.cli.configuration import parse
+from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.config.schema import ScstConfig, XeConfig
 from rl_caption.errors import ConfigError
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.trl.config import GrpoVlmConfig

@@ -13,7 +13,8 @@ from rewards.text.tokenize import tokenize
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.caption import main as caption
 from rl_caption.cli.main import main
-from rl_caption.config.schema import DataConfig, EvaluateModelConfig
+from rl_caption.config.evaluation import EvaluateModelConfig
+from rl_caption.config.schema import DataConfig
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError
 from rl_caption.evaluation.samples import evaluate_samples

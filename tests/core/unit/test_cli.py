@@ -13,8 +13,9 @@ from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.cli.configuration import parse, with_lists
 from rl_caption.cli.main import main, run_program
 from rl_caption.cli.programs import PROGRAMS
+from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import EvaluateConfig, JudgeConfig, RewardTerm, ScstConfig
+from rl_caption.config.schema import JudgeConfig, RewardTerm, ScstConfig
 from rl_caption.errors import ConfigError
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.programs import train as programs

@@ -19,8 +19,9 @@ from rl_caption.cli import configs
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
 from rl_caption.config.build import build_data
+from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
+from rl_caption.config.schema import DataConfig, RewardTerm, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.errors import ConfigError
 from rl_caption.lab.config import (

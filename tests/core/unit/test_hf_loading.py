@@ -31,7 +31,8 @@ from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.cli.caption import caption_files, main
 from rl_caption.cli.configuration import parse
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
-from rl_caption.config.schema import DataConfig, EvaluateModelConfig, ScstConfig, XeConfig
+from rl_caption.config.evaluation import EvaluateModelConfig
+from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
 from rl_caption.data.base import DataError
 from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
 from rl_caption.lab.share import share

@@ -19,7 +19,8 @@ from rewards.text.tokenize import TOKENIZERS, cjk_characters, join_cjk, unicode_
 from rl_caption.captioners.config import Decoding, NewModelConfig, SavedModelConfig
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config.build import build_captioner, build_reward
-from rl_caption.config.schema import DataConfig, EvaluateModelConfig, RewardConfig, RewardTerm
+from rl_caption.config.evaluation import EvaluateModelConfig
+from rl_caption.config.schema import DataConfig, RewardConfig, RewardTerm
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import evaluate_captions, validation_cider
 from rl_caption.evaluation.samples import evaluate_samples

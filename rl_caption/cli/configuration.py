@@ -237,9 +237,11 @@ def _explained(message: str, kind: type[Any], values: dict[str, Any], overrides:
 
 
 def _no_key(key: str, kind: type[Any]) -> str:
-    """That there is no such key, and the nearest one; where none is near, those of its section."""
+    """That there is no such key, and for what else it is, or the nearest one; where none is near, its section's."""
     section, _, last = key.rpartition(".")
     inner = _type_at(kind, section.split(".")) if section else kind
+    if others := [*_alternatives_with(last, inner), *_alternatives_with(key, kind)]:
+        return f"there is no key {shown(key)[1:-1]} here: it is for {' or '.join(dict.fromkeys(others))}"
     siblings = list(get_type_hints(inner)) if is_dataclass(inner) else []
     known = ["config", *option_keys(kind)]
     nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in known else []
@@ -249,6 +251,14 @@ def _no_key(key: str, kind: type[Any]) -> str:
     nearest += difflib.get_close_matches(key, known, n=1, cutoff=0.8)
     hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(siblings)}"
     return f"there is no key {shown(key)[1:-1]}{f': {hint}' if nearest or siblings else ''}"
+
+
+def _alternatives_with(key: str, kind: Any) -> list[str]:
+    """What each of the alternatives to the class ``kind`` is that has the option ``key``, by its docstring."""
+    base = next((base for base in getattr(kind, "__mro__", ()) if "alternative" in vars(base)), None)
+    owners = [] if base is None else [other for other in base.alternatives() if key in option_keys(other)]
+    sentences = (re.split(r"[.:;] ", str(owner.__doc__), maxsplit=1)[0] for owner in owners)
+    return [sentence[:1].lower() + sentence[1:].replace("``", "") for sentence in sentences]
 
 
 def _wrong_types(value: Any, kind: Any, key: str) -> list[str]:

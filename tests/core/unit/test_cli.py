@@ -92,6 +92,21 @@ def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:
     assert with_lists(["--compare=[x]"], "--compare") == ["--compare=[x]"]
 
 
+@pytest.mark.parametrize(
+    ("words", "key", "owner"),
+    [
+        (["xe", "--model.init", "a", "--model.kwargs.d_model", "3"], "model.kwargs", "random weights"),
+        (["reward_model", "--task", "contrastive", "--loss.alpha", "2"], "loss.alpha", "specificity"),
+        (["evaluate", "--predictions", "p.json", "--model", "a"], "model", "captioner"),
+    ],
+)
+def test_a_key_of_another_alternative_is_told_with_what_it_is_for(words, key, owner, capsys) -> None:
+    with pytest.raises(SystemExit):
+        run_program(words[0], words[1:])
+    assert f" {key} " in (message := capsys.readouterr().err)
+    assert owner in message
+
+
 def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
     judges = "judges: {L-CLIPS: {target: l_clipscore, kwargs: {backbone: a, prefix: 'It shows '}}}"
     (tmp_path / "e.yaml").write_text(judges)

@@ -7,11 +7,13 @@ command line or in Python, need no check.
 """
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Iterable
 from types import ModuleType
 
+logger = logging.getLogger(__name__)
 SHIPPED = frozenset({"rewards.clip.grammar_head:StudentText", "rl_caption.captioners.image_encoder:CaptionerImage"})
 """Classes of this package that a saved model may name."""
 _trusted: set[str] = set()
@@ -55,9 +57,24 @@ def check_trusted(name: str, where: str) -> None:
 def import_outside(module: str) -> ModuleType:
     """Import a module that the user names, such as ``my_rewards``; also a file in the working directory.
 
-    The working directory is searched from then on, and not before: in a folder from elsewhere, a file may have the name
-    of an optional package. Raises as ``importlib.import_module``.
+    The working directory is searched, last and from then on, where the module is not found otherwise, and a log line
+    says so: in a folder from elsewhere, a file may have the name of an optional package. Raises as
+    ``importlib.import_module``.
     """
-    if module.partition(".")[0] not in ("rewards", "rl_caption") and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    return importlib.import_module(module)
+    package, folder = module.partition(".")[0], os.getcwd()
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        other = (missing.name or "").partition(".")[0] != package
+        if other or package in ("rewards", "rl_caption") or folder in sys.path:
+            raise
+    sys.path.append(folder)
+    importlib.invalidate_caches()
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError:
+        sys.path.remove(folder)
+        raise
+    if os.environ.get("RANK", "0") == "0":
+        logger.info("%s is imported from the working directory, %s", package, folder)
+    return imported

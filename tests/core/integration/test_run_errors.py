@@ -123,6 +123,8 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
     file = tmp_path / "run.yaml"
     ended = run(xe_config(tmp_path / "run", **{"train.learning_rate": 0.1}), tmp_path / "run")
     assert_one_message(ended, "train.learning_rate", code=2)
+    ended = run(xe_config(tmp_path / "run", **{"model.init": "nowhere"}), tmp_path / "run")
+    assert_one_message(ended, "model.kwargs", code=2)
     file.write_text(yaml.safe_dump(xe_config(tmp_path / "run")))
     for words, part in (
         (["--train.lr", "1.0", "--config", str(file)], "--config must come first"),
@@ -164,8 +166,7 @@ def test_settings_that_cannot_work_are_named_when_they_are_read(
         ({"train.max_target_tokens": 17}, "train.max_target_tokens is 17: the captioner has positions for 16"),
         ({"model.kwargs.d_model": 15}, "d_model 15 is not a multiple of num_heads 2"),
         ({"model.kwargs.d_model": 30, "model.kwargs.position_init": "sincos"}, "d_model 30 is not a multiple of 4"),
-        ({"model.init": "nowhere"}, "model.kwargs and model.init 'nowhere'"),
-        ({"model.init": "nowhere", "model.kwargs": {}}, "'nowhere' is not a saved captioner"),
+        ({"model": {"init": "nowhere"}}, "'nowhere' is not a saved captioner"),
         ({"eval.split": "dev"}, "split 'dev' is not in the data"),
         ({"data.kwargs.num_val": 1}, "eval.split 'val' has 1 usable image"),
         ({"data.format": "jsonl", "data.path": "/none.jsonl", "data.kwargs": {}}, "none.jsonl"),

@@ -229,7 +229,9 @@ def read_by(command: Command, written: Collection[str] = ()) -> set[str]:
     found = set()
     for before, word in pairwise(words):
         values = [word] if "://" not in word and before not in ("-m", "--eval.best_by") else []
-        if re.match(r"[\[{].*:", word):
+        if before == "--config" and (recipe := f"configs/{word}.yaml") in configurations():
+            values = [recipe]
+        elif re.match(r"[\[{].*:", word):
             values = list(leaves(yaml.safe_load(word)))
         elif re.match(r"[^/{]*=", word):  # LABEL=FOLDER@STEP, --option=value
             values = [re.sub(r"@\w+$", "", word.partition("=")[2])]

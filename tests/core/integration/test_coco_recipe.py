@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).resolve().parents[3]
 SHAPE = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2, "ffn_dim": 32}
 XE_SIZES = [word for key, value in SHAPE.items() for word in (f"--model.kwargs.{key}", str(value))]
-SMALL = ["--train.threads", "1", "--train.epochs", "3", "--data.num_workers"]
+SMALL = ["--train.threads", "1", "--train.epochs", "3", "--all.data.num_workers"]
 
 
 def start(program: str, config: str, *overrides: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import tomllib
 from html import unescape
 from html.parser import HTMLParser
@@ -204,11 +205,12 @@ def test_missing_pieces_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "Nothing has been logged yet." in render(make_page([tmp_path / "new"]))
 
 
-def test_an_error_names_the_section_that_is_wrong(run_folder: Path) -> None:
+def test_an_error_names_the_section_that_is_wrong(run_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run_folder, tmp_path / "run")
     for content, part in (("eval: 3", "'eval' is 3"), ("data: null", "'data' is None")):
-        (run_folder / "config.yaml").write_text(content)
+        (folder / "config.yaml").write_text(content)
         with pytest.raises(ReportError, match=f"config.yaml, {part}"):
-            make_page([run_folder])
+            make_page([folder])
 
 
 def test_a_folder_without_anything_and_mixed_folders_are_refused(run_folder: Path, tmp_path: Path) -> None:

@@ -17,6 +17,13 @@ UNANSWERED = (OSError, http.client.HTTPException, ValueError)
 """What is raised without a connection, and where an answer is cut off."""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Another address would get the token, and a POST would become a GET."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 class HttpError(RuntimeError):
     """A request was refused, or not answered within all attempts."""
 
@@ -43,14 +50,15 @@ def request_json(
         encode: JSON of what ``json`` does not know, as its ``default``.
 
     Raises:
-        HttpError: another status than 200, or no answer within all attempts; the message begins with the address.
+        HttpError: another status than 200 (redirects are not followed), or no answer within all attempts; the message
+            begins with the address.
     """
     data = None if body is None else json.dumps(body, default=encode).encode()
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     request = urllib.request.Request(url, data, headers)
     # A proxy of the environment is for other machines; it does not know this one's loopback address.
     local = urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
-    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
+    opener = urllib.request.build_opener(_NoRedirect, *([urllib.request.ProxyHandler({})] if local else []))
     problem, asked = "", 0.0
     for attempt in range(attempts):
         if attempt:

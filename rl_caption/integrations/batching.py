@@ -132,6 +132,11 @@ class BatchingScorer:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.thread, score_request, self.reward, captions, columns)
 
+    async def failing_row(self, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> int | None:
+        """``failing_row`` of the reward, between two of its calls."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.thread, failing_row, self.reward, captions, columns)
+
 
 def _answer(batch: Sequence[ScoringRequest], outcome: Scores | BaseException) -> None:
     """Give the requests of a call their shares of its scores, or its error."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,6 +93,26 @@ class RewardClient:
         if not isinstance(answer, dict):
             raise ServerError(f"{address} answered {answer!r:.80}: expected the object of a reward server")
         return answer
+
+
+def columns_of(labels: Sequence[str], name: str) -> dict[str, list[Any]]:
+    """Columns of N rows from N labels, each a JSON object such as ``{"image": "coco/1.jpg", "references": ["..."]}``.
+
+    Raises:
+        ValueError: a label is no such object, or has other keys than the first; the message names the row of ``name``.
+    """
+    rows: list[dict[str, Any]] = []
+    for row, label in enumerate(labels):
+        try:
+            values = json.loads(label)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name} of row {row} is {label!r:.80}: expected JSON") from error
+        expected = rows[0].keys() if rows else None
+        if not isinstance(values, dict) or (expected is not None and values.keys() != expected):
+            expected_text = "an object of columns" if expected is None else f"an object of {sorted(expected)}, as row 0"
+            raise ValueError(f"{name} of row {row} is {label!r:.80}: expected {expected_text}")
+        rows.append(values)
+    return {key: [values[key] for values in rows] for key in rows[0]} if rows else {}
 
 
 def encode_value(value: Any) -> Any:

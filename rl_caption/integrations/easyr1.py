@@ -5,11 +5,10 @@
 JSON object of columns, such as ``{"image": "coco/1.jpg", "references": ["..."]}``.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from rl_caption.integrations.client import RewardClient
+from rl_caption.integrations.client import RewardClient, columns_of
 
 REWARD_NAME = "rl_caption"
 REWARD_TYPE = "batch"
@@ -20,13 +19,9 @@ def compute_score(reward_inputs: Sequence[dict[str, Any]], url: str | None = Non
 
     Raises:
         ServerError: as ``RewardClient.score``.
-        ValueError: a ``ground_truth`` is not JSON, or lacks a column that the first has.
+        ValueError: as ``columns_of``.
     """
-    rows = [json.loads(reward_input["ground_truth"]) for reward_input in reward_inputs]
-    for row, values in enumerate(rows):
-        if values.keys() != rows[0].keys():
-            raise ValueError(f"ground_truth of row {row} has {sorted(values)}: expected {sorted(rows[0])}, as row 0")
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    columns = columns_of([reward_input["ground_truth"] for reward_input in reward_inputs], "ground_truth")
     scores = RewardClient(url).score([reward_input["response"] for reward_input in reward_inputs], **columns)
     return [
         {"overall": total} | {name: values[row] for name, values in scores.terms.items()}

@@ -1,11 +1,10 @@
 """OpenRLHF: the reward of a query, by a function in a file or by HTTP."""
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from rl_caption.integrations.client import RewardClient
+from rl_caption.integrations.client import RewardClient, columns_of
 
 SPECIAL_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<end_of_turn>", "</s>", "<eos>", "<|end|>")
 """Endings that OpenRLHF leaves in a query."""
@@ -36,8 +35,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     A label is a JSON object of columns, such as ``{"image": "coco/1.jpg", "references": ["..."]}``. Raises
     ``ServerError`` and ``ValueError``.
     """
-    rows = [json.loads(label) for label in labels]
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    columns = columns_of(labels, "label")
     captions = [caption_of(query, prompt) for query, prompt in zip(queries, prompts, strict=True)]
     scores = _client().score(captions, **columns)
     return {"rewards": scores.total, "scores": scores.total, "extra_logs": scores.terms}

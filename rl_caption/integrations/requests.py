@@ -3,19 +3,23 @@
 import asyncio
 import base64
 import binascii
+import hashlib
 import http.client
 import io
 import json
 import urllib.parse
 import urllib.request
 from collections.abc import Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from PIL import Image
 
+from rewards.base import RewardError, naming
 from rewards.images import UNREADABLE, open_image
 from rewards.registry import COLUMNS
+from rl_caption.integrations.client import columns_of
 from rl_caption.integrations.config import ServeConfig
 from rl_caption.integrations.openrlhf import caption_of
 
@@ -24,6 +28,24 @@ Columns: TypeAlias = dict[str, list[Any]]
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 URL_SECONDS = 10.0
 """Seconds after which an image's address that does not answer is refused."""
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """An image that came with a request, decoded when a reward reads it: small files may be gigabytes of pixels."""
+
+    content: bytes
+
+    def render(self) -> Image.Image:
+        """Decode it. Raises ``RewardError``."""
+        with naming("an image of the request cannot be read", UNREADABLE, RewardError):
+            image = Image.open(io.BytesIO(self.content), formats=FORMATS)
+            image.load()
+        return open_image(image)
+
+    def identity(self) -> str:
+        """The key of a file with this content (``rewards.images.image_identity``)."""
+        return f"oriented content:{hashlib.blake2b(self.content, digest_size=16).hexdigest()}"
 
 
 class RefusedRequest(ValueError):
@@ -67,17 +89,10 @@ def read_openrlhf(body: Any) -> tuple[list[str], Columns]:
     for name, texts in (("prompts", prompts), ("labels", labels)):
         if len(texts) != len(queries):
             raise RefusedRequest(422, f"{name} has {len(texts)} rows for {len(queries)} queries", field=name)
-    columns: Columns = {}
-    for row, label in enumerate(labels):
-        try:
-            values = json.loads(label)
-        except ValueError as error:
-            raise RefusedRequest(422, f"label {row} is {label!r:.80}: expected JSON", row, "labels") from error
-        if not isinstance(values, dict) or (row and values.keys() != columns.keys()):
-            expected = f"the columns {sorted(columns)}" if row else "an object of columns"
-            raise RefusedRequest(422, f"label {row} is {label!r:.80}: expected {expected}", row, "labels")
-        for name, value in values.items():
-            columns.setdefault(name, []).append(value)
+    try:
+        columns = columns_of(labels, "label")
+    except ValueError as error:
+        raise RefusedRequest(422, str(error), field="labels") from error
     captions = []
     for row, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         try:
@@ -140,7 +155,7 @@ def read_rows(config: ServeConfig, required: Set[str], captions: list[str], colu
     return columns
 
 
-def read_image(config: ServeConfig, source: Any, row: int) -> Path | Image.Image:
+def read_image(config: ServeConfig, source: Any, row: int) -> Path | EncodedImage:
     """An image of row ``row``: ``NAME/path`` below a folder of ``images``, an address, or ``{"base64": content}``.
 
     Raises:
@@ -148,9 +163,9 @@ def read_image(config: ServeConfig, source: Any, row: int) -> Path | Image.Image
     """
     try:
         if isinstance(source, dict) and source.keys() == {"base64"}:
-            return decode_image(base64.b64decode(source["base64"], validate=True), config.max_megapixels)
+            return encoded_image(base64.b64decode(source["base64"], validate=True), config.max_megapixels)
         if isinstance(source, str) and source.startswith(("http://", "https://")):
-            return decode_image(fetch(config, source), config.max_megapixels)
+            return encoded_image(fetch(config, source), config.max_megapixels)
         if isinstance(source, str):
             return find_image(config, source)
     except (*UNREADABLE, binascii.Error, http.client.HTTPException) as error:
@@ -187,11 +202,11 @@ def fetch(config: ServeConfig, url: str) -> bytes:
     return content
 
 
-def decode_image(content: bytes, max_megapixels: float) -> Image.Image:
-    """Decode an image file, RGB and upright. Raises ``ValueError`` or what Pillow raises."""
+def encoded_image(content: bytes, max_megapixels: float) -> EncodedImage:
+    """An image file's content, of which the size is checked. Raises ``ValueError`` or what Pillow raises."""
     with Image.open(io.BytesIO(content), formats=FORMATS) as image:
         check_pixels(image, max_megapixels)
-        return open_image(image)
+    return EncodedImage(content)
 
 
 def check_pixels(image: Image.Image, max_megapixels: float) -> None:

@@ -19,7 +19,7 @@ from rewards.base import RewardError, leaf_rewards, optional
 from rewards.mixed import MixedReward
 from rl_caption.config.build import build_reward
 from rl_caption.errors import ConfigError
-from rl_caption.integrations.batching import BatchingScorer, QueueFull, failing_row
+from rl_caption.integrations.batching import BatchingScorer, QueueFull
 from rl_caption.integrations.client import Scores
 from rl_caption.integrations.config import TOKEN_VARIABLE, ServeConfig, is_loopback
 from rl_caption.integrations.requests import (
@@ -224,7 +224,7 @@ async def scores_of(
     except QueueFull as error:
         raise RefusedRequest(503, str(error)) from error
     except RewardError as error:
-        row = await asyncio.to_thread(failing_row, scorer.reward, captions, columns)
+        row = await scorer.failing_row(captions, columns)
         raise RefusedRequest(422, str(error) if row is None else f"row {row}: {error}", row) from error
 
 

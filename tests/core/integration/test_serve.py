@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ import pytest
 from PIL import Image
 
 from rewards.base import Reward, RewardError
-from rewards.images import open_image
+from rewards.images import image_identity, open_image
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
@@ -33,6 +34,7 @@ from rl_caption.integrations import easyr1, openrlhf, verl
 from rl_caption.integrations.capevalkit import as_metric
 from rl_caption.integrations.client import RewardClient, ServerError
 from rl_caption.integrations.config import ServeConfig
+from rl_caption.integrations.requests import EncodedImage
 from rl_caption.integrations.server import build_app, build_served_reward
 from rl_caption.integrations.swift import ServedReward
 
@@ -246,6 +248,62 @@ def test_images_come_from_below_named_folders_or_as_bytes(tmp_path: Path) -> Non
         ):
             with pytest.raises(ServerError, match="422: row 1: image"):
                 client.score(["a", "b"], image=["root/inside.png", image])
+
+
+def test_images_of_a_request_are_decoded_one_at_a_time_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    files = []
+    for number in range(3):
+        buffer = io.BytesIO()
+        Image.effect_noise((30 + number, 20), 50).save(buffer, "PNG")
+        files.append(buffer.getvalue())
+    path = tmp_path / "same.png"
+    path.write_bytes(files[0])
+    assert image_identity(EncodedImage(files[0])) == image_identity(path), "one entry of a cache for both"
+    with served(Width()) as url:
+        assert client_of(url).score(["a", "b"], image=files[:2]).total == [30.0, 31.0]
+        with pytest.raises(ServerError, match=r"422: .*image of the request"):
+            client_of(url).score(["a", "b"], image=[files[0], files[2][:200]])
+
+
+def test_the_reward_is_called_by_one_thread_also_to_find_the_row_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    reward = MixedReward({"rouge": (build("rouge_l"), 1.0)})
+    score = reward.terms
+
+    def terms(*arguments: Any, **columns: Any) -> dict[str, list[float]]:
+        threads.append(threading.get_ident())
+        return score(*arguments, **columns)
+
+    monkeypatch.setattr(reward, "terms", terms)
+    with served(reward) as url, pytest.raises(ServerError, match="row 1"):
+        client_of(url).score(["a", "b"], references=[["a"], []])
+    assert len(threads) > 2
+    assert len(set(threads)) == 1
+
+
+def test_a_redirect_is_an_error_and_gets_no_token() -> None:
+    heard: list[str] = []
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(self.path)
+            self.send_response(302)
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_POST
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = client_of(f"http://127.0.0.1:{server.server_port}", token="secret")
+        with pytest.raises(ServerError, match="302"):
+            client.score(["a"])
+        server.shutdown()
+    assert heard == ["/score"]
 
 
 def test_addresses_are_fetched_where_that_is_allowed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rl_caption.cli.configuration import parse
-from rl_caption.config.reward_models import RewardModelConfig
+from rl_caption.config.reward_models import TASKS, RewardModelConfig
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models import program
 from rl_caption.reward_models.encoders import random_clip, save_clip
@@ -197,5 +197,7 @@ def test_a_damaged_folder_to_start_from_is_named(tmp_path: Path) -> None:
 
 
 def test_shipped_configurations_pass() -> None:
-    for path in CONFIGS.glob("*.yaml"):
-        parse(RewardModelConfig, ["--config", str(path)], "test").check()
+    configurations = [parse(RewardModelConfig, ["--config", str(path)], "test") for path in CONFIGS.glob("*.yaml")]
+    for config in configurations:
+        config.check()
+    assert {config.task for config in configurations} == {*TASKS}

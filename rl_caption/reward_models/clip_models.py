@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from rl_caption.config.reward_models import CaptionTrainConfig, PartConfig, Rewa
 from rl_caption.errors import ConfigError, naming
 from rl_caption.launch import processes_started
 from rl_caption.options import Fraction, Positions, Range
-from rl_caption.reward_models.embedding import EmbeddingModel
+from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
+from rl_caption.reward_models.embedding import RETRIEVAL, EmbeddingModel, embedding_recipe, measured_by
 from rl_caption.reward_models.encoders import (
     TrainedClip,
     TrainedDual,
@@ -31,6 +32,11 @@ from rl_caption.reward_models.encoders import (
     random_clip,
     save_clip,
 )
+from rl_caption.reward_models.losses import Objective
+from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
+from rl_caption.training.fit import Recipe
+from rl_caption.training.setup import Context
+from rl_caption.types import LOSS
 
 MaxScale = Annotated[float, Range(min=1, max=10**6)]
 """Largest logit scale (inverse temperature)."""
@@ -190,6 +196,55 @@ class ClipConfig(RewardModelConfig):
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
         return {"model.init": self.model.init if self.model.name is None else None}
+
+    def pair_recipe(
+        self,
+        context: Context,
+        model: EmbeddingModel,
+        pixels: PixelCache | FeatureCache,
+        tokens: Texts,
+        objective: Objective,
+        wordings: Sequence[Any] = (),
+        additions: Sequence[Any] = (),
+        groups: bool = False,
+        best_by: str | None = None,
+        metric: str = RETRIEVAL,
+        **validated: Any,
+    ) -> Recipe:
+        """The recipe of a task on pairs of images and captions.
+
+        Args:
+            wordings, additions, groups: as for ``PairCollate``.
+            best_by: ``eval.best_by``; None takes ``metric``.
+            **validated: what else ``EmbeddingValidator`` measures: ``negatives`` or ``triplets``.
+        """
+        train = self.train
+        collate = PairCollate(
+            pixels,
+            tokens,
+            train.captions,
+            self.data.augment,
+            train.seed,
+            train.plain_captions,
+            groups=groups,
+            wordings=wordings,
+            additions=additions,
+        )
+        validate = EmbeddingValidator(
+            context.accelerator,
+            model.network,
+            ("image", "text"),
+            context.val_rows,
+            pixels,
+            tokens,
+            self.eval.batch_size,
+            loss=ValidationLoss(objective, collate, train.batch_size) if best_by == LOSS else None,
+            **validated,
+        )
+        measured, metric = measured_by(self) if best_by else "", best_by or metric
+        return embedding_recipe(
+            context, model, self.task, objective, collate, validate, metric, measured=measured, decays=self.decays
+        )
 
     def build_model(self, processes: int, tune: Callable[[Any], None] = lambda clip: None) -> EmbeddingModel:
         """The model to train by ``processes``; ``tune`` freezes what is not trained of an open_clip model.

@@ -19,9 +19,9 @@ from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.errors import ConfigError
 from rl_caption.options import Fraction, Probability, Range, Rank, Weight
-from rl_caption.reward_models.batch import Addition, PairCollate, Sentences, draw
+from rl_caption.reward_models.batch import Addition, Sentences, draw
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig, check_sentences
-from rl_caption.reward_models.embedding import RETRIEVAL, embedding_recipe, image_inputs, measured_by, text_inputs
+from rl_caption.reward_models.embedding import image_inputs, text_inputs
 from rl_caption.reward_models.losses import (
     Embeddings,
     Objective,
@@ -37,10 +37,8 @@ from rl_caption.reward_models.negatives import (
     build_paraphrases,
     validation_negatives,
 )
-from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
-from rl_caption.types import LOSS
 
 ShortSource = Literal["first_sentence", "references"]
 
@@ -197,33 +195,17 @@ class ContrastiveConfig(ClipConfig):
         hard = build_negatives(negatives, rows, train.seed)
         paraphrases = build_paraphrases(negatives.positives, negatives.positive_source, rows, train.seed)
         sentences = [] if train.sentences is None else [Sentences(train.sentences, train.seed)]
-        collate = PairCollate(
+        return self.pair_recipe(
+            context,
+            model,
             pixels,
             tokens,
-            train.captions,
-            self.data.augment,
-            train.seed,
-            train.plain_captions,
-            groups=loss.false_negatives == "mask",
+            self.objective(),
             wordings=[*sentences, *([] if paraphrases is None else [paraphrases])],
             additions=[*short, *([] if hard is None else [hard])],
-        )
-        objective, best_by = self.objective(), self.eval.best_by
-        validate = EmbeddingValidator(
-            context.accelerator,
-            model.network,
-            ("image", "text"),
-            context.val_rows,
-            pixels,
-            tokens,
-            self.eval.batch_size,
-            negatives=validation_negatives(hard, context.val_rows, best_by),
-            loss=ValidationLoss(objective, collate, train.batch_size) if best_by == LOSS else None,
-        )
-        measured = measured_by(self) if best_by else ""
-        metric = best_by or RETRIEVAL
-        return embedding_recipe(
-            context, model, self.task, objective, collate, validate, metric, measured=measured, decays=self.decays
+            groups=loss.false_negatives == "mask",
+            best_by=self.eval.best_by,
+            negatives=validation_negatives(hard, context.val_rows, self.eval.best_by),
         )
 
 

@@ -18,12 +18,11 @@ from rl_caption.data.base import SHOWN, DataError, Row
 from rl_caption.data.file_checks import ImageFile, check_image_files
 from rl_caption.errors import ConfigError
 from rl_caption.options import Positive, Range, Rank, Weight
-from rl_caption.reward_models.batch import Addition, Captions, PairCollate, Sentences, caption_index, draw
+from rl_caption.reward_models.batch import Addition, Captions, Sentences, caption_index, draw
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig, check_sentences
-from rl_caption.reward_models.embedding import RETRIEVAL, embedding_recipe, image_inputs, measured_by, text_inputs
+from rl_caption.reward_models.embedding import image_inputs, text_inputs
 from rl_caption.reward_models.encoders import train_only
 from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, info_nce
-from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import CHECKED_IMAGES, Context
 from rl_caption.types import LOSS
@@ -136,31 +135,15 @@ class PositiveAugmentedConfig(ClipConfig):
                 check_positives(rows, positives, train.captions, self.data.check_images, cache, split)
         pixels = image_inputs(self.data, model)
         tokens = text_inputs(context, model, stored=not train.sentences, plain_captions=train.plain_captions)
-        collate = PairCollate(
+        return self.pair_recipe(
+            context,
+            model,
             pixels,
             tokens,
-            train.captions,
-            self.data.augment,
-            train.seed,
-            train.plain_captions,
+            self.objective(),
             wordings=[] if train.sentences is None else [Sentences(train.sentences, train.seed)],
             additions=[GeneratedPositives(positives, train.captions, train.seed)],
-        )
-        objective = self.objective()
-        validate = EmbeddingValidator(
-            context.accelerator,
-            model.network,
-            ("image", "text"),
-            context.val_rows,
-            pixels,
-            tokens,
-            self.eval.batch_size,
-            loss=ValidationLoss(objective, collate, train.batch_size) if best_by == LOSS else None,
-        )
-        measured = measured_by(self) if best_by else ""
-        metric = best_by or RETRIEVAL
-        return embedding_recipe(
-            context, model, self.task, objective, collate, validate, metric, measured=measured, decays=self.decays
+            best_by=best_by,
         )
 
 

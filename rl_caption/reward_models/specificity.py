@@ -18,12 +18,11 @@ from rewards.text.detail_units import default_tagger, detail_units_of
 from rl_caption.data.base import Row
 from rl_caption.data.loader import row_generator, step_indices
 from rl_caption.options import Fraction, Weight
-from rl_caption.reward_models.batch import Addition, Captions, PairCollate, Texts, caption_index
+from rl_caption.reward_models.batch import Addition, Captions, Texts, caption_index
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig
-from rl_caption.reward_models.embedding import embedding_recipe, image_inputs, text_inputs
+from rl_caption.reward_models.embedding import image_inputs, text_inputs
 from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, dynamic_margin, info_nce
 from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets, triplet_texts
-from rl_caption.reward_models.validation import EmbeddingValidator
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
 
@@ -99,29 +98,17 @@ class SpecificityConfig(ClipConfig):
         triplets = StepTriplets(
             rows, tokens, train.batch_size, train.seed, train.captions, train.shuffle_rate, train.shuffle_per, donors
         )
-        collate = PairCollate(
-            pixels,
-            tokens,
-            train.captions,
-            self.data.augment,
-            train.seed,
-            train.plain_captions,
-            additions=[triplets],
-        )
         captions = [row["references"][0] for row in context.val_rows]  # always the same
         fixed = make_triplets(captions, [row["image_id"] for row in context.val_rows], train.seed, shuffle_rate=0.0)
-        validate = EmbeddingValidator(
-            context.accelerator,
-            model.network,
-            ("image", "text"),
-            context.val_rows,
+        return self.pair_recipe(
+            context,
+            model,
             pixels,
             tokens,
-            self.eval.batch_size,
+            self.objective(),
+            additions=[triplets],
+            metric="val/specificity",
             triplets=fixed,
-        )
-        return embedding_recipe(
-            context, model, self.task, self.objective(), collate, validate, "val/specificity", decays=self.decays
         )
 
 

@@ -9,8 +9,9 @@ import io
 import json
 import urllib.parse
 import urllib.request
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +22,7 @@ from rewards.images import UNREADABLE, open_image
 from rewards.registry import COLUMNS
 from rl_caption.integrations.client import columns_of
 from rl_caption.integrations.config import ServeConfig
-from rl_caption.integrations.openrlhf import caption_of
+from rl_caption.integrations.openrlhf import caption_of, cut_end_tokens
 
 Columns: TypeAlias = dict[str, list[Any]]
 """Name of a column -> N rows."""
@@ -93,18 +94,39 @@ def read_openrlhf(body: Any) -> tuple[list[str], Columns]:
         columns = columns_of(labels, "label")
     except ValueError as error:
         raise RefusedRequest(422, str(error), field="labels") from error
+    captions = _captions([partial(caption_of, *pair) for pair in zip(queries, prompts, strict=True)], "query")
+    return [caption for caption, _ in captions], columns | {"finished": [ended for _, ended in captions]}
+
+
+def read_llamafactory(body: Any, after: str | None) -> tuple[list[str], Columns]:
+    """Captions of LlamaFactory's ``{"model", "messages": [text, ...]}``, whose texts are prompt, caption and EOS.
+
+    ``after`` is what ends the prompt, such as ``<|im_start|>assistant\n``. Raises ``RefusedRequest`` without it, for
+    texts without it, and for unknown tokens after the caption.
+    """
+    messages = check_texts(check_fields(body, {"messages"}, {"model"}), "messages")
+    if not after:
+        problem = "the address has no after=TEXT, the end of the prompt: every message begins with its prompt"
+        raise RefusedRequest(422, problem, field="after")
+
+    def caption(message: str) -> tuple[str, bool]:
+        if after not in message:
+            raise ValueError(f"the message {message!r:.80} does not contain {after!r:.80} (after)")
+        return cut_end_tokens(message.rpartition(after)[2])
+
+    captions = _captions([partial(caption, message) for message in messages], "messages")
+    return [caption for caption, _ in captions], {"finished": [ended for _, ended in captions]}
+
+
+def _captions(read: Sequence[Callable[[], tuple[str, bool]]], field: str) -> list[tuple[str, bool]]:
+    """Captions of N rows, and whether they ended. Raises ``RefusedRequest`` with the row where that cannot be told."""
     captions = []
-    for row, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
+    for row, caption in enumerate(read):
         try:
-            captions.append(caption_of(query, prompt))
+            captions.append(caption())
         except ValueError as error:
-            raise RefusedRequest(422, f"row {row}: {error}", row, "query") from error
-    return captions, columns
-
-
-def read_llamafactory(body: Any) -> tuple[list[str], Columns]:
-    """Captions of LlamaFactory's ``{"model", "messages": [text, ...]}``. Raises ``RefusedRequest``."""
-    return check_texts(check_fields(body, {"messages"}, {"model"}), "messages"), {}
+            raise RefusedRequest(422, f"row {row}: {error}", row, field) from error
+    return captions
 
 
 def check_fields(body: Any, required: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,8 @@ def build_app(config: ServeConfig, reward: MixedReward) -> Any:
 
     @app.post("/llamafactory")
     async def _(request: Request) -> Any:
-        return JSONResponse({"scores": (await score(request, read_llamafactory)).total})
+        read = partial(read_llamafactory, after=request.query_params.get("after"))
+        return JSONResponse({"scores": (await score(request, read)).total})
 
     @app.get("/health")
     async def _() -> Any:

@@ -5,7 +5,7 @@
     orms["rl_caption"] = type("RLCaption", (ServedReward, ORM), {})
 
 and ``--reward_funcs rl_caption``. Columns of the data set that the reward needs have their names here: ``image`` or
-ms-swift's ``images``, ``references``, ``image_id``.
+ms-swift's ``images``, ``references``, ``image_id``. ``finish_reason`` says which captions ended.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,10 @@ class ServedReward:
         """Return N rewards. Raises ``ServerError``."""
         if "image" not in columns and "images" in columns:
             columns["image"] = [_path_of(images) for images in columns["images"]]
-        sent = {name: rows for name, rows in columns.items() if name in self.columns}
+        reasons = columns.get("finish_reason") or [None]
+        if "finished" not in columns and None not in reasons:
+            columns["finished"] = [reason != "length" for reason in reasons]
+        sent = {name: rows for name, rows in columns.items() if name in self.columns | {"finished"}}
         return self.client.score(completions, **sent).total
 
 

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from rewards.base import Reward, RewardError
@@ -350,6 +351,8 @@ def test_cider_needs_document_frequencies() -> None:
 def test_adapters_score_as_their_frameworks_call_them(monkeypatch: pytest.MonkeyPatch) -> None:
     reward = mixture()
     expected = reward(None, CAPTIONS, references=REFERENCES)
+    unfinished = reward(None, CAPTIONS, references=REFERENCES, finished=[False, False])
+    assert unfinished[0] != expected[0]
     terms = reward.terms(None, CAPTIONS, references=REFERENCES)
     with served(reward) as url:
         monkeypatch.setenv("RL_CAPTION_URL", url)
@@ -357,6 +360,19 @@ def test_adapters_score_as_their_frameworks_call_them(monkeypatch: pytest.Monkey
             verl.compute_score("coco", CAPTIONS[0], REFERENCES[0], extra_info={"index": 3, "split": "train"}, url=url)
         )
         assert row == {"score": expected[0], **{name: scores[0] for name, scores in terms.items()}}
+        monkeypatch.setitem(sys.modules, VERL_MANAGER, SimpleNamespace(RewardManagerBase=VerlRewardManager))
+        from rl_caption.integrations.verl_manager import ServedRewardManager
+
+        settings = {"custom_reward_function": {"path": None, "reward_kwargs": {"url": url}}}
+        manager = ServedRewardManager(
+            config=SimpleNamespace(reward=settings),
+            tokenizer=Characters(),
+            compute_score=None,
+            reward_router_address=None,
+        )
+        items = [manager.run_single(verl_data(CAPTIONS[0], REFERENCES[0], finished)) for finished in (True, False)]
+        finished_scores = [asyncio.run(item)["reward_score"] for item in items]
+        assert finished_scores == [expected[0], unfinished[0]]
         labels = [json.dumps({"references": references}) for references in REFERENCES]
         inputs = [
             {"response": caption, "response_length": 3, "ground_truth": label}
@@ -366,19 +382,93 @@ def test_adapters_score_as_their_frameworks_call_them(monkeypatch: pytest.Monkey
         queries = [f"<|im_start|>Describe.\n{caption}<|im_end|>\n<|endoftext|>" for caption in CAPTIONS]
         prompts = ["<|im_start|>Describe.\n"] * 2
         assert openrlhf.reward_func(queries, prompts, labels)["rewards"] == expected
+        assert openrlhf.reward_func([prompts[0] + CAPTIONS[0]], prompts[:1], labels[:1])["rewards"] == unfinished[:1]
+        with pytest.raises(ValueError, match="<eot>"):
+            openrlhf.reward_func([f"{prompts[0]}{CAPTIONS[0]}<eot>"], prompts[:1], labels[:1])
         body = {"query": queries, "prompts": prompts, "labels": labels}
         status, answer = status_of(url, "/openrlhf", json.dumps(body).encode())
         assert (status, answer["rewards"], answer["extra_logs"]) == (200, expected, terms)
         rewards = ServedReward(args=SimpleNamespace())
         assert rewards(CAPTIONS, references=REFERENCES, solution=["", ""], trainer_state=None) == expected
+        reasons = {"finish_reason": ["stop", "length"], "is_truncated": [False, True]}
+        assert rewards(CAPTIONS, references=REFERENCES, **reasons) == [expected[0], unfinished[1]]
+        assert rewards(CAPTIONS, references=REFERENCES, finish_reason=[None, None]) == expected
     samples = [
         SimpleNamespace(id=str(row), image=f"{row}.jpg", references=REFERENCES[row], prediction=CAPTIONS[row])
         for row in range(2)
     ]
     assert as_metric(reward)(samples) == {"0": expected[0], "1": expected[1]}
     with served(MixedReward({"again": (build("repetition"), 1.0)})) as url:
-        body = {"model": "model", "messages": ["a dog a dog a dog"]}
-        assert status_of(url, "/llamafactory", json.dumps(body).encode())[1]["scores"] == [-0.6]
+        texts = ["<|im_start|>user\na dog<|im_end|>\n<|im_start|>assistant\na dog a dog a dog<|im_end|>"]
+        address = "/llamafactory?after=%3C%7Cim_start%7C%3Eassistant%0A"
+        body = json.dumps({"model": "model", "messages": texts}).encode()
+        assert status_of(url, address, body)[1]["scores"] == [-0.6], "of the caption alone"
+        for path, field in (("/llamafactory", "after"), ("/llamafactory?after=ASSISTANT", "messages")):
+            status, answer = status_of(url, path, body)
+            assert (status, answer["field"]) == (422, field)
+
+
+VERL_MANAGER = "verl.experimental.reward_loop.reward_manager.base"
+
+
+class VerlRewardManager:
+    """The base class of verl's reward managers."""
+
+    def __init__(self, config: Any, tokenizer: Any, compute_score: Any) -> None:
+        self.config, self.tokenizer = config, tokenizer
+
+
+class Characters:
+    """A tokenizer of characters."""
+
+    eos_token_id = 1
+
+    def decode(self, ids: torch.Tensor, skip_special_tokens: bool) -> str:
+        return "".join(chr(number) for number in ids.tolist() if number > 1)
+
+
+class VerlRow:
+    """The row of a verl ``DataProto`` of one row, which also is the row."""
+
+    def __init__(self, batch: dict[str, torch.Tensor], columns: dict[str, Any]) -> None:
+        self.batch, self.non_tensor_batch = batch, columns
+
+    def __getitem__(self, index: Any) -> "VerlRow":
+        return self
+
+
+def verl_data(caption: str, references: list[str], finished: bool) -> VerlRow:
+    """A caption of verl's rollout, padded to 40 tokens, after a prompt of three."""
+    ids = [ord(letter) for letter in caption] + [1] * finished
+    padding = [0] * (40 - len(ids))
+    batch = {"responses": torch.tensor(ids + padding), "attention_mask": torch.tensor([1] * (3 + len(ids)) + padding)}
+    columns = {"data_source": "coco", "reward_model": {"ground_truth": references}, "extra_info": {"index": 0}}
+    return VerlRow(batch, columns)
+
+
+LMMS_EVAL = """
+import sys, types
+from pycocoevalcap.eval import Bleu, Cider, Meteor, Rouge  # an import before changes nothing
+sys.modules["lmms_eval"] = types.ModuleType("lmms_eval")
+sys.modules["lmms_eval.cli"] = types.ModuleType("lmms_eval.cli")
+dispatch = sys.modules["lmms_eval.cli.dispatch"] = types.ModuleType("lmms_eval.cli.dispatch")
+def main():
+    from pycocoevalcap.eval import Bleu, Cider, COCOEvalCap, Meteor, Rouge
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+    scorers = [(Bleu(4), "Bleu_4"), (Meteor(), "METEOR"), (Rouge(), "ROUGE_L"), (Cider(), "CIDEr")]
+    tokens = PTBTokenizer().tokenize({1: [{"caption": "A dog."}], 2: [{"caption": "Two cats"}]})
+    print([scorer.compute_score(tokens, tokens)[0] for scorer, name in scorers[2:]], scorers[1][0].method())
+dispatch.main = main
+from rl_caption.integrations import lmms_eval
+lmms_eval.main()
+"""
+
+
+def test_captioning_tasks_of_lmms_eval_score_without_java() -> None:
+    """The imports and calls are those of ``lmms_eval/tasks/coco_cap/utils.py``."""
+    environment = {"PATH": "", "PYTHONPATH": os.pathsep.join(sys.path)}
+    output = subprocess.check_output([sys.executable, "-c", LMMS_EVAL], env=environment, text=True)
+    assert output.strip() == "[np.float64(1.0), np.float64(5.0)] METEOR"
 
 
 def test_the_client_and_the_adapters_need_only_the_standard_library() -> None:

@@ -152,7 +152,8 @@ class Decoding:
             reduced by 0.693 times this; 2 is ``block_trigrams`` of self-critical.pytorch.
         remove_bad_endings: no caption ends with an article, a preposition, a conjunction or an auxiliary, unless the
             length limit cuts it off there.
-        batch_size: images per forward pass, of programs that caption the images of a split or of files.
+        batch_size: images per forward pass, of programs that caption the images of a split or of files; all of them
+            where there are fewer.
     """
 
     num_samples: Annotated[int, Range(min=0, max=4096)] = 0

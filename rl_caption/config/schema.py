@@ -423,7 +423,7 @@ class EvalConfig:
         every: optimizer steps between two validations; null validates once per epoch. One more follows the last step.
         split: name of the split.
         max_images: use only the first images of the split, at most this number; null uses all.
-        batch_size: images per forward pass of one process.
+        batch_size: images per forward pass of one process; all of them where there are fewer.
         patience: stop after this number of validations in a row without a better value of the metric that chooses the
             best model (CIDEr-D for captioners, unless ``monitor.best_by`` names another); null never stops early.
     """

@@ -8,11 +8,11 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 HDF5_SUFFIXES = (".h5", ".hdf5")
 KEY = "{}_grids"
 """Key of an image's grid in an HDF5 file, by image id."""
+HDF5_OVERHEAD = 2048
+"""Bytes that an HDF5 file takes at most for the key and the attribute of an image, and for itself."""
 RECORD = "encoder.json"
 """File, in the folder of the features, of the settings that made them; in HDF5 the attribute ``encoder``."""
 
@@ -90,19 +92,20 @@ def encode_features(
 
     Raises:
         ConfigError: the encoder or the device cannot be used, or ``out`` has features of another encoder or of other
-            images with the same ids, or is being written by another process (HDF5).
+            images with the same ids, or is being written by another process.
         DataError: images are missing or unreadable, the disk has too little space (both found before anything is
             encoded), or a value of a grid is not finite or beyond ``dtype``.
     """
     _check_options(batch_size, num_workers, augment)
-    out = Path(out)
-    in_one_file = out.suffix in HDF5_SUFFIXES
+    out = Path(os.path.abspath(out))
+    if in_one_file := out.suffix in HDF5_SUFFIXES:
+        import_h5py(out)
     folder = out.with_name(f"{out.name}.parts") if in_one_file else out
     images, dataset = _images(Path(data), image_root, image_extension, flatten, splits)
     network = _load(encoder, kwargs or {}, device)
     made_by = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype, **_identity(network)}
     record = _as_json(made_by | ({"augment": [*augment], "seed": seed} if augment else {}))
-    with _only_writer(out) if in_one_file else nullcontext():
+    with _only_writer(out):
         stored = {name: path for path in dict.fromkeys((out, folder)) for name in _finished(path, record)}
         pending = _pending(images, stored, num_workers)
         if pending:
@@ -117,8 +120,7 @@ def encode_features(
 
 @contextmanager
 def _only_writer(out: Path) -> Iterator[None]:
-    """Inside the ``with``, no other process writes the HDF5 file ``out``. Raises ``ConfigError`` where one does."""
-    import_h5py(out)
+    """Inside the ``with``, no other process writes ``out``. Raises ``ConfigError`` where one does."""
     out.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(out.with_name(f".{out.name}.lock"), fallback_to_soft=False)  # a soft one outlives a killed holder
     try:
@@ -380,19 +382,39 @@ def _encoded(
             yield from zip(batch, grids, strict=True)
 
 
+def _reserve(file: BinaryIO, size: int) -> None:
+    """Take ``size`` bytes of the disk for a file. Raises ``OSError`` where there are fewer."""
+    if hasattr(os, "posix_fallocate"):  # macOS has none
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
 def _write_hdf5(path: Path, folder: Path, record: Mapping[str, Any]) -> None:
-    """Write the HDF5 file anew: the features in ``folder``, and what it has of other images already."""
-    with atomic_write(path) as file, import_h5py(path).File(file.name, "w", locking=False) as target:
-        names = sorted(_finished(folder, record))
-        for name in progress(names, f"writing {path.name}", "image"):
-            with np.load(folder / f"{name}.npz") as stored:
-                target[KEY.format(name)] = stored["features"]
-                if "image" in stored:
-                    target[KEY.format(name)].attrs["image"] = str(stored["image"])
-        if path.exists():
-            with open_hdf5(path) as before:
-                _copy_others(before, target)
-        target.attrs["encoder"] = json.dumps(record)
+    """Write the HDF5 file anew: the features in ``folder``, and what it has of other images already.
+
+    The space is reserved first, and again once HDF5 has emptied the file: HDF5 cannot close a file whose disk is full,
+    and crashes when the process ends.
+    """
+    names = sorted(_finished(folder, record))
+    size = sum((folder / f"{name}.npz").stat().st_size + HDF5_OVERHEAD for name in names) + 2 * HDF5_OVERHEAD
+    size += path.stat().st_size if path.exists() else 0
+    with atomic_write(path) as file:
+        _reserve(file, size)
+        with import_h5py(path).File(file.name, "w", locking=False) as target:
+            _reserve(file, size)
+            _fill_hdf5(target, names, folder, path)
+            target.attrs["encoder"] = json.dumps(record)
+
+
+def _fill_hdf5(target: Any, names: Sequence[str], folder: Path, path: Path) -> None:
+    """Copy the features of ``names`` from ``folder``, and of all others from the file ``path``, if there is one."""
+    for name in progress(names, f"writing {path.name}", "image"):
+        with np.load(folder / f"{name}.npz") as stored:
+            target[KEY.format(name)] = stored["features"]
+            if "image" in stored:
+                target[KEY.format(name)].attrs["image"] = str(stored["image"])
+    if path.exists():
+        with open_hdf5(path) as before:
+            _copy_others(before, target)
 
 
 def _copy_others(before: Any, target: Any) -> None:

@@ -71,11 +71,12 @@ def convert_tsv(
                 bad.setdefault(image_id, error)
                 continue
             dim = arrays["features"].shape[1]
-            if image_id in old and _is_stored(arrays["features"], folder / f"{image_id}.npz", image_id, where):
-                kept += 1
+            path_out = folder / f"{image_id}.npz"
+            if path_out.exists() and _is_stored(arrays["features"], path_out, image_id, where):
+                kept += 1  # also where another process wrote it meanwhile
             else:
                 arrays["features"] = stored
-                with atomic_write(folder / f"{image_id}.npz") as file:
+                with atomic_write(path_out) as file:
                     np.savez(file, **arrays)
                 written += 1
             done.add(image_id)

@@ -12,6 +12,7 @@ import logging
 import math
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,7 +49,7 @@ MOST_DIGITS = 12
 BODIES = 2
 """Requests whose bodies are in memory at a time: one is answered, one is read meanwhile."""
 SECONDS = 60
-"""A request ends after so many seconds without a byte from the browser."""
+"""A request ends after so many seconds without a byte from the browser, and where its body takes longer in all."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -190,11 +191,24 @@ class _Handler(BaseHTTPRequestHandler):
         if len(length) > MOST_DIGITS or int(length) > math.ceil(limit * 2**20 / 3) * 4 + MOST_TEXT:
             raise RefusedRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the photo is larger than max_mb, {limit} MiB")
         with self.server.bodies:
-            photo: Photo = json_object(self.rfile.read(int(length)), "the request")  # type: ignore[assignment]
+            photo: Photo = json_object(self._body(int(length)), "the request")  # type: ignore[assignment]
+            check_type(photo, Photo, "the request", DataError)
+            if int(length) - len(photo["image"]) > MOST_TEXT:
+                raise RefusedRequest(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the request has over {MOST_TEXT} bytes besides its photo"
+                )
             return self._answer(photo)
 
+    def _body(self, length: int) -> bytes:
+        """The body of a request. Raises ``RefusedRequest`` where it has not arrived after ``SECONDS``."""
+        body, ends = bytearray(), time.monotonic() + SECONDS
+        while len(body) < length and (piece := self.rfile.read1(length - len(body))):
+            body += piece
+            if time.monotonic() > ends:
+                raise RefusedRequest(HTTPStatus.REQUEST_TIMEOUT, f"the photo has not arrived after {SECONDS} seconds")
+        return bytes(body)
+
     def _answer(self, photo: Photo) -> list[dict[str, Any]]:
-        check_type(photo, Photo, "the request", DataError)
         models = self.server.models
         for key, chosen, available in (
             ("models", photo["models"], models.captioners),

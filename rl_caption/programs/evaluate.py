@@ -29,6 +29,7 @@ from rl_caption.config.evaluation import (
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.files import (
+    PREDICTIONS,
     Captions,
     References,
     captions_file,
@@ -39,7 +40,7 @@ from rl_caption.data.files import (
     write_json,
 )
 from rl_caption.data.plain_files import read_json
-from rl_caption.errors import ConfigError, config_errors
+from rl_caption.errors import ConfigError, config_errors, naming
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
 from rl_caption.evaluation.confidence import compare, with_intervals
 from rl_caption.evaluation.hallucination import add_chair
@@ -80,6 +81,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 SPLIT = "test"
 """The split that is judged where none is named."""
+IMAGES_AND_TEXTS = ("format", "target", "path", "columns", "kwargs", "tokenizer", "long_captions")
+"""Keys of ``data`` in which the folders of a comparison have to agree."""
 
 
 class _Images(NamedTuple):
@@ -134,30 +137,65 @@ def compare_systems(config: CompareConfig) -> str:
         EvaluationError: the files have captions of different images; with counts.
         DataError, RewardError: as for ``score_captions``.
     """
+    if config.references is None and config.data == DataConfig():
+        config = _with_data_of_folders(config)
     _check_settings(config)
     out = Path(config.out)
-    systems = [read_captions(path, allow_empty=True) for path in config.compare]
+    paths = [_captions_path(path) for path in config.compare]
+    systems = [read_captions(path, allow_empty=True) for path in paths]
     check_same_images(systems[0], systems[1], config.compare)
     files = [Path(path) for path in config.compare]
     stems = [file if file.is_dir() else file.with_suffix("") for file in files]
     names = unique_names(files if stems[0] == stems[1] else stems)  # test.xe and test.rl are two systems
     images = _images(config, systems[0].by)
-    captions = [_of_images(system, images, path) for system, path in zip(systems, config.compare, strict=True)]
+    captions = [_of_images(system, images, path) for system, path in zip(systems, paths, strict=True)]
     scorer = _Scorer(config, images, captions[0])
     found: dict[str, Evaluation] = {}
     with _printed_on_failure(found):
-        for stale in ("scores.json", SETTINGS):
+        for stale in ("scores.json", SETTINGS, COMPARISON):
             (out / stale).unlink(missing_ok=True)
         for name, own in zip(names, captions, strict=True):
             found[name] = with_intervals(scorer.score(own, name), config.bootstrap, seed=config.seed)
             write_evaluation(found[name], own, out / folder_of(name))
-            source = _source_of(config.compare[len(found) - 1], own)
+            source = _source_of(paths[len(found) - 1], own)
             write_json(out / folder_of(name) / SETTINGS, _settings_of(config) | source)
         differences = compare(found[names[0]], found[names[1]], config.bootstrap, seed=config.seed)
         file = write_comparison(differences, names, config.bootstrap, config.seed, out)
     print(f"wrote {file} and a folder for each system", file=sys.stderr)
     _report(config, images)
     return "\n\n".join([format_table(found), format_differences(differences, names, config.bootstrap)])
+
+
+def _captions_path(path: str) -> str:
+    """``path`` or, where it is the folder of a run, the captions of its best validation."""
+    if not Path(path).is_dir() or Path(path, PREDICTIONS).is_file():
+        return path
+    from rl_caption.report.read import kind_of, read_run
+
+    return str(read_run(Path(path)).best_predictions) if kind_of(Path(path)) == "run" else path
+
+
+def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
+    """``config`` with the data and the split that both folders, of runs or evaluations, say their captions are of.
+
+    It stays as it is where one says nothing. Raises ``ConfigError`` where they differ.
+    """
+    from rl_caption.report.gallery import received_data
+    from rl_caption.report.read import named_data
+
+    sources = [named_data(Path(path)) for path in config.compare if Path(path).is_dir()]
+    if len(sources) < 2 or not all(data for data, _ in sources):
+        return config
+    first, second = (
+        {"split": split} | {key: data.get(key) for key in IMAGES_AND_TEXTS if data.get(key)} for data, split in sources
+    )
+    if first != second:
+        differing = ", ".join(key for key in {**first, **second} if first.get(key) != second.get(key))
+        raise ConfigError(
+            f"{' and '.join(config.compare)} are of other data ({differing} differ): name references, or data.path"
+        )
+    with naming(config.compare[0]):
+        return replace(config, data=received_data(sources[0][0]), split=config.split or sources[0][1])
 
 
 def score_captions(

@@ -19,7 +19,7 @@ from rl_caption.errors import naming
 from rl_caption.evaluation.results import factor_of
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.options import class_names
+from rl_caption.options import check_options, class_names
 
 MAX_IMAGES = 600
 THUMBNAIL = 176
@@ -56,13 +56,22 @@ def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
     if not data:
         return Source({}, "No references and images are shown: the folder does not say which data was captioned.")
     try:
-        with naming("data"):
-            for name in class_names(data):
-                check_trusted(name, "its class")
-        return source_of(build_data(DataConfig(**data)).split(split))
+        return source_of(build_data(received_data(data)).split(split))
     except (DataError, ConfigError, OSError, TypeError) as error:
         where = f"split {split!r} of the data cannot be read from {Path.cwd()}"
         return Source({}, f"No references and images are shown: {where} ({error}).")
+
+
+def received_data(data: Mapping[str, Any]) -> DataConfig:
+    """The section ``data`` of the configuration of a run, perhaps from elsewhere: a class in it has to be trusted.
+
+    Raises ``ConfigError``, also for unknown keys and wrong types.
+    """
+    with naming("data"):
+        for name in class_names(data):
+            check_trusted(name, "its class")
+    check_options(DataConfig, 0, "data", data, "data")
+    return DataConfig(**data)
 
 
 def reference_scores(systems: Captions, rows: Mapping[str, Row], tokenizer: str = TOKENIZER) -> Scores:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from rl_caption.data.files import read_captions
+from rl_caption.data.files import PREDICTIONS, read_captions
 from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
 from rl_caption.errors import UserError
 from rl_caption.evaluation.confidence import Difference
@@ -183,6 +183,19 @@ class RunFolder:
         """Image id -> greedy caption at the validation of ``step``; empty where captions were not kept."""
         return _captions(self._validation(step))
 
+    @property
+    def best_predictions(self) -> Path:
+        """The file of captions of the best validation, or of the newest where none is known to be best.
+
+        Raises ``ReportError`` where the captions were not kept.
+        """
+        best = self.state.get("best_step")
+        newest = self.validations[-1]["step"] if self.validations else 0
+        file = self._validation(newest if best is None else best) / PREDICTIONS
+        if not file.is_file():
+            raise ReportError(f"{file}: the run has no captions of its validation")
+        return file
+
     def judges(self, step: int) -> dict[str, dict[str, float]]:
         """Judge -> image id -> score at the validation of ``step``; empty where there are none."""
         file = self._validation(step) / "judges.json"
@@ -253,6 +266,15 @@ def read_evaluation(path: Path) -> EvaluationFolder:
         raise ReportError(f"{path} holds no evaluation: it has no scores.json")
     scores = read_json(file, ReportError, ScoresFile)
     return EvaluationFolder(scores, _captions(path), _read(path / SETTINGS, SETTINGS_KEYS))
+
+
+def named_data(path: Path) -> tuple[dict[str, Any], str]:
+    """The section ``data``, empty where there is none, and the split of the captions of a run or an evaluation."""
+    if (path / PREDICTIONS).is_file():
+        settings = _read(path / SETTINGS, SETTINGS_KEYS)
+        return settings.get("data", {}), settings.get("split", "test")
+    config = read_run(path).config
+    return config.get("data", {}), config.get("eval", {}).get("split", "val")
 
 
 def read_comparison(path: Path) -> tuple[Comparison, dict[str, EvaluationFolder]]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
@@ -16,6 +17,7 @@ from rl_caption.captioners.tokens import caption_mask, forbid, sample_tokens
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
+from rl_caption.training.validation import decode_candidates
 from tests.captioners_for_tests import REFERENCES, SHAPE, tiny_captioner, tiny_rows
 from tests.core.extensions.test_captioner import tiny as without_vocabulary
 from tests.hf_models_for_tests import PROMPT, tiny_hf_captioner
@@ -272,3 +274,19 @@ def test_captioners_that_share_no_vocabulary_are_refused(members):
         Ensemble({"one": members["one"], "gru": without_vocabulary()})
     with pytest.raises(CaptionerError, match="at least two"):
         Ensemble({"one": members["one"]})
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 10**6])
+def test_a_batch_has_at_most_the_images_that_there_are(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    captioner, rows, sizes = tiny_captioner(), tiny_rows(3), []
+    original = type(captioner).preprocess
+
+    def preprocess(captioner, batch):
+        sizes.append(len(batch))
+        return original(captioner, batch)
+
+    expected = decode_candidates(captioner, captioner.policy, rows, Decoding(max_new_tokens=8), Accelerator())
+    monkeypatch.setattr(type(captioner), "preprocess", preprocess)
+    decoding = Decoding(max_new_tokens=8, batch_size=batch_size)
+    assert decode_candidates(captioner, captioner.policy, rows, decoding, Accelerator()) == expected
+    assert sizes == ([1, 1, 1] if batch_size == 1 else [3])

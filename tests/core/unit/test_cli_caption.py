@@ -1,5 +1,6 @@
 """The captioning program: which files it takes, what it prints and writes, and what it refuses."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -102,6 +104,17 @@ def test_all_files_that_cannot_be_captioned_are_named_at_once_or_skipped(model, 
 def test_a_place_that_cannot_be_written_to_is_found_before_captioning(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match=r"b\.png"):
         main(["--model", "no/model", "--out", str(photos / "b.png" / "captions.json"), str(photos)])
+
+
+def test_a_full_disk_leaves_no_half_of_the_captions(model, photos, tmp_path, monkeypatch, capsys) -> None:
+    out = tmp_path / "captions.json"
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    with pytest.raises(SystemExit, match="1"):
+        command(["caption", "--model", model, "--out", str(out), str(photos)])
+    message = capsys.readouterr().err
+    assert str(out) in message
+    assert "MB are free" in message
+    assert [path.name for path in tmp_path.iterdir() if "captions" in path.name] == []
 
 
 def test_errors_are_one_message(model: str, photos: Path, capsys: Any) -> None:

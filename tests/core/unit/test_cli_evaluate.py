@@ -36,10 +36,11 @@ from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError, evaluate_captions
 from rl_caption.programs import evaluate as program
 from rl_caption.programs.evaluate import compare_systems, evaluate_split, metric_names, score_captions
-from rl_caption.report.read import kind_of
+from rl_caption.report.read import ReportError, kind_of, read_run
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student
+from tests.report_for_tests import STATE, write_run
 
 SCENES = "rl_caption.data.scenes.oracle:SceneObjects"
 
@@ -448,7 +449,7 @@ def test_evaluations_record_whose_captions_they_are_of(folder: Path) -> None:
     assert "weights" not in settings_in(folder / "again")
 
 
-def test_a_comparison_leaves_no_settings_of_other_captions(folder: Path) -> None:
+def test_a_comparison_leaves_nothing_of_other_captions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
     (folder / "dogs.json").write_text(json.dumps(predictions(dict.fromkeys(OWN, "a dog"))))
     evaluate_split(changed(config, predictions=None, model=str(folder / "model"), out=str(folder / "out/dogs")))
@@ -461,6 +462,15 @@ def test_a_comparison_leaves_no_settings_of_other_captions(folder: Path) -> None
     assert "weights" not in found
     assert settings_in(folder / "out/captions")["split"] == "test"
     assert kind_of(folder / "out") == "comparison", "not the evaluation that was there before"
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rl_caption.evaluation.results.write_json", full)
+        with pytest.raises(EvaluationError, match=re.escape(str(folder / "out"))):
+            compare_systems(changed(config, predictions=None, compare=files))
+    assert not (folder / "out/comparison.json").exists(), "of the captions that were there before"
     evaluate_split(config)
     assert kind_of(folder / "out") == "evaluation"
     assert not (folder / "out/comparison.json").exists()
@@ -475,11 +485,58 @@ def test_two_evaluations_are_compared_by_their_folders(folder: Path) -> None:
     compare_systems(changed(config, predictions=None, compare=pair))
     assert json.loads((folder / "out/comparison.json").read_text())["systems"] == ["eval.xe", "eval.rl"]
     assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(folder / "model")
-    with pytest.raises(DataError, match=re.escape(str(folder / "student"))):
+    with pytest.raises(ReportError, match=re.escape(str(folder / "student"))):
         compare_systems(changed(config, predictions=None, compare=[pair[0], str(folder / "student")]))
     with pytest.raises(ConfigError, match=r"references and data\.path") as refused:
-        compare_systems(CompareConfig(compare=pair, out=str(folder / "out")))
+        compare_systems(CompareConfig(compare=[pair[0], str(folder / "dogs.json")], out=str(folder / "out")))
     assert "pathlib" not in str(refused.value)
+
+
+def test_folders_are_compared_on_the_data_that_they_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
+    evaluate_split(changed(config, out=str(folder / "first")))
+    evaluate_split(changed(config, out=str(folder / "second")))
+    pair = CompareConfig(
+        compare=[str(folder / "first"), str(folder / "second")], metrics=["rouge"], bootstrap=2, out=str(folder / "out")
+    )
+    compare_systems(pair)
+    assert json.loads((folder / "out/first/scores.json").read_text())["metrics"] == scored(config)[1]
+    settings = settings_in(folder / "second")
+    for change, key in (
+        ({"split": "val"}, "split"),
+        ({"data": settings["data"] | {"path": "elsewhere"}}, "path"),
+        ({"data": settings["data"] | {"kwargs": {"seed": 1}}}, "kwargs"),
+    ):
+        (folder / "second/settings.json").write_text(json.dumps(settings | change))
+        with pytest.raises(ConfigError, match=rf"\({key} differ"):
+            compare_systems(pair)
+    for change, key in (
+        ({"target": "os:system", "format": "karpathy"}, "os:system"),
+        ({"num_frames": "all"}, "num_frames"),
+        ({"colour": 1}, "colour"),
+    ):
+        for name in ("first", "second"):
+            (folder / f"{name}/settings.json").write_text(json.dumps(settings | {"data": settings["data"] | change}))
+        with pytest.raises(ConfigError, match=key):
+            compare_systems(pair)
+
+
+def test_runs_are_compared_by_the_captions_of_their_best_validation(tmp_path: Path) -> None:
+    first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second")
+    (second / "result.json").write_text(json.dumps(STATE | {"best_step": 20}))
+    config = CompareConfig(
+        compare=[str(first), str(second)], metrics=["rouge"], tokenizer="python", bootstrap=2, out=str(tmp_path / "out")
+    )
+    assert "first" in compare_systems(config)
+    for run, step in (("first", 10), ("second", 20)):
+        stored = (tmp_path / f"out/{run}/predictions.json").read_text()
+        read = (tmp_path / f"{run}/eval/step-{step:08d}/predictions.json").read_text()
+        assert [row["caption"] for row in json.loads(stored)] == [row["caption"] for row in json.loads(read)]
+    assert settings_in(tmp_path / "out/first")["split"] == "val"
+    assert Path(read_run(first).best_predictions).parent.name == "step-00000010"
+    (second / "eval/step-00000020/predictions.json").unlink()
+    with pytest.raises(ReportError, match="step-00000020"):
+        compare_systems(config)
 
 
 def test_references_are_read_from_json_lines_and_ids_are_paths(folder, monkeypatch, caplog) -> None:

@@ -1,7 +1,9 @@
 """Features from a frozen encoder: equal to its output on each photo, resumed, refused, and read back by the data."""
 
+import errno
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -203,18 +205,63 @@ def test_damaged_features_are_made_again_and_those_of_older_versions_kept(
     assert stored_grid(out, "12").shape == (2, 2, 3)
 
 
-def test_one_process_writes_an_hdf5_file(tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, original = tmp_path / "features.h5", module._write_grids
+@pytest.mark.parametrize("name", ["features", "features.h5"])
+def test_one_process_at_a_time_writes_features(name, tmp_path, dataset, monkeypatch) -> None:
+    """Two at once lost images of an HDF5 file, and mixed the features of two encoders in a folder."""
+    out, original = tmp_path / name, module._write_grids
 
     def second(*arguments: Any) -> None:
-        with pytest.raises(ConfigError, match=r"features\.h5 is being written"):
-            encode_features(OWN, out=out, **options(dataset))
+        for kwargs in ({}, {"gain": 2}):
+            with pytest.raises(ConfigError, match=re.escape(str(out))):
+                encode_features(OWN, out=out, kwargs=kwargs, **options(dataset))
         original(*arguments)
 
     monkeypatch.setattr(module, "_write_grids", second)
     assert encode_features(OWN, out=out, **options(dataset)) == (COUNT, 0)
-    assert [path.name for path in tmp_path.iterdir() if "features" in path.name] == ["features.h5"]
+    assert [path.name for path in tmp_path.iterdir() if "features" in path.name] == [name]
     assert encode_features(OWN, out=out, **options(dataset)) == (0, COUNT)
+
+
+def full_disk(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "left"),
+    [
+        ("features", "numpy.savez", ["encoder.json"]),
+        ("features.h5", "numpy.savez", ["encoder.json"]),
+        ("features.h5", "os.posix_fallocate", ["encoder.json", *(f"{10 + number}.npz" for number in range(COUNT))]),
+    ],
+)
+def test_a_full_disk_leaves_nothing_half(name, place, left, tmp_path, dataset, monkeypatch) -> None:
+    out = tmp_path / name
+    with monkeypatch.context() as patch:
+        patch.setattr(place, full_disk)
+        with pytest.raises(OSError, match=r"MB are free.*features") as raised:
+            encode_features(OWN, out=out, **options(dataset))
+    assert raised.value.errno == errno.ENOSPC
+    folder = tmp_path / "features.h5.parts" if out.suffix else out
+    assert sorted(path.name for path in folder.iterdir()) == sorted(left)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["data", folder.name])
+    encode_features(OWN, out=out, **options(dataset))
+    assert len(read(dataset, out)) == COUNT
+
+
+def test_the_space_of_an_hdf5_file_is_reserved_before_it_is_opened(tmp_path, dataset, monkeypatch) -> None:
+    out, reserved, original = tmp_path / "features.h5", [], os.posix_fallocate
+
+    def reserve(handle: int, start: int, size: int) -> None:
+        reserved.append((start, size, os.fstat(handle).st_size))
+        original(handle, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    encode_features(OWN, out=out, **options(dataset, splits=["train"]))
+    first = out.stat().st_size
+    assert reserved[0] == (0, reserved[0][1], 0)
+    assert reserved[1][1] == reserved[0][1] >= first, "again once HDF5 has emptied the file"
+    assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
+    assert reserved[3][1] >= out.stat().st_size > first
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])

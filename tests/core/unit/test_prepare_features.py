@@ -1,7 +1,9 @@
 """Published TSV files of region features to one file per image."""
 
 import base64
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -74,6 +76,33 @@ def test_features_of_other_images_with_the_same_ids_are_named_and_damaged_files_
     with pytest.raises(DataError, match=r"b\.tsv, line 1, image '5'.*5\.npz"):
         convert_tsv([tmp_path / "b.tsv"], tmp_path / "out")
     assert (tmp_path / "out/5.npz").read_bytes() == before
+
+
+def test_two_conversions_at_once_and_a_full_disk_leave_whole_files(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "a.tsv").write_text("\n".join(line(number, "vinvl") for number in (5, 6)))
+    (tmp_path / "b.tsv").write_text("\n".join(line(number, "vinvl", features(number + 1)) for number in (4, 6)))
+    out, original, entered = tmp_path / "out", np.savez, []
+
+    def other_first(file, **arrays) -> None:
+        if not entered:  # between the start of one conversion and its first file, another writes all of its own
+            entered.append(file)
+            assert convert_tsv([tmp_path / "a.tsv"], out) == (2, 0)
+        original(file, **arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", other_first)
+        with pytest.raises(DataError, match=r"b\.tsv, line 2, image '6'.*6\.npz"):
+            convert_tsv([tmp_path / "b.tsv"], out)
+    np.testing.assert_array_equal(as_image_features(out / "6.npz", "6").load(8), features(6))
+
+    def full(*_, **__) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", full)
+    (tmp_path / "c.tsv").write_text(line(7, "vinvl"))
+    with pytest.raises(OSError, match=r"MB are free.*7\.npz"):
+        convert_tsv([tmp_path / "c.tsv"], out)
+    assert sorted(path.name for path in out.iterdir()) == ["4.npz", "5.npz", "6.npz"]
 
 
 def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

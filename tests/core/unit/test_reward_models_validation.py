@@ -168,3 +168,18 @@ def test_the_loss_of_a_split_reads_no_views_of_training_images(tmp_path: Path) -
         "text": TOKENS([row["references"][0] for row in some]),
     }
     assert loss == pytest.approx(float(contrastive(network(inputs), {})[0]), rel=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("batch_size", "sizes"), [(1, [1, 1, 1]), (2, [2, 1]), (10**6, [3])])
+def test_a_batch_has_at_most_the_captions_that_there_are(batch_size: int, sizes: list[int]) -> None:
+    seen = []
+
+    def prepare(captions: list) -> Tensor:
+        seen.append(len(captions))
+        return TOKENS(captions)
+
+    network, captions = Network(), ["a dog", "one cat", "a bird"]
+    embeddings = validation.embed_all(Accelerator(), network, batch_size, "text", prepare, captions)
+    assert seen == sizes
+    torch.testing.assert_close(embeddings, network({"text": TOKENS(captions)})["text"].float())

@@ -4,6 +4,7 @@ import base64
 import http.client
 import io
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -101,6 +102,9 @@ def test_what_cannot_be_captioned_is_named(server: PageServer) -> None:
         (photo(png(), judges=["ROUGE"] * 2000), "judges are ['ROUGE', 'ROUGE'"),
         (photo(png(), references="a"), "'references'"),
         (b"{", "not JSON"),
+        (b'{"name": ' + b"[" * 100_000, "the request"),
+        (b'{"name": "a", "name": "b"}', "name"),
+        (photo(png(), name="\ud800" * 100, image="%%%"), "cannot be read"),
     ):
         status, answer = exchange(server, "POST", "/captions", body)
         assert (status, part in json.loads(answer)["error"]) == (422, True), answer
@@ -152,6 +156,21 @@ def test_photos_are_decoded_one_at_a_time_and_at_most_one_more_is_read(server: P
     assert [status for status, _ in answers] == [200] * 8
     assert most["photos"] == 1
     assert most["bodies"] <= 2
+
+
+def test_a_request_has_little_besides_its_photo_and_arrives_in_time(server: PageServer, monkeypatch) -> None:
+    """Megabytes of references would keep a judge busy for minutes; two bodies byte by byte would block the page."""
+    for changes in ({"references": ["a dog"] * 50_000}, {"name": "a" * 2**17}, {"models": NAMES * 5_000}):
+        assert exchange(server, "POST", "/captions", photo(png(), **changes))[0] == 413, changes.keys()
+    monkeypatch.setattr("rl_caption.lab.web.SECONDS", 0.2)
+    body = json.dumps(photo(png())).encode()
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as connection:
+        head = ["POST /captions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
+        connection.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body[:1])
+        time.sleep(0.3)
+        connection.sendall(body[1:2])
+        assert connection.recv(2**12).split()[1] == b"408"
+    assert exchange(server, "POST", "/captions", photo(png()))[0] == 200
 
 
 def test_the_host_is_an_address_or_a_name_of_this_machine() -> None:

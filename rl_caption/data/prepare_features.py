@@ -75,9 +75,8 @@ def convert_tsv(
             if path_out.exists() and _is_stored(arrays["features"], path_out, image_id, where):
                 kept += 1  # also where another process wrote it meanwhile
             else:
-                arrays["features"] = stored
                 with atomic_write(path_out) as file:
-                    np.savez(file, **arrays)
+                    np.savez(file, **arrays | {"features": stored})
                 written += 1
             done.add(image_id)
     if lost := [error for image_id, error in bad.items() if image_id not in done]:

@@ -227,7 +227,7 @@ def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow
     from pyarrow.parquet import write_table
 
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_table(pyarrow.Table.from_pylist(rows), path)
 
 

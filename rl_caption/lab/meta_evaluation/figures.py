@@ -96,6 +96,8 @@ class SetResult:
     """Headings of metrics and baselines that see neither image nor references."""
     costs: dict[str, list[str]] = field(default_factory=dict)
     """Heading of a metric -> its cells of the table of costs, where that was asked for."""
+    published: dict[str, float] = field(default_factory=dict)
+    """Heading of a metric -> what papers print, times 100, for the figure that is ``Figure.published``."""
 
 
 Measured = tuple[Sequence[float | None], Sequence[Interval | None], str]
@@ -447,6 +449,8 @@ def as_markdown(result: SetResult, resamples: int) -> str:
         notes.append(f"- In brackets: 95 % bootstrap interval, {resamples} resamples of {result.drawn}")
     if published:
         notes.append(f"- Bold: what papers print for {result.name}")
+    if result.published:
+        notes.append("- published: what papers print (capevalkit 0.1.3); of CLIPScore and PAC-S, with CLIP ViT-B/32")
     if result.blind:
         notes.append(f"- See neither image nor references: {', '.join(result.blind)}")
     easy = found_blindly({heading: column for heading, column in result.figures.items() if heading in BLIND})
@@ -478,6 +482,10 @@ def _table(result: SetResult, name: str, bold: Collection[str] = ()) -> str:
         head.append(f"**{title}**" if figure in bold else title)
     lines = [[metric, *(_cell(figures.get(figure)) for figure in names)] for metric, figures in columns.items()]
     lines += [[metric, *[UNDEFINED] * len(names)] for metric in result.left_out]
+    if name == "main" and result.published:
+        head.append("published")
+        for line in lines:
+            line.append(f"{result.published[line[0]]:.1f}" if line[0] in result.published else UNDEFINED)
     return markdown(head, lines)
 
 
@@ -495,12 +503,26 @@ def _cell(figure: Figure | None) -> str:
 def _csv(results: Sequence[SetResult]) -> str:
     """All figures, unrounded: correlations in [-1, 1], accuracies in [0, 1]; what is not defined is empty."""
     lines: list[list[Any]] = [
-        ["set", "metric", "figure", "value", "low", "high", "count", "published_convention", "signature", "note"]
+        [
+            "set",
+            "metric",
+            "figure",
+            "value",
+            "low",
+            "high",
+            "count",
+            "published_convention",
+            "published",
+            "signature",
+            "note",
+        ]
     ]
     for result in results:
         for metric, own in result.figures.items():
             for figure in own:
-                values = [figure.value, figure.low, figure.high, figure.count, figure.published]
+                printed = result.published.get(metric) if figure.published else None
+                printed = None if printed is None else round(printed / 100, 6)
+                values = [figure.value, figure.low, figure.high, figure.count, figure.published, printed]
                 lines.append([result.name, metric, figure.name, *values, result.signatures[metric], figure.note])
-        lines += [[result.name, metric, *[None] * 7, reason] for metric, reason in result.left_out.items()]
+        lines += [[result.name, metric, *[None] * 8, reason] for metric, reason in result.left_out.items()]
     return csv_text(lines)

@@ -41,6 +41,7 @@ from rl_caption.lab.meta_evaluation.figures import (
     rated_figures,
     write_results,
 )
+from rl_caption.lab.meta_evaluation.published import published_figures
 from rl_caption.lab.meta_evaluation.scenes import scenes_sets
 from rl_caption.lab.meta_evaluation.sets import CaptionGroups, JudgementSet, RatedCaptions
 from rl_caption.lab.meta_evaluation.sets.base import json_lines
@@ -279,7 +280,9 @@ def _without_figures(part: JudgementSet, metrics: Mapping[str, Reward | str]) ->
     left_out = {name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()}
     drawn = "captions" if isinstance(part, RatedCaptions) and part.text_alone else "images"
     described = part.name, _described(part), part.convention, count, dict(part.excluded)
-    return SetResult(*described, left_out=left_out, drawn=drawn)
+    headings = [*part.released, *metrics] if isinstance(part, RatedCaptions) else []
+    published = published_figures(part.benchmark, headings) if isinstance(part, RatedCaptions) else {}
+    return SetResult(*described, left_out=left_out, drawn=drawn, published=published)
 
 
 def _computed(

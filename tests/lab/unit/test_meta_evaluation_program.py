@@ -25,7 +25,9 @@ from rl_caption.lab.meta_evaluation.config import JudgeSetConfig, ScenesConfig
 from rl_caption.lab.meta_evaluation.correlation import kendall_tau_b
 from rl_caption.lab.meta_evaluation.costs import encoder_cost
 from rl_caption.lab.meta_evaluation.program import ToolkitMetric, build_metrics, compare_with_people, score_set
+from rl_caption.lab.meta_evaluation.published import published_figures
 from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
+from rl_caption.lab.meta_evaluation.sets.hub import COUNTS
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
 from tests.clip_for_tests import noise_image, tiny_student
@@ -286,6 +288,42 @@ def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
                 difference = 100 * figure.value - case[figure.name][name]
                 assert abs(difference) < 0.0006, "three decimals are printed"
                 assert abs(difference + 0.002) > 0.0006, "a perturbed last digit would be seen"
+
+
+def test_published_figures_stand_beside_measured_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUILDERS["nebula"](tmp_path)
+    monkeypatch.setitem(COUNTS["nebula"], "test", 2)
+    scores = tmp_path / "polos.jsonl"
+    rows = [
+        {"image": image, "caption": text, "score": 1} for image, text in (("59cf.jpg", "a dog"), ("aa0c.jpg", "a cat"))
+    ]
+    scores.write_text("\n".join(map(json.dumps, rows)))
+    settings = {"set": "nebula", "data": str(tmp_path), "bootstrap": 0, "out": str(tmp_path / "out")}
+    text = compare_with_people(
+        JudgeSetConfig(**settings, metrics="cider,bleu1", scores={"Polos": str(scores)}, judges={})
+    )
+    table = [line.split(" | ") for line in text.splitlines() if line.startswith("|")]
+    assert [(line[0].strip("| "), line[-1].strip("| ")) for line in table[:5] if "---" not in line[0]] == [
+        *(("metric", "published"), ("CIDEr", "48.8"), ("BLEU-1", "–"), ("Polos", "55.0")),
+    ]
+    rows = list(csv.DictReader((tmp_path / "out" / "agreement.csv").open()))
+    printed = {(row["metric"], row["figure"]): row["published"] for row in rows if row["published"]}
+    assert printed == {("CIDEr", "tau_c"): "0.488", ("Polos", "tau_c"): "0.55"}
+    compare_with_people(JudgeSetConfig(**settings, metrics="cider", partial=True))
+    assert content(tmp_path)["sets"][0]["published"] == {}, "of another number of judgements"
+
+
+def test_published_figures_are_those_of_the_papers() -> None:
+    """``flickr8k_agreement.json`` has them from another source."""
+    for case in GOLDEN:
+        printed = published_figures(case["set"], case[case["published"]])
+        assert printed
+        for name, value in printed.items():
+            assert value == round(case[case["published"]][name], 1)
+    names = ["PAC-S", "pac_s", "ref_pac_s", "CLIPScore of mine"]
+    assert published_figures("composite", names) == {"PAC-S": 55.7, "pac_s": 55.7, "ref_pac_s": 57.3}
+    assert published_figures("longcap_arena dci_test.flu", ["VELA", "CIDEr"]) == {"VELA": 39.0}
+    assert published_figures(None, names) == {}
 
 
 def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
     pytest.importorskip("pyarrow")
     content = io.BytesIO()
     Image.new("P", (3, 2)).save(content, "PNG")
-    row = {"refs": ["dogs", "a dog runs"], "human_score": 0.25, "file_name": "x.jpg"}
+    row = {"refs": ["dogs", "a dog runs"], "human_score": 0.25} | ({"file_name": "x.jpg"} if name == "nebula" else {})
     for number, stored in ((1, b"none"), (0, content.getvalue())):
         own = row | {caption: f"dog {number}", image: {"bytes": stored, "path": None}}
         parquet(tmp_path / "data" / f"test-0000{number}-of-2.parquet", [own])
@@ -233,6 +233,60 @@ def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
     assert (first.render().size, first.render().mode) == ((3, 2), "P"), "as a file's for a score"
     with pytest.raises(RewardError, match="cannot be read"):
         second.render()
+
+
+PNG = io.BytesIO()
+Image.new("RGB", (3, 2)).save(PNG, "PNG")
+
+
+def hub_row(image: str, caption: str, rating: float, references: Any = ("dogs", "a dog")) -> dict[str, Any]:
+    """A row of the hub's data sets of rated captions."""
+    stored = {"bytes": PNG.getvalue(), "path": None}
+    return {"imgid": image, "img": stored, "cand": caption, "refs": references, "human_score": rating}
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "captions", "references"),
+    [
+        ("flickr8k_expert", "expert", ["a cat", "a  cow"], ["dogs", "a dog"]),
+        ("flickr8k_crowdflower", "data/crowdflower", ["a cat", "dogs", "a  cow"], ["dogs", "a dog"]),
+        ("composite", "data", ["a cat", "dogs", "a  cow"], "['dogs', 'a dog']"),
+    ],
+)
+def test_sets_as_the_hub_has_them(tmp_path: Path, name: str, folder: str, captions: list[str], references: Any) -> None:
+    pytest.importorskip("pyarrow")
+    rows = [hub_row("1.jpg", "a cat", 1.0, references), hub_row("1.jpg", "dogs", 4.0, references)]
+    parquet(tmp_path / folder / "test-00000-of-1.parquet", [*rows, hub_row("2.jpg", "a  cow", 2.0, references)])
+    found = read(name, tmp_path)
+    assert found.captions == [" ".join(caption.split()) for caption in captions]
+    assert len(found.ratings) == len(found.images) == len(captions)
+    assert (found.image_ids[0], found.image_ids[-1], found.ratings[-1]) == ("1.jpg", "2.jpg", 2.0)
+    assert list(found.references[0]) == ["dogs", "a dog"]
+    assert [image.row for image in found.images] == ([0, 2] if len(captions) == 2 else [0, 1, 2])
+    assert found.images[-1].render().size == (3, 2)
+    assert found.benchmark is None, "judgements of another number have no published figures"
+    bad = tmp_path / folder / "test-00000-of-1.parquet"
+    parquet(bad, [{"img": None, "cand": "a", "refs": ["b"]}])
+    with pytest.raises(DataError, match=r"test-00000-of-1\.parquet.*human_score"):
+        read(name, tmp_path)
+
+
+def test_nebula_with_the_corrections_of_spica(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    rows = [hub_row(f"{number}.jpg", f"caption {number}", 0.25) for number in range(3)]
+    parquet(tmp_path / "test-00000-of-1.parquet", rows)
+    with pytest.raises(DataError, match=r"spica_train\.csv"):
+        read("nebula", tmp_path, corrected=True)
+    for split, lines in (
+        ("train", ["1,caption 1,0.5", "1.png,caption  1,1.0"]),
+        ("val", ["2,caption 2,0.25"]),
+        ("test", []),
+    ):
+        (tmp_path / f"spica_{split}.csv").write_text("\n".join(["imgid,mt,score", *lines]))
+    assert read("nebula", tmp_path).ratings == [0.25] * 3
+    found = read("nebula", tmp_path, corrected=True)
+    assert found.ratings == [0.25, 0.75, 0.25], "the mean of its ratings"
+    assert "of 3, 2 have a rating in Spica, which is another one for 1" in found.convention
 
 
 def test_pascal50s_as_json(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError
-from rl_caption.lab.meta_evaluation.sets import pairs, rated, videos
+from rl_caption.lab.meta_evaluation.sets import hub, pairs, rated, videos
 from rl_caption.lab.meta_evaluation.sets.base import CaptionGroups, CaptionPairs, Files, JudgementSet, RatedCaptions
 from rl_caption.options import wrong_arguments
 
@@ -21,7 +21,7 @@ _READERS: Sequence[Callable[..., Sequence[JudgementSet]]] = (
     *(pairs.sugarcrepe_pp, pairs.winoground, pairs.aro_order),
     *(rated.icc_captions, rated.icc_words),
     *(videos.vatex_eval, videos.activitynet_foil),
-    *(rated.polaris, rated.nebula, rated.longcap_arena, rated.thumb, rated.cxc, rated.ratings),
+    *(hub.polaris, hub.nebula, hub.longcap_arena, rated.thumb, rated.cxc, rated.ratings),
 )
 SETS = {read.__name__: read for read in _READERS}
 """Name of a set -> its function."""

@@ -52,6 +52,9 @@ class RatedCaptions:
     """Whether captions are rated without an image: papers print Pearson, Spearman and Kendall's tau_b."""
     released: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Heading -> [N] scores that the files have, which are compared with people, too."""
+    benchmark: str | None = None
+    """The key in ``published.PUBLISHED`` of the figures that papers print for these judgements; None where others are
+    judged."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,11 @@ class Files:
             )
         if not found:
             raise DataError(f"{self.name} has no {what}")
+
+
+def benchmark_of(files: Files, benchmark: str) -> str | None:
+    """``benchmark``, or None where other numbers of judgements are accepted, whose figures do not compare."""
+    return None if files.partial else benchmark
 
 
 def json_object(path: Path, expected: str = "an object") -> Row:

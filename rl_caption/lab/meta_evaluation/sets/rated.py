@@ -1,24 +1,15 @@
 """Sets of captions that people rated; one function for each, named as in ``SETS``."""
 
-import ast
-import io
 import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from PIL import Image
-
-from rewards.base import RewardError
-from rewards.images import UNREADABLE, open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import single_spaced
-from rl_caption.lab.curation import open_parquet
 from rl_caption.lab.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
     Files,
@@ -26,15 +17,16 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     RatedCaptions,
     Rating,
     Row,
+    benchmark_of,
     coco_id,
     coco_references,
     json_lines,
     json_object,
-    json_rows,
     other_captions,
     rated_captions,
     table_rows,
 )
+from rl_caption.lab.meta_evaluation.sets.hub import hub_files, hub_ratings
 from rl_caption.options import Range
 
 FLICKR8K = (
@@ -57,17 +49,6 @@ COMPOSITE = {
 COMPOSITE_IMAGES = {"8k": ("Flickr8k_Dataset", "Flicker8k_Dataset"), "30k": ("flickr30k-images", "flickr30k_images")}
 TRAIN_REFERENCES = "captions_train2014.json"
 """Read, too, where it is there: captions of COCO's training images."""
-HUB = {
-    "polaris": "the dataset yuwd/Polaris on the Hugging Face hub, Parquet files or polaris_test.csv and images.tar.gz",
-    "nebula": "the dataset Ka2ukiMatsuda/Nebula on the Hugging Face hub, Parquet files; or nebula_test.json from "
-    "https://github.com/hjkim811/EXPERT",
-}
-LONGCAP_ARENA = "the dataset Ka2ukiMatsuda/LongCap-Arena on the Hugging Face hub, Parquet files"
-HUB_COUNTS = {
-    "polaris": {"train": 78_630, "validation": 26_268, "test": 26_122},
-    "nebula": {"train": 26_382, "valid": 3_298, "test": 3_298},
-}
-"""Set -> split -> published number of judgements."""
 COCO = f"{COCO_CAPTIONS} and val2014 from https://cocodataset.org/"
 THUMB = f"mscoco/mscoco_THumB-1.0.jsonl of https://github.com/jungokasai/THumB; {COCO}"
 CXC = f"the folder data of https://github.com/google-research-datasets/Crisscrossed-Captions; {COCO}"
@@ -76,38 +57,51 @@ BRYSBAERT = "Concreteness_ratings_Brysbaert_et_al_BRM.txt of Brysbaert et al. 20
 
 
 def flickr8k_expert(given: Files) -> list[RatedCaptions]:
-    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, or ``flickr8k.json``.
+    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, or ``flickr8k.json``, or ``expert/test-*.parquet``.
 
     Hodosh, Young and Hockenmaier, JAIR 2013; protocol of CLIPScore (Hessel et al., EMNLP 2021): three experts rate a
     pair of image and caption from 1 to 4, each rating is a judgement, and captions among the image's references are
     left out.
     """
     files = ["ExpertAnnotations.txt", "flickr8k.json"]
-    rows, path = _flickr8k(given, files, ["first", "second", "third"], [])
+    rows, path, photos = _flickr8k(given, files, "expert", ["first", "second", "third"], [])
     kept = [row for row in rows if row.caption not in (row.references or ())]
     given.check_count(f"judgements in {path}", len(kept), 16_992)
     convention = "each of the three experts' ratings of a caption is a judgement; 5 references"
     excluded = {OWN_REFERENCE: len(rows) - len(kept)}
-    return [rated_captions(given.name, kept, given.image_folder(*FLICKR8K_IMAGES), "tau_c", convention, excluded)]
+    if not isinstance(photos, Path | None):
+        photos = [photo for photo, row in zip(photos, rows, strict=True) if row.caption not in (row.references or ())]
+    return [
+        rated_captions(
+            given.name, kept, photos, "tau_c", convention, excluded, benchmark=benchmark_of(given, given.name)
+        )
+    ]
 
 
 def flickr8k_crowdflower(given: Files) -> list[RatedCaptions]:
-    """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``, or ``crowdflower_flickr8k.json``.
+    """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``, ``crowdflower_flickr8k.json``, or Parquet files.
 
-    Source as for ``flickr8k_expert``. The rating is the fraction of people who found that the caption fits, and
-    judged captions are taken out of the references.
+    The latter are ``crowdflower/test-*.parquet``. Source as for ``flickr8k_expert``. The rating is the fraction of
+    people who found that the caption fits, and judged captions are taken out of the references.
     """
     files = ["CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json"]
-    rows, path = _flickr8k(given, files, ["share"], ["yes", "no"])
+    rows, path, photos = _flickr8k(given, files, "crowdflower", ["share"], ["yes", "no"])
     given.check_count(f"judgements in {path}", len(rows), 47_830)
     # In the JSON file judged captions are out already, and such an image has fewer than five references.
     rows = _without_judged(rows, path, complete=5)
     convention = "the rating is the share of people who said yes; judged captions are not among the references"
-    return [rated_captions(given.name, rows, given.image_folder(*FLICKR8K_IMAGES), "tau_b", convention)]
+    return [rated_captions(given.name, rows, photos, "tau_b", convention, benchmark=benchmark_of(given, given.name))]
 
 
-def _flickr8k(given: Files, files: list[str], rated: list[str], others: list[str]) -> tuple[list[Rating], Path]:
-    """Judgements with all captions of their image, and their file; ``rated`` are the columns that are ratings."""
+def _flickr8k(
+    given: Files, files: list[str], configuration: str, rated: list[str], others: list[str]
+) -> tuple[list[Rating], Path, Images]:
+    """Judgements with all captions of their image, their file, and the images; ``rated`` are the columns of ratings."""
+    if not any((given.folder / file).is_file() for file in files) and (
+        stored := hub_files(given, "test", configuration)
+    ):
+        rows, images = hub_ratings(stored)
+        return rows, stored[0], images
     path = given.require(FLICKR8K, *files)
     if path.suffix == ".json":
         rows = [row._replace(image=Path(row.image).name, group=None) for row in _flickr8k_json(path)]
@@ -121,7 +115,7 @@ def _flickr8k(given: Files, files: list[str], rated: list[str], others: list[str
                     raise row.refused(key, f"one of {tokens.name}")
             image, caption = row.values["image"], captions[row.values["caption"]]
             rows += [Rating(image, caption, row.number(column), references[image]) for column in rated]
-    return rows, path
+    return rows, path, given.image_folder(*FLICKR8K_IMAGES)
 
 
 def _read_tokens(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -161,12 +155,24 @@ def composite(
 ) -> list[RatedCaptions]:
     """Read ``8k_ASPECT.csv``, ``30k_ASPECT.csv`` and ``coco_ASPECT.csv``; with ``partial``, those that are there.
 
+    Where none is there, ``test-*.parquet`` of the hub, which has the correctness of all; how many is not published.
+
     Aditya et al., "From Images to Sentences through Scene Description Graphs", 2015: captions of Flickr8k, Flickr30k
     and COCO by people and by two systems, rated 1 to 5. Papers print ``correctness``; ``throughness`` (so in the names
     of the files) is the other. Papers differ in how many captions they count: here all with a rating. ``photos`` judges
     those of Flickr8k, Flickr30k or COCO alone.
     """
-    rows: list[Rating] = []
+    stored = hub_files(given, "test")
+    if stored and not any((given.folder / f"{part}_{aspect}.csv").is_file() for part in COMPOSITE):
+        if (aspect, photos) != ("correctness", "all"):
+            raise DataError(f"{given.name}: {stored[0]} has the correctness of all photos: leave out aspect and photos")
+        rows, images = hub_ratings(stored)
+        given.check_count("judgements", len(rows))
+        convention = "each row of split test is a judgement"
+        return [
+            rated_captions("composite", rows, images, "tau_c", convention, benchmark=benchmark_of(given, "composite"))
+        ]
+    rows = []
     files: list[Path] = []
     skipped: Counter[str] = Counter()
     for part, (published, file, source) in COMPOSITE.items():
@@ -193,7 +199,8 @@ def composite(
     convention = "each rated caption is a judgement; judged captions are not among the references"
     rows = _without_judged(rows, given.folder)
     name = "composite" if photos == "all" else f"composite {photos}"
-    return [rated_captions(name, rows, found, "tau_c", convention, dict(skipped))]
+    benchmark = benchmark_of(given, "composite") if (aspect, photos) == ("correctness", "all") else None
+    return [rated_captions(name, rows, found, "tau_c", convention, dict(skipped), benchmark=benchmark)]
 
 
 def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:
@@ -219,123 +226,6 @@ def _composite_references(path: Path, part: str) -> dict[str, list[str]]:
     return {
         image: list(own.values()) for file in files if file.is_file() for image, own in coco_references(file).items()
     }
-
-
-def polaris(given: Files, split: Literal["train", "validation", "test"] = "test") -> list[RatedCaptions]:
-    """Read ``polaris_SPLIT.csv``, ``polaris_SPLIT.json`` or Parquet files.
-
-    Wada et al., "Polos", CVPR 2024: outputs of captioners, rated in [0, 1].
-    """
-    return _polaris(given, split)
-
-
-def nebula(given: Files, split: Literal["train", "valid", "test"] = "test") -> list[RatedCaptions]:
-    """Read ``nebula_SPLIT.csv``, ``nebula_SPLIT.json`` or Parquet files.
-
-    Matsuda et al., "DENEB", ACCV 2024; the JSON file is that of Kim et al., "EXPERT", 2025.
-    """
-    return _polaris(given, split)
-
-
-def _polaris(given: Files, split: str) -> list[RatedCaptions]:
-    name = given.name
-    stem = f"{name}_{'val' if split in ('valid', 'validation') else split}"
-    found: Images = given.image_folder("images", name.capitalize())
-    caption, rating, image = "mt", "score", "imgid"
-    if (path := given.folder / f"{stem}.csv").is_file():
-        read = [_listed(row) for row in table_rows(path, [caption, "refs", rating, image])]
-    elif (path := given.folder / f"{stem}.json").is_file():
-        read = [Row({**row.values, image: f"{row.text(image)}.jpg"}, row.where) for row in json_rows(path)]
-    else:
-        data = given.folder / "data" if (given.folder / "data").is_dir() else given.folder
-        files = tuple(sorted(data.glob(f"{split}-*.parquet")))
-        if not files:
-            raise DataError(f"{name} needs {split}-*.parquet in {str(data)!r}. Get it: {HUB[name]}")
-        # Polaris names no image: rows with the same references are of the same one.
-        caption, stored, image = ("cand", "img", "refs") if name == "polaris" else ("mt", "image", "file_name")
-        rating = "human_score"
-        read = list(_parquet_rows(files, [caption, rating, "refs", image]))
-        found = [StoredImage(files, stored, number) for number in range(len(read))]
-    rows = [
-        Rating(
-            "\n".join(row.captions("refs")) if image == "refs" else str(row.values[image]),
-            row.caption(caption),
-            row.number(rating),
-            row.captions("refs"),
-        )
-        for row in read
-    ]
-    given.check_count(f"judgements of split {split}", len(rows), HUB_COUNTS[name][split])
-    return [rated_captions(name, rows, found, "tau_c", f"each row of split {split} is a judgement")]
-
-
-def longcap_arena(
-    given: Files, aspect: Literal["desc", "rel", "flu"] = "desc", split: Literal["test", "dci_test"] = "test"
-) -> list[RatedCaptions]:
-    """Read ``data/SPLIT.ASPECT-*.parquet`` of LongCap-Arena: long captions by models, rated by people.
-
-    ``aspect`` is descriptiveness, relevance or fluency; each has its own rows. Rows with the same references are of one
-    image. The number of judgements of a split is not checked: 32,246 are published of all.
-    """
-    data = given.folder / "data" if (given.folder / "data").is_dir() else given.folder
-    name = f"{split}.{aspect}-*.parquet"
-    files = tuple(sorted(data.glob(name)))
-    if not files:
-        raise DataError(f"{given.name} needs {name} in {str(data)!r}. Get it: {LONGCAP_ARENA}")
-    rows = [
-        Rating("\n".join(row.captions("refs")), row.caption("cand"), row.number("score"), row.captions("refs"))
-        for row in _parquet_rows(files, ["cand", "refs", "score"])
-    ]
-    given.check_count(f"judgements of {split}.{aspect}", len(rows))
-    photos = [StoredImage(files, "image", number) for number in range(len(rows))]
-    convention = f"each row of {split}.{aspect} is a judgement"
-    return [rated_captions(f"{given.name} {aspect}", rows, photos, "tau_c", convention)]
-
-
-def _listed(row: Row) -> Row:
-    """The row of a CSV file, in which ``refs`` is Python's own form of a list."""
-    try:
-        return Row({**row.values, "refs": ast.literal_eval(row.values["refs"])}, row.where)
-    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
-        raise row.refused("refs", "a list of texts") from error
-
-
-def _parquet_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
-    for path in files:
-        with open_parquet(path) as content:
-            rows = content.read(columns).to_pylist()
-        if rows and not set(columns) <= rows[0].keys():
-            raise DataError(f"{path} lacks some of the columns {columns}")
-        yield from (Row(values, f"{path}, row {number}") for number, values in enumerate(rows))
-
-
-@lru_cache(maxsize=1)
-def _stored_images(files: tuple[Path, ...], column: str) -> list[bytes]:
-    """The image files in a column of Parquet files; only metrics that look at images wait for them."""
-    found = []
-    for row in _parquet_rows(files, [column]):
-        stored = row.values[column]
-        if not isinstance(stored, dict) or not isinstance(stored.get("bytes"), bytes):
-            raise row.refused(column, "the bytes of an image")
-        found.append(stored["bytes"])
-    return found
-
-
-@dataclass(frozen=True)
-class StoredImage:
-    """An image in a row of Parquet files."""
-
-    files: tuple[Path, ...]
-    column: str
-    row: int
-
-    def render(self) -> Image.Image:
-        """Decode it; ``RewardError`` where it cannot be decoded."""
-        try:
-            stored = _stored_images(self.files, self.column)[self.row]
-            return open_image(Image.open(io.BytesIO(stored)), own_mode=True)
-        except (*UNREADABLE, RewardError) as error:
-            raise RewardError(f"an image of a Parquet file cannot be read: {error}") from error
 
 
 def thumb(given: Files, aspect: Literal["total", "precision", "recall"] = "total") -> list[RatedCaptions]:

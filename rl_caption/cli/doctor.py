@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rl_caption import torchvision_remedy
 from rl_caption.errors import OPTIONAL, installed_version
 from rl_caption.threads import granted_cores
 
@@ -50,6 +49,7 @@ REINSTALL = "python -m pip install rl-caption (in a clone, make install)"
 OTHER_TORCH = (
     "reinstall torch and torchvision in matching versions: https://pytorch.org/get-started/locally/ has the command"
 )
+TORCHVISION_REMEDY = "in a clone of rl-caption: python scripts/torchvision_remedy.py install"
 OWN_START = (
     "train a captioner with rl-caption xe --config own_xe --data.path mine.jsonl, then give "
     "--model.init runs/own/xe/export/best"
@@ -77,13 +77,24 @@ def package_findings() -> Iterator[Finding]:
 
 
 def torchvision_findings() -> Iterator[Finding]:
-    """Yield whether torchvision loads, and by what means; new processes try it, which takes 2 to 10 seconds."""
-    found, version = torchvision_remedy.status(), installed_version("torchvision")
-    fatal = found.startswith((torchvision_remedy.NEEDED, torchvision_remedy.BROKEN))
-    cost = "Transformers, open_clip and the accelerate command do not start" if fatal else ""
-    remedy = "python -m rl_caption.torchvision_remedy install" if found == torchvision_remedy.NEEDED else OTHER_TORCH
-    value = found if version is None else f"{version}: {found}"
-    yield Finding("torchvision", value, cost, fatal, remedy if fatal else "")
+    """Yield whether torchvision loads; a new process tries it, which takes 2 to 5 seconds."""
+    version = installed_version("torchvision")
+    if version is None:
+        yield Finding("torchvision", "not installed; no program needs it")
+    elif error := torchvision_error():
+        remedy = f"{OTHER_TORCH}, or {TORCHVISION_REMEDY}" if "operator torchvision::" in error else OTHER_TORCH
+        cost = "Transformers, open_clip and the accelerate command do not start"
+        yield Finding("torchvision", f"{version}: does not load ({error})", cost, True, remedy)
+    else:
+        yield Finding("torchvision", f"{version}: loads")
+
+
+def torchvision_error() -> str:
+    """The last line of what ``import torchvision`` prints in a new process; empty when it succeeds."""
+    command = [sys.executable, "-P", "-c", "import torchvision"]  # -P: not a folder of that name that lies here
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    message = process.stderr.strip() or f"ended with {process.returncode} without a message"
+    return message.splitlines()[-1] if process.returncode else ""
 
 
 def device_findings() -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl_caption import __version__, torchvision_remedy
+from rl_caption import __version__
 from rl_caption.config.shipped import shipped_configs
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
@@ -59,7 +59,7 @@ def install(wheel: Path, environment: Path) -> Path:
     # Of folders that a .pth file names, .pth files are not read: an editable rl_caption is not there, nor the remedy.
     packages = dict.fromkeys(sysconfig.get_path(key) for key in ("purelib", "platlib"))
     (site / "packages.pth").write_text("".join(f"{path}\n" for path in packages))
-    for file in filter(Path.exists, torchvision_remedy.paths()):
+    for file in Path(sysconfig.get_path("purelib")).glob("*rl_caption_torchvision_remedy.p*"):  # where it was needed
         shutil.copy(file, site)
     programs = environment / "bin"
     options = ("--no-deps", "--no-index", "--no-compile", "--ignore-installed")

@@ -13,11 +13,9 @@ import psutil
 import pytest
 import yaml
 
-from rl_caption import torchvision_remedy
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli import doctor
 from rl_caption.errors import EXTRAS, OPTIONAL, user_errors
-from rl_caption.torchvision_remedy import ABSENT, BROKEN, NATIVE, NEEDED, REMEDIED
 from tests.captioners_for_tests import tiny_captioner
 from tests.training_for_tests import changed, files, scst_config
 from tests.vlm_families_for_tests import photo_rows, save_vlm
@@ -27,8 +25,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(autouse=True)
 def torchvision_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe starts processes for seconds; its own tests are elsewhere."""
-    monkeypatch.setattr(torchvision_remedy, "status", lambda: REMEDIED)
+    """The probe starts a process for seconds."""
+    monkeypatch.setattr(doctor, "torchvision_error", str)
 
 
 def line_after(report: str, name: str) -> str:
@@ -44,7 +42,7 @@ def test_complete_environment(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("Python", "torch", "torchvision", "transformers", "accelerate", "jsonargparse", "pycocoevalcap"):
         assert f"\n  {name} " in "\n" + report
     assert f" {importlib.metadata.version('torch')}" in report
-    assert "loads by means of the remedy" in report
+    assert f"{importlib.metadata.version('torchvision')}: loads" in report
     assert "accelerate launch --multi_gpu --num_processes 2 " in report
 
 
@@ -84,13 +82,19 @@ def test_a_program_names_the_extra_of_a_module_that_is_missing(module, monkeypat
     )
 
 
-@pytest.mark.parametrize("found", [NATIVE, ABSENT, REMEDIED, NEEDED, BROKEN + "the last line"])
-def test_torchvision(found: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torchvision_remedy, "status", lambda: found)
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    "error", ["", "RuntimeError: operator torchvision::nms does not exist", "ImportError: a library"]
+)
+def test_torchvision(error, installed, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "torchvision_error", lambda: error)
+    versions = {package: doctor.installed_version(package) for package in (*doctor.NEEDED, *doctor.OPTIONAL)}
+    versions["torchvision"] = "0.26" if installed else None
+    monkeypatch.setattr(doctor, "installed_version", versions.get)
     (finding,) = doctor.torchvision_findings()
-    assert found in finding.value
-    assert finding.fatal == bool(finding.cost) == (found in (NEEDED, BROKEN + "the last line"))
-    assert ("torchvision_remedy install" in finding.remedy) == (found == NEEDED)
+    assert error in finding.value or not installed
+    assert finding.fatal == bool(finding.cost) == (installed and bool(error))
+    assert ("scripts/torchvision_remedy.py" in finding.remedy) == (installed and "operator torchvision::" in error)
     assert bool(doctor.doctor()) == finding.fatal
     assert not finding.fatal or finding.remedy in capsys.readouterr().out.splitlines()[-1]
 

@@ -84,7 +84,7 @@ HEAVY = {"torch", "transformers", "open_clip", "accelerate", "trl", "deepspeed",
 @pytest.mark.parametrize(
     ("packages", "light"),
     [
-        ("rewards.text.cider, rl_caption.torchvision_remedy, rl_caption.cli.doctor", set()),
+        ("rewards.text.cider, rl_caption.cli.doctor", set()),
         ("rl_caption.launch, rl_caption.cli.main", {"psutil", "PIL"}),
     ],
 )

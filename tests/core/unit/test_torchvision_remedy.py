@@ -4,6 +4,7 @@ The hook runs in new processes with stand-ins for torch and torchvision, so thes
 build.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -13,8 +14,15 @@ from typing import Any
 
 import pytest
 
-from rl_caption import torchvision_remedy
-from rl_caption.torchvision_remedy import ABSENT, BROKEN, FILES, NATIVE, NEEDED, OFF_SWITCH, REMEDIED
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "torchvision_remedy.py"
+SPEC = importlib.util.spec_from_file_location("torchvision_remedy", SCRIPT)
+assert SPEC is not None
+assert SPEC.loader is not None
+torchvision_remedy: Any = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(torchvision_remedy)
+ABSENT, BROKEN, NATIVE = torchvision_remedy.ABSENT, torchvision_remedy.BROKEN, torchvision_remedy.NATIVE
+NEEDED, REMEDIED = torchvision_remedy.NEEDED, torchvision_remedy.REMEDIED
+FILES, OFF_SWITCH = torchvision_remedy.FILES, torchvision_remedy.OFF_SWITCH
 
 TORCH = """
 import torch.library
@@ -130,6 +138,11 @@ def test_install_leaves_nothing_where_it_is_of_no_use(site, monkeypatch, native,
     assert torchvision_remedy.install() == found
     assert list(site.iterdir()) == []
     assert torchvision_remedy.main("install") == found.startswith(BROKEN)
+
+
+def test_the_script_needs_nothing_that_is_installed():
+    done = subprocess.run([sys.executable, "-I", "-S", SCRIPT, "no command"], capture_output=True, check=False)
+    assert done.returncode == 2, done.stderr
 
 
 def test_unwritable_site_packages_is_named(site: Path, capsys: Any) -> None:

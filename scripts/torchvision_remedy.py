@@ -1,10 +1,11 @@
-"""``python -m rl_caption.torchvision_remedy install|status|remove``: ``import torchvision`` beside a CPU-only torch.
+"""``python scripts/torchvision_remedy.py install|status|remove``: ``import torchvision`` beside a CPU-only torch.
 
 Where an index has torchvision only as a CUDA build, its import ends in ``operator torchvision::nms does not exist``:
 its library, which defines the operators, does not load. Nobody here filters boxes, so their schemas are enough. They
 must be defined in every program (the ``accelerate`` command imports torchvision itself): a ``.pth`` file in
 site-packages installs an import hook that defines them where torchvision did not.
-``RL_CAPTION_TORCHVISION_REMEDY=off`` switches it off.
+``RL_CAPTION_TORCHVISION_REMEDY=off`` switches it off. ``make install`` runs this script; it acts on the environment of
+the Python that runs it, and needs nothing that is installed there.
 """
 
 import os
@@ -13,11 +14,9 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from rewards.files import atomic_write
-
 OFF_SWITCH = "RL_CAPTION_TORCHVISION_REMEDY"
 HOOK = '''\
-"""Written by `python -m rl_caption.torchvision_remedy install`, which says what it is for."""
+"""Written by `scripts/torchvision_remedy.py install` of rl-caption, which says what it is for."""
 import os
 import sys
 
@@ -49,7 +48,7 @@ FILES = {
 ABSENT = "torchvision is not installed; nothing to do"
 NATIVE = "torchvision loads natively; the remedy is not needed"
 REMEDIED = "torchvision loads by means of the remedy"
-NEEDED = "torchvision does not load beside this torch build: python -m rl_caption.torchvision_remedy install"
+NEEDED = "torchvision does not load beside this torch build: python scripts/torchvision_remedy.py install"
 BROKEN = "torchvision does not load, for a reason that the remedy does not cover: "
 
 
@@ -78,15 +77,16 @@ def install() -> str:
     Raises:
         OSError: they cannot be written.
     """
-    found = status()
-    if found in (NEEDED, REMEDIED):
+    outcome = status()
+    if outcome in (NEEDED, REMEDIED):
         for path, text in paths().items():
-            with atomic_write(path) as file:
-                file.write(text.encode())
-        found = status()
-        if found != REMEDIED:
+            new = path.with_name(path.name + ".new")
+            new.write_text(text, encoding="utf-8")
+            new.replace(path)
+        outcome = status()
+        if outcome != REMEDIED:
             remove()
-    return found
+    return outcome
 
 
 def remove() -> str:
@@ -100,24 +100,24 @@ def import_error(remedy: str) -> str:
     """The last line of what ``import torchvision`` prints in a new process; empty when it succeeds."""
     command = [sys.executable, "-P", "-c", "import torchvision"]  # -P: not a folder of that name that lies here
     environment = os.environ | {OFF_SWITCH: remedy}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    message = done.stderr.strip() or f"ended with {done.returncode} without a message"
-    return message.splitlines()[-1] if done.returncode else ""
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    message = process.stderr.strip() or f"ended with {process.returncode} without a message"
+    return message.splitlines()[-1] if process.returncode else ""
 
 
 def main(command: str = "") -> int:
     """Run a command; return 0, or 1 when torchvision does not load afterwards."""
     commands = {"install": install, "status": status, "remove": remove}
     if command not in commands:
-        print("usage: python -m rl_caption.torchvision_remedy install|status|remove", file=sys.stderr)
+        print("usage: python scripts/torchvision_remedy.py install|status|remove", file=sys.stderr)
         return 2
     try:
-        found = commands[command]()
+        outcome = commands[command]()
     except OSError as error:
         print(f"torchvision remedy: {error}; use a virtual environment of your own", file=sys.stderr)
         return 1
-    print(found)
-    return int(found.startswith((NEEDED, BROKEN)))
+    print(outcome)
+    return int(outcome.startswith((NEEDED, BROKEN)))
 
 
 if __name__ == "__main__":

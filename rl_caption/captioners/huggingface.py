@@ -104,7 +104,7 @@ class HuggingFaceCaptioner(Captioner):
         dtype: str = "float32",
         processor_kwargs: Mapping[str, Any] | None = None,
     ) -> HuggingFaceCaptioner:
-        """Load a model by its name on the hub, or from a folder.
+        """Load a model of this class by its name on the hub, or from a folder; ``loading.load_captioner`` knows which.
 
         Captions continue ``prompt`` after a space, or answer it (``vlm.VisionLanguageCaptioner``, which alone takes
         messages and ``processor_kwargs``); None takes the prompt saved in the folder, if any.
@@ -114,32 +114,41 @@ class HuggingFaceCaptioner(Captioner):
                 missing or do not fit.
         """
         name = str(name)
-        source = _source(name)
+        source = hub_options(name)
         with reading(repr(name)):
-            config = _read_config(name, source)
-            if config.model_type not in FAMILIES:
-                from rl_caption.captioners.vlm import VisionLanguageCaptioner
+            config = read_config(name, source)
+            return cls.load(name, config, prompt, getattr(torch, dtype), source, processor_kwargs or {})
 
-                options = processor_kwargs or {}
-                return VisionLanguageCaptioner.load(name, config, prompt, getattr(torch, dtype), source, options)
-            if processor_kwargs:
-                raise CaptionerError(f"model.processor_kwargs is for vision-language models: {config.model_type!r}")
-            family = FAMILIES[config.model_type]
-            family.check(config)
-            model_class = getattr(transformers, family.model_class)
-            model = load_model(model_class, name, config, family.never_trained, getattr(torch, dtype), source)
-            with reading(f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"):
-                images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)  # whatever else is installed
-            second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
-            tokenizer = _read_tokenizer(name, "", source)
-            prompt = saved_prompt(name) if prompt is None else prompt
-            prompt = family.default_prompt if prompt is None else prompt
-            if not isinstance(prompt, str):
-                raise CaptionerError(f"prompt {prompt!r:.80}: {family.name} has no chat template, expected a text")
-            prompt = " ".join(prompt.split())
-            conventions = family.conventions(model, tokenizer, second, prompt)
-            check_tokens(tokenizer, conventions)
-            policy = HuggingFacePolicy(model, family, conventions)
+    @classmethod
+    def load(
+        cls,
+        name: str,
+        config: Any,
+        prompt: str | list[dict[str, Any]] | None,
+        dtype: torch.dtype,
+        source: dict[str, Any],
+        processor_kwargs: Mapping[str, Any],
+    ) -> HuggingFaceCaptioner:
+        """Load a model whose ``config.json`` is read; see ``from_pretrained``."""
+        if processor_kwargs:
+            raise CaptionerError(f"model.processor_kwargs is for vision-language models: {config.model_type!r}")
+        if config.model_type not in FAMILIES:
+            raise CaptionerError(f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}")
+        family = FAMILIES[config.model_type]
+        family.check(config)
+        model = load_model(getattr(transformers, family.model_class), name, config, family.never_trained, dtype, source)
+        with reading(f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"):
+            images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)  # whatever else is installed
+        second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
+        tokenizer = _read_tokenizer(name, "", source)
+        prompt = saved_prompt(name) if prompt is None else prompt
+        prompt = family.default_prompt if prompt is None else prompt
+        if not isinstance(prompt, str):
+            raise CaptionerError(f"prompt {prompt!r:.80}: {family.name} has no chat template, expected a text")
+        prompt = " ".join(prompt.split())
+        conventions = family.conventions(model, tokenizer, second, prompt)
+        check_tokens(tokenizer, conventions)
+        policy = HuggingFacePolicy(model, family, conventions)
         freeze(model, family.never_trained, required=False)
         return cls(policy, images, tokenizer, second, prompt, name)
 
@@ -317,14 +326,14 @@ class HuggingFaceCaptioner(Captioner):
         return captions
 
 
-def _source(name: str) -> dict[str, Any]:
+def hub_options(name: str) -> dict[str, Any]:
     """Arguments of ``from_pretrained``: the model's own code is not run, and whether to use the local cache alone."""
     what = "cannot be used" if Path(name).is_dir() else "is neither a folder with a config.json nor a model on the hub"
     with naming(f"{name!r} {what}", error=CaptionerError):
         return transformers_options(name)
 
 
-def _read_config(name: str, source: dict[str, Any]) -> Any:
+def read_config(name: str, source: dict[str, Any]) -> Any:
     """The configuration, if its family is known and its sizes are plausible."""
     if Path(name).is_dir():
         check_folder(Path(name))

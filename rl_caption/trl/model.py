@@ -166,6 +166,14 @@ def load_weights(policy: Any, checkpoint: str | Path) -> None:
     policy.load_state_dict(load_complete(type(policy), str(checkpoint), dtype=policy.dtype).state_dict())
 
 
+def load_deepspeed_weights(policy: Any, checkpoint: str | Path) -> None:
+    """Load the weights of a checkpoint of DeepSpeed, of all its processes, into a model that is not sharded."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), lazy_mode=False)
+    policy.load_state_dict(weights, strict=False)  # with LoRA, adapters alone
+
+
 def export(vlm: Vlm, policy: Any, folder: Path) -> None:
     """Write a plain Transformers model (adapters are merged already) with its processor, completely or not at all."""
     partial = folder.with_name(f".{folder.name}.partial")

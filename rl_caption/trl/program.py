@@ -7,8 +7,8 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,7 +39,7 @@ from rl_caption.data.files import write_json
 from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.data.plain_files import read_json
-from rl_caption.engines import accelerator_kwargs, print_main, usable_precision, use_cpu
+from rl_caption.engines import accelerator_kwargs, gathered_parameters, print_main, usable_precision, use_cpu
 from rl_caption.errors import ConfigError, config_errors, not_installed
 from rl_caption.evaluation import (
     DEFAULT_METRICS,
@@ -67,7 +67,7 @@ from rl_caption.training.run_folder import (
 from rl_caption.training.setup import CHECKED_IMAGES
 from rl_caption.training.validation import decode_candidates
 from rl_caption.trl.config import GrpoVlmConfig
-from rl_caption.trl.model import Vlm, adapt, export, load_processor, load_vlm, load_weights
+from rl_caption.trl.model import Vlm, adapt, export, load_deepspeed_weights, load_processor, load_vlm, load_weights
 from rl_caption.trl.rows import FinishedAware, trl_dataset
 
 INPUTS = "inputs.json"
@@ -173,7 +173,8 @@ def _arguments(config: GrpoVlmConfig, num_processes: int) -> dict[str, Any]:
         "warmup_steps": train.warmup_steps,
         "weight_decay": train.weight_decay,
         "max_grad_norm": train.grad_clip_norm,
-        "use_cpu": torch.accelerator.current_accelerator(check_available=True) is None or "cpu" in accelerator_kwargs(),
+        # First the function, which also keeps DeepSpeed from compiling an extension on a CPU.
+        "use_cpu": "cpu" in accelerator_kwargs() or torch.accelerator.current_accelerator(check_available=True) is None,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         **checkpointing,
@@ -201,12 +202,33 @@ def vllm_suppression(token_ids: Collection[int], vocabulary: int, mode: str) -> 
     return {"allowed_token_ids": [token for token in range(vocabulary) if token not in {*token_ids}]}
 
 
-def sharding(arguments: Any) -> str | None:
-    """Name of the engine that TRL's ``arguments`` or the launcher chose, if it shards the weights; else None."""
-    if getattr(getattr(arguments, "deepspeed_plugin", None), "zero_stage", 0) == 3:
-        return "DeepSpeed ZeRO-3"
+def check_engine(arguments: Any) -> None:
+    """Raise ``ConfigError`` for an engine, which TRL's ``arguments`` or the launcher chose, that does not work here."""
     # Accelerate's launcher says it by this variable, which does not change the arguments.
-    return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else None
+    if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        raise ConfigError(
+            "FSDP is not supported (train.kwargs.fsdp, or the launcher): Accelerate shards by it on GPUs alone, where "
+            "this program was not tried with it; take configs/accelerate/deepspeed_zero3.yaml, which shards the same"
+        )
+    zero3 = getattr(getattr(arguments, "deepspeed_plugin", None), "zero_stage", 0) == 3
+    if zero3 and not arguments.ds3_gather_for_generation:
+        raise ConfigError("train.kwargs.ds3_gather_for_generation is false: expected true, the only way that was tried")
+
+
+@contextmanager
+def unsharded_models(arguments: Any) -> Iterator[None]:
+    """Inside, Transformers loads and decodes models as without ZeRO-3.
+
+    With it, a model forgets the names of its weights in files, and processes decode equally often, or wait for ever.
+    """
+    from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if arguments.deepspeed_plugin is not None:
+            set_hf_deepspeed_config(arguments.deepspeed_plugin.dschf)
 
 
 def find_trl_checkpoint(config: GrpoVlmConfig) -> tuple[int, Path | None]:
@@ -258,11 +280,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     arguments = trl_arguments(config, int(os.environ.get("WORLD_SIZE", "1")))
     state: Any = PartialState()
     check_processes(state.num_processes, config.train.num_processes)
-    if (engine := sharding(arguments)) is not None:
-        raise ConfigError(
-            f"{engine} shards the weights, which this program does not gather for its export: use one process, plain "
-            "data parallelism, or ZeRO-1 or 2"
-        )
+    check_engine(arguments)
     if state.device.type == "cpu":
         use_cpu(state.num_processes, config.train.threads)
     with run_lock(config.run.dir) if state.is_main_process else nullcontext():
@@ -352,7 +370,8 @@ class _Run:
     def train_and_evaluate(self) -> str:
         """Train, evaluate before and after, export; return the table of scores, empty outside the main process."""
         config, state = self.config, self.state
-        vlm = load_vlm(config.model, self._dtype())
+        with unsharded_models(self.arguments):
+            vlm = load_vlm(config.model, self._dtype())
         trainer = self._trainer(vlm)  # before the first captions, as it refuses what is wrong; new adapters change none
         if self.split is not None and config.eval.before:
             name = f"{self.split}-before"
@@ -367,13 +386,15 @@ class _Run:
             drop_after(self.folder / "metrics.jsonl", self.start if self.checkpoint else -1)
         print_main(state, f"{config.trainer} on {len(self.train_rows)} images with the reward {self.reward.signature}")
         step = self._train(trainer)
-        policy = trainer.accelerator.unwrap_model(trainer.model)
-        if config.lora is not None:
-            policy = policy.merge_and_unload()
-        if state.is_main_process:
-            export(vlm, policy, self.folder / "export" / "last")
-        if self.split is not None:
-            self._evaluate(vlm, policy, self.split, trainer)
+        sharded = trainer.deepspeed is not None  # not so where all steps were taken before
+        with gathered_parameters(trainer.accelerator, trainer.model_wrapped) if sharded else nullcontext():
+            policy = trainer.accelerator.unwrap_model(trainer.model)
+            if config.lora is not None:
+                policy = policy.merge_and_unload()
+            if state.is_main_process:
+                export(vlm, policy, self.folder / "export" / "last")
+            if self.split is not None:
+                self._evaluate(vlm, policy, self.split, trainer)
         if not state.is_main_process:
             return ""
         metrics = {name: evaluation.metrics for name, evaluation in self.tables.items()}
@@ -426,7 +447,11 @@ class _Run:
             counts = trainer.set_initial_training_values(self.arguments, trainer.get_train_dataloader())
             steps_per_epoch, max_steps = counts[1], counts[-1]
             if self.start >= max_steps:
-                trainer._load_from_checkpoint(checkpoint)  # train() would make one more step
+                # train() would make one more step
+                if (Path(checkpoint) / "zero_to_fp32.py").is_file():
+                    load_deepspeed_weights(trainer.model, checkpoint)
+                else:
+                    trainer._load_from_checkpoint(checkpoint)
                 return self.start
             skip_epochs(trainer, self.start // steps_per_epoch)
         with warnings.catch_warnings():  # TRL calls Transformers by deprecated names, at every step
@@ -445,7 +470,8 @@ class _Run:
             batch_size=options.batch_size,
         )
         # In the precision of the training; judges score in their own.
-        candidates = decode_candidates(cast(Any, vlm), policy, rows, decoding, trainer.accelerator, "captioning")
+        with unsharded_models(self.arguments):
+            candidates = decode_candidates(cast(Any, vlm), policy, rows, decoding, trainer.accelerator, "captioning")
         captions = {image_id: own[0].caption for image_id, own in candidates.items()}
         if not self.state.is_main_process:
             return
@@ -498,8 +524,9 @@ class _Log(TrainerCallback):
         if not state.global_step or not isinstance(scheduler, LambdaLR):  # of DeepSpeed
             return
         scheduler.base_lrs = [args.learning_rate] * len(optimizer.param_groups)
-        rules = zip(optimizer.param_groups, scheduler.lr_lambdas, (args.weight_decay, 0.0), strict=True)
-        for group, factor, weight_decay in rules:  # as the trainer made them: biases and gains have no decay
+        # As the trainer made them: biases and gains have no decay. DeepSpeed leaves their group out where it is empty.
+        decays = (args.weight_decay, 0.0)[: len(optimizer.param_groups)]
+        for group, factor, weight_decay in zip(optimizer.param_groups, scheduler.lr_lambdas, decays, strict=True):
             group |= {"lr": args.learning_rate * factor(scheduler.last_epoch), "weight_decay": weight_decay}
         scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]  # what is logged
 

@@ -1,12 +1,17 @@
 """``grpo_vlm`` in two processes: one run, one model, and each decodes its share of the captions."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rl_caption.data.base import Row
-from tests.training_for_tests import lines, run_two
+from rl_caption.trl.config import VlmConfig
+from rl_caption.trl.model import load_vlm
+from tests.training_for_tests import ENGINES, lines, run_together, run_two
 from tests.vlm_for_tests import grpo_config, six_images, tiny_qwen2_vl, vlm_captions
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
@@ -27,3 +32,42 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
     captions = vlm_captions(folder / "export/last", rows)
     predictions = json.loads((folder / "eval/test/predictions.json").read_text())
     assert {str(row["image_id"]): row["caption"] for row in predictions} == captions, "both have the weights"
+
+
+def exported(folder: Path) -> dict[str, torch.Tensor]:
+    """The exported weights, which a captioner reads."""
+    load_vlm(VlmConfig(str(folder / "export/last")), "float32")
+    return load_file(folder / "export/last/model.safetensors")
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 4}])
+def test_zero3_exports_the_weights_of_plain_processes_resumed_or_not(
+    tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    tiny_qwen2_vl(tmp_path / "qwen2_vl")
+    six_images(tmp_path)
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0}  # spread the small ones too
+    settings = dict.fromkeys(
+        ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
+    )
+    (tmp_path / "zero3.json").write_text(json.dumps({"zero_optimization": zero, **settings}))
+    zero3 = ENGINES["zero3"] | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "zero3.json")}
+    options = {"lora": lora, "train.lr": 0.001, "eval.split": None}
+
+    def run(name: str, engine: dict[str, str]) -> dict[str, torch.Tensor]:
+        config = grpo_config(tmp_path, tmp_path / name, **options)
+        for process in run_together(2, config, tmp_path / name, "grpo_vlm", engine=engine):
+            assert process.code == 0, process.output
+        return exported(tmp_path / name)
+
+    start, plain, sharded = load_file(tmp_path / "qwen2_vl/model.safetensors"), run("plain", {}), run("zero3", zero3)
+    assert max((plain[name] - start[name]).abs().max() for name in start) > 1e-4, "two steps of 0.001"
+    torch.testing.assert_close(sharded, plain, rtol=0, atol=5e-6)
+    folder = tmp_path / "zero3"
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "export")
+    torch.testing.assert_close(run("zero3", zero3), sharded, rtol=0, atol=0)  # of the last checkpoint
+    (folder / "result.json").unlink()
+    shutil.rmtree(folder / "checkpoints/checkpoint-2")
+    torch.testing.assert_close(run("zero3", zero3), sharded, rtol=0, atol=5e-6)
+    assert [line["step"] for line in lines(folder)] == [1, 2]

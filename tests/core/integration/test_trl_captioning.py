@@ -30,7 +30,7 @@ from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.trl import rows
 from rl_caption.trl.config import GrpoVlmConfig, VlmConfig
 from rl_caption.trl.model import load_vlm
-from rl_caption.trl.program import find_trl_checkpoint, fine_tune, sharding, trl_arguments, vllm_suppression
+from rl_caption.trl.program import check_engine, find_trl_checkpoint, fine_tune, trl_arguments, vllm_suppression
 from tests.conftest import REPOSITORY
 from tests.training_for_tests import lines
 from tests.vlm_for_tests import (
@@ -330,15 +330,21 @@ def test_images_are_opened_once_a_batch(folder: Path, monkeypatch: pytest.Monkey
     assert opened == images
 
 
-def test_sharded_weights_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_were_not_tried_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as `accelerate launch --use_fsdp` does
     with pytest.raises(LaunchError, match="ACCELERATE_USE_FSDP"):
         fine_tune(settings(folder, tmp_path / "run"))
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    engine = SimpleNamespace(zero_stage=3)
-    assert sharding(SimpleNamespace(deepspeed_plugin=engine, fsdp=None)) == "DeepSpeed ZeRO-3"
-    engine.zero_stage = 2
-    assert sharding(SimpleNamespace(deepspeed_plugin=engine, fsdp=None)) is None
+    engine = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3), fsdp=None, ds3_gather_for_generation=True)
+    check_engine(engine)
+    engine.ds3_gather_for_generation = False
+    with pytest.raises(ConfigError, match="ds3_gather_for_generation"):
+        check_engine(engine)
+    engine.deepspeed_plugin.zero_stage = 2
+    check_engine(engine)
+    engine.fsdp = True
+    with pytest.raises(ConfigError, match=r"train\.kwargs\.fsdp"):
+        check_engine(engine)
 
 
 def test_missing_images_and_a_broken_reward_end_the_run(folder: Path, tmp_path: Path) -> None:

@@ -184,6 +184,26 @@ def save_llava(folder: Path) -> None:
     _save(folder, tf.LlavaForConditionalGeneration(config), processor, [tokenizer.eos_token_id])
 
 
+def save_fast_vlm(folder: Path) -> None:
+    """As apple/FastVLM-0.5B: a convolutional tower of timm."""
+    tokenizer = _tokenizer(CHATML, eos="<|im_end|>", pad="<pad>")
+    tower = {"model_type": "timm_wrapper", "architecture": "test_efficientnet", "hidden_size": 256, "num_classes": 0,
+             "model_args": {"global_pool": ""}, "initializer_range": 0.02}  # fmt: skip
+    config = tf.FastVlmConfig(
+        text_config={**TEXT, "model_type": "qwen2", "vocab_size": len(tokenizer)},
+        vision_config=tower,
+        **_ids(tokenizer, image_token_id="<image>"),
+    )
+    processor = tf.LlavaProcessor(
+        CLIPImageProcessorPil(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64}),
+        tokenizer,
+        patch_size=32,
+        vision_feature_select_strategy="full",
+        chat_template=CHAT_TEMPLATE,
+    )
+    _save(folder, tf.FastVlmForConditionalGeneration(config), processor, [tokenizer.eos_token_id])
+
+
 def save_internvl(folder: Path) -> None:
     """As OpenGVLab/InternVL3-1B-hf: tiles of an image, and the whole."""
     names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rewards.base import RewardError
 from rewards.devices import Precision, chunks
-from rewards.files import atomic_write
+from rewards.files import CheckedFiles
 from rewards.images import Frames, ImageSource, check_frames, frames_of, image_identity
 from rewards.options import Count, check_values
 
@@ -41,7 +41,6 @@ RELEASED = {
 """Checkpoint files of the repository aimagelab/pacscore -> architecture of open_clip, tag that was fine-tuned."""
 _ENTRY_BYTES = 250  # key, array object and dictionary slot of one embedding in memory
 _CHUNK = 1024
-_CHECKSUM_BYTES = 16
 Embeddings: TypeAlias = NDArray[np.float32]
 Function = TypeVar("Function", bound=Callable[..., Any])
 MlpDeltas = Literal["ignored", "added"]
@@ -147,9 +146,8 @@ def passes_on(*targets: Callable[..., Any]) -> Callable[[Function], Function]:
 class EmbeddingCache:
     """Embeddings of images or texts under one model and preprocessing, in memory and perhaps on disk.
 
-    On disk an embedding is ``folder/<fingerprint>/<2 digits>/<key>.emb``, about 2 kB: a checksum of key and content,
-    then a float32 array in NumPy's format. A file that fails the checksum is computed again. Files are written
-    atomically, so processes may use the same folder.
+    On disk an embedding is ``folder/<fingerprint>/<2 digits>/<key>.emb`` (``rewards.files.CheckedFiles``), about 2 kB:
+    a float32 array in NumPy's format.
 
     Args:
         fingerprint: of the model's weights and preprocessing; part of every key.
@@ -162,10 +160,8 @@ class EmbeddingCache:
     def __init__(self, fingerprint: str, folder: str | Path | None = None, max_entries: int | None = None) -> None:
         self.fingerprint, self.max_entries = fingerprint, max_entries
         self.folder = None if folder is None else Path(folder) / fingerprint
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        self._files = None if self.folder is None else CheckedFiles(self.folder, "embedding", ".emb")
         self._memory: dict[str, Embeddings] = {}
-        self._write_failed = False
 
     def capacity(self, width: int) -> int:
         """Largest number of embeddings of ``width`` numbers kept in memory; the first call sets it if it is None."""
@@ -220,36 +216,16 @@ class EmbeddingCache:
         return hashlib.blake2b(f"{self.fingerprint}|{identity}".encode(), digest_size=16).hexdigest()
 
     def _read(self, key: str) -> Embeddings | None:
-        if key in self._memory or self.folder is None:
+        if key in self._memory or self._files is None:
             return self._memory.get(key)
-        path = self.folder / key[:2] / f"{key}.emb"
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            logger.warning("cached embedding %s cannot be read (%s): it is computed again", path, error)
-            return None
-        checksum, array = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
-        if checksum != _checksum(key, array):
-            logger.warning("cached embedding %s is damaged or belongs to other content: it is computed again", path)
-            return None
-        return np.load(io.BytesIO(array), allow_pickle=False)
+        array = self._files.read(key)
+        return None if array is None else np.load(io.BytesIO(array), allow_pickle=False)
 
     def _write(self, key: str, embedding: Embeddings) -> None:
-        if self.folder is None:
-            return
-        buffer = io.BytesIO()
-        np.save(buffer, embedding, allow_pickle=False)
-        content = buffer.getvalue()
-        try:
-            # Without fsync: a file that a power cut damages fails its checksum and is computed again.
-            with atomic_write(self.folder / key[:2] / f"{key}.emb", sync=False) as file:
-                file.write(_checksum(key, content) + content)
-        except OSError as error:  # a full disk must not end a training run
-            if not self._write_failed:
-                logger.warning("embeddings cannot be kept in %s (%s): they stay in memory only", self.folder, error)
-            self._write_failed = True
+        if self._files is not None:
+            buffer = io.BytesIO()
+            np.save(buffer, embedding, allow_pickle=False)
+            self._files.write(key, buffer.getvalue())
 
 
 class CachedEncoder:
@@ -318,7 +294,3 @@ def mean_embedding(rows: Embeddings) -> Embeddings:
 def entry_bytes(width: int) -> int:
     """Memory of one cached embedding of ``width`` numbers, in bytes."""
     return 4 * width + _ENTRY_BYTES
-
-
-def _checksum(key: str, content: bytes) -> bytes:
-    return hashlib.blake2b(key.encode() + content, digest_size=_CHECKSUM_BYTES).digest()

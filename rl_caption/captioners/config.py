@@ -11,6 +11,7 @@ from rl_caption.options import (
     BatchSize,
     Beams,
     LengthPenalty,
+    Mebibytes,
     Positive,
     Probability,
     Range,
@@ -106,6 +107,9 @@ class SavedModelConfig(ModelConfig):
             weights.
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
         dtype: type of the weights; other than float32 only with ``lora``, whose adapters are float32.
+        cache_dir: folder that keeps the visual tokens of a vision-language model whose vision tower and projector are
+            frozen, for this run and others; null keeps them in memory only, up to ``data.cache_mb``.
+        cache_dir_mb: largest size of that folder, in MiB.
     """
 
     prompt: str | list[dict] | None = None
@@ -114,6 +118,8 @@ class SavedModelConfig(ModelConfig):
     lora: LoraConfig | None = None
     gradient_checkpointing: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    cache_dir: str | None = None
+    cache_dir_mb: Mebibytes = 10240
 
     def __post_init__(self) -> None:
         if self.dtype != "float32" and self.lora is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,11 +32,19 @@ from rl_caption.captioners.huggingface import (
 )
 from rl_caption.captioners.tokens import Generated
 from rl_caption.captioners.vlm_families import Messages, as_messages, check_messages, collate, family_of
-from rl_caption.captioners.vlm_policy import TEXT_INPUTS, VisionLanguagePolicy
+from rl_caption.captioners.vlm_policy import (
+    IMAGE,
+    IMAGE_KEY,
+    PIXELS,
+    TEXT_INPUTS,
+    VisionLanguagePolicy,
+    states_of,
+    update,
+)
 from rl_caption.data.base import DataError, Row, load_image, pixel_key
 
 TESTED = (
-    "gemma3", "idefics3", "internvl", "llava", "llava_onevision", "paligemma", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
+    "fast_vlm", "gemma3", "idefics3", "internvl", "llava", "llava_onevision", "paligemma", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
     "smolvlm",
 )  # fmt: skip
 """``model_type`` of the models that the tests train; others are compared with Transformers' own pass when loaded."""
@@ -54,8 +63,6 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         self.processor, self.messages = processor, as_messages(prompt, None)
         self.prompt: Any = prompt
         self.reply_start: str = policy.family.reply_start(processor, self.messages)
-        self.prepared: dict[tuple[Any, ...], dict[str, Tensor]] = {}
-        """What the processor made of rows, in ``cache_memory``; a full cache evicts nothing."""
         self.longest_prompt = getattr(policy.config.get_text_config(), "max_position_embeddings", None)
 
     @classmethod
@@ -146,18 +153,54 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         settings = {"family": self.family.name, "prompt": self.prompt}
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
+    @property
+    def cache_memory(self) -> int:
+        """Bytes left for visual tokens of a frozen vision tower, and for prepared rows."""
+        return self.policy.cache.room
+
+    @cache_memory.setter
+    def cache_memory(self, size: int) -> None:
+        self.policy.cache.room = size
+
+    def keep_on_disk(self, folder: Path, max_bytes: int) -> None:
+        """Keep visual tokens in a folder, too: ``model.cache_dir``.
+
+        Raises:
+            CaptionerError: they change in training.
+        """
+        trained = self.policy.trained_visual_parameter()
+        if trained is not None or not self.policy.takes_features:
+            why = f"{trained!r} is trained" if trained else f"a {self.family.name!r} takes no visual tokens"
+            raise CaptionerError(f"model.cache_dir is for visual tokens that stay the same, but {why}: leave it out")
+        self.policy.cache.keep_on_disk(folder, max_bytes)
+
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """What the model's processor makes of each row, as one batch; prompts are padded on the left.
 
-        The frames of a video are several images.
+        The frames of a video are several images. Where vision tower and projector are frozen, the images of each row
+        stay apart, and are left out where their visual tokens are kept.
         """
-        return collate([self._inputs(row) for row in rows], self.pad_token_id, TEXT_INPUTS)
+        apart = self.policy.encodes_rows()
+        fingerprint = self.policy.fingerprint() if apart and self.policy.cache.enabled else ""
+        prompts = [self._inputs(row, apart, fingerprint) for row in rows]
+        if not apart:
+            return collate(prompts, self.pad_token_id, TEXT_INPUTS)
+        texts = [{name: value for name, value in inputs.items() if not name.startswith(PIXELS)} for inputs in prompts]
+        images = {
+            f"{IMAGE}{row}/{name}": inputs[name]
+            for row, inputs in enumerate(prompts)
+            if any(name.startswith(PIXELS) for name in inputs)
+            for name in self.policy.image_inputs & inputs.keys()
+        }
+        return collate(texts, self.pad_token_id, TEXT_INPUTS) | images
 
-    def _inputs(self, row: Row) -> dict[str, Tensor]:
-        """The model's inputs of one row, kept where there is room."""
-        key = (*pixel_key(row["image_id"], row["image"]), repr(row.get("prompt")))
-        inputs = self.prepared.get(key)
-        if inputs is not None:
+    def _inputs(self, row: Row, apart: bool, fingerprint: str) -> dict[str, Tensor]:
+        """The model's inputs of one row, kept where there is room: with ``apart`` without pixels, which visual tokens
+        stand for once they are kept.
+        """
+        cache, key = self.policy.cache, repr((*pixel_key(row["image_id"], row["image"]), row.get("prompt"), apart))
+        inputs = cache.read(key)
+        if inputs is not None and (not apart or self.policy.knows_images(inputs[IMAGE_KEY], fingerprint)):
             return inputs
         images = [load_image(frame) for frame in frames_of(row["image"])]
         with naming(f"image {row['image_id']!r} cannot be prepared", (ValueError,), DataError):
@@ -168,10 +211,14 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
                 f"image {row['image_id']!r} and its prompt have {length} tokens: {self.family.name} has positions "
                 f"for {self.longest_prompt}; let its processor make images smaller (model.processor_kwargs)"
             )
-        size = sum(tensor.nbytes for tensor in inputs.values())
-        if size <= self.cache_memory:
-            self.cache_memory -= size
-            self.prepared[key] = inputs
+        if not cache.enabled:
+            return inputs
+        if apart:
+            digest = hashlib.blake2b(digest_size=16)
+            for name in sorted(self.policy.image_inputs & inputs.keys()):
+                update(digest, name, inputs[name])
+            inputs[IMAGE_KEY] = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)[None]
+        cache.write(key, states_of(inputs) | {IMAGE_KEY: inputs[IMAGE_KEY]} if apart else inputs)
         return inputs
 
     def key_value_bytes(self, rows: Sequence[Row], captions: int, tokens: int) -> int:
@@ -194,15 +241,9 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         """See ``Captioner.image_states``: visual tokens in place of pixels, where the model takes them."""
         if not policy.takes_features:
             return inputs
-        if self.encoder_trained is None:
-            text = {id(parameter) for parameter in policy.model.get_decoder().parameters()}
-            text.add(id(policy.model.get_output_embeddings().weight))
-            trained = (parameter for parameter in policy.model.parameters() if parameter.requires_grad)
-            self.encoder_trained = any(id(parameter) not in text for parameter in trained)
-        if self.encoder_trained and not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and policy.trained_visual_parameter() is not None:
             return inputs
-        states = {name: value for name, value in inputs.items() if not name.startswith("pixel_")}
-        return states | policy(**inputs, encode=True)
+        return states_of(inputs) | policy(**inputs, encode=True)
 
     def generate_with_scores(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None

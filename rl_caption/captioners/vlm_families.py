@@ -88,8 +88,8 @@ class VisionLanguageFamily:
         names = [name for name, _ in model.named_parameters()]
         self.frozen = tuple(pattern for pattern in VISION if any(fnmatchcase(name, pattern) for name in names))
         layer = getattr(model.config, "vision_feature_layer", None)
-        if isinstance(layer, int) and layer < 0:  # counted from the last one, -1
-            last = model.config.vision_config.num_hidden_layers
+        last = getattr(model.config.vision_config, "num_hidden_layers", None)  # towers of timm have none
+        if isinstance(layer, int) and layer < 0 and last is not None:  # counted from the last one, -1
             unread = [f"*vision_tower*.layers.{number}.*" for number in range(last + layer + 1, last)]
             self.never_trained = ("*vision_tower*.post_layernorm.*", "*vision_tower*.head.*", *unread)
 

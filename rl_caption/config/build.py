@@ -113,10 +113,14 @@ def _load_saved(config: SavedModelConfig, cache_bytes: int, tokenizer: str) -> C
     adapt = getattr(captioner, "adapt", None)  # models of Transformers have it
     if adapt is not None:
         adapt(config.freeze, asdict(config.lora) if config.lora else None, config.gradient_checkpointing)
+        if config.cache_dir is not None:
+            if not hasattr(captioner, "keep_on_disk"):
+                raise ConfigError(f"model.cache_dir is for vision-language models, model.init {config.init!r} is none")
+            captioner.keep_on_disk(Path(config.cache_dir), config.cache_dir_mb * 2**20)
     elif config != SavedModelConfig(config.name, config.target, config.init):
         raise ConfigError(
             f"model.init {config.init!r} is not a model of Transformers: model.prompt, processor_kwargs, freeze, lora, "
-            "gradient_checkpointing and dtype are for those alone, leave them out"
+            "gradient_checkpointing, dtype and cache_dir are for those alone, leave them out"
         )
     split_by = getattr(captioner, "split_by", None) if getattr(captioner, "word_level", False) else None
     if split_by not in (None, tokenizer):  # of the Transformer from scratch

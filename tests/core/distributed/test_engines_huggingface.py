@@ -71,6 +71,7 @@ OPTIONS = {
     "monitor": {"judges": {"later": {"target": f"{__name__}:Later"}}, "best_by": "later"},
     "model.name": "huggingface",
     "model.prompt": "a photo of",
+    "data.cache_mb": 0,  # visual tokens that are kept take no pass of an encoder
     "train.max_steps": 2,
     "train.micro_batch_size": 2,
     "train.grad_clip_norm": 0.1,
@@ -121,8 +122,11 @@ def test_two_processes_train_and_export_as_one(plain, tmp_path: Path, trained: s
     assert f"engine {engine}, 2 x 2 images a step and process" in log
     assert "Warning:" not in log  # of Python's, such as torch's of what it does with the wrapped module
     # From one step's rewards to the next, for each micro-batch: sampling, and what a loss reads: policy, reference, XE.
+    # The two images of a vision-language model's batch are encoded one by one where their tokens could be kept.
     calls = 1 if trained in ENCODED_ONCE else 4
-    assert [encoder_calls(text) for text in (log, log_alone)] == [2 * calls, 4 * calls]
+    apart = trained in ("qwen_decoder", "smolvlm_adapters")
+    here = 2 if apart and engine != "zero3" else 1
+    assert [encoder_calls(log), encoder_calls(log_alone)] == [2 * calls * here, 4 * calls * (1 + apart)]
     assert_same_steps(alone, folder)
     assert files(folder / "export/best") == files(alone / "export/best")
     assert_same_weights(model, alone, folder)

@@ -3,9 +3,11 @@
 import copy
 import itertools
 import json
+import shutil
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
 from rl_caption.captioners import vlm
@@ -387,16 +389,166 @@ def test_a_model_that_no_test_knows_is_compared_with_transformers_own_pass(tmp_p
 def test_prepared_rows_are_kept_as_far_as_there_is_room(qwen, monkeypatch):
     sizes = [sum(tensor.nbytes for tensor in inputs.values()) for inputs in qwen[2]]
     captioner = load_captioner(qwen[0].name, cache_bytes=sum(sizes) - 1, prompt="a photo of")
-    expected = captioner.preprocess(photo_rows())
-    assert 0 < len(captioner.prepared) < 3, "they do not all fit"
+    expected, entries = captioner.preprocess(photo_rows()), captioner.policy.cache.entries
+    assert 0 < len(entries) < 3, "they do not all fit"
     calls = []
     prepare = captioner.family.inputs
     monkeypatch.setattr(captioner.family, "inputs", lambda *arguments: calls.append(1) or prepare(*arguments))
     again = captioner.preprocess(photo_rows())
     assert all(torch.equal(value, again[name]) for name, value in expected.items())
-    assert len(calls) == 3 - len(captioner.prepared)
+    assert len(calls) == 3 - len(entries)
     captioner.preprocess([photo_rows()[0] | {"prompt": "another"}])
-    assert len(calls) == 4 - len(captioner.prepared), "a prompt is part of the key"
+    assert len(calls) == 4 - len(entries), "a prompt is part of the key"
+
+
+def tower_of(captioner):
+    towers = ("visual", "vision_tower", "vision_model")
+    return next(t for t in (getattr(captioner.policy.model.model, name, None) for name in towers) if t is not None)
+
+
+def frozen_vlm(captioner, **options):
+    """The model of ``captioner`` with only its text trained, and a list to which every pass of its tower is added."""
+    frozen = load_captioner(captioner.name, **{"cache_bytes": 2**20, "prompt": "a photo of", **options})
+    frozen.adapt([], None, False)
+    for tensor in frozen.policy.visual_tensors().values():
+        tensor.requires_grad_(False)
+    passes = []
+    tower_of(frozen).register_forward_hook(lambda *_: passes.append(1))
+    return frozen, passes
+
+
+def scored(captioner, rows=None):
+    """Logits and gradients of a step on rows, through the passes of self-critical training and of cross-entropy."""
+    rows = photo_rows() if rows is None else rows
+    policy, ids = captioner.policy, IDS[: len(rows)]
+    states = captioner.image_states(policy, captioner.preprocess(rows))
+    logits = captioner.token_logits(policy, states, ids)
+    direct = captioner.token_logits(policy, captioner.preprocess(rows), ids)
+    assert torch.equal(logits, direct)
+    token_logprobs(direct, ids).sum().backward()
+    captions = captioner.generate(policy, captioner.preprocess(rows), Decoding(max_new_tokens=L))
+    return [direct.detach(), captions, *gradients(policy).values()]
+
+
+def test_visual_tokens_of_a_frozen_tower_are_kept_and_change_no_bit(case):
+    captioner, inputs, _ = case
+    if not captioner.policy.takes_features:
+        pytest.skip("takes no visual tokens")
+    plain, passes = frozen_vlm(captioner, cache_bytes=0)
+    expected = scored(plain)
+    assert len(passes) == 9, "a row at a time, in each of the three passes"
+    assert torch.allclose(expected[0], captioner.token_logits(captioner.policy, inputs, IDS).detach(), atol=1e-4)
+    cached, passes = frozen_vlm(captioner)
+    for epoch in range(3):
+        assert all(torch.equal(one, other) for one, other in zip(scored(cached), expected, strict=True))
+        assert len(passes) == 3, f"epoch {epoch}: once for each image"
+    used = 2**20 - cached.cache_memory
+    rows = photo_rows()
+    assert not any(name.startswith(("image/", "pixel_")) for name in cached.preprocess(rows)), "no pixels"
+    rows[1] = {**rows[1], "image": rows[1]["image"].transpose(Image.Transpose.FLIP_LEFT_RIGHT), "image_id": "new"}
+    mixed = [scored(one, rows) for one in (plain, cached)]
+    assert all(torch.equal(one, other) for one, other in zip(*mixed, strict=True)), "two are kept, one is not"
+    assert len(passes) == 4
+    little, passes = frozen_vlm(captioner, cache_bytes=used - 1)
+    for _ in range(2):
+        assert all(torch.equal(one, other) for one, other in zip(scored(little), expected, strict=True))
+    assert len(passes) == 3 + 5, "all but one fit"
+
+
+def tower_passes(captioner, folder, rows=None, change=None, **options):
+    """How many images the vision tower reads, of rows whose visual tokens may be in ``folder``."""
+    frozen, passes = frozen_vlm(captioner, **options)
+    if change is not None:
+        change(frozen)
+    frozen.keep_on_disk(folder, 2**20)
+    with torch.no_grad():
+        frozen.image_states(frozen.policy, frozen.preprocess(photo_rows() if rows is None else rows))
+    return len(passes)
+
+
+@pytest.fixture(scope="module")
+def stored_tokens(qwen, tmp_path_factory):
+    """A folder with the visual tokens of all photos."""
+    folder = tmp_path_factory.mktemp("tokens")
+    assert tower_passes(qwen[0], folder) == 3
+    assert tower_passes(qwen[0], folder) == 0
+    return folder
+
+
+@torch.no_grad()
+def brighter(name):
+    """A change of the weight of that name, in place."""
+    return lambda captioner: dict(captioner.policy.model.named_parameters())[name].data.mul_(1.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({"prompt": "another prompt"}, 0),
+        ({"change": brighter("model.language_model.layers.0.mlp.up_proj.weight")}, 0),
+        ({"change": brighter("model.visual.blocks.0.attn.proj.weight")}, 3),
+        ({"change": brighter("model.visual.merger.mlp.2.weight")}, 3),
+        ({"change": lambda captioner: setattr(captioner.policy.config, "_attn_implementation", "eager")}, 3),
+        ({"change": lambda captioner: setattr(captioner.policy.config.vision_config, "hidden_act", "gelu")}, 3),
+        ({"dtype": "bfloat16"}, 3),
+        ({"processor_kwargs": {"size": {"shortest_edge": 16 * 16, "longest_edge": 24 * 24}}}, 3),
+        ({"processor_kwargs": {"image_mean": [0.4, 0.5, 0.5]}}, 3),
+        ({"rows": [photo_rows()[0] | {"image_id": "a name"}]}, 0),
+        ({"rows": [photo_rows()[0] | {"image": photo_rows()[0]["image"].rotate(180)}]}, 1),
+        ({"rows": [photo_rows()[0] | {"image": [row["image"] for row in photo_rows()[:2]]}]}, 1),
+    ],
+    ids=["prompt", "text", "tower", "projector", "kernels", "shape", "dtype", "size", "mean", "id", "image", "frames"],
+)
+def test_visual_tokens_on_disk_are_those_of_all_that_they_depend_on(qwen, stored_tokens, tmp_path, options, passes):
+    shutil.copytree(stored_tokens, tmp_path / "tokens")
+    assert tower_passes(qwen[0], tmp_path / "tokens", **options) == passes
+
+
+@torch.no_grad()
+def test_visual_tokens_in_memory_are_those_of_their_precision_and_weights(qwen):
+    frozen, passes = frozen_vlm(qwen[0])
+    rows = photo_rows()
+    with torch.autocast("cpu", torch.bfloat16):
+        states = frozen.image_states(frozen.policy, inputs := frozen.preprocess(rows))
+    assert {tensor.dtype for name, tensor in states.items() if name.startswith("features/")} == {torch.bfloat16}
+    expected = frozen.image_states(frozen.policy, inputs)
+    assert len(passes) == 6
+    for tensor in frozen.policy.visual_tensors().values():
+        tensor.mul_(1.5)
+    after = frozen.image_states(frozen.policy, frozen.preprocess(rows))
+    assert len(passes) == 9
+    assert not torch.equal(after["features/pooler_output.0"], expected["features/pooler_output.0"])
+    reference = copy.deepcopy(frozen.policy)
+    assert reference.cache is frozen.policy.cache
+
+
+def test_visual_tokens_on_disk_are_bounded_and_damaged_ones_are_computed_again(qwen, tmp_path, caplog):
+    limit, sizes = 2**20, []
+    for expected_passes in (3, 8):
+        frozen, passes = frozen_vlm(qwen[0], cache_bytes=0)
+        frozen.keep_on_disk(tmp_path / str(limit), limit)
+        scored(frozen)
+        expected = scored(frozen)
+        assert len(passes) == expected_passes
+        sizes.append(sum(file.stat().st_size for file in (tmp_path / str(limit)).rglob("*.tokens")))
+        assert 0 < sizes[-1] <= limit
+        limit = sizes[0] - 1
+    assert caplog.text.count("cannot be kept") == 1
+    file = next((tmp_path / str(2**20)).rglob("*.tokens"))
+    file.write_bytes(file.read_bytes()[:-1])
+    assert tower_passes(qwen[0], tmp_path / str(2**20)) == 1
+    frozen, _ = frozen_vlm(qwen[0], cache_bytes=0)
+    frozen.keep_on_disk(tmp_path / str(2**20), 2**20)
+    assert all(torch.equal(one, other) for one, other in zip(scored(frozen), expected, strict=True))
+
+
+@pytest.mark.parametrize("lora", [None, {"r": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": ["qkv"]}])
+def test_visual_tokens_that_change_in_training_are_not_kept(qwen, tmp_path, lora):
+    captioner = load_captioner(qwen[0].name, cache_bytes=2**20, prompt="a photo of")
+    captioner.adapt([] if lora is None else None, lora, False)
+    assert any(name.startswith("pixel_") for name in captioner.preprocess(photo_rows()))
+    with pytest.raises(CaptionerError, match=r"model\.cache_dir.*(lora|visual)"):
+        captioner.keep_on_disk(tmp_path, 2**20)
 
 
 def test_an_image_of_more_tokens_than_positions_is_refused_by_its_row(qwen):

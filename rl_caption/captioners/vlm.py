@@ -44,8 +44,8 @@ from rl_caption.captioners.vlm_policy import (
 from rl_caption.data.base import DataError, Row, load_image, pixel_key
 
 TESTED = (
-    "fast_vlm", "gemma3", "idefics3", "internvl", "llava", "llava_onevision", "paligemma", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
-    "smolvlm",
+    "fast_vlm", "gemma3", "idefics3", "internvl", "llava", "llava_onevision", "paligemma", "qwen2_vl", "qwen2_5_vl",
+    "qwen3_vl", "smolvlm",
 )  # fmt: skip
 """``model_type`` of the models that the tests train; others are compared with Transformers' own pass when loaded."""
 

@@ -192,7 +192,7 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
         with torch.no_grad():
             logits = changed.token_logits(changed.policy, inputs, IDS)
         assert not torch.allclose(logits, expected[1], atol=1e-2), "dropout"
-    assert found[3] < expected[3] / 2, "the layers' activations are not kept"
+    assert found[3] < 0.6 * expected[3], "the layers' activations are not kept"
 
 
 @torch.no_grad()

@@ -77,6 +77,7 @@ def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> 
 def test_the_core_trains_reward_models(tmp_path: Path) -> None:
     (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(chain(tmp_path)["teacher"]))
     run_core(["reward_model", "--config", str(tmp_path / "teacher.yaml")], tmp_path / "teacher.log")
+    assert (tmp_path / "teacher/export/best/manifest.json").is_file()
 
 
 @pytest.mark.parametrize("program", ["demo", "doctor", "configs list"])

@@ -137,13 +137,13 @@ def test_a_saved_encoder_runs_what_the_package_brings(place, name, kwargs, whole
     trust([IMAGE])  # that one class, so that only ``name`` is left to refuse
     folder = copied(whole, kind, received / "model", **{key: name, f"{key}_kwargs": kwargs})
     shutil.rmtree(folder / f"{key.removesuffix('_encoder')}_encoder", ignore_errors=True)
-    refusal(lambda: load(folder), str(folder))
+    assert str(folder) in refusal(lambda: load(folder))
 
 
 @pytest.mark.parametrize("name", [name for name, _ in NAMES if ":" in name])
 def test_a_captioner_runs_what_the_package_brings(name, whole, received):
     folder = copied(whole, "captioner", received / "model", model_type=name)
-    refusal(lambda: load_captioner(folder), str(folder / "config.json"))
+    assert str(folder / "config.json") in refusal(lambda: load_captioner(folder))
 
 
 def test_random_names_are_refused_before_any_import(whole: Path, received: Path, monkeypatch) -> None:
@@ -161,14 +161,14 @@ def test_random_names_are_refused_before_any_import(whole: Path, received: Path,
         trust([IMAGE])
         folder = copied(whole, kind, received / "model", **{key: name})
         shutil.rmtree(folder / "text_encoder", ignore_errors=True)
-        refusal(lambda load=load, folder=folder: load(folder), str(folder))
+        assert str(folder) in refusal(lambda load=load, folder=folder: load(folder))
 
 
 def test_shipped_classes_read_no_other_folder(whole: Path, received: Path) -> None:
     kwargs = {"model": str(whole / "captioner")}
     changes = {"image": "rl_caption.captioners.image_encoder:CaptionerImage", "image_kwargs": kwargs}
     folder = copied(whole, "dual", received / "model", **changes)
-    refusal(lambda: load_frozen_encoder(str(folder)), str(folder))
+    assert str(folder) in refusal(lambda: load_frozen_encoder(str(folder)))
 
 
 def test_the_user_s_word_is_enough(whole: Path, received: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_user_s_word_is_enough(whole: Path, received: Path) -> None:
 
 def test_the_tower_of_a_stage_names_no_class(whole: Path, received: Path) -> None:
     folder = copied(whole, "student", received / "model", model_type="l_clip_image", image_encoder="os:system")
-    refusal(lambda: build_tower("image", str(folder), {}, 8), str(folder))
+    assert str(folder) in refusal(lambda: build_tower("image", str(folder), {}, 8))
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -308,10 +308,11 @@ def test_code_beside_a_model_of_transformers_is_not_run(kind: str, attack: str, 
             values |= {"attn_implementation": "payload/kernel", "use_kernels": True, "custom_generate": "payload/model"}
         file.write_text(json.dumps(values))
     if attack in ("adapters", "unknown type"):
-        refusal(lambda: load(folder), str(folder))
+        assert str(folder) in refusal(lambda: load(folder))
         return
     with suppress(ValueError, *EXPECTED):
         load(folder)
+    assert not RAN.exists()
 
 
 @pytest.mark.parametrize(
@@ -337,7 +338,7 @@ def test_an_open_clip_model_names_no_code(change: dict[str, Any], received: Path
     for section, values in change.items():
         config[section] |= values  # type: ignore[operator]
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
-    refusal(lambda: load_frozen_encoder(str(folder)), str(folder))
+    assert str(folder) in refusal(lambda: load_frozen_encoder(str(folder)))
 
 
 class WritesWhenRead(nn.Module):
@@ -364,7 +365,7 @@ class WritesWhenRead(nn.Module):
 def test_an_archive_of_torchscript_runs_nothing(received: Path) -> None:
     torch.jit.script(WritesWhenRead()).save("clip.pt")
     RAN.unlink(missing_ok=True)
-    refusal(lambda: load_frozen_encoder(ARCHITECTURE, "clip.pt"), "clip.pt")
+    assert "clip.pt" in refusal(lambda: load_frozen_encoder(ARCHITECTURE, "clip.pt"))
 
 
 def test_a_pickled_checkpoint_is_refused_without_advice(received: Path) -> None:
@@ -414,4 +415,4 @@ def test_a_table_of_a_received_grid_leads_nowhere_else(received: Path) -> None:
     (received / "elsewhere/scores.json").write_text("{}")
     for system in ("../..", str(received)):
         (received / "grid/runs.csv").write_text(f"system,base,alpha,seed\n{system},,,1\n")
-        refusal(lambda: read_ablation(received / "grid"), "runs.csv, line 2")
+        assert "runs.csv, line 2" in refusal(lambda: read_ablation(received / "grid"))

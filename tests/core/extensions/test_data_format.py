@@ -80,7 +80,7 @@ def test_a_run_trains_with_it(data: dict[str, Any], tmp_path: Path) -> None:
 
 def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
     rows = build_data(DataConfig(**data, long_captions=True)).split("val")
-    with pytest.raises(DataError, match=r"val '3\.png' has no long_reference"):
+    with pytest.raises(DataError, match=r"val '3\.png'.*long_reference"):
         rows[0]
 
 
@@ -110,5 +110,5 @@ def test_what_only_its_making_can_find_is_refused_too(data: dict[str, Any]) -> N
             build_data(wrong)
         assert part in str(refused.value)
     Path(data["path"]).write_text("picture,caption\na.png,a dog")
-    with pytest.raises(DataError, match=r"captions\.csv: .*a\.png.* has no image"):
+    with pytest.raises(DataError, match=r"captions\.csv.*a\.png"):
         build_data(config)

@@ -63,10 +63,10 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(tmp_path: Path, m
     photo = next(Path("photos/train2014").iterdir())
     photo.unlink()
     mix = ["--config", "configs/coco_transformer_bu_scst_mix.yaml", "--run.dir", "runs/other", *SMALL, "0"]
-    with pytest.raises(DataError, match=rf"looks at images, and 1 of 14 cannot be used: .*{photo.name}"):
+    with pytest.raises(DataError, match=rf"1 of 14.*{photo.name}"):
         run_program("scst", mix)
     shutil.rmtree("runs/coco/bu_xe")
-    with pytest.raises(DataError, match=r"ref_l_clipscore looks at images, and 1 of 14 cannot be used"):
+    with pytest.raises(DataError, match=r"ref_l_clipscore.*1 of 14"):
         run_program("scst", mix)
     assert not Path("runs/coco/bu_xe").exists(), "found only after the captioner had been trained"
 

@@ -137,7 +137,7 @@ def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
     assert by_words(None, captions[:1])[0] == pytest.approx(max(rouge(None, beams[0], references=[captions[:1]] * 3)))
     assert by_words.signature != reward.signature
     other = tiny_gpt2(tmp_path / "other")
-    with pytest.raises(ValueError, match="the language model has the fingerprint"):
+    with pytest.raises(ValueError, match=r"sba.*semantic_bottleneck/export/best"):
         SemanticBottleneck(folder, language_model=str(other))
     with pytest.raises(ValueError, match="expected 'semantic_bottleneck'"):
         SemanticBottleneck(str(trained / "language_model/export/best"))
@@ -233,7 +233,7 @@ def test_wrong_configurations_are_refused(trained, tmp_path, task, changes, mess
 def test_wrong_lines_of_targets_are_named(tmp_path: Path) -> None:
     path = tmp_path / "targets.jsonl"
     for line, message in (
-        ('{"caption": "a dog"}', "line 2: 'target' is None: expected a finite number"),
+        ('{"caption": "a dog"}', "line 2: 'target' is None"),
         ('{"caption": "a dog", "target": true}', "'target' is True"),
         ('{"caption": "a dog", "target": NaN}', "line 2"),
         ('{"caption": " ", "target": 1}', "line 2: .*'caption'"),

@@ -19,6 +19,7 @@ from trl.trainer import rloo_trainer
 
 from rewards.base import RewardError
 from rewards.registry import build
+from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError, Row, load_image
@@ -136,7 +137,7 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     share(run, out=tmp_path / "shared", evaluation=run / "eval/test")
     card = (tmp_path / "shared/README.md").read_text()
     assert all(part in card for part in ("GRPO (TRL), 4 steps", "| the last step |", "`test` of `data.jsonl`"))
-    with pytest.raises(ReportError, match="evaluate this model"):
+    with pytest.raises(ReportError, match=weights_hash(run / "export/last")[:8]):
         share(run, out=tmp_path / "start", evaluation=run / "eval/test-before")
 
     after, changed = load_file(run / "export/last/model.safetensors"), moved(folder / "qwen2_vl", run)
@@ -187,14 +188,14 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     assert equal(load_file(stopped / "export/last/model.safetensors"), after)
     assert main(["grpo_vlm", "--config", str(stopped.with_suffix(".yaml"))]) == 0
     assert "is complete" in capfd.readouterr().err
-    with pytest.raises(CheckpointError, match=r"another configuration: train.lr: 0.01 -> 0.02"):
+    with pytest.raises(CheckpointError, match=r"train.lr: 0.01 -> 0.02"):
         fine_tune(settings(folder, stopped, **{**changes, "train.lr": 0.02}))
     new = {"train.lr": 0.02, "train.weight_decay": 0.5, "train.max_steps": 5, "eval.before": False, "eval.split": None}
     fine_tune(settings(folder, stopped, **{**changes, **new, "run.resume": True}))
     assert [line["learning_rate"] for line in lines(stopped)] == [0.01] * 4 + [0.02]
     groups = torch.load(stopped / "checkpoints/checkpoint-5/optimizer.pt")["param_groups"]
     assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.02, 0.5), (0.02, 0.0)]
-    with pytest.raises(CheckpointError, match=r"run\.resume is false"):
+    with pytest.raises(CheckpointError, match=r"run\.resume"):
         fine_tune(settings(folder, stopped, **{"run.resume": False}))
 
 
@@ -261,31 +262,31 @@ def test_captions_do_not_depend_on_the_batch(folder: Path, name: str) -> None:
 
 def test_mistakes_are_named_before_training(folder: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"rollout.num_samples": 1}, "rollout.num_samples is 1: expected at least 2"),
-        ({"reward.terms": {"cider": {"weight": 0}, "bleu": {"weight": 0}}}, "all have weight 0"),
-        ({"lora": None, "model.dtype": "float16"}, "model.dtype is 'float16' without lora"),
-        ({"model.freeze": ["*visuel*"]}, r"model.freeze has '\*visuel\*', which matches no module"),
+        ({"rollout.num_samples": 1}, r"rollout.num_samples is 1.*2"),
+        ({"reward.terms": {"cider": {"weight": 0}, "bleu": {"weight": 0}}}, r"reward\.terms bleu, cider"),
+        ({"lora": None, "model.dtype": "float16"}, r"model.dtype is 'float16'"),
+        ({"model.freeze": ["*visuel*"]}, r"model.freeze has '\*visuel\*'"),
         ({"eval.before": True, "run.trackers": ["tensorbord"]}, "TRL refuses .*tensorbord"),
         ({"reward.normalize": "per_term"}, "reward.normalize is 'per_term'"),
         ({"data.features_root": "f"}, "data.features_root is 'f'"),
         ({"data.augment": ["crop"]}, "data.augment is"),
-        ({"train.kwargs": {"losstype": "x"}}, "train.kwargs.*GRPOConfig.* unexpected keyword argument 'losstype'"),
+        ({"train.kwargs": {"losstype": "x"}}, r"train.kwargs.*GRPOConfig.*'losstype'"),
         ({"rollout.engine": "vllm"}, r"rollout\.engine"),
         ({"train.kwargs": {"use_vllm": True}}, "use_vllm"),
-        ({"train.kwargs": {"beta": 0.1}}, r"train.kwargs has \['beta'\]: other keys"),
-        ({"train.batch_size": 5}, "train.batch_size is 5: the training split has 4 usable images"),
-        ({"reward.terms": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}}, r"needs the columns \['depth'\]"),
+        ({"train.kwargs": {"beta": 0.1}}, r"train.kwargs has \['beta'\]"),
+        ({"train.batch_size": 5}, r"train.batch_size is 5.*4"),
+        ({"reward.terms": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}}, r"\['depth'\]"),
         ({"eval.judges": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}}, "judges.w"),
-        ({"model.name": "no/where", "data.path": "no/where"}, "model.name 'no/where' cannot be loaded"),
-        ({"lora.target_modules": ["q"]}, "lora.target_modules .* names no linear layer"),
+        ({"model.name": "no/where", "data.path": "no/where"}, r"model.name 'no/where'"),
+        ({"lora.target_modules": ["q"]}, r"lora.target_modules"),
         ({"lora": None, "model.freeze": ["*"]}, "model.freeze "),
-        ({"train.lr": 0.0}, "train.lr is 0.0: expected more than 0"),
-        ({"eval.metrics": ["cidre"]}, r"eval.metrics has \['cidre'\]: known are \['bleu'"),
+        ({"train.lr": 0.0}, r"train.lr is 0.0.*0"),
+        ({"eval.metrics": ["cidre"]}, r"eval.metrics has \['cidre'\].*\['bleu'"),
         ({"train.micro_batch_size": 3}, "micro_batch_size"),
-        ({"train.kwargs": {"steps_per_generation": 1, "generation_batch_size": 4}}, "TRL refuses this configuration"),
-        ({"eval.split": "tset"}, "split 'tset' is not in the data"),
+        ({"train.kwargs": {"steps_per_generation": 1, "generation_batch_size": 4}}, "'steps_per_generation'"),
+        ({"eval.split": "tset"}, "split 'tset'"),
         ({"reward.terms": {"l_clipscore": {"kwargs": {"backbone": "no/where"}}}}, "reward.terms.l_clipscore: student"),
-        ({"lora": None, "model.freeze": ["*visuel*"]}, "model.freeze has .* matches no parameter"),
+        ({"lora": None, "model.freeze": ["*visuel*"]}, r"model.freeze has"),
     ):
         with pytest.raises((ConfigError, DataError, ValueError), match=message):
             fine_tune(settings(folder, tmp_path / "run", **changes))
@@ -352,7 +353,7 @@ def test_missing_images_and_a_broken_reward_end_the_run(folder: Path, tmp_path: 
     with pytest.raises(DataError, match=r"gone\.png"):
         fine_tune(settings(folder, tmp_path / "a", **{"data.path": str(tmp_path / "data.jsonl"), "eval.split": None}))
     broken = {"broken": {"target": RECORDER, "kwargs": {"breaks": True}}}
-    with pytest.raises(RewardError, match=r"reward term 'broken': .* nan for caption 0"):
+    with pytest.raises(RewardError, match=r"term 'broken'.*caption 0"):
         fine_tune(settings(folder, tmp_path / "b", **{"reward.terms": broken, "eval.split": None}))
 
 
@@ -360,7 +361,7 @@ def test_models_that_trl_cannot_train_are_told(folder: Path, tmp_path: Path) -> 
     bare = tmp_path / "bare"
     shutil.copytree(folder / "qwen2_vl", bare)
     (bare / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigError, match="no chat template"):
+    with pytest.raises(ConfigError, match=r"model\.name '.*bare'"):
         load_vlm(VlmConfig(name=str(bare)), "float32")
     (bare / "config.json").write_text(json.dumps({"model_type": "vision-encoder-decoder", "is_encoder_decoder": True}))
     with pytest.raises(ConfigError, match=r"model\.name"):

@@ -307,7 +307,7 @@ def test_names_of_special_tokens_in_references_are_no_further_words():
     assert sorted(tokenizer.get_vocab().values()) == list(range(7))
     assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 4]) == ["<pad>", "<bos>", "<eos>", "<unk>", "a"]
     assert tokenizer("a <unk> dog", add_special_tokens=False)["input_ids"] == [4, 3, 6]
-    with pytest.raises(ValueError, match="no word occurs 1 times"):
+    with pytest.raises(ValueError, match="1 times"):
         build_vocabulary([["<unk>"]], min_count=1)
 
 

@@ -196,11 +196,11 @@ def test_trigrams_that_cost_much_are_not_repeated():
         ({"num_beams": 4, "diversity_penalty": 0.5}, "diversity_penalty is 0.5"),
         ({"top_p": 0.9}, "top_p is 0.9"),
         ({"num_samples": 2, "typical_p": 0.0}, "typical_p is 0.0"),
-        ({"temperature": float("inf")}, "temperature is inf"),
-        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": float("inf")}, "temperature.* inf"),
+        ({"temperature": float("nan")}, "temperature.* nan"),
         ({"num_samples": 2, "num_beams": 2}, "num_samples is 2"),
-        ({"num_samples": 2, "top_k": 3, "fixed_shapes": True}, "fixed_shapes is on"),
-        ({"num_beams": 3, "fixed_shapes": True}, "fixed_shapes is on"),
+        ({"num_samples": 2, "top_k": 3, "fixed_shapes": True}, "fixed_shapes"),
+        ({"num_beams": 3, "fixed_shapes": True}, "fixed_shapes"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):
@@ -272,7 +272,7 @@ def test_captioners_that_share_no_vocabulary_are_refused(members):
         Ensemble({"one": members["one"], "new": other})
     with pytest.raises(CaptionerError, match="'gru'"):
         Ensemble({"one": members["one"], "gru": without_vocabulary()})
-    with pytest.raises(CaptionerError, match="at least two"):
+    with pytest.raises(CaptionerError, match=r"\['one'\]"):
         Ensemble({"one": members["one"]})
 
 

@@ -222,7 +222,7 @@ def test_cross_attention_of_another_kind_is_refused(tmp_path):
     for block in model.decoder.transformer.h:
         block.looks = block.crossattention
         block.crossattention = nn.Identity()
-    with pytest.raises(CaptionerError, match="GPT2LMHeadModel has no cross-attention of a known kind"):
+    with pytest.raises(CaptionerError, match=r"GPT2LMHeadModel.*cross-attention"):
         share_images(model.decoder)
 
 

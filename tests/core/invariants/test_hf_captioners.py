@@ -167,7 +167,7 @@ def test_a_prompt_that_cannot_be_read_is_refused_with_its_row(tmp_path):
     captioner = tiny_hf_captioner("instructblip", tmp_path / "instructblip")
     with pytest.raises(DataError, match=r"image-0.*'a dog'.*InstructBLIP"):
         captioner.preprocess([row | {"prompt": "a dog"}])
-    with pytest.raises(DataError, match=r"image-0.*40 tokens: BLIP has positions for 32"):
+    with pytest.raises(DataError, match=r"image-0.*40 tokens: BLIP.*32"):
         tiny_hf_captioner("blip", tmp_path / "blip").preprocess([row | {"prompt": "dog " * 40}])
     with pytest.raises(DataError, match=r"image-0.*'a dog'.*from scratch"):
         tiny_captioner().preprocess([row | {"prompt": "a dog"}])

@@ -206,8 +206,8 @@ def test_shapes_that_cannot_be_are_refused_before_they_are_made() -> None:
     for shape, part in (
         ({"decoder_layers": 10**6}, "decoder_layers is 1000000"),
         ({"d_model": 2**40}, f"d_model is {2**40}"),
-        ({"d_model": 2**16, "ffn_dim": 2**20, "encoder_layers": 2}, "GiB of memory"),
-        ({"dropout": float("nan")}, "dropout is nan"),
+        ({"d_model": 2**16, "ffn_dim": 2**20, "encoder_layers": 2}, "GiB"),
+        ({"dropout": float("nan")}, "dropout.* nan"),
         ({"d_modle": 64}, "d_modle"),
         ({"vocab_size": 9}, "vocab_size"),
     ):

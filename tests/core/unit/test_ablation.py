@@ -130,8 +130,8 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
     (tmp_path / "xe.yaml").write_text(f"run: {{dir: {tmp_path}/xe}}\n")
     (tmp_path / "launch.yaml").write_text("nonsense: 1\n")
     for match, config, base in (
-        (r"model\.init is not set", grid(), SMALL_WORLD),
-        (f"'{tmp_path}/absent' is not a saved captioner", grid(), absent),
+        (r"base\.yaml: model\.init is", grid(), SMALL_WORLD),
+        (f"'{tmp_path}/absent' is", grid(), absent),
         (f"'{tmp_path}/xe/export/best'", grid(), absent + f"warm_start: {tmp_path}/xe.yaml\n"),
         (f"launch '{tmp_path}/launch.yaml' is", grid(launch=f"{tmp_path}/launch.yaml"), text),
         (f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0: expected", cell("train.lr", -1.0), text),
@@ -215,10 +215,10 @@ def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
     check_start(cell, base, {"cider": "now"})
     write_run_files(cell.config, {})
     check_start(cell, base, {"cider": "now"})
-    with pytest.raises(ConfigError, match="S_Mix seed 0 was started on another reward: cider was now, now later"):
+    with pytest.raises(ConfigError, match="S_Mix seed 0"):
         check_start(cell, base, {"cider": "later"})
     (tmp_path / "start/model.safetensors").write_bytes(b"1")
-    with pytest.raises(ConfigError, match=r"S_Mix seed 0 was started from .*/start with weights"):
+    with pytest.raises(ConfigError, match=r"S_Mix seed 0.*/start"):
         check_start(cell, base, {"cider": "now"})
     planned(grid(), tmp_path)
     (tmp_path / "base.yaml").write_text((tmp_path / "base.yaml").read_text() + "train: {lr: 0.5}\n")

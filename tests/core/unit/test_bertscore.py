@@ -85,8 +85,8 @@ def test_the_first_word_has_its_space(tmp_path: Path) -> None:
 def test_bad_input_is_refused(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments, message in (
         ([str(bert)], "layers"),
-        ([str(bert), 9], "with layers 9"),
-        ([str(tmp_path), 1], r"has no config\.json"),
+        ([str(bert), 9], "layers 9"),
+        ([str(tmp_path), 1], r"config\.json"),
     ):
         with pytest.raises(ValueError, match=message):
             BertScore(*arguments)  # type: ignore[arg-type]
@@ -95,8 +95,8 @@ def test_bad_input_is_refused(bert: Path, tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
             BertScore(str(tmp_path), 1)
-    with pytest.raises(RewardError, match="row 0 has a reference without a word"):
+    with pytest.raises(RewardError, match="row 0"):
         BertScore(str(bert), 1)(None, ["a dog"], references=[["a dog", " "]])
     monkeypatch.setitem(sys.modules, "bert_score", None)
-    with pytest.raises(ValueError, match=r"pip install 'rl-caption\[bertscore\]'"):
+    with pytest.raises(ValueError, match=r"'rl-caption\[bertscore\]'"):
         BertScore(str(bert), 1)

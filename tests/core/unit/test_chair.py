@@ -98,11 +98,11 @@ def test_objects_of_coco_instances(tmp_path: Path, synonyms: Path) -> None:
 
 def test_wrong_files_and_arguments_are_named(tmp_path: Path, synonyms: Path) -> None:
     bad, objects = tmp_path / "bad.txt", tmp_path / "o.json"
-    for lines, message in (("dog\nwolf, dog\n", "line 2: 'dog'"), ("\n", "has no object")):
+    for lines, message in (("dog\nwolf, dog\n", "line 2: 'dog'"), ("\n", r"bad\.txt' has")):
         bad.write_text(lines)
         with pytest.raises(ValueError, match=message):
             build("chair", synonyms=str(bad))
-    for content, message in (("{", "cannot be read"), ("[1]", "neither"), ('{"1": ["cow"]}', "'cow'")):
+    for content, message in (("{", r"o\.json is"), ("[1]", "neither"), ('{"1": ["cow"]}', "'cow'")):
         objects.write_text(content)
         with pytest.raises(ValueError, match=message):
             build("chair", synonyms=str(synonyms), objects=str(objects))
@@ -140,7 +140,7 @@ def test_a_detector_looks_at_each_image_once(tmp_path: Path) -> None:
     both = build("chair", **kwargs, objects=str(tmp_path / "o.json"), detector=f"{__name__}:Detector")
     assert both.columns == {"image", "image_id"}
     assert both(None, ["a dog and a bird"] * 2, image=["dog.png"] * 2, image_id=["1", "2"]) == [1.0, 0.5]
-    with pytest.raises(RewardError, match=r"detector found 'cat'.*synonyms"):
+    with pytest.raises(RewardError, match=r"'cat'.*synonyms"):
         reward(None, ["a dog"], image=["cat.png"])
     reward.detector = lambda images: [["bird"]] * len(images)
     reward.detector.signature = "lambda"

@@ -121,7 +121,7 @@ def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(tmp_path, caplog
         (newer / name).write_text(content)
     assert newest_checkpoint(tmp_path) == older
     assert f"{newer} is damaged" in caplog.text
-    with pytest.raises(CheckpointError, match="is not an intact checkpoint"):
+    with pytest.raises(CheckpointError, match=newer.name):
         read_state(newer)
 
 
@@ -182,11 +182,11 @@ def test_random_states_that_are_missing_or_of_another_kind_are_an_error(tmp_path
     states = path / "random_states_0.pkl"
     torch.save({"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}, states)
     seal(path)
-    with pytest.raises(CheckpointError, match=r"random states in .* could not be restored"):
+    with pytest.raises(CheckpointError, match=r"random_states_0\.pkl"):
         load_checkpoint(training()[0], path)
     states.unlink()
     seal(path)
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match=r"random_states_0\.pkl.*Errno 2"):
         load_checkpoint(training()[0], path)
 
 
@@ -195,7 +195,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(5, 2)
     accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    with pytest.raises(CheckpointError, match="cannot be loaded into this model"):
+    with pytest.raises(CheckpointError, match=path.name):
         load_checkpoint(accelerator, path)
 
 

@@ -215,8 +215,8 @@ def test_references_leave_the_cache_when_it_is_full() -> None:
 def test_wrong_input_is_refused() -> None:
     for candidates, references, n, message in (
         ([["a"]], [[["a"]], [["a"]]], 4, "1 candidates .* 2 lists"),
-        ([["a"], ["b"]], [[["a"]], []], 4, "candidate 1 has no reference"),
-        ([["a"]], [[["a"]]], 5, r"up to 4.*n = 5"),
+        ([["a"], ["b"]], [[["a"]], []], 4, "candidate 1"),
+        ([["a"]], [[["a"]]], 5, r"4.*n = 5"),
     ):
         with pytest.raises(ValueError, match=message):
             cider_d(candidates, references, made_df(), n=n)
@@ -230,11 +230,11 @@ def test_wrong_input_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             CiderD(**arguments)  # type: ignore[arg-type]
     for columns, message in (
-        ({}, "needs the column 'references'"),
-        ({"references": [["a"]]}, "1 items for 2 captions"),
-        ({"references": [["a"], []]}, "row 1 has no reference"),
+        ({}, r"column 'references'.*\[\]"),
+        ({"references": [["a"]]}, r"1.*2 captions"),
+        ({"references": [["a"], []]}, "row 1 has no"),
         ({"references": [["a"], "a dog"]}, "row 1 are 'a dog'"),
-        ({"references": [["a"], ["b", 3]]}, "row 1 has the reference 3"),
+        ({"references": [["a"], ["b", 3]]}, r"row 1.*3"),
     ):
         with pytest.raises(RewardError, match=message):
             CiderD(made_df())(None, ["a", "b"], **columns)

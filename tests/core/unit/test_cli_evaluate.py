@@ -130,9 +130,9 @@ def test_a_split_of_the_references_selects_the_images(files: dict[str, str], cap
     Path(files["b"]).write_text(json.dumps({key: REFERENCES[key] for key in own}))
     assert found == scored(configured(files, references=files["b"]))
     assert found[0] == 2
-    with pytest.raises(EvaluationError, match=r"a\.json has no caption of .*karpathy\.json.*--split"):
+    with pytest.raises(EvaluationError, match=r"a\.json.*karpathy\.json.*--split"):
         score_captions(configured(files, references=files["karpathy"], split="train"))
-    with pytest.raises(DataError, match=r"json has no splits.*'test'"):
+    with pytest.raises(DataError, match="'test'"):
         score_captions(configured(files, split="test"))
 
 
@@ -201,7 +201,7 @@ def test_what_was_scored_is_printed_before_a_failure(error, said, files, capsys,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("rl_caption.evaluation.results.write_json", full)
-    with pytest.raises(EvaluationError, match="No space left"):
+    with pytest.raises(EvaluationError, match="Errno 28"):
         evaluate_split(configured(files))
     assert "CIDEr" in capsys.readouterr().out
 
@@ -332,34 +332,34 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"references": "references.json"},
         EvaluationError,
-        r"^judges\.L-CLIPS: the reward 'l_clipscore' looks at images, and a file of references .*has none",
+        r"^judges\.L-CLIPS.*reward 'l_clipscore'.*has none",
     ),
     (
         {"data": DataConfig(format="jsonl", path="data.jsonl", image_root="elsewhere")},
         EvaluationError,
-        r"^judges\.L-CLIPS: .* and 3 of 3 of split 'test' are not there, such as '.*image-0.png'",
+        r"^judges\.L-CLIPS.*and 3 of 3.*split 'test'.*'.*image-0.png'",
     ),
     ({"judges": {}, "references": "references.json", "retrieval": STUDENT}, EvaluationError, "^retrieval looks at im"),
     ({"chair": OBJECTS | {"measure": "recall"}}, ConfigError, "^chair.measure is"),
-    ({"chair": OBJECTS | {"objects": "few.json"}, "judges": {}}, RewardError, "objects has no image 'image-0' "),
+    ({"chair": OBJECTS | {"objects": "few.json"}, "judges": {}}, RewardError, "image 'image-0' "),
     (
         {"chair": OBJECTS | {"detector": SCENES}, "judges": {}, "references": "references.json"},
         EvaluationError,
-        "^chair: the reward 'chair' looks at images, and a file of references",
+        r"^.*reward 'chair'",
     ),
     (
         MODEL | {"data": DataConfig(format="jsonl", path="bare.jsonl")},
         EvaluationError,
-        r"1 of 1 images have no reference caption, such as \['image-0.png'\]",
+        r"1 of 1.*\['image-0.png'\]",
     ),
     (
         MODEL | {"data": DataConfig("jsonl", path="lost.jsonl", features_root=".")},
         EvaluationError,
-        r"^split 'test': 1 of 1 images cannot be captioned: features of image 'b\.png' .*no such file",
+        r"^split 'test': 1 of 1.*image 'b\.png'.*no",
     ),
-    ({"tokenizer": "java", "metrics": "cider"}, EvaluationError, "tokenizer 'java' cannot be used"),
-    ({"metrics": "cider,blue"}, EvaluationError, r"unknown metrics \['blue'\]"),
-    ({"spice_jars": "nowhere"}, ConfigError, "spice_jars 'nowhere' is not a folder"),
+    ({"tokenizer": "java", "metrics": "cider"}, EvaluationError, "tokenizer 'java'"),
+    ({"metrics": "cider,blue"}, EvaluationError, r"\['blue'\]"),
+    ({"spice_jars": "nowhere"}, ConfigError, "spice_jars 'nowhere'"),
 ]
 
 
@@ -381,7 +381,7 @@ def test_decoded_captions_outlive_a_failure(folder: Path) -> None:
     out.mkdir()
     (out / "scores.json").write_text("{}")
     judges = {"mine": JudgeConfig(f"{__name__}:Failing")}
-    with pytest.raises(RewardError, match="no score today"):
+    with pytest.raises(RewardError, match=r"judges\.mine"):
         evaluate_split(with_judges(folder, predictions=None, model=str(folder / "model"), judges=judges))
     assert len(json.loads((out / "predictions.json").read_text())) == 4
     assert not (out / "scores.json").exists(), "of other captions"
@@ -487,7 +487,7 @@ def test_two_evaluations_are_compared_by_their_folders(folder: Path) -> None:
     assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(folder / "model")
     with pytest.raises(ReportError, match=re.escape(str(folder / "student"))):
         compare_systems(changed(config, predictions=None, compare=[pair[0], str(folder / "student")]))
-    with pytest.raises(ConfigError, match=r"references and data\.path") as refused:
+    with pytest.raises(ConfigError, match=r"data\.path") as refused:
         compare_systems(CompareConfig(compare=[pair[0], str(folder / "dogs.json")], out=str(folder / "out")))
     assert "pathlib" not in str(refused.value)
 
@@ -551,7 +551,7 @@ def test_references_are_read_from_json_lines_and_ids_are_paths(folder, monkeypat
         assert scored(replace(source, predictions=str(folder / "paths.json"))) == table
     judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(folder / "student")})}
     assert scored(replace(lines, judges=judges))[1] == scored(with_judges(folder, metrics=["rouge", "cider"]))[1]
-    with pytest.raises(DataError, match="no split 'val'"):
+    with pytest.raises(DataError, match="split 'val'"):
         scored(replace(lines, split="val"))
     twice = [*predictions(OWN), *predictions(by_path)]
     (folder / "paths.json").write_text(json.dumps(twice))
@@ -570,7 +570,7 @@ def test_a_grid_reuses_scores_until_a_judge_changes(folder: Path, monkeypatch: p
     monkeypatch.setattr("rl_caption.ablation.runner.score_captions", refuse)
     assert evaluate_captioner(*arguments) == first
     judges["L-CLIPS"] = SimpleNamespace(signature="other")
-    with pytest.raises(AssertionError, match="takes long"):
+    with pytest.raises(AssertionError, match=r"^this"):
         evaluate_captioner(*arguments)
 
 

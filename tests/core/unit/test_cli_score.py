@@ -57,26 +57,26 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
     path = saved(tmp_path, "dataset.json", content)
     assert list(read_references(path, "train")) == ["1", "2"]
     assert list(read_references(path, "test")) == ["4"]
-    with pytest.raises(DataError, match=r"no split 'dev'.*train, restval, val, test"):
+    with pytest.raises(DataError, match=r"split 'dev'.*train"):
         read_references(path, "dev")
     for record in content["images"]:
         del record["cocoid"]
         for sentence in record["sentences"]:
             del sentence["raw"]
     assert list(read_references(saved(tmp_path, "dataset.json", content))) == ["0", "1", "2", "3"]
-    with pytest.raises(DataError, match="has no splits"):
+    with pytest.raises(DataError, match=r"references\.json.*'test'"):
         read_references(saved(tmp_path, "references.json", REFERENCES), "test")
 
 
 def test_bad_files_are_explained(tmp_path: Path) -> None:
     """What random damage (tests/core/malformed) does not make; the forms of references are read there, too."""
     for read, content, message in (
-        (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images are with an empty reference .first: '1'"),
-        (read_references, [{"image_id": i, "captions": ["a"]} for i in (1, "1")], "more than once .*'1'"),
+        (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images .*first: '1'"),
+        (read_references, [{"image_id": i, "captions": ["a"]} for i in (1, "1")], "1 images .*first: '1'"),
         (read_references, {"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]}, "not among 'imag"),
-        (read_references, {"images": [{"id": 1}, {"id": 1}], "annotations": []}, "more than once under 'images'"),
-        (read_captions, [*CAPTIONS, CAPTIONS[1], CAPTIONS[1]], "2 images are captioned more than once .first: '2'"),
-        (read_captions, [{"image_id": 7, "caption": " "}], "1 images are without a word.*'7'"),
+        (read_references, {"images": [{"id": 1}, {"id": 1}], "annotations": []}, "under 'images'"),
+        (read_captions, [*CAPTIONS, CAPTIONS[1], CAPTIONS[1]], "2 images .*first: '2'"),
+        (read_captions, [{"image_id": 7, "caption": " "}], "1 images .*'7'"),
     ):
         with pytest.raises(DataError, match=rf"file\.json.*{message}"):
             read(saved(tmp_path, "file.json", content))
@@ -88,11 +88,11 @@ def test_images_are_found_by_name_stem_and_number(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     found = find_images(tmp_path, ["a.jpg", "a", "391895"])
     assert [Path(path).name for path in found] == ["a.jpg", "a.jpg", "COCO_val2014_000000391895.jpg"]
-    with pytest.raises(DataError, match=r"1 of 1 images are with more than one file .first: 'b'"):
+    with pytest.raises(DataError, match=r"1 of 1.*.first: 'b'"):
         find_images(tmp_path, ["b"])
-    with pytest.raises(DataError, match=r"1 of 2 images are without a file here .first: 'c'"):
+    with pytest.raises(DataError, match=r"1 of 2.*.first: 'c'"):
         find_images(tmp_path, ["a", "c"])
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="absent'"):
         find_images(tmp_path / "absent", ["a"])
 
 
@@ -152,7 +152,7 @@ def test_only_images_are_found_and_an_exact_name_wins(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     found = find_images(tmp_path, ["1", "1.png", "x_1", "3.jpg", "3", "y_02"])
     assert [Path(path).name for path in found] == ["1.png", "1.png", "x_1.png", "3.jpg", "3.jpg", "y_02.png"]
-    with pytest.raises(DataError, match=r"'2' is .*y_02\.png and .*z_2\.png"):
+    with pytest.raises(DataError, match=r"'2' is.*y_02\.png and.*z_2\.png"):
         find_images(tmp_path, ["1", "2"])
     with pytest.raises(DataError, match=r"first: '4'.*\.png"):
         find_images(tmp_path, ["4"])
@@ -202,9 +202,9 @@ def test_eos_and_document_frequencies_by_request(files: dict[str, Path], tmp_pat
 def test_what_cannot_be_scored_is_explained(files: dict[str, Path]) -> None:
     for arguments, message in (
         ({"reward": "cidr"}, "'cidr'.*cider"),
-        ({"reward": "rouge_l", "eos": True}, "'rouge_l' has no 'eos'"),
-        ({"reward": "rouge_l", "df": "df.npz"}, "'rouge_l' has no 'df'"),
-        ({"references": None}, "needs a file of references: give --references"),
+        ({"reward": "rouge_l", "eos": True}, r"'rouge_l'.*'eos'"),
+        ({"reward": "rouge_l", "df": "df.npz"}, r"'rouge_l'.*'df'"),
+        ({"references": None}, "--references"),
         ({"kwargs": {"sigma": -1}}, "sigma is -1"),
         ({"df": "absent.npz"}, "absent.npz"),
     ):
@@ -228,7 +228,7 @@ def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> No
     df.save(tmp_path / "df.npz")
     with pytest.raises(DataError, match=r"'none'.*'ptb'"):
         score_files("cider", captions, references, df=tmp_path / "df.npz")
-    with pytest.raises(DataError, match="'grammar' has no 'tokenizer'"):
+    with pytest.raises(DataError, match=r"'grammar'.*'tokenizer'"):
         score_files("grammar", captions, tokenizer="none")
 
 

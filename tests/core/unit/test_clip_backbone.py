@@ -94,7 +94,7 @@ def test_long_captions_are_cut_or_refused(tiny: Path, backbone: FrozenEncoder) -
     assert torch.equal(backbone.encode_texts([longer]), backbone.encode_texts([long]))
     strict = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 0), truncate=False)
     assert torch.equal(strict.encode_texts([long]), backbone.encode_texts([long]))
-    with pytest.raises(RewardError, match=r"'cat cat .* has 78 tokens, .* reads 77"):
+    with pytest.raises(RewardError, match=r"'cat cat.*has 78 tokens.*reads 77"):
         strict.encode_texts(["short", longer])
 
 
@@ -157,7 +157,7 @@ def test_wrong_arguments_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (ARCHITECTURE, {"pretrained": "damaged.pt"}, "damaged.pt"),
         ("empty", {}, "empty"),
         ("hf-hub:a/b", {"pretrained": "openai"}, "leave 'pretrained' out"),
-        (ARCHITECTURE, {"pretrained": "x", "precision": "int8"}, "expected one of fp32, fp16, bf16"),
+        (ARCHITECTURE, {"pretrained": "x", "precision": "int8"}, "fp32, fp16, bf16"),
     ):
         with pytest.raises(ValueError, match=message):
             load_frozen_encoder(name, **options)
@@ -172,7 +172,7 @@ def test_tags_of_openai_get_their_activation(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(open_clip, "create_model", stop)
     for tag in ("openai", "laion2b_s34b_b79k"):
-        with pytest.raises(ValueError, match="stopped before the download"):
+        with pytest.raises(ValueError, match=tag):
             load_frozen_encoder("ViT-B-32", tag)
     assert asked == {"openai": True, "laion2b_s34b_b79k": False}
 
@@ -201,7 +201,7 @@ def test_a_broken_frame_is_named_with_its_index(tmp_path: Path, backbone: Frozen
     broken, score = tmp_path / "broken.png", ClipScore(backbone)
     rows = {"image": [noise_image(1), [noise_image(1), noise_image(2), broken]]}
     for _ in range(2):  # it is not there, then no image
-        with pytest.raises(RewardError, match=r"frame 2 of a video: .*broken\.png"):
+        with pytest.raises(RewardError, match=r"frame 2.*broken\.png"):
             score(None, ["a cat", "a dog"], **rows)
         broken.write_bytes(b"\x89PNG\r\n\x1a\n broken")
     with pytest.raises(RewardError, match=r"row 1 has 0 images"):

@@ -83,7 +83,7 @@ def test_students_score_bare_captions(tmp_path: Path, columns: dict[str, Any]) -
     assert re.fullmatch(r"l_clipscore\[student,\w{12},fp32,prefix='',w2\.5\]", LClipScore(folder).signature)
     (folder / "open_clip_config.json").write_text("{}")
     for kind in (LClipScore, RefLClipScore):
-        with pytest.raises(ValueError, match=r"absent.*does not exist"):
+        with pytest.raises(ValueError, match=r"absent'"):
             kind(tmp_path / "absent")
         with pytest.raises(ValueError, match="clipscore"):
             kind(folder)
@@ -149,7 +149,7 @@ def test_every_score_takes_the_options_of_its_encoder_and_no_others(kind: type[C
     assert options.keys() <= own.keys()
     changed = {"backbone", "truncate"} if kind is Specs else {"backbone"}
     assert {name for name in options if own[name].default != options[name].default} <= changed
-    with pytest.raises(ValueError, match=r"does not take batch_sise; it takes: backbone.* batch_size"):
+    with pytest.raises(ValueError, match=r"batch_sise.*batch_size"):
         build(f"{kind.__module__}:{kind.__qualname__}", backbone=str(tiny), batch_sise=2)
 
 
@@ -183,9 +183,9 @@ def test_bad_rows_and_arguments_are_named(backbone: FrozenEncoder, columns: dict
     reward = RefClipScore(backbone)
     (tmp_path / "broken.jpg").write_bytes(b"nothing")
     for change, message in (
-        ({"image": None}, "needs the column 'image'"),
-        ({"references": [["a"], [], ["b"]]}, "row 1 has no reference"),
-        ({"image": columns["image"][:1]}, "column 'image' has 1 items for 3"),
+        ({"image": None}, "needs .*'image'"),
+        ({"references": [["a"], [], ["b"]]}, "row 1"),
+        ({"image": columns["image"][:1]}, r"column 'image' has 1.*3"),
         ({"image": [*columns["image"][:2], str(tmp_path / "absent.jpg")]}, "absent.jpg"),
         ({"image": [*columns["image"][:2], str(tmp_path / "broken.jpg")]}, "broken.jpg"),
     ):

@@ -50,7 +50,7 @@ def test_words_by_their_part_of_speech(tmp_path: Path) -> None:
     assert nouns.excluded == {"Dom_Pos is not Noun": 2}
     (every,) = load("icc_words", tmp_path, partial=True, kwargs={"part_of_speech": None})
     assert len(every.image_ids) == 6
-    with pytest.raises(DataError, match="no words with Dom_Pos 'noun'"):
+    with pytest.raises(DataError, match="Dom_Pos 'noun'"):
         load("icc_words", tmp_path, partial=True, kwargs={"part_of_speech": "noun"})
 
 
@@ -98,7 +98,7 @@ def test_figures_of_captions_without_images(tmp_path: Path, capsys: pytest.Captu
 
 def test_metrics_that_need_more_than_the_caption_are_refused(tmp_path: Path) -> None:
     BUILDERS["icc_captions"](tmp_path)
-    for metric, message in (("rouge", "references.*the caption alone"), ("specs", "images.*has none")):
+    for metric, message in (("rouge", "references.*caption alone"), ("specs", "images.*has none")):
         config = JudgeSetConfig("icc_captions", str(tmp_path), metrics=metric, partial=True, out=str(tmp_path / "out"))
         with pytest.raises(ConfigError, match=message):
             compare_with_people(config)
@@ -127,14 +127,14 @@ def test_a_wrong_list_of_words_is_named(tmp_path: Path) -> None:
     BUILDERS["icc_words"](tmp_path)
     path, wrong = tmp_path / RATINGS, tmp_path / "wrong.txt"
     for old, new, message in (
-        ("Conc.M", "Mean", r"wrong\.txt lacks the columns \['Conc.M'\]"),
-        ("4.86", "5.86", r"line 3: 'cat' and '5.86': expected a word and a rating in \[1, 5\]"),
+        ("Conc.M", "Mean", r"wrong\.txt.*\['Conc.M'\]"),
+        ("4.86", "5.86", r"line 3: 'cat' and '5.86'.*\[1, 5\]"),
         ("4.86", "", r"line 3: 'cat' and ''"),
     ):
         wrong.write_text(path.read_text().replace(old, new, 1))
         with pytest.raises(ValueError, match=message):
             build(WORDS, ratings=str(wrong))
-    with pytest.raises(ValueError, match=r"nowhere\.txt cannot be read"):
+    with pytest.raises(ValueError, match=r"nowhere\.txt"):
         build(WORDS, ratings=str(tmp_path / "nowhere.txt"))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -87,14 +88,14 @@ def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_
 
 
 def test_wrong_karpathy_files_are_named(tmp_path: Path) -> None:
-    for path, message in (("mine.jsonl", "jsonl reads them"), ("nothing", "does not exist"), ("", "found none")):
+    for path, message in (("mine.jsonl", r"mine\.jsonl.*format"), ("nothing", "nothing"), ("", "found none")):
         with pytest.raises(DataError, match=message):
             KarpathyData(tmp_path / path)
     write(tmp_path, record(1), name="dataset_a.json")
     path = write(tmp_path, record(1), name="dataset_b.json")
     with pytest.raises(DataError, match=r"found dataset_a\.json, dataset_b\.json"):
         KarpathyData(tmp_path)
-    with pytest.raises(DataError, match=r"no split 'dev'.*it has train"):
+    with pytest.raises(DataError, match=r"split 'dev'.*it"):
         KarpathyData(path).split("dev")
     for content, message in (("[]", "list 'images'"), ('{"images": []}', "no images")):
         path.write_text(content, encoding="utf-8")
@@ -189,7 +190,7 @@ def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
     assert (second["image_id"], second["prompt"], second["references"]) == ("7", "a photo of", [])
     assert image_paths(JsonLinesData(path, image_root="photos"), "test") == [tmp_path / "photos" / "b.jpg"]
     assert len(JsonLinesData(path, max_images={"train": 1}).split("train")) == 1
-    with pytest.raises(DataError, match="no split 'dev'"):
+    with pytest.raises(DataError, match="split 'dev'"):
         data.split("dev")
 
 
@@ -210,22 +211,22 @@ def test_a_wrong_line_is_named(tmp_path: Path) -> None:
     for line, message in (
         ({"image": "a.jpg"}, "has no 'references'"),
         (GOOD | {"positive_captions": ["b", ""]}, "'positive_captions' is .'b', ''., "),
-        (GOOD | {"positive_image": ["a"]}, "did you mean 'positive_images'"),
-        (GOOD | {"splits": "test"}, "unknown key 'splits': did you mean 'split'"),
+        (GOOD | {"positive_image": ["a"]}, "'positive_image'.*'positive_images'"),
+        (GOOD | {"splits": "test"}, "key 'splits': .*'split'"),
     ):
         with pytest.raises(DataError, match=rf"photos\.jsonl, line 2.*{message}"):
             JsonLinesData(write_lines(tmp_path, GOOD, line))
 
 
 def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a file"):
+    with pytest.raises(DataError, match=re.escape(str(tmp_path))):
         JsonLinesData(tmp_path)
-    with pytest.raises(DataError, match="no images"):
+    with pytest.raises(DataError, match=r"photos\.jsonl"):
         JsonLinesData(write_lines(tmp_path))
     (tmp_path / "windows.jsonl").write_bytes(b'\xef\xbb\xbf{"image": "a.jpg", "references": ["a dog"]}\r\n')
     assert ids(JsonLinesData(tmp_path / "windows.jsonl")) == ["a.jpg"], "a byte order mark is no error"
     path = write_lines(tmp_path, GOOD)
-    with pytest.raises(DataError, match=r"1 missing images: train .*a\.jpg.*set data\.image_root"):
+    with pytest.raises(DataError, match=r"1.*a\.jpg.*set data\.image_root"):
         check_data(JsonLinesData(path), ["train"])
     photo(tmp_path / "photos" / "a.jpg", 9)
     assert check_data(JsonLinesData(path, image_root="photos"), ["train"]).ok
@@ -248,5 +249,5 @@ def test_the_long_description_is_the_one_reference(tmp_path: Path) -> None:
     path = write_lines(tmp_path, GOOD | {"long_reference": "A cat. It sits."}, GOOD | {"image": "b.jpg"})
     rows = build_data(DataConfig("jsonl", path=str(path), long_captions=True)).split("train")
     assert rows[0]["references"] == ["A cat. It sits."]
-    with pytest.raises(DataError, match=r"train 'b.*' has no long_reference, which data\.long_captions"):
+    with pytest.raises(DataError, match=r"train 'b.*'.*long_reference, which data\.long_captions"):
         rows[1]

@@ -113,14 +113,14 @@ def test_many_captions_at_once_and_in_processes() -> None:
     captions = [f"A dog with {number} red balls stands near a tree. It runs." for number in range(200)]
     units = detail_units_of(captions, processes=2)
     assert units == [detail_units(caption) for caption in captions]
-    with pytest.raises(ValueError, match="processes = 0: expected at least 1"):
+    with pytest.raises(ValueError, match=r"processes = 0.*1"):
         detail_units_of(captions, processes=0)
 
 
 def test_a_missing_textblob_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textblob.taggers", None)
     detail_units_module._pattern_tagger.cache_clear()
-    with pytest.raises(RewardError, match=r"need the package textblob .*pip install 'rl-caption\[specs\]'"):
+    with pytest.raises(RewardError, match=r"pip install 'rl-caption\[specs\]'"):
         BrillTagger()
     assert detail_units("a dog", GivenTags(a="DT", dog="NN")) == ["a dog"]
 

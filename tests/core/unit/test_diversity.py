@@ -61,7 +61,7 @@ def test_a_run_counts_document_frequencies_for_it() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(RewardError, match="needs the column 'image_id'"):
+    with pytest.raises(RewardError, match="column 'image_id'"):
         Diversity()(None, ["a"])
     with pytest.raises(ValueError, match="eos"):
         Diversity(ALIKE, eos=True)

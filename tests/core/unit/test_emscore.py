@@ -136,13 +136,13 @@ def test_errors(backbone: FrozenEncoder, tmp_path: Path) -> None:
         EmScore(backbone, parts="middle")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"idf_captions: .*none\.txt"):
         EmScore(backbone, idf_captions=tmp_path / "none.txt")
-    with pytest.raises(ValueError, match="idf_captions has no caption"):
+    with pytest.raises(ValueError, match="idf_captions"):
         EmScore(backbone, idf_captions=[" "])
     with pytest.raises(ValueError, match="token embeddings"):
         EmScore(Counted(backbone))
-    with pytest.raises(RewardError, match="needs the column 'references'"):
+    with pytest.raises(RewardError, match="column 'references'"):
         RefEmScore(backbone)(None, ["a cat"], image=[VIDEO])
-    with pytest.raises(ValueError, match="PAC-S needs a checkpoint"):
+    with pytest.raises(ValueError, match="PAC-S"):
         build("pac_s_video", backbone="ViT-B-32")
     assert build("ref_pac_s_video", backbone=backbone).__name__ == "ref_pac_s_video"
     assert EmScore(backbone)(None, [], image=[]) == []

@@ -60,10 +60,10 @@ def test_variables_of_accelerate_do_not_divide_gradients(monkeypatch: pytest.Mon
         (accelerator(None), "no", None, "unset ACCELERATE_USE_CPU"),
         (accelerator(0), "no", None, "zero_stage is 0.*multi_gpu.yaml"),
         (accelerator(2), "fp16", None, "fp16 under zero2.*use bf16"),
-        (accelerator(2), "no", 0.5, "grad_clip_value is 0.5.*set it to null"),
+        (accelerator(2), "no", 0.5, r"grad_clip_value is 0.5.*set"),
         (accelerator(2, optimizer={"type": "Adam"}), "no", None, "section 'optimizer'"),
         (accelerator(2, bf16={"enabled": True}), "no", None, "section 'bf16'"),
-        (accelerator(2, zero_optimization={"offload_param": {"device": "cpu"}}), "no", None, "offloads to 'cpu'"),
+        (accelerator(2, zero_optimization={"offload_param": {"device": "cpu"}}), "no", None, "'cpu'"),
     ],
 )
 def test_what_deepspeed_cannot_do_is_refused(runs: Any, precision: str, clip_value: float | None, reason: str) -> None:
@@ -75,7 +75,7 @@ def test_reward_models_do_not_train_under_deepspeed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(setup, "build_accelerator", lambda *configs: accelerator(2))
     config = RewardModelConfig(run=RunConfig(dir=str(tmp_path / "run")))
     with (
-        pytest.raises(EngineError, match=r"reward models do not train under zero2.*multi_gpu\.yaml"),
+        pytest.raises(EngineError, match=r"zero2.*multi_gpu\.yaml"),
         setup.setup(config, deepspeed=False),
     ):
         pass
@@ -119,7 +119,7 @@ def test_gradient_buckets_are_bounded() -> None:
 def test_a_parameter_without_dimensions_is_named() -> None:
     model = nn.Module()
     model.scale = nn.Parameter(torch.tensor(1.0))
-    with pytest.raises(EngineError, match=r"scale is a parameter without dimensions.*shape \[1\]"):
+    with pytest.raises(EngineError, match=r"shape \[1\]"):
         prepare(accelerator(2), model, None)
 
 
@@ -154,8 +154,8 @@ def test_removed_hooks_come_back_in_their_order() -> None:
         ("bf16", "", "bf16"),
         ("auto", "bf16", "bf16"),
         ("no", "fp16", "fp16"),
-        ("bf16", "fp16", "train.mixed_precision is bf16, but accelerate launch was asked for fp16"),
-        ("no", "fp8", "'fp8' of accelerate launch is not supported"),
+        ("bf16", "fp16", r"train.mixed_precision is bf16.*fp16"),
+        ("no", "fp8", "'fp8'"),
     ],
 )
 def test_precision_of_the_launcher(train: str, launched: str, expected: str) -> None:

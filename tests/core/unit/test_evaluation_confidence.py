@@ -125,9 +125,9 @@ def test_intervals_are_drawn_anew_from_their_seed() -> None:
 
 
 def test_systems_of_other_images_are_refused() -> None:
-    with pytest.raises(EvaluationError, match=r"2 of 4 images of the first .* and 0"):
+    with pytest.raises(EvaluationError, match=r"2 of 4.*and 0"):
         compare(of_means(np.arange(4.0)), of_means(np.arange(2.0)), 10)
-    with pytest.raises(EvaluationError, match=r"1 of 2 images of a.json have no caption in b.json, such as \['2'\]"):
+    with pytest.raises(EvaluationError, match=r"1 of 2.*a.json.*b.json.*\['2'\]"):
         check_same_images({"1": "", "2": ""}, {"1": ""}, ["a.json", "b.json"])
 
 

@@ -44,7 +44,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("mine")
     for folder in (taken, taken / "below"):
-        with pytest.raises(EvaluationError, match=r"results cannot be written to '.*taken"):
+        with pytest.raises(EvaluationError, match=r"'.*taken"):
             check_writable(folder)
     assert taken.read_text() == "mine"
     assert os.listdir(check_writable(tmp_path / "a" / "b")) == []

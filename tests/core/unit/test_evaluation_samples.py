@@ -85,9 +85,9 @@ def test_mbleu_is_the_mean_of_the_toolkits_corpus_scores() -> None:
 def test_bad_input_is_named() -> None:
     for samples, references, message in (
         ({}, REFERENCES, "no samples"),
-        ({"1": ["a", "b"], "2": ["a"]}, REFERENCES, "image '2'.*2 for the first"),
+        ({"1": ["a", "b"], "2": ["a"]}, REFERENCES, r"image '2'.*2"),
         ({"1": "ab"}, REFERENCES, "image '1' are 'ab'"),
-        ({"9": ["a", "b"]}, REFERENCES, "image '9' has no reference"),
+        ({"9": ["a", "b"]}, REFERENCES, "image '9'"),
     ):
         with pytest.raises(EvaluationError, match=message):
             evaluate_samples(samples, references)  # type: ignore[arg-type]

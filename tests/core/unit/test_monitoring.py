@@ -306,7 +306,7 @@ def test_cider_as_a_judge_is_that_of_validation_under_any_name() -> None:
 
 def test_a_term_with_other_arguments_is_no_judge() -> None:
     reward = MixedReward({"mine": (build("rouge_l"), 1.0)})
-    with pytest.raises(ConfigError, match=r"monitor.judges.other .* and the reward's term 'mine'"):
+    with pytest.raises(ConfigError, match=r"monitor.judges.other.*term 'mine'"):
         build_judges({"other": JudgeConfig("rouge_l", {"beta": 1.0})}, reward, [["a red circle"]])
 
 
@@ -315,7 +315,7 @@ def test_a_judge_on_the_encoder_of_a_term_is_refused(tmp_path: Path) -> None:
     reward = MixedReward({"mine": (build("l_clipscore", backbone=student), 1.0)})
     for target, more in (("l_clipscore", {"w": 1.0, "prefix": "A "}), ("ref_l_clipscore", {"precision": "bf16"})):
         judges = {"other": JudgeConfig(target, {"backbone": str(student), **more})}
-        with pytest.raises(ConfigError, match=r"judges.other .* and the reward's term 'mine' .* encoder"):
+        with pytest.raises(ConfigError, match=r"judges.other.*term 'mine'.*encoder"):
             build_judges(judges, reward, [["a red circle"]])
     judges = {"other": JudgeConfig("l_clipscore", {"backbone": str(other)})}
     assert list(build_judges(judges, reward, [["a red circle"]])) == ["other"]

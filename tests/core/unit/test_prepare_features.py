@@ -4,6 +4,7 @@ import base64
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_two_conversions_at_once_and_a_full_disk_leave_whole_files(tmp_path: Pat
 
     monkeypatch.setattr(np, "savez", full)
     (tmp_path / "c.tsv").write_text(line(7, "vinvl"))
-    with pytest.raises(OSError, match=r"MB are free.*7\.npz"):
+    with pytest.raises(OSError, match=r"MB.*7\.npz"):
         convert_tsv([tmp_path / "c.tsv"], out)
     assert sorted(path.name for path in out.iterdir()) == ["4.npz", "5.npz", "6.npz"]
 
@@ -115,11 +116,11 @@ def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, mo
         if enough:
             assert convert_tsv([tmp_path / "a.tsv"], out, dtype=dtype) == (1, 0)
             continue
-        with pytest.raises(DataError, match="free space") as caught:
+        with pytest.raises(DataError, match=re.escape(str(out))) as caught:
             convert_tsv([tmp_path / "a.tsv"], out, dtype=dtype)
         assert ("float16" in str(caught.value)) == (dtype == "float32"), "half the space, where that is left to do"
         assert not [*out.iterdir()]
-    with pytest.raises(DataError, match=r"none\.tsv cannot be read"):
+    with pytest.raises(DataError, match=r"none\.tsv"):
         convert_tsv([tmp_path / "none.tsv"], tmp_path / "out")
 
 
@@ -129,10 +130,10 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         ("7\t640\t480\tx\tAA==\tAA==", "num_boxes and base64"),
         ("7\t640\t480\t2\t%%\t%%", "num_boxes and base64"),
         (line(7, "three columns")[:-8], "features has|num_boxes"),
-        (line(7, "vinvl", features(7, dim=9)), r"image '7': the shape is \[3, 9\], expected \[regions, 8\]"),
+        (line(7, "vinvl", features(7, dim=9)), r"image '7': .*\[3, 9\], expected \[regions, 8\]"),
         (line(7, "vinvl", np.full((3, 8), np.nan)), r"features\[0, 0\] is nan"),
         ("7\t640\t480\t3\t" + text(np.ones((3, 5))) + "\t" + text(features(7)), r"boxes are float32 \[3, 5\]"),
-        ("../7\t3\t" + text(features(7)), "an id that can be a file's name"),
+        ("../7\t3\t" + text(features(7)), r"image '\.\./7'"),
     ):
         (tmp_path / "a.tsv").write_text(line(5, "vinvl") + "\n" + bad + "\n")
         with pytest.raises(DataError, match=rf"a\.tsv, line 2.*({message})"):
@@ -146,5 +147,5 @@ def test_half_the_space_and_the_command_line(tmp_path: Path, capsys: pytest.Capt
     assert "1 images written" in capsys.readouterr().out
     np.testing.assert_allclose(as_image_features(tmp_path / "out/5.npz", "5").load(8), features(5), atol=2e-3)
     (tmp_path / "b.tsv").write_text(line(6, "bottom-up", 1e6 * np.ones((3, 8))))
-    with pytest.raises(DataError, match="beyond float16: convert to float32"):
+    with pytest.raises(DataError, match=r"beyond float16.*float32"):
         convert_tsv([tmp_path / "b.tsv"], tmp_path / "out", dtype="float16")

@@ -193,7 +193,7 @@ def test_an_architecture_of_open_clip_at_another_size_with_random_weights(caplog
     opened = open_blocks(encoder, None)
     encoder(torch.rand(2, 3, 32, 32)).sum().backward()
     assert opened == [name for name, each in encoder.named_parameters() if each.grad is not None]
-    with pytest.raises(ValueError, match="vision_cfg changes the architecture"):
+    with pytest.raises(ValueError, match="vision_cfg"):
         load_image_encoder("open_clip:RN50/openai", {"vision_cfg": cfg})
 
 
@@ -320,12 +320,12 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="gain"):
         load_image_encoder(vit, {"gain": 1.0})
     ViTMAEModel(ViTMAEConfig(**VISION)).save_pretrained(tmp_path / "vit")
-    with pytest.raises(ValueError, match="masks patches at random"):
+    with pytest.raises(ValueError, match="ViTMAEModel"):
         load_image_encoder(vit)
     monkeypatch.setattr(rewards.base, "TARGETS", {})
     monkeypatch.setattr(rewards.options, "TARGETS", rewards.base.TARGETS)
     load_image_encoder(OWN)
     assert OWN in rewards.base.TARGETS["tests.encoders_for_tests"]
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match=r"timm, which is not installed .*'rl-caption\[clip\]'"):
+    with pytest.raises(ValueError, match=r"'rl-caption\[clip\]'"):
         load_image_encoder("timm:test_vit", pretrained=False)

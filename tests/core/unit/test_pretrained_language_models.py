@@ -181,9 +181,9 @@ def save_neo(folder: Path) -> str:
 
 def test_blocks_that_cannot_switch_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[Save, Any, str]] = [
-        (save_bert, 1, "BertModel has no causal self-attention"),
-        (save_neo, 1, "GPTNeoModel stays causal"),
-        (save_llama, BLOCKS + 1, "has 3 blocks: bidirectional_blocks cannot be 4"),
+        (save_bert, 1, r"BertModel.*self-attention"),
+        (save_neo, 1, "GPTNeoModel"),
+        (save_llama, BLOCKS + 1, r"has 3 blocks: bidirectional_blocks.*4"),
         (save_llama, True, "bidirectional_blocks is True"),
     ]
     for save_model, blocks, message in cases:

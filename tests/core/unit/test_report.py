@@ -215,8 +215,8 @@ def test_an_error_names_the_section_that_is_wrong(run_folder: Path, tmp_path: Pa
 
 def test_a_folder_without_anything_and_mixed_folders_are_refused(run_folder: Path, tmp_path: Path) -> None:
     for folders, part in (
-        ([tmp_path], "no run"),
-        ([tmp_path / "absent"], "is not a folder"),
+        ([tmp_path], r"no run \(config\.yaml"),
+        ([tmp_path / "absent"], "absent is"),
         ([run_folder, write_evaluation(tmp_path / "evaluation", 1.0)], r"mine \(run\)"),
     ):
         with pytest.raises(ReportError, match=part):

@@ -460,8 +460,8 @@ def test_positives_that_are_missing_are_named(tmp_path: Path) -> None:
     ):
         check_positives(rows, wanted, captions)  # type: ignore[arg-type]
     for rows, wanted, captions, message in (
-        ([photo("a", **MADE), ONE], ("image",), "random", r"^train 'b' has 1 positive_images for 3 .* \(1 in all\)"),
-        ([photo("a", **MADE), ONE], ("text",), "random", r"^train 'b' has no positive_captions \(1 in all\)"),
+        ([photo("a", **MADE), ONE], ("image",), "random", r"^train 'b' has 1 positive_images for 3.*\(1 in all\)"),
+        ([photo("a", **MADE), ONE], ("text",), "random", r"^train 'b'.*positive_captions \(1 in all\)"),
         ([photo("a")], ("image",), "first", r"train 'a' has 0 positive_images for 3 reference"),
         ([LOST], ("image",), "first", r"train 'a' has 3 positive_images for 2 reference"),
     ):
@@ -471,5 +471,5 @@ def test_positives_that_are_missing_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.png").write_bytes(b"no image")
     for name in ("bad.png", "none.png"):
         given = photo("c", positive_images=[str(tmp_path / "good.png"), str(tmp_path / name), noise_image(2)])
-        with pytest.raises(DataError, match=rf"^1 of 2 positive_images cannot be used: train 'c', '.*{name}'"):
+        with pytest.raises(DataError, match=rf"^1 of 2 positive_images.* train 'c', '.*{name}'"):
             check_positives([given], ("image",), "random", cache=tmp_path / "cache.json")

@@ -121,7 +121,7 @@ def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
         tmp_path / "names", "test-two-layers", WIDE | {"text_cfg": WIDE["text_cfg"] | {"layers": 2}}
     )
     path = as_archive(random_clip(None, WIDE)[0], tmp_path / "weights.pt")
-    with pytest.raises(ConfigError, match=r"model\.init .* with model\.name 'test-two-layers' do not fit"):
+    with pytest.raises(ConfigError, match=r"model\.init.*with model\.name 'test-two-layers'"):
         pretrained_clip(name, path)
 
 
@@ -130,8 +130,8 @@ def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
     [
         (lambda f: random_clip("ViT-B-33", {}), "model.name is 'ViT-B-33'"),
         (lambda f: random_clip("ViT-B-16-SigLIP", {}), "vision_cfg.timm_model_name"),
-        (lambda f: random_clip("coca_ViT-B-32", {}), "multimodal_cfg cannot be trained here"),
-        (lambda f: pretrained_clip(None, str(f)), "expected a folder with open_clip_config.json"),
+        (lambda f: random_clip("coca_ViT-B-32", {}), "multimodal_cfg"),
+        (lambda f: pretrained_clip(None, str(f)), r"open_clip_config.json"),
         (lambda f: train_only(random_clip(None, RESNET)[0], "lora"), "train.trainable"),
     ],
 )

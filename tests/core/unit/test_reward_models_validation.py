@@ -105,7 +105,7 @@ def test_validation_images_are_kept_without_a_cache_where_they_are_few(memory, d
 def test_embeddings_that_are_not_finite_are_an_error_that_says_so() -> None:
     network = Network()
     network.factor.data.fill_(float("nan"))
-    with pytest.raises(NonFiniteError, match=r"step 7: the model's image embeddings: 3 of 3 are NaN"):
+    with pytest.raises(NonFiniteError, match=r"step 7.*3 of 3 are NaN"):
         validator(network, rows())(7)
 
 
@@ -117,7 +117,7 @@ def test_validation_counts_triplets_in_order() -> None:
     assert metrics["val/specificity_positive"] == pytest.approx(1 / 3)
     assert metrics["val/specificity_negative"] == pytest.approx(2 / 3)
     assert metrics["val/specificity"] == pytest.approx(1 / 2)
-    with pytest.raises(ConfigError, match=r"none of 3 validation captions has two details .*data\.long_captions"):
+    with pytest.raises(ConfigError, match=r"3.*data\.long_captions"):
         validator(Scripted(), rows(), [None] * 3)
 
 

@@ -51,8 +51,8 @@ def test_build_passes_arguments_and_takes_targets_from_outside() -> None:
 
 def test_what_cannot_be_built_is_explained() -> None:
     wrong: list[tuple[str, dict[str, Any], str]] = [
-        ("cidr", {}, r"reward is 'cidr' \(did you mean cider\?\).*bertscore"),
-        ("cider", {"sigmaa": 1}, "'cider' does not take sigmaa; it takes: .*sigma"),
+        ("cidr", {}, r"reward is 'cidr' \(.*cider\?\).*bertscore"),
+        ("cider", {"sigmaa": 1}, r"'cider'.*sigma"),
         ("rewards.clipscore:ClipScore", {}, "rewards.clipscore:ClipScore.*'rewards.clip.clipscore:ClipScore'"),
         ("rewards.text.cider:CiderE", {}, "'CiderE'"),
         (f"{__name__}:NoReward", {}, "not a reward"),

@@ -1,6 +1,7 @@
 """The run folder: where a run resumes, what counts as another configuration, and whole log lines, none twice."""
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def test_where_all_checkpoints_are_damaged_a_run_starts_over_only_if_told_to(tmp
 
 def test_auto_refuses_another_configuration_true_accepts_it_and_false_refuses_any_run(tmp_path: Path) -> None:
     newest, config = checkpoint(tmp_path, 3), config_of(tmp_path)
-    with pytest.raises(CheckpointError, match=r"config\.yaml is missing"):
+    with pytest.raises(CheckpointError, match=r"config\.yaml"):
         find_checkpoint(config)
     write_run_files(config, {})
     config.train.lr = 1.0
@@ -78,7 +79,7 @@ def test_auto_refuses_another_configuration_true_accepts_it_and_false_refuses_an
     config.run.resume = True
     assert find_checkpoint(config) == newest
     for resume in (False, "false"):
-        with pytest.raises(CheckpointError, match="already holds a run"):
+        with pytest.raises(CheckpointError, match=r"step-00000003.*run\.resume"):
             find_checkpoint(config_of(tmp_path, resume))
 
 
@@ -86,7 +87,7 @@ def test_a_path_is_taken_if_it_is_a_checkpoint(tmp_path: Path) -> None:
     older = checkpoint(tmp_path, 3)
     checkpoint(tmp_path, 5)
     assert find_checkpoint(config_of(tmp_path, str(older))) == older
-    with pytest.raises(CheckpointError, match="is not an intact checkpoint"):
+    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path))):
         find_checkpoint(config_of(tmp_path, str(tmp_path)))
 
 

@@ -102,12 +102,12 @@ def test_scores_that_are_mostly_clipped_to_0_are_warned_of_once(caplog):
 
 def test_a_caption_above_the_context_is_named_by_its_row() -> None:
     texts, rows = ["0", "60 b c d e", "60 b c d e"], {"image": [noise_image(1)] * 3}  # a digit is a token
-    with pytest.raises(RewardError, match=r"caption 2 has 7 tokens, .* reads 6: '60 b c d e f'"):
+    with pytest.raises(RewardError, match=r"caption 2 .*7.*6: '60"):
         Specs(Angles())(None, [*texts[:2], "60 b c d e f"], **rows)
     assert len(Specs(Angles())(None, texts, **rows)) == 3
     assert len(Specs(Angles(), truncate=True)(None, ["60 b c d e f"] * 3, **rows)) == 3
     assert Specs(Angles(), truncate=True).signature == "specs[angles,clipped,truncate]"
-    with pytest.raises(ValueError, match="scale is 'affine': expected one of clipped, shifted"):
+    with pytest.raises(ValueError, match="scale is 'affine'"):
         Specs(Angles(), scale="affine")  # type: ignore[arg-type]
 
 
@@ -140,9 +140,9 @@ def test_the_router_asks_each_score_for_its_captions() -> None:
     assert router.signature == "length_router[<3 CLIP tokens: fixed0.25; else: fixed0.75]"
     assert router(None, ["a"], image=[1]) == [0.25]
     assert router(None, [], image=[]) == []
-    with pytest.raises(RewardError, match=r"length_router, long captions \(rows 1\): it broke"):
+    with pytest.raises(RewardError, match=r"length_router.*\(rows 1\)"):
         router(None, ["a", "bad b c"], image=[1, 2])
-    with pytest.raises(RewardError, match="needs the column 'image'"):
+    with pytest.raises(RewardError, match="column 'image'"):
         router(None, ["a"])
 
 
@@ -154,7 +154,7 @@ def test_the_router_is_built_from_a_configuration(tmp_path: Path) -> None:
     images, texts = [noise_image(1)] * 2, ["a cat . " * 19 + "a b", "a cat . " * 20]  # 59 and 60 tokens
     expected = short(None, texts[:1], image=images[:1]) + long(None, texts[1:], image=images[1:])
     assert router(None, texts, image=images) == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(ValueError, match=r"long: reward 'specs' does not take widht"):
+    with pytest.raises(ValueError, match="reward 'specs'"):
         LengthRouter(short, encoder | {"widht": 3})
     with pytest.raises(ValueError, match="threshold is 0"):
         LengthRouter(short, long, threshold=0)

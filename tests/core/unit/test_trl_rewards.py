@@ -127,7 +127,7 @@ def test_an_image_may_be_in_a_list_of_one() -> None:
     image = noise_image(0)
     assert required_column({"image": [[image], "a.png"]}, "image", "r", 2) == [image, "a.png"]
     assert required_column({"images": [(image,)]}, "image", "r", 1) == [image]
-    with pytest.raises(RewardError, match="row 1 has 2 images: expected one"):
+    with pytest.raises(RewardError, match="row 1 has 2"):
         required_column({"images": [[image], [image, image]]}, "image", "r", 2)
     with pytest.raises(RewardError, match="row 0 has 0 images"):
         required_column({"images": [[]]}, "image", "r", 1)
@@ -145,5 +145,5 @@ def test_captions_without_eos_are_told_from_those_with_it() -> None:
         None, texts, references=references, completion_ids=[[3, 7], [3, 4]], finished=[False, False]
     )
     assert given == [cut, cut]
-    with pytest.raises(RewardError, match=r"reward term 'cider': .*needs the column 'references'"):
+    with pytest.raises(RewardError, match=r"term 'cider'.*needs.*column 'references'"):
         FinishedAware(reward, [7])(None, texts)

@@ -71,9 +71,9 @@ def test_a_captioner_reads_frames_in_their_order(tmp_path: Path, stem: str) -> N
 
 def test_another_number_of_frames_is_refused() -> None:
     for frames, rows, message in (
-        (3, video_rows(2), "'video-0' has 2 frames, the captioner reads 3"),
-        (3, tiny_rows(1), "'image-0' has 1 frames, the captioner reads 3"),
-        (1, video_rows(3), "'video-0' has 3 frames, the captioner reads 1"),
+        (3, video_rows(2), r"'video-0' has 2.*3"),
+        (3, tiny_rows(1), r"'image-0' has 1.*3"),
+        (1, video_rows(3), r"'video-0' has 3.*1"),
     ):
         with pytest.raises(DataError, match=message):
             tiny_captioner(num_frames=frames).preprocess(rows)

@@ -56,10 +56,10 @@ class OfImages:
 def test_options_of_studies_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--models tiny=.*nowhere"):
         load_models([f"tiny={tmp_path / 'nowhere'}"], "cpu")
-    with pytest.raises(ConfigError, match="metric 'of_images' needs image"):
+    with pytest.raises(ConfigError, match="metric 'of_images'"):
         reference_metrics([f"{__name__}:OfImages"])
     (tmp_path / "config.yaml").write_text("rollout: {num_samples: 2}")
-    with pytest.raises(ConfigError, match="has no section 'data'"):
+    with pytest.raises(ConfigError, match="'data'"):
         data_section(tmp_path / "config.yaml")
 
 
@@ -103,7 +103,7 @@ def test_a_metric_of_length_has_every_step_up_and_no_negative_below() -> None:
     study.add_metric("words", CaptionLength())
     rates = study.metrics["words"]["rates"]
     assert (rates.positive, rates.negative, study.metrics["words"]["released"]) == (1, 0, None)
-    with pytest.raises(DataError, match="has no long_reference"):
+    with pytest.raises(DataError, match="long_reference"):
         SpecificityStudy([{**ROWS[0], "long_reference": None}])  # type: ignore[typeddict-item]
 
 
@@ -275,7 +275,7 @@ def test_the_likelihood_of_a_caption_is_that_of_its_tokens_one_after_the_other(t
     images = [row["image"] for row in rows]
     assert score(None, captions, image=images) == pytest.approx(expected, abs=1e-5)
     assert score(None, ["a zebra", "two zebras run"], image=images[:2]) == [-1e6, -1e6]
-    with pytest.raises(RewardError, match="more than 4 tokens"):
+    with pytest.raises(RewardError, match="4 tokens"):
         CaptionLikelihood(str(tmp_path), max_tokens=4)(None, ["a dog", "a red train near a station"], image=images[:2])
 
 

@@ -73,14 +73,14 @@ def test_ends_are_clipped_and_others_refused() -> None:
     # logit(0.1) = -ln 9 and logit(0.9) = ln 9: z is -1 and 1 again.
     assert standardize([0.0, 1.0], [1, 1], "median", margin=0.1).tolist() == pytest.approx([sigmoid(-1), sigmoid(1)])
     for wrong in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match=r"needs scores in \[0, 1\]"):
+        with pytest.raises(ValueError, match=f"score is {wrong}:"):
             standardize([0.5, wrong], [1, 1])
 
 
 def test_ratings_are_cut_above_their_median() -> None:
     assert binarize([0, 1, 2, 3]) == [False, False, True, True]
     assert binarize([0, 1, 1, 3]) == [False, False, False, True]
-    with pytest.raises(ValueError, match="none of 3 ratings"):
+    with pytest.raises(ValueError, match="3 ratings"):
         binarize([1, 1, 1])
 
 
@@ -171,15 +171,19 @@ def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"scorers": {}}, ConfigError, "scorers is empty"),
+        ({"scorers": {}}, ConfigError, "^scorers is"),
         ({"scorers": {"x": JudgeConfig()}}, ConfigError, "scorers.x: .*'x'"),
-        ({"scorers": {"x": JudgeConfig(f"{__name__}:References", {"letter": "a"})}}, ConfigError, "captions alone"),
+        (
+            {"scorers": {"x": JudgeConfig(f"{__name__}:References", {"letter": "a"})}},
+            ConfigError,
+            r"scorers\.x needs \['references'\]",
+        ),
         (
             {"scorers": {"x": JudgeConfig(f"{__name__}:Share", {"letter": "a", "scale": 9.0})}},
             RewardError,
-            "share of a",
+            "'share of a'.*3\\.6",
         ),
-        ({"captions": "/nowhere"}, DataError, "/nowhere cannot be read"),
+        ({"captions": "/nowhere"}, DataError, "/nowhere"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, changes: Any, error: type[Exception], message: str) -> None:
@@ -193,7 +197,7 @@ def test_wrong_ratings_are_named_before_anything_is_scored(tmp_path: Path) -> No
         ('{"caption": "a cat"}', DataError, r"ratings\.jsonl, line 2: 'rating' is None"),
         ('{"caption": "", "rating": 1}', DataError, "line 2: 'caption' is ''"),
         ("[]", DataError, r"line 2 is \[\]"),
-        ('{"caption": "b", "rating": 1}', ConfigError, r"ratings .*none of 2"),
+        ('{"caption": "b", "rating": 1}', ConfigError, r"ratings.*none of 2"),
     ):
         (tmp_path / "ratings.jsonl").write_text('{"caption": "a", "rating": 1}\n' + line)
         with pytest.raises(error, match=message):

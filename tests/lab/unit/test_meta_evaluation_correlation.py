@@ -20,11 +20,11 @@ from rl_caption.lab.meta_evaluation.correlation import (
 
 def test_what_has_no_correlation_is_an_error_and_no_number() -> None:
     for scores, ratings, message in (
-        ([0.5, 0.5, 0.5], [1, 2, 3], r"all 3 scores are 0\.5"),
-        ([0.5, 0.6], [2, 2], "all 2 ratings are 2"),
-        ([1, 2], [1, 2, 3], "2 scores and 3 ratings"),
-        ([1, math.nan], [1, 2], "score 1 is nan"),
-        ([1, 2], [math.inf, 2], "rating 0 is inf"),
+        ([0.5, 0.5, 0.5], [1, 2, 3], r"all 3.*0\.5"),
+        ([0.5, 0.6], [2, 2], r"all 2.*2"),
+        ([1, 2], [1, 2, 3], r"2.*3 ratings"),
+        ([1, math.nan], [1, 2], "score 1"),
+        ([1, 2], [math.inf, 2], "rating 0"),
     ):
         for correlation in (kendall_tau_b, kendall_tau_c, pearson):
             with pytest.raises(UndefinedCorrelation if "all" in message else ValueError, match=message):
@@ -52,9 +52,9 @@ def test_tau_within_groups() -> None:
     groups = ["agrees", "agrees", "opposes", "opposes", "scored alike", "scored alike", "rated alike", "rated alike"]
     found = grouped_tau_b(scores, ratings, groups)
     assert found == (pytest.approx((1 - 1 + 0) / 3), 3, 1, 1)
-    with pytest.raises(UndefinedCorrelation, match="none of 2 groups has different ratings"):
+    with pytest.raises(UndefinedCorrelation, match="2 groups"):
         grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a", "b"])
-    with pytest.raises(ValueError, match="2 groups for 3 scores"):
+    with pytest.raises(ValueError, match=r"2.*3 scores"):
         grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a"])
 
 

@@ -198,7 +198,7 @@ def test_scores_of_images_on_every_set_with_images(tmp_path: Path, student: Path
     judges = {reward: JudgeConfig(reward, {"backbone": str(student)}) for reward in ("l_clipscore", "ref_l_clipscore")}
     settings = config(tmp_path, name, metrics="", judges=judges, images=str(photos))
     if not all(getattr(part, "references", None) for part in parts):
-        with pytest.raises(ConfigError, match="ref_l_clipscore compares with references"):
+        with pytest.raises(ConfigError, match="ref_l_clipscore"):
             compare_with_people(settings)
         del judges["ref_l_clipscore"]
     compare_with_people(settings)
@@ -211,10 +211,10 @@ def test_scores_of_images_on_every_set_with_images(tmp_path: Path, student: Path
 
 def test_a_metric_without_what_it_needs_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     for metrics, message in (
-        ("cider", "CIDEr compares with references, .*sugarcrepe"),
-        ("clipscore", "clipscore looks at images, and those of sugarcrepe were not found: set images"),
-        ("clipscore", r"2 of 2 of sugarcrepe are not there, such as '.*000000000001\.jpg'"),
-        (f"{__name__}:Ages", r"needs the columns \['age'\]"),
+        ("cider", r"CIDEr.*sugarcrepe"),
+        ("clipscore", "clipscore .*sugarcrepe"),
+        ("clipscore", r"2 of 2.*'.*000000000001\.jpg'"),
+        (f"{__name__}:Ages", r"\['age'\]"),
     ):  # the default backbone of clipscore would have to be fetched
         with pytest.raises(ConfigError, match=message):
             compare_with_people(config(tmp_path, "sugarcrepe", metrics=metrics))
@@ -224,13 +224,13 @@ def test_a_metric_without_what_it_needs_is_refused_before_anything_is_loaded(tmp
 
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
     for changes, message in (
-        ({"metrics": "ciderd"}, r"metrics: .*'ciderd'.*Besides rewards there are bleu"),
-        ({"metrics": ""}, "name at least one metric"),
+        ({"metrics": "ciderd"}, r"metrics.*'ciderd'.*Besides"),
+        ({"metrics": ""}, "^metrics is ''"),
         ({"metrics": "bleu,bleu4"}, "metrics: BLEU-4"),
-        ({"judges": {"CIDEr": JudgeConfig("cider")}}, "judges.CIDEr is among the metrics, too"),
-        ({"judges": {"x": JudgeConfig("rouge_l", {"gamma": 1})}}, "judges.x: reward 'rouge_l' does not take gamma"),
+        ({"judges": {"CIDEr": JudgeConfig("cider")}}, r"judges.CIDEr"),
+        ({"judges": {"x": JudgeConfig("rouge_l", {"gamma": 1})}}, r"judges.x: reward 'rouge_l'"),
         ({"bootstrap": -1}, "bootstrap is -1"),
-        ({"data": None}, "data is not set"),
+        ({"data": None}, "^data is.*'flickr8k_expert'"),
     ):
         with pytest.raises(ConfigError, match=message):
             compare_with_people(config(tmp_path, "flickr8k_expert", **({"metrics": "cider"} | changes)))
@@ -238,7 +238,7 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
 
 def test_one_judgement_is_too_few(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_text('{"image": "1.jpg", "caption": "a dog", "rating": 1.0, "references": ["dogs"]}')
-    with pytest.raises(DataError, match=r"has 1 judgement in .*needs 2"):
+    with pytest.raises(DataError, match=r"has 1.*needs 2"):
         compare_with_people(JudgeSetConfig("ratings", str(tmp_path), metrics="cider", out=str(tmp_path / "out")))
 
 
@@ -254,7 +254,7 @@ def test_the_generated_world(tmp_path: Path) -> None:
     judges = {name: JudgeConfig(f"{__name__}:{kind}") for name, kind in (("late", "FailsOnPairs"), ("next", "Length"))}
     settings = JudgeSetConfig("scenes", metrics="rouge", judges=judges, bootstrap=0, out=str(tmp_path / "out"))
     settings.scenes = ScenesConfig(max_images=12)
-    with pytest.raises(RewardError, match="late on scenes, hard negatives: out of memory"):
+    with pytest.raises(RewardError, match=r"^late.* hard negatives"):
         compare_with_people(settings)
     rated, pairs = content(tmp_path)["sets"]
     main = [figure["name"] for figure in rated["figures"]["ROUGE-L"] if figure["table"] == "main"]
@@ -268,9 +268,9 @@ def test_the_generated_world(tmp_path: Path) -> None:
     assert "Bold" not in shown, "nobody prints a figure of this set"
     empty = DataConfig("scenes", kwargs={"num_train": 0, "num_val": 0, "num_test": 0, "num_unseen": 0})
     for changes, message in (
-        ({"data": "x"}, "data is not used"),
-        ({"scenes": ScenesConfig(split="none", max_images=1)}, "split 'none' is not in the data"),
-        ({"scenes": ScenesConfig(empty)}, "scenes.split is 'test', which has no images"),
+        ({"data": "x"}, "^data is.* set: scenes"),
+        ({"scenes": ScenesConfig(split="none", max_images=1)}, "split 'none'"),
+        ({"scenes": ScenesConfig(empty)}, r"scenes.split is 'test'"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
             compare_with_people(JudgeSetConfig("scenes", metrics="rouge", out=str(tmp_path / "out"), **changes))

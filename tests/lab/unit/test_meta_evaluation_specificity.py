@@ -34,7 +34,7 @@ def test_the_released_estimator_by_hand():
     # Macro: chains weigh alike, (1/2 + 1) / 2.
     assert released_specificity_rates([*SCORES, negative])[:2] == (3 / 4, 1 / 2)
     shifted = [ChainScores([s - 1 for s in chain.captions], [s - 1 for s in chain.negatives]) for chain in SCORES]
-    with pytest.raises(ValueError, match="all of 2 captions are skipped"):
+    with pytest.raises(ValueError, match="2 captions"):
         released_specificity_rates(shifted)
 
 
@@ -42,8 +42,8 @@ def test_the_released_estimator_by_hand():
 def test_wrong_chains_are_named(rates):
     for chains, message in (
         ([], "no captions"),
-        ([*SCORES[:1], ChainScores([0.1, 0.2], [0.1, 0.2])], "chain 1 has 2 captions and 2 negatives"),
-        ([ChainScores([0.1, float("nan")], [0.1])], "chain 0 has a score that is not finite"),
+        ([*SCORES[:1], ChainScores([0.1, 0.2], [0.1, 0.2])], r"chain 1 has 2.*2 negatives"),
+        ([ChainScores([0.1, float("nan")], [0.1])], "chain 0"),
     ):
         with pytest.raises(ValueError, match=message):
             rates(chains)
@@ -72,7 +72,7 @@ def test_chains_end_where_no_other_image_has_a_unit():
     assert list(chain.negatives) == [f"{base} A bus" for base in chain.captions[:-1]]
     chain, _ = make_chains([long, "A man waits and a cat sits."])
     assert chain is None, "the other image's second unit is the true one"
-    with pytest.raises(ValueError, match="1 image ids for 2 captions"):
+    with pytest.raises(ValueError, match=r"1.*2 captions"):
         make_chains([long, long], image_ids=["a"])
 
 
@@ -115,7 +115,7 @@ def test_any_reward_scores_chains_in_batches(batch_size, monkeypatch):
 
 
 def test_scoring_checks_its_input():
-    with pytest.raises(ValueError, match="column 'image' has 1 items for 2 captions"):
+    with pytest.raises(ValueError, match=r"column 'image' has 1.*2 captions"):
         score_chains(Words(), CHAINS, {"image": [[]]})
-    with pytest.raises(RewardError, match="returned 1 scores for 8"):
+    with pytest.raises(RewardError, match=r"returned 1.*8"):
         score_chains(Short(), CHAINS, {"image": [[], []]})

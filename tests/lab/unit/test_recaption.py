@@ -164,7 +164,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     videos = replace(config(tmp_path / "out"), data=DataConfig("moving_scenes", kwargs={"num_train": 2}))
     with pytest.raises(ConfigError, match="are videos"):
         recaption(videos)
-    for captions, message in ((["one", "another"], "wrote 2 captions"), (" ", "no caption of train")):
+    for captions, message in ((["one", "another"], "wrote 2 captions"), (" ", "train-000000")):
         monkeypatch.setattr(Counting, "__call__", lambda self, rows, captions=captions: [captions] * len(rows))
         with pytest.raises(DataError, match=message):
             recaption(config(tmp_path / "out"))
@@ -172,7 +172,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(ConfigError, match=message):
             make_positives(positives(tmp_path / "out", **changed))
     monkeypatch.setattr(Painter, "__call__", lambda self, captions: [])
-    with pytest.raises(DataError, match="Painter: it made 0 images of 2 captions"):
+    with pytest.raises(DataError, match=r"Painter.*0.*2 captions"):
         make_positives(positives(tmp_path / "out", None, f"{__name__}:Painter"))
 
 
@@ -201,7 +201,7 @@ def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
     beams = VisionLanguageRecaptioner(str(folder), num_beams=3, num_return_sequences=2, **options)
     assert [len(own) for own in beams(rows)] == [2, 2, 2]
     assert "beams3,best2" in beams.signature
-    for name, several, message in ((folder, 2, "num_return_sequences"), (tmp_path / "absent", 1, "cannot be loaded")):
+    for name, several, message in ((folder, 2, "num_return_sequences"), (tmp_path / "absent", 1, "absent'")):
         with pytest.raises(ConfigError, match=message):
             VisionLanguageRecaptioner(str(name), num_return_sequences=several)
 

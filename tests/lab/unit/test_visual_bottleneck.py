@@ -120,7 +120,7 @@ def test_captions_are_compared_by_edit_distance(captioner: str) -> None:
 def test_scores_are_clipped(captioner: str) -> None:
     reward = vba(captioner, similarity=f"{__name__}:Signed", text_to_image_kwargs={"size": 16})
     assert reward(None, ["a red circle", "a blue circle"]) == [1.0, 0.0]
-    with pytest.raises(RewardError, match="'signed' returned nan for caption 1"):
+    with pytest.raises(RewardError, match=r"'signed'.*caption 1"):
         reward(None, ["a red circle", "a green circle"])
 
 
@@ -128,9 +128,9 @@ def test_scores_are_clipped(captioner: str) -> None:
     ("options", "message"),
     [
         ({"similarity": "length_router", "similarity_kwargs": {}}, "needs"),
-        ({"similarity": "repetition"}, "does not compare with references"),
+        ({"similarity": "repetition"}, "similarity 'repetition'"),
         ({"text_to_image": "scene"}, "text_to_image is 'scene'.*scenes"),
-        ({"text_to_image": "diffusers:x"}, "needs the package diffusers"),
+        ({"text_to_image": "diffusers:x"}, "package diffusers"),
         ({"text_to_image": "diffusers:x", "text_to_image_kwargs": {"noise": "batch"}}, "noise"),
         ({"num_beams": 2, "num_return_sequences": 3}, "num_return_sequences"),
     ],

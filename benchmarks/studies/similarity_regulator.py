@@ -101,10 +101,10 @@ class Photos:
         cosine, and other pairs above it.
         """
         matrix, expected = (cosine_matrix(*pair).double().numpy() for pair in ((images, texts), self.teacher.values()))
-        own = np.arange(len(matrix))[:, None] == self.owners
+        matching = np.arange(len(matrix))[:, None] == self.owners
         moved = matrix - expected
-        values = [matrix[own].mean(), matrix[own].std(), np.maximum(-moved[own], 0).mean()]
-        values += [matrix[~own].mean(), matrix[~own].std(), np.maximum(moved[~own], 0).mean()]
+        values = [matrix[matching].mean(), matrix[matching].std(), np.maximum(-moved[matching], 0).mean()]
+        values += [matrix[~matching].mean(), matrix[~matching].std(), np.maximum(moved[~matching], 0).mean()]
         return dict(zip(SIMILARITIES, map(float, values), strict=True))
 
 
@@ -145,24 +145,26 @@ class Figures:
     resamples: dict[str, list[float]] = field(default_factory=dict)
 
 
-def agreement(part: RatedCaptions, metric: LClipScore, position: int, resamples: int) -> tuple[float, list[float]]:
+def agreement(
+    judgements: RatedCaptions, metric: LClipScore, position: int, resamples: int
+) -> tuple[float, list[float]]:
     """tau_b (``position`` 0) or tau_c (1) of a score with people's ratings, and of every resample of photos."""
-    assert part.images is not None
-    assert part.references is not None
-    rows = list(zip(map(str, part.images), part.captions, map(tuple, part.references), strict=True))
+    assert judgements.images is not None
+    assert judgements.references is not None
+    rows = list(zip(map(str, judgements.images), judgements.captions, map(tuple, judgements.references), strict=True))
     distinct, scores = list(dict.fromkeys(rows)), list[float]()
     for start in range(0, len(distinct), 4000):
         images, captions, references = zip(*distinct[start : start + 4000], strict=True)
         scores += metric(None, captions, image=images, references=references, image_id=images)
     score_of = dict(zip(distinct, scores, strict=True))
     levels, ranks = np.unique([score_of[row] for row in rows], return_inverse=True)
-    rated, ratings = np.unique(part.ratings, return_inverse=True)
+    rated, ratings = np.unique(judgements.ratings, return_inverse=True)
     cells, shape = ratings * len(levels) + ranks, (len(rated), len(levels))
 
     def tau(weights: Any = None) -> float:
         return tau_of_table(np.bincount(cells, weights, len(rated) * len(levels)).reshape(shape))[position]
 
-    return tau(), [tau(weights) for weights in drawn_weights(part.image_ids, resamples, seed=0)]
+    return tau(), [tau(weights) for weights in drawn_weights(judgements.image_ids, resamples, seed=0)]
 
 
 def measure(
@@ -179,12 +181,12 @@ def measure(
     figures.values["R@1"] = float(hits.mean())
     drawn = drawn_weights(range(len(hits)), resamples, seed=0)
     figures.resamples["R@1"] = [float((hits * weights).mean()) for weights in drawn]
-    for name, part in judged.items():
+    for name, judgements in judged.items():
         heading, position = AGREEMENT[name]
-        for score, kind in SCORES.items():
+        for score, score_class in SCORES.items():
             for suffix, prefix in ({"": "", WITH_PREFIX: PREFIX} if with_prefix else {"": ""}).items():
                 key = f"{score}, {heading}{suffix}"
-                tau = agreement(part, kind(CachedEncoder(student), prefix=prefix), position, resamples)
+                tau = agreement(judgements, score_class(CachedEncoder(student), prefix=prefix), position, resamples)
                 figures.values[key], figures.resamples[key] = tau
     return figures
 

@@ -64,13 +64,13 @@ def standardize(
         raise ValueError(f"a score is {wrong[0]}: standardize logit needs scores in [0, 1]; set it to none for others")
     logits = logit(values.clip(margin, 1 - margin))
     groups = np.asarray(lengths) // bin_width
-    found = np.zeros(len(values))
+    standardized = np.zeros(len(values))
     for group in np.unique(groups):
-        own = groups == group
-        spread = logits[own].std()
+        members = groups == group
+        spread = logits[members].std()
         if spread > 1e-12:
-            found[own] = (logits[own] - logits[own].mean()) / spread
-    return expit(MEANS[reading] + found)
+            standardized[members] = (logits[members] - logits[members].mean()) / spread
+    return expit(MEANS[reading] + standardized)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def make_targets(config: ConcretenessConfig) -> str:
         labels = binarize(list(rated.values())) if rated else []
     scorers = _scorers(config)
     every = list(dict.fromkeys([*captions, *rated]))
-    columns = {name: _scored(scorer, every, config) for name, scorer in scorers.items()}
+    columns = {name: _score(scorer, every, config) for name, scorer in scorers.items()}
     table = np.stack(list(columns.values()), axis=1)  # [N, F]
     rows = dict(zip(every, table.tolist(), strict=True))
     records = [{"caption": caption, **dict(zip(columns, rows[caption], strict=True))} for caption in captions]
@@ -165,17 +165,17 @@ def make_targets(config: ConcretenessConfig) -> str:
 def _scorers(config: ConcretenessConfig) -> Mapping[str, Reward]:
     if not config.scorers:
         raise ConfigError("scorers is empty: name at least one reward, such as sba")
-    found: dict[str, Reward] = {}
+    scorers: dict[str, Reward] = {}
     builder = RewardBuilder()
     for name, judge in config.scorers.items():
         with naming(f"scorers.{name}"):
-            found[name] = builder.build(judge.target or name, judge.kwargs)
-        if found[name].columns:
-            raise ConfigError(f"scorers.{name} needs {sorted(found[name].columns)}: expected one of captions alone")
-    return found
+            scorers[name] = builder.build(judge.target or name, judge.kwargs)
+        if scorers[name].columns:
+            raise ConfigError(f"scorers.{name} needs {sorted(scorers[name].columns)}: expected one of captions alone")
+    return scorers
 
 
-def _scored(scorer: Reward, captions: Sequence[str], config: ConcretenessConfig) -> Floats:
+def _score(scorer: Reward, captions: Sequence[str], config: ConcretenessConfig) -> Floats:
     """Scores of captions, standardised by length as the configuration says."""
     scores = score_captions(scorer, f"scorer {scorer.__name__!r}", None, captions, {})
     if config.standardize == "none":
@@ -200,16 +200,16 @@ def _captions(path: Path) -> list[str]:
 
 def _ratings(path: Path) -> dict[str, float]:
     """Caption -> the mean of its ratings."""
-    found: dict[str, list[float]] = defaultdict(list)
+    ratings_of: dict[str, list[float]] = defaultdict(list)
     with _reading(path):
         for caption, where, item in _captioned_lines(path):
             rating = item.get("rating")
             if not isinstance(rating, int | float) or isinstance(rating, bool) or not math.isfinite(rating):
                 raise DataError(f"{where}: 'rating' is {shown(rating)}: expected a finite number")
-            found[caption].append(float(rating))
-    if not found:
+            ratings_of[caption].append(float(rating))
+    if not ratings_of:
         raise DataError(f"{path} has no ratings: expected JSON lines with 'caption' and 'rating'")
-    return {caption: sum(ratings) / len(ratings) for caption, ratings in found.items()}
+    return {caption: sum(ratings) / len(ratings) for caption, ratings in ratings_of.items()}
 
 
 def _reading(path: Path) -> AbstractContextManager[None]:

@@ -93,7 +93,7 @@ def sampled_spearman(
     order, counts = np.argsort(owners, kind="stable"), np.bincount(owners)
     starts = np.cumsum(counts) - counts
     both = np.array([scores, ratings], np.float64)
-    generator, found = np.random.default_rng(seed), np.empty(samples)
+    generator, correlations = np.random.default_rng(seed), np.empty(samples)
     for sample in range(samples):
         chosen = generator.permutation(len(counts))[: max(len(counts) // 2, 1)]
         items = order[starts[chosen] + generator.integers(counts[chosen])]
@@ -102,8 +102,8 @@ def sampled_spearman(
             raise UndefinedCorrelation(
                 f"all scores or all ratings of a sample of {len(items)} items are equal: Spearman's r is not defined"
             )
-        found[sample] = stats.spearmanr(*drawn).statistic
-    return found
+        correlations[sample] = stats.spearmanr(*drawn).statistic
+    return correlations
 
 
 class GroupedTau(NamedTuple):
@@ -131,11 +131,11 @@ def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Seq
         members.setdefault(group, []).append(index)
     taus, constant = [], 0
     for indices in members.values():
-        own, rated = [scores[index] for index in indices], [ratings[index] for index in indices]
+        scored, rated = [scores[index] for index in indices], [ratings[index] for index in indices]
         if len(set(rated)) > 1:
-            flat = len(set(own)) == 1
+            flat = len(set(scored)) == 1
             constant += flat
-            taus.append(0.0 if flat else kendall_tau_b(own, rated))
+            taus.append(0.0 if flat else kendall_tau_b(scored, rated))
     if not taus:
         raise UndefinedCorrelation(f"none of {len(members)} groups has different ratings: there is nothing to order")
     return GroupedTau(math.fsum(taus) / len(taus), len(taus), len(members) - len(taus), constant)
@@ -149,7 +149,7 @@ def inverse_r_squared(scores: Sequence[float], ratings: Sequence[float]) -> floa
     return 1 / correlation**2
 
 
-def unfitted(truth: Sequence[float], predictions: Sequence[float]) -> float:
+def unexplained_variance(truth: Sequence[float], predictions: Sequence[float]) -> float:
     """Return 1 - R^2 without a fit, sum (t - p)^2 / sum (t - mean t)^2 of [N] values; 0 is perfect, no upper bound."""
     mean = math.fsum(truth) / len(truth)
     spread = math.fsum((value - mean) ** 2 for value in truth)
@@ -186,7 +186,7 @@ def correlations(
     check_scores(scores, ratings, groups)
     notes: list[str] = []
 
-    def defined(name: str, compute: Callable[..., Any], *arguments: Any) -> Any:
+    def unless_undefined(name: str, compute: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return compute(*arguments)
         except UndefinedCorrelation as error:
@@ -195,13 +195,13 @@ def correlations(
 
     return HumanCorrelation(
         len(scores),
-        defined("pearson", pearson, scores, ratings),
-        defined("1 / PCC^2", inverse_r_squared, scores, ratings),
-        defined("1 - R^2 of ratings", unfitted, ratings, scores),
-        defined("1 - R^2 of scores", unfitted, scores, ratings),
-        defined("tau_b", kendall_tau_b, scores, ratings),
-        defined("tau_c", kendall_tau_c, scores, ratings),
-        None if groups is None else defined("sample-wise", grouped_tau_b, scores, ratings, groups),
+        unless_undefined("pearson", pearson, scores, ratings),
+        unless_undefined("1 / PCC^2", inverse_r_squared, scores, ratings),
+        unless_undefined("1 - R^2 of ratings", unexplained_variance, ratings, scores),
+        unless_undefined("1 - R^2 of scores", unexplained_variance, scores, ratings),
+        unless_undefined("tau_b", kendall_tau_b, scores, ratings),
+        unless_undefined("tau_c", kendall_tau_c, scores, ratings),
+        None if groups is None else unless_undefined("sample-wise", grouped_tau_b, scores, ratings, groups),
         notes,
     )
 

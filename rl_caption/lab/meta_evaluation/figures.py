@@ -32,7 +32,7 @@ from rl_caption.lab.meta_evaluation.correlation import (
     sampled_spearman,
     spearman,
     tau_of_table,
-    unfitted,
+    unexplained_variance,
 )
 from rl_caption.lab.meta_evaluation.sets import CaptionGroups, CaptionPairs, JudgementSet, RatedCaptions
 
@@ -104,38 +104,42 @@ Measured = tuple[Sequence[float | None], Sequence[Interval | None], str]
 """Values, their intervals (none where they were not asked for), and a note."""
 
 
-def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int = 0, seed: int = 0) -> list[Figure]:
+def rated_figures(
+    judgements: RatedCaptions, scores: Sequence[float], resamples: int = 0, seed: int = 0
+) -> list[Figure]:
     """Correlate [N] scores with the ratings of a set.
 
     Returns ``tau_b`` and ``tau_c``; ``pearson`` or ``spearman`` where papers print that for the set, and both for
     captions without images; and ``tau_b within images`` where the set asks for it. Published figures come first.
     Intervals are of ``resamples`` draws of images; 0 computes none.
     """
-    published = {"pearson", "spearman", "tau_b"} if part.text_alone else {part.published}
+    published = {"pearson", "spearman", "tau_b"} if judgements.text_alone else {judgements.published}
     figures: list[Figure] = []
 
     def measure(names: Sequence[str], compute: Callable[..., Measured], *arguments: Any) -> None:
         """Append the figures ``names`` of the set; those that are undefined, with the reason."""
         try:
-            values, bounds, note = compute(part, scores, *arguments)
+            values, bounds, note = compute(judgements, scores, *arguments)
         except UndefinedCorrelation as error:
             values, bounds, note = [None] * len(names), [], str(error)
         for name, value, interval in zip_longest(names, values, bounds):
-            figures.append(_figure(name, value, len(part.captions), interval, name in published, note))
+            figures.append(_figure(name, value, len(judgements.captions), interval, name in published, note))
 
     measure(["tau_b", "tau_c"], _taus, resamples, seed)
-    if part.published == "pearson":
+    if judgements.published == "pearson":
         measure(["pearson"], _correlation, False, resamples, seed)
-    if part.text_alone:
+    if judgements.text_alone:
         measure(["spearman"], _correlation, True, resamples, seed)
-    elif part.published == "spearman":
+    elif judgements.published == "spearman":
         measure(["spearman"], _sampled_spearman, seed)
-    if part.within_images:
+    if judgements.within_images:
         measure(["tau_b within images"], _within_images)
     return sorted(figures, key=lambda figure: not figure.published)
 
 
-def further_figures(part: RatedCaptions, scores: Sequence[float], lengths: Sequence[int] = LENGTHS) -> list[Figure]:
+def further_figures(
+    judgements: RatedCaptions, scores: Sequence[float], lengths: Sequence[int] = LENGTHS
+) -> list[Figure]:
     """Compute what ``rated_figures`` leaves out, without intervals: the table ``correlations``, then ``lengths``.
 
     Pearson's and Spearman's r, 1 / r^2, 1 - R^2 without a fit in both directions, and tau_b within images; then
@@ -146,17 +150,21 @@ def further_figures(part: RatedCaptions, scores: Sequence[float], lengths: Seque
         "pearson": pearson,
         "spearman": spearman,
         INVERSE_R_SQUARED: inverse_r_squared,
-        "1 - R^2 of ratings": lambda values, ratings: unfitted(ratings, values),
-        "1 - R^2 of scores": unfitted,
+        "1 - R^2 of ratings": lambda values, ratings: unexplained_variance(ratings, values),
+        "1 - R^2 of scores": unexplained_variance,
     }
-    computed = {part.published} if part.published in ("pearson", "spearman") else set()
-    computed |= {"pearson", "spearman"} if part.text_alone else set()
-    figures = [_statistic(name, statistics[name], scores, part.ratings) for name in statistics if name not in computed]
-    if not part.within_images and len(set(part.image_ids)) < len(part.image_ids):
-        within = partial(grouped_tau_b, groups=part.image_ids)
-        figures.append(_statistic("tau_b within images", lambda *values: within(*values).mean, scores, part.ratings))
-    for title, rows in rows_by_length(part.captions, lengths).items():
-        columns = [scores[row] for row in rows], [part.ratings[row] for row in rows]
+    computed = {judgements.published} if judgements.published in ("pearson", "spearman") else set()
+    computed |= {"pearson", "spearman"} if judgements.text_alone else set()
+    figures = [
+        _statistic(name, statistics[name], scores, judgements.ratings) for name in statistics if name not in computed
+    ]
+    if not judgements.within_images and len(set(judgements.image_ids)) < len(judgements.image_ids):
+        within = partial(grouped_tau_b, groups=judgements.image_ids)
+        figures.append(
+            _statistic("tau_b within images", lambda *values: within(*values).mean, scores, judgements.ratings)
+        )
+    for title, rows in rows_by_length(judgements.captions, lengths).items():
+        columns = [scores[row] for row in rows], [judgements.ratings[row] for row in rows]
         for name, correlation in (("pearson", pearson), ("tau_b", kendall_tau_b)):
             figures.append(_statistic(f"{name}, {title}", correlation, *columns, table="lengths"))
     return figures
@@ -190,13 +198,13 @@ def rows_by_length(captions: Sequence[str], lengths: Sequence[int] = LENGTHS) ->
     return {title: rows for title, rows in members.items() if 2 <= len(rows) < len(captions)}
 
 
-def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> Measured:
-    values = kendall_tau_b(scores, part.ratings), kendall_tau_c(scores, part.ratings)
+def _taus(judgements: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> Measured:
+    values = kendall_tau_b(scores, judgements.ratings), kendall_tau_c(scores, judgements.ratings)
     levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
-    rated, rating_ranks = np.unique(np.asarray(part.ratings, np.float64), return_inverse=True)
+    rated, rating_ranks = np.unique(np.asarray(judgements.ratings, np.float64), return_inverse=True)
     cells = rating_ranks * len(levels) + score_ranks
 
-    def resampled(weights: NDArray[np.int64]) -> Sequence[float]:
+    def resample(weights: NDArray[np.int64]) -> Sequence[float]:
         """tau_b and tau_c of a resample that has caption n ``weights[n]`` times; NaN where they are undefined."""
         try:
             if len(rated) * len(levels) > MAX_CELLS:
@@ -208,24 +216,26 @@ def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: in
         except UndefinedCorrelation:
             return np.nan, np.nan
 
-    return values, intervals(resampled, part.image_ids, resamples, seed), ""
+    return values, intervals(resample, judgements.image_ids, resamples, seed), ""
 
 
-def _correlation(part: RatedCaptions, scores: Sequence[float], ranked: bool, resamples: int, seed: int) -> Measured:
+def _correlation(
+    judgements: RatedCaptions, scores: Sequence[float], ranked: bool, resamples: int, seed: int
+) -> Measured:
     """Pearson's correlation over all, or with ``ranked`` Spearman's."""
-    both = np.array([scores, part.ratings], np.float64)
+    both = np.array([scores, judgements.ratings], np.float64)
 
-    def resampled(weights: NDArray[np.int64]) -> Floats:
+    def resample(weights: NDArray[np.int64]) -> Floats:
         drawn = np.repeat(both, weights, axis=1)
         with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
             return np.asarray(np.corrcoef(rankdata(drawn, axis=1) if ranked else drawn))[:1, 1]
 
-    value = (spearman if ranked else pearson)(scores, part.ratings)
-    return [value], intervals(resampled, part.image_ids, resamples, seed), ""
+    value = (spearman if ranked else pearson)(scores, judgements.ratings)
+    return [value], intervals(resample, judgements.image_ids, resamples, seed), ""
 
 
-def _sampled_spearman(part: RatedCaptions, scores: Sequence[float], seed: int) -> Measured:
-    drawn = sampled_spearman(scores, part.ratings, part.captions, seed=seed)
+def _sampled_spearman(judgements: RatedCaptions, scores: Sequence[float], seed: int) -> Measured:
+    drawn = sampled_spearman(scores, judgements.ratings, judgements.captions, seed=seed)
     note = (
         f"spearman is the mean over {len(drawn)} samples of half of the captions, each with one of its images; "
         f"their standard deviation is {100 * drawn.std():.1f}"
@@ -233,14 +243,14 @@ def _sampled_spearman(part: RatedCaptions, scores: Sequence[float], seed: int) -
     return [float(drawn.mean())], [], note
 
 
-def _within_images(part: RatedCaptions, scores: Sequence[float]) -> Measured:
-    grouped = grouped_tau_b(scores, part.ratings, part.image_ids)
+def _within_images(judgements: RatedCaptions, scores: Sequence[float]) -> Measured:
+    grouped = grouped_tau_b(scores, judgements.ratings, judgements.image_ids)
     note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
     return [grouped.mean], [], note
 
 
 def pair_figures(
-    part: CaptionPairs,
+    judgements: CaptionPairs,
     first: Mapping[str, Sequence[float] | Floats],
     second: Mapping[str, Sequence[float] | Floats],
     resamples: int = 0,
@@ -253,59 +263,67 @@ def pair_figures(
     over conditions that are draws, a figure for each kind, where the set shows them, and a summary: ``all pairs`` or
     ``mean of kinds``. Pairs of a set that is judged ``by_image`` are put together first.
     """
-    if part.by_image:
-        part, (first, second) = _by_image(part, [first, second])
-    won = {name: wins(first[name], second[name], part.preference, part.ties) for name in first}
-    if part.averaged:
+    if judgements.by_image:
+        judgements, (first, second) = _by_image(judgements, [first, second])
+    won = {name: wins(first[name], second[name], judgements.preference, judgements.ties) for name in first}
+    if judgements.averaged:
         won = {NO_REFERENCES: np.mean(list(won.values()), axis=0)}
-    found = []
+    figures = []
     for name, values in won.items():
         tied = np.mean(np.asarray(first[name]) == np.asarray(second[name])) if name in first else 0.0
         prefix = f"{name}, " if name else ""
-        note = f"{prefix}{100 * tied:.1f} % of pairs have equal scores, which count as {part.ties}" if tied else ""
-        found += _accuracies(part, values, prefix, f"{prefix}all pairs", note, resamples, seed)
-    return found
+        note = (
+            f"{prefix}{100 * tied:.1f} % of pairs have equal scores, which count as {judgements.ties}" if tied else ""
+        )
+        figures += _accuracies(judgements, values, prefix, f"{prefix}all pairs", note, resamples, seed)
+    return figures
 
 
 def _by_image(
-    part: CaptionPairs, scores: Sequence[Mapping[str, Sequence[float] | Floats]]
+    judgements: CaptionPairs, scores: Sequence[Mapping[str, Sequence[float] | Floats]]
 ) -> tuple[CaptionPairs, list[dict[str, Floats]]]:
     """One pair for each image, and its scores: the sums over the pairs of the image."""
-    numbers, images = group_numbers(part.image_ids), list(dict.fromkeys(part.image_ids))
+    numbers, images = group_numbers(judgements.image_ids), list(dict.fromkeys(judgements.image_ids))
     places = [int(place) for place in np.unique(numbers, return_index=True)[1]]
     summed: list[dict[str, Floats]] = [
         {name: np.bincount(numbers, values).astype(np.float64) for name, values in side.items()} for side in scores
     ]
-    first, second, kinds = ([texts[place] for place in places] for texts in (part.first, part.second, part.kinds))
-    preference = [part.preference[place] for place in places]
+    first, second, kinds = (
+        [texts[place] for place in places] for texts in (judgements.first, judgements.second, judgements.kinds)
+    )
+    preference = [judgements.preference[place] for place in places]
     columns: dict[str, Any] = {"first": first, "second": second, "preference": preference, "kinds": kinds}
-    return replace(part, image_ids=images, images=None, references={}, by_image=False, **columns), summed
+    return replace(judgements, image_ids=images, images=None, references={}, by_image=False, **columns), summed
 
 
 def group_figures(
-    part: CaptionGroups, scores: Sequence[float], cosines: Floats | None = None, resamples: int = 0, seed: int = 0
+    judgements: CaptionGroups, scores: Sequence[float], cosines: Floats | None = None, resamples: int = 0, seed: int = 0
 ) -> list[Figure]:
     """Compute the share of G groups whose scores are in order: for each figure of a set, its kinds, then the summary.
 
     ``scores`` is [G * K]. ``cosines``, [G, K, K], are between the captions of a group; without them the figures of
     texts alone are left out.
     """
-    count = len(part.kinds)
+    count = len(judgements.kinds)
     values = np.asarray(scores, np.float64).reshape(count, -1)
-    orders = {name: [(values[:, i], values[:, j]) for i, j in own] for name, own in part.above.items()}
+    orders = {
+        name: [(values[:, i], values[:, j]) for i, j in comparisons] for name, comparisons in judgements.above.items()
+    }
     if cosines is not None:
-        for name, own in part.texts_above.items():
-            orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in own]
-    found = []
+        for name, comparisons in judgements.texts_above.items():
+            orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in comparisons]
+    figures = []
     for name, order in orders.items():
-        if part.ties == "random":
-            won = in_random_order(values, part.above[name])
+        if judgements.ties == "random":
+            won = in_random_order(values, judgements.above[name])
         else:
-            won = np.min([wins(*pair, np.ones(count), part.ties) for pair in order], axis=0)
+            won = np.min([wins(*pair, np.ones(count), judgements.ties) for pair in order], axis=0)
         tied = np.any([high == low for high, low in order], axis=0).mean()
-        note = f"{name}: {100 * tied:.1f} % of groups have equal scores, which count as {part.ties}" if tied else ""
-        found += _accuracies(part, won, f"{name}, ", name, note, resamples, seed)
-    return found
+        note = (
+            f"{name}: {100 * tied:.1f} % of groups have equal scores, which count as {judgements.ties}" if tied else ""
+        )
+        figures += _accuracies(judgements, won, f"{name}, ", name, note, resamples, seed)
+    return figures
 
 
 def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
@@ -323,27 +341,29 @@ def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
     return held / len(orders)
 
 
-def blind_figures(part: JudgementSet, resamples: int = 0, seed: int = 0) -> dict[str, list[Figure]]:
+def blind_figures(judgements: JudgementSet, resamples: int = 0, seed: int = 0) -> dict[str, list[Figure]]:
     """Compute the figures of the ``BLIND`` baselines, by their headings: chance, the longer and the shorter caption.
 
     Lengths are in characters, and equal ones count by their expectation in a random order, whatever ties count in the
     set. The baselines are for sets of hard negatives: groups, and pairs of which the first caption is always the better
     one. For other sets the result is empty.
     """
-    found = {}
+    figures = {}
     for heading, factor in BLIND.items():
-        if isinstance(part, CaptionGroups):
-            scores = [factor * float(len(text)) for text in part.captions]
-            own = group_figures(replace(part, ties="random"), scores, None, resamples, seed)
-        elif isinstance(part, CaptionPairs) and set(part.preference) == {1.0}:
-            first, second = ([factor * float(len(text)) for text in texts] for texts in (part.first, part.second))
-            own = pair_figures(
-                replace(part, ties="half"), {NO_REFERENCES: first}, {NO_REFERENCES: second}, resamples, seed
+        if isinstance(judgements, CaptionGroups):
+            scores = [factor * float(len(text)) for text in judgements.captions]
+            figures_of_baseline = group_figures(replace(judgements, ties="random"), scores, None, resamples, seed)
+        elif isinstance(judgements, CaptionPairs) and set(judgements.preference) == {1.0}:
+            first, second = (
+                [factor * float(len(text)) for text in texts] for texts in (judgements.first, judgements.second)
+            )
+            figures_of_baseline = pair_figures(
+                replace(judgements, ties="half"), {NO_REFERENCES: first}, {NO_REFERENCES: second}, resamples, seed
             )
         else:
             return {}
-        found[heading] = [replace(figure, note="") for figure in own]
-    return found
+        figures[heading] = [replace(figure, note="") for figure in figures_of_baseline]
+    return figures
 
 
 def found_blindly(blind: Mapping[str, Sequence[Figure]]) -> list[str]:
@@ -382,27 +402,27 @@ def wins(
 
 
 def _accuracies(
-    part: CaptionPairs | CaptionGroups, won: Floats, prefix: str, title: str, note: str, resamples: int, seed: int
+    judgements: CaptionPairs | CaptionGroups, won: Floats, prefix: str, title: str, note: str, resamples: int, seed: int
 ) -> list[Figure]:
-    image_ids = part.image_ids[:: len(part.image_ids) // len(won)]
-    kinds, kind_indices = list(dict.fromkeys(part.kinds)), group_numbers(part.kinds)
+    image_ids = judgements.image_ids[:: len(judgements.image_ids) // len(won)]
+    kinds, kind_indices = list(dict.fromkeys(judgements.kinds)), group_numbers(judgements.kinds)
 
     def rates(weights: NDArray[np.int64]) -> Floats:
         """The accuracy of each kind, then the summary."""
         counts = np.bincount(kind_indices, weights, len(kinds))
         with np.errstate(invalid="ignore"):  # a resample may lack a kind: NaN, which its mean leaves out
-            own = np.bincount(kind_indices, weights * won, len(kinds)) / counts
-        summary = (weights * won).sum() / weights.sum() if part.summary == "pairs" else np.nanmean(own)
-        return np.append(own, summary)
+            interval = np.bincount(kind_indices, weights * won, len(kinds)) / counts
+        summary = (weights * won).sum() / weights.sum() if judgements.summary == "pairs" else np.nanmean(interval)
+        return np.append(interval, summary)
 
     values = rates(np.ones(len(won), np.int64))
     bounds = intervals(rates, image_ids, resamples, seed) or [None] * len(values)
-    found = []
-    if part.shown_kinds:
-        for kind, count, value, own in zip(kinds, np.bincount(kind_indices), values, bounds, strict=False):
-            found.append(_figure(prefix + kind, value, int(count), own, note=note))
-    title = f"{prefix}mean of kinds" if part.summary == "kinds" and len(kinds) > 1 else title
-    return [*found, _figure(title, values[-1], len(won), bounds[-1], note=note)]
+    figures = []
+    if judgements.shown_kinds:
+        for category, count, value, interval in zip(kinds, np.bincount(kind_indices), values, bounds, strict=False):
+            figures.append(_figure(prefix + category, value, int(count), interval, note=note))
+    title = f"{prefix}mean of kinds" if judgements.summary == "kinds" and len(kinds) > 1 else title
+    return [*figures, _figure(title, values[-1], len(won), bounds[-1], note=note)]
 
 
 def _figure(
@@ -423,14 +443,14 @@ def intervals(
     ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where one is ever NaN (not defined),
     its interval is None. ``groups`` is [N], the image (or another group) of each item, by which items are drawn.
     """
-    found = np.array([statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64)
-    bounds = [np.quantile(column, ENDS).tolist() if np.isfinite(column).all() else None for column in found.T]
-    return [None if own is None else (own[0], own[1]) for own in bounds]
+    statistics = np.array([statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64)
+    bounds = [np.quantile(column, ENDS).tolist() if np.isfinite(column).all() else None for column in statistics.T]
+    return [None if bound is None else (bound[0], bound[1]) for bound in bounds]
 
 
 def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]) -> list[Path]:
     """Write ``agreement.md``, ``agreement.csv`` and ``agreement.json``; return their paths in this order."""
-    paths = [folder / f"agreement.{kind}" for kind in ("md", "csv", "json")]
+    paths = [folder / f"agreement.{suffix}" for suffix in ("md", "csv", "json")]
     write_text(paths[0], "\n".join(as_markdown(result, config.bootstrap) for result in results))
     write_text(paths[1], _csv(results))
     write_json(paths[2], {"config": asdict(config), "sets": [asdict(result) for result in results]})
@@ -518,8 +538,8 @@ def _csv(results: Sequence[SetResult]) -> str:
         ]
     ]
     for result in results:
-        for metric, own in result.figures.items():
-            for figure in own:
+        for metric, figures in result.figures.items():
+            for figure in figures:
                 printed = result.published.get(metric) if figure.published else None
                 printed = None if printed is None else round(printed / 100, 6)
                 values = [figure.value, figure.low, figure.high, figure.count, figure.published, printed]

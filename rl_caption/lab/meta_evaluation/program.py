@@ -91,7 +91,7 @@ class ToolkitMetric:
         texts = as_texts(completions)
         rows = enumerate(reference_lists(columns, self.__name__, len(texts)))
         candidates = {str(number): " ".join(tokenize(text)) for number, text in enumerate(texts)}
-        references = {str(number): [" ".join(tokenize(text)) for text in own] for number, own in rows}
+        references = {str(number): [" ".join(tokenize(text)) for text in row_texts] for number, row_texts in rows}
         try:
             _, scores = SCORERS[self.__name__](candidates, references).values[self.__name__.upper()]
         except ValueError as error:
@@ -120,7 +120,7 @@ class FileScores:
         for row in json_lines(self.file):
             key, score = (row.identifier("image"), row.caption("caption")), row.number("score")
             if self._scores.setdefault(key, score) != score:
-                raise row.refused("score", f"{self._scores[key]:g}, as in an earlier line of this image and caption")
+                raise row.refusal("score", f"{self._scores[key]:g}, as in an earlier line of this image and caption")
         if not self._scores:
             raise DataError(f"{file} has no scores: expected JSON lines with image, caption and score")
 
@@ -149,7 +149,7 @@ class FileScores:
 def build_metrics(
     names: str | Sequence[str],
     judges: Mapping[str, JudgeConfig],
-    parts: Sequence[JudgementSet] = (),
+    judgement_sets: Sequence[JudgementSet] = (),
     scores: Mapping[str, str] | None = None,
 ) -> dict[str, Reward | str]:
     """Return heading -> metric, or why it is left out (no Java).
@@ -161,11 +161,11 @@ def build_metrics(
         scores: heading -> file of scores, as for ``FileScores``.
 
     Raises:
-        ConfigError: there is no metric, one is there twice or does not exist, or one needs what ``parts`` do not have.
+        ConfigError: there is no metric, one is there twice or does not exist, or one needs what a set does not have.
             This is checked before any weights are loaded.
     """
     asked: dict[str, tuple[str, dict[str, Any], str]] = {}
-    for name in (part.strip() for part in (names.split(",") if isinstance(names, str) else names)):
+    for name in (text.strip() for text in (names.split(",") if isinstance(names, str) else names)):
         for heading, (reward, arguments) in NAMES.get(name, {name: (name, {})} if name else {}).items():
             if heading in asked:
                 raise ConfigError(f"metrics: {heading} is listed twice")
@@ -188,7 +188,7 @@ def build_metrics(
             raise ConfigError(f"{key}: {error}. Besides rewards there are {', '.join(NAMES)}") from error
         columns = getattr(kinds[heading], "columns", None)
         if isinstance(columns, frozenset):  # some classes decide on their columns when they are built
-            check_columns(heading, columns, parts)
+            check_columns(heading, columns, judgement_sets)
     metrics: dict[str, Reward | str] = {}
     builder = RewardBuilder()
     for heading, (reward, arguments, key) in asked.items():
@@ -200,7 +200,7 @@ def build_metrics(
         except JavaError as error:
             metrics[heading] = str(error)
         else:
-            check_columns(heading, metric.columns, parts)
+            check_columns(heading, metric.columns, judgement_sets)
     return metrics
 
 
@@ -217,11 +217,11 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     """
     quiet_libraries()
     folder = check_writable(config.out)
-    parts = _read(config)
-    metrics = build_metrics(config.metrics, config.judges, parts, config.scores)
-    results = [_without_figures(part, metrics) for part in parts]
-    for part, result in zip(parts, results, strict=True):
-        for _ in _computed(part, result, metrics, config):
+    judgement_sets = _read(config)
+    metrics = build_metrics(config.metrics, config.judges, judgement_sets, config.scores)
+    results = [_without_figures(judgements, metrics) for judgements in judgement_sets]
+    for judgements, result in zip(judgement_sets, results, strict=True):
+        for _ in _compute_figures(judgements, result, metrics, config):
             write_results(folder, config, results)
     paths = write_results(folder, config, results)
     print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
@@ -236,115 +236,122 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
         return scenes_sets(config.scenes, config.seed)
     if config.data is None:
         raise ConfigError(f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)")
-    parts = sets.load(config.set, config.data, config.images, config.partial, config.set_kwargs)
-    for part in parts:
-        if isinstance(part, RatedCaptions) and len(part.ratings) < 2:
-            raise DataError(f"{part.name} has {len(part.ratings)} judgement in {config.data!r}: a correlation needs 2")
-    return parts
+    judgement_sets = sets.load(config.set, config.data, config.images, config.partial, config.set_kwargs)
+    for judgements in judgement_sets:
+        if isinstance(judgements, RatedCaptions) and len(judgements.ratings) < 2:
+            raise DataError(
+                f"{judgements.name} has {len(judgements.ratings)} judgement in {config.data!r}: a correlation needs 2"
+            )
+    return judgement_sets
 
 
-def check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgementSet]) -> None:
+def check_columns(heading: str, columns: frozenset[str], judgement_sets: Sequence[JudgementSet]) -> None:
     """Refuse a metric that needs columns or images which the sets do not have."""
     other = sorted(columns - {"references", "image", "image_id"})
     if other:
         raise ConfigError(f"{heading} needs the columns {other}, which sets of judgements do not have")
-    for part in parts:
-        text_alone = isinstance(part, RatedCaptions) and part.text_alone
+    for judgements in judgement_sets:
+        text_alone = isinstance(judgements, RatedCaptions) and judgements.text_alone
         remedy = "images alone, or see docs/judging.md for the file that has them"
         if text_alone:
             remedy = "the caption alone, as icc, perplexity or length"
-        if "references" in columns and (isinstance(part, CaptionGroups) or not part.references):
+        if "references" in columns and (isinstance(judgements, CaptionGroups) or not judgements.references):
             raise ConfigError(
-                f"{heading} compares with references, but {part.name} has none: choose a metric that looks at {remedy}"
+                f"{heading} compares with references, but {judgements.name} has none: choose a metric that looks at "
+                f"{remedy}"
             )
         if "image" not in columns:
             continue
         if text_alone:
-            raise ConfigError(f"{heading} looks at images, and {part.name} has none: choose a metric of {remedy}")
-        if part.images is None:
+            raise ConfigError(f"{heading} looks at images, and {judgements.name} has none: choose a metric of {remedy}")
+        if judgements.images is None:
             raise ConfigError(
-                f"{heading} looks at images, and those of {part.name} were not found: set images to their folder "
+                f"{heading} looks at images, and those of {judgements.name} were not found: set images to their folder "
                 "(docs/judging.md says where to get them)"
             )
-        images = {image.path if isinstance(image, Region) else image for image in part.images}
+        images = {image.path if isinstance(image, Region) else image for image in judgements.images}
         lost = sorted(missing_files(images))
         if lost:
             raise ConfigError(
-                f"{heading} looks at images, and {len(lost)} of {len(images)} of {part.name} are not there, such as "
-                f"{lost[0]!r}: set images to their folder"
+                f"{heading} looks at images, and {len(lost)} of {len(images)} of {judgements.name} are not there, such "
+                f"as {lost[0]!r}: set images to their folder"
             )
 
 
-def _without_figures(part: JudgementSet, metrics: Mapping[str, Reward | str]) -> SetResult:
-    count = len(part.kinds if isinstance(part, CaptionGroups) else part.image_ids)
+def _without_figures(judgements: JudgementSet, metrics: Mapping[str, Reward | str]) -> SetResult:
+    count = len(judgements.kinds if isinstance(judgements, CaptionGroups) else judgements.image_ids)
     left_out = {name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()}
-    drawn = "captions" if isinstance(part, RatedCaptions) and part.text_alone else "images"
-    described = part.name, _described(part), part.convention, count, dict(part.excluded)
-    headings = [*part.released, *metrics] if isinstance(part, RatedCaptions) else []
-    published = published_figures(part.benchmark, headings) if isinstance(part, RatedCaptions) else {}
+    drawn = "captions" if isinstance(judgements, RatedCaptions) and judgements.text_alone else "images"
+    described = judgements.name, _describe(judgements), judgements.convention, count, dict(judgements.excluded)
+    headings = [*judgements.released, *metrics] if isinstance(judgements, RatedCaptions) else []
+    published = published_figures(judgements.benchmark, headings) if isinstance(judgements, RatedCaptions) else {}
     return SetResult(*described, left_out=left_out, drawn=drawn, published=published)
 
 
-def _computed(
-    part: JudgementSet, result: SetResult, metrics: Mapping[str, Reward | str], config: JudgeSetConfig
+def _compute_figures(
+    judgements: JudgementSet, result: SetResult, metrics: Mapping[str, Reward | str], config: JudgeSetConfig
 ) -> Iterator[None]:
-    """Compute the figures of ``part`` into ``result``; yield after every metric."""
+    """Compute the figures of all metrics into ``result``; yield after every metric."""
     settings = config.bootstrap, config.seed
-    if isinstance(part, RatedCaptions):
-        for heading, scores in part.released.items():
-            result.figures[heading] = rated_figures(part, scores, *settings)
-            result.figures[heading] += further_figures(part, scores, config.lengths)
+    if isinstance(judgements, RatedCaptions):
+        for heading, scores in judgements.released.items():
+            result.figures[heading] = rated_figures(judgements, scores, *settings)
+            result.figures[heading] += further_figures(judgements, scores, config.lengths)
             result.signatures[heading] = "as released with the set"
     for heading, metric in metrics.items():
         if isinstance(metric, str):
             continue
-        logger.info("%s: scoring by %s", part.name, heading)
+        logger.info("%s: scoring by %s", judgements.name, heading)
         timings: list[tuple[int, float]] = []
         try:
-            result.figures[heading] = score_set(part, metric, *settings, config.lengths, timings)
+            result.figures[heading] = score_set(judgements, metric, *settings, config.lengths, timings)
         except JavaError as error:
             result.left_out[heading] = str(error)
             continue
         except RewardError as error:
-            raise RewardError(f"{heading} on {part.name}: {error}") from error
-        own = "+df[one document for each judgement]" if isinstance(metric, CiderD) and metric.df is None else ""
-        result.signatures[heading] = metric.signature + own + untested_texts(metric, _texts(part))
+            raise RewardError(f"{heading} on {judgements.name}: {error}") from error
+        df_note = "+df[one document for each judgement]" if isinstance(metric, CiderD) and metric.df is None else ""
+        result.signatures[heading] = metric.signature + df_note + untested_texts(metric, _texts(judgements))
         if not metric.columns:
             result.blind.append(heading)
         if config.costs:
             result.costs[heading] = cost_cells(metric, timings)
         del result.left_out[heading]
         yield
-    for heading, figures in blind_figures(part, *settings).items():
+    for heading, figures in blind_figures(judgements, *settings).items():
         result.figures[heading] = figures
         result.signatures[heading] = "number of characters; equal ones in random order"
         result.blind.append(heading)
 
 
-def _described(part: JudgementSet) -> str:
-    images = len(set(part.image_ids))
-    if not isinstance(part, RatedCaptions):
-        groups = f"groups of {len(part.captions) // len(part.kinds)}" if isinstance(part, CaptionGroups) else "pairs of"
-        kinds = len(set(part.kinds))
-        described = f"{len(part.kinds)} {groups} captions of {images} images"
+def _describe(judgements: JudgementSet) -> str:
+    images = len(set(judgements.image_ids))
+    if not isinstance(judgements, RatedCaptions):
+        groups = (
+            f"groups of {len(judgements.captions) // len(judgements.kinds)}"
+            if isinstance(judgements, CaptionGroups)
+            else "pairs of"
+        )
+        kinds = len(set(judgements.kinds))
+        described = f"{len(judgements.kinds)} {groups} captions of {images} images"
         return described + (f", {kinds} kinds" if kinds > 1 else "")
-    captions = f"{len(part.captions)} judgements of captions"
-    if not part.text_alone:
+    captions = f"{len(judgements.captions)} judgements of captions"
+    if not judgements.text_alone:
         captions += f" of {images} images"
-    return f"{captions}, {len(set(part.ratings))} different ratings"
+    return f"{captions}, {len(set(judgements.ratings))} different ratings"
 
 
-def _texts(part: JudgementSet) -> Iterator[str]:
+def _texts(judgements: JudgementSet) -> Iterator[str]:
     """All captions and references of a set."""
-    if isinstance(part, CaptionGroups):
-        return iter(part.captions)
-    if isinstance(part, RatedCaptions):
-        return chain(part.captions, *(part.references or ()))
-    return chain(part.first, part.second, *(chain(*rows) for rows in part.references.values()))
+    if isinstance(judgements, CaptionGroups):
+        return iter(judgements.captions)
+    if isinstance(judgements, RatedCaptions):
+        return chain(judgements.captions, *(judgements.references or ()))
+    return chain(judgements.first, judgements.second, *(chain(*rows) for rows in judgements.references.values()))
 
 
 def score_set(
-    part: JudgementSet,
+    judgements: JudgementSet,
     metric: Reward,
     resamples: int = 0,
     seed: int = 0,
@@ -358,22 +365,24 @@ def score_set(
     each image, as the published figures do (pycocoevalcap on all judgements in one call).
     """
     timings = [] if timings is None else timings
-    if isinstance(part, RatedCaptions):
-        (scores,) = _scores(part, metric, [(part.captions, part.references)], timings)
-        return rated_figures(part, scores, resamples, seed) + further_figures(part, scores, lengths)
-    if isinstance(part, CaptionGroups):
-        (scores,) = _scores(part, metric, [(part.captions, None)], timings)
+    if isinstance(judgements, RatedCaptions):
+        (scores,) = _scores(judgements, metric, [(judgements.captions, judgements.references)], timings)
+        return rated_figures(judgements, scores, resamples, seed) + further_figures(judgements, scores, lengths)
+    if isinstance(judgements, CaptionGroups):
+        (scores,) = _scores(judgements, metric, [(judgements.captions, None)], timings)
         cosines = None
-        if part.texts_above and isinstance(metric, ClipScore):
-            embeddings = metric.embed_texts(part.captions).astype(np.float64)
-            rows = embeddings.reshape(len(part.kinds), -1, embeddings.shape[1])
+        if judgements.texts_above and isinstance(metric, ClipScore):
+            embeddings = metric.embed_texts(judgements.captions).astype(np.float64)
+            rows = embeddings.reshape(len(judgements.kinds), -1, embeddings.shape[1])
             cosines = rows @ rows.transpose(0, 2, 1)  # [G, K, K]
-        return group_figures(part, scores, cosines, resamples, seed)
-    conditions: Mapping[str, Any] = part.references if "references" in metric.columns else {NO_REFERENCES: None}
-    batches = [(texts, references) for references in conditions.values() for texts in (part.first, part.second)]
-    scored = _scores(part, metric, batches, timings)
-    first, second = (dict(zip(conditions, own, strict=True)) for own in (scored[::2], scored[1::2]))
-    return pair_figures(part, first, second, resamples, seed)
+        return group_figures(judgements, scores, cosines, resamples, seed)
+    conditions: Mapping[str, Any] = judgements.references if "references" in metric.columns else {NO_REFERENCES: None}
+    batches = [
+        (texts, references) for references in conditions.values() for texts in (judgements.first, judgements.second)
+    ]
+    scored = _scores(judgements, metric, batches, timings)
+    first, second = (dict(zip(conditions, values, strict=True)) for values in (scored[::2], scored[1::2]))
+    return pair_figures(judgements, first, second, resamples, seed)
 
 
 Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
@@ -381,7 +390,7 @@ Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
 
 
 def _scores(
-    part: JudgementSet, metric: Reward, batches: Sequence[Batch], timings: list[tuple[int, float]]
+    judgements: JudgementSet, metric: Reward, batches: Sequence[Batch], timings: list[tuple[int, float]]
 ) -> list[list[float]]:
     """Score all batches in one call, with equal rows scored once; returns [N] scores of each batch.
 
@@ -390,19 +399,19 @@ def _scores(
     scorer: Any = metric
     if isinstance(metric, CiderD) and metric.df is None:
         if len(batches) > 1:
-            return [own for batch in batches for own in _scores(part, metric, [batch], timings)]
+            return [score for batch in batches for score in _scores(judgements, metric, [batch], timings)]
         rows = [tuple(row) for row in batches[0][1] or ()]
         split = tokenizer_of(metric.tokenizer)
         tokens = {row: [split(text) for text in row] for row in set(rows)}
         how: dict[str, Any] = {"eos": metric.eos, "n": metric.n, "tokenizer": metric.tokenizer}
         df = DocumentFrequencies.from_references((tokens[row] for row in rows), **how)
         scorer = CiderD(df, sigma=metric.sigma, **how)
-    seen = part.images if "image" in metric.columns else None
-    images: list[Any] = [None] * len(part.image_ids) if seen is None else list(seen)
+    seen = judgements.images if "image" in metric.columns else None
+    images: list[Any] = [None] * len(judgements.image_ids) if seen is None else list(seen)
     # Two regions of one file are two images.
     identities = [image if isinstance(image, str | Path | Region) else id(image) for image in images]
     keys = [
-        list(zip(part.image_ids, identities, texts, map(tuple, references or [()] * len(texts)), strict=True))
+        list(zip(judgements.image_ids, identities, texts, map(tuple, references or [()] * len(texts)), strict=True))
         for texts, references in batches
     ]
     numbers = {key: number for batch in keys for number, key in enumerate(batch)}  # different rows: one of each

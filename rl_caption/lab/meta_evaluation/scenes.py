@@ -49,21 +49,21 @@ def rate_captions(
                 "left for the metrics; raise data.kwargs.captions_per_image"
             )
         negatives = hard_negatives(row["scene"], true, seed)
-        written = [text for own in samples.values() for text in own[number]]
+        written = [text for texts in samples.values() for text in texts[number]]
         image_id, image = row["image_id"], row["image"]
         for text in dict.fromkeys(map(_plain, (true, *written, *(text for _, text in negatives)))):
             rated.append((Rating(image_id, text, oracle(text, row["scene"]).f1, others), image))
-        for kind, false in negatives:
-            pairs.append((Pair(image_id, _plain(true), _plain(false), kind), image, others))
+        for error, false in negatives:
+            pairs.append((Pair(image_id, _plain(true), _plain(false), error), image, others))
     judged, images = (list(column) for column in zip(*rated, strict=True))
     convention = "the rating is the F1 of the facts of a caption against the scene"
-    made = rated_captions("scenes, oracle F1", judged, images, None, convention, within_images=True)
-    found: list[JudgementSet] = [made]
+    oracle_ratings = rated_captions("scenes, oracle F1", judged, images, None, convention, within_images=True)
+    judgement_sets: list[JudgementSet] = [oracle_ratings]
     if pairs:
-        both, images, shown = (list(column) for column in zip(*pairs, strict=True))
+        both, images, pair_references = (list(column) for column in zip(*pairs, strict=True))
         convention = "the reference scores higher than the hard negative made from it; equal scores are wrong"
-        found.append(caption_pairs("scenes, hard negatives", both, images, {"": shown}, convention))
-    return found
+        judgement_sets.append(caption_pairs("scenes, hard negatives", both, images, {"": pair_references}, convention))
+    return judgement_sets
 
 
 def _plain(text: str) -> str:
@@ -87,8 +87,8 @@ def sample_at_temperatures(
     if not temperatures or len(set(temperatures)) != len(temperatures):
         raise ValueError(f"temperatures is {list(temperatures)}: expected different ones, at least one")
     decodings = [Decoding(1, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)]
-    found: dict[str, list[list[str]]] = {"greedy": []}
-    found |= {f"sample at {value:g}": [] for value in temperatures}
+    samples: dict[str, list[list[str]]] = {"greedy": []}
+    samples |= {f"sample at {value:g}": [] for value in temperatures}
     starts = range(0, len(rows), batch_size)
     policy = captioner.policy
     with dropout_off(policy):
@@ -98,9 +98,9 @@ def sample_at_temperatures(
             for number, decoding in enumerate(decodings):
                 # Another step for every temperature: with the same noise, samples would be near copies.
                 rollout = sample_captions(captioner, policy, batch, decoding, seed, step=number)
-                found[f"sample at {decoding.temperature:g}"] += rollout.texts
-                found["greedy"] += [[text] for text in rollout.greedy_texts or []]
-    return found
+                samples[f"sample at {decoding.temperature:g}"] += rollout.texts
+                samples["greedy"] += [[text] for text in rollout.greedy_texts or []]
+    return samples
 
 
 def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:

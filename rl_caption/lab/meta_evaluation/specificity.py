@@ -110,13 +110,13 @@ def make_chains(
         raise ValueError(f"{len(image_ids)} image ids for {len(captions)} captions: expected one for each")
     units = detail_units_of(captions, processes)
     owners = list(captions) if image_ids is None else list(image_ids)
-    donors = [Donor(owner, own) for owner, own in zip(owners, units, strict=True)]
+    donors = [Donor(owner, unit_texts) for owner, unit_texts in zip(owners, units, strict=True)]
     chains: list[Chain | None] = []
-    for caption, own, owner in zip(captions, units, owners, strict=True):
+    for caption, unit_texts, owner in zip(captions, units, owners, strict=True):
         draws = Draws("chain", seed, str(owner), caption)
-        grown, negatives = list(accumulate(own)), []
-        for step in range(1, len(own)):
-            unit = negative_unit(donors, step, owner, own[step], draws)
+        grown, negatives = list(accumulate(unit_texts)), []
+        for step in range(1, len(unit_texts)):
+            unit = negative_unit(donors, step, owner, unit_texts[step], draws)
             if unit is None:
                 break
             shuffled = shuffled_words(unit, draws) if draws.chance(shuffle_rate) else unit
@@ -131,13 +131,20 @@ def score_chains(reward: Reward, chains: Sequence[Chain], columns: Mapping[str, 
         if len(column) != len(chains):
             raise ValueError(f"column {name!r} has {len(column)} items for {len(chains)} captions")
     texts = [(number, text) for number, chain in enumerate(chains) for text in (*chain.captions, *chain.negatives)]
-    found: list[float] = []
+    values: list[float] = []
     for start in tqdm(range(0, len(texts), BATCH_SIZE), desc="specificity", unit="batch", delay=2, disable=None):
         batch = texts[start : start + BATCH_SIZE]
-        own = {name: [column[number] for number, _ in batch] for name, column in columns.items()}
-        found += score_captions(reward, f"reward {reward.__name__!r}", None, [text for _, text in batch], own)
-    scores = iter(found)
-    return [ChainScores([next(scores) for _ in own.captions], [next(scores) for _ in own.negatives]) for own in chains]
+        columns_of_batch = {name: [column[number] for number, _ in batch] for name, column in columns.items()}
+        values += score_captions(
+            reward, f"reward {reward.__name__!r}", None, [text for _, text in batch], columns_of_batch
+        )
+    scores = iter(values)
+    return [
+        ChainScores(
+            [next(scores) for _ in columns_of_batch.captions], [next(scores) for _ in columns_of_batch.negatives]
+        )
+        for columns_of_batch in chains
+    ]
 
 
 def _check(scores: Sequence[ChainScores]) -> None:

@@ -122,41 +122,41 @@ class Measures:
             "captions": self._captions,
             "size": self._size,
         }
-        kind = next(key for key in functions if key in column)
-        default = 100 if kind == "set" else 1
-        return functions[kind](row, column) * column.get("factor", default)
+        quantity = next(key for key in functions if key in column)
+        default = 100 if quantity == "set" else 1
+        return functions[quantity](row, column) * column.get("factor", default)
 
     def _agreement(self, row: Row, column: Column) -> float:
         key = (row.name, self._set_key(column))
         if key not in self._figures:
             self._figures[key] = {
-                part.name: {figure.name: figure.value for figure in self._figures_of(row, part, column)}
-                for part in self._parts(column)
+                judgements.name: {figure.name: figure.value for figure in self._figures_of(row, judgements, column)}
+                for judgements in self._parts(column)
             }
         alternatives = column.get("figure", ())
         names = [alternatives] if isinstance(alternatives, str) else alternatives
         values = []
-        for part, figures in self._figures[key].items():
-            if column.get("part", part) == part:
-                wanted = column.get("figures") or [name for name in names if name in figures][:1]
-                measured = [figures.get(name) for name in wanted]
+        for judgements, figures in self._figures[key].items():
+            if column.get("part", judgements) == judgements:
+                names_of_figures = column.get("figures") or [name for name in names if name in figures][:1]
+                measured = [figures.get(name) for name in names_of_figures]
                 if not measured or None in measured:
-                    raise NotMeasured(f"{part}: {' and '.join(wanted or names)} is not defined")
+                    raise NotMeasured(f"{judgements}: {' and '.join(names_of_figures or names)} is not defined")
                 values.append(_mean([value for value in measured if value is not None]))
         return _mean(values)
 
-    def _figures_of(self, row: Row, part: JudgementSet, column: Column) -> list[Figure]:
+    def _figures_of(self, row: Row, judgements: JudgementSet, column: Column) -> list[Figure]:
         name = row.source.get("name", "")
         if name.startswith("blind"):
-            return blind_figures(part)[name]
+            return blind_figures(judgements)[name]
         metric = self._metric(row, column)
         if metric is None:  # the scores that are released with the set
-            assert isinstance(part, RatedCaptions)
-            scores = part.released[row.source["released"][column["set"]]]
-            return rated_figures(part, scores) + further_figures(part, scores)
+            assert isinstance(judgements, RatedCaptions)
+            scores = judgements.released[row.source["released"][column["set"]]]
+            return rated_figures(judgements, scores) + further_figures(judgements, scores)
         assert not isinstance(metric, str)
         try:
-            return score_set(part, metric)
+            return score_set(judgements, metric)
         except RewardError as error:
             if row.name not in self.inputs.scores:
                 raise
@@ -244,8 +244,8 @@ class Measures:
             images = {"image": [example["image"] for _, example in grown]}
             scored = score_chains(metric, [chain for chain, _ in grown], images)
             cosines = [ChainScores(*([2 * score - 1 for score in scores] for scores in chain)) for chain in scored]
-            found = released_specificity_rates(cosines)
-            return found.positive, found.negative
+            released = released_specificity_rates(cosines)
+            return released.positive, released.negative
 
         positive, negative = self._keep(("specificity", row.name), rates)
         return positive if column["specificity"] == "positive" else negative

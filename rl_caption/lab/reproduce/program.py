@@ -29,7 +29,7 @@ class Cell:
     reason: str | None = None
 
     @property
-    def rounded(self) -> Decimal | None:
+    def as_printed(self) -> Decimal | None:
         """The measured value with as many decimals as the published one; with four where nothing is published."""
         if self.measured is None:
             return None
@@ -38,9 +38,9 @@ class Cell:
     @property
     def difference(self) -> Decimal | None:
         """Measured less published, both as printed."""
-        if self.rounded is None or self.published is None:
+        if self.as_printed is None or self.published is None:
             return None
-        return self.rounded - self.published
+        return self.as_printed - self.published
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +87,7 @@ def read_inputs(table: Table, options: argparse.Namespace) -> Inputs:
     rows = [row.name for row in table.rows]
     pairs = {}
     for option, names in (("model", list(table.models)), ("captions", rows), ("scores", rows)):
-        pairs[option] = dict(_named(f"--{option}", text, names) for text in getattr(options, option))
+        pairs[option] = dict(_parse_pair(f"--{option}", text, names) for text in getattr(options, option))
     models = {}
     for name, value in pairs["model"].items():
         backbone, _, pretrained = value.partition("@")
@@ -103,7 +103,7 @@ def read_inputs(table: Table, options: argparse.Namespace) -> Inputs:
     return Inputs(find_data(table, options.data), models, files["captions"], files["scores"], images, options.partial)
 
 
-def _named(option: str, text: str, names: Sequence[str]) -> tuple[str, str]:
+def _parse_pair(option: str, text: str, names: Sequence[str]) -> tuple[str, str]:
     name, mark, value = text.partition("=")
     if not mark or not value or name not in names:
         raise ConfigError(f"{option} is {text!r}: expected NAME=VALUE with a name of {', '.join(names) or 'none'}")
@@ -235,7 +235,7 @@ def _reasons(cells: Sequence[Cell]) -> list[str]:
 def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
     """A line for each cell that was measured; then the rows that were not, with the reasons, and notes."""
     lines = [
-        [cell.row, cell.column, *map(_shown, (cell.published, cell.rounded)), _shown(cell.difference, signed=True)]
+        [cell.row, cell.column, *map(_format, (cell.published, cell.as_printed)), _format(cell.difference, signed=True)]
         for cell in cells
         if cell.measured is not None
     ]
@@ -255,7 +255,7 @@ def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _shown(value: Decimal | None, signed: bool = False) -> str:
+def _format(value: Decimal | None, signed: bool = False) -> str:
     if value is None:
         return LEFT_OUT
     return f"{value:+}" if signed and value else f"{value}"

@@ -9,7 +9,7 @@ from scipy import stats
 from scipy.stats import kendalltau
 
 from rl_caption.lab.meta_evaluation import figures as figures_module
-from rl_caption.lab.meta_evaluation.correlation import unfitted
+from rl_caption.lab.meta_evaluation.correlation import unexplained_variance
 from rl_caption.lab.meta_evaluation.figures import (
     NO_REFERENCES,
     blind_figures,
@@ -163,8 +163,8 @@ def test_further_figures_of_rated_captions() -> None:
     assert found["pearson"].value == pytest.approx(r)
     assert found["1 / r^2"].value == pytest.approx(1 / r**2)
     assert found["spearman"].value == pytest.approx(stats.spearmanr(scores, ratings).statistic)
-    assert found["1 - R^2 of ratings"].value == pytest.approx(unfitted(ratings, scores))
-    assert found["1 - R^2 of scores"].value == pytest.approx(unfitted(scores, ratings))
+    assert found["1 - R^2 of ratings"].value == pytest.approx(unexplained_variance(ratings, scores))
+    assert found["1 - R^2 of scores"].value == pytest.approx(unexplained_variance(scores, ratings))
     halves = [kendalltau(scores[half], ratings[half]).statistic for half in (slice(3), slice(3, 6))]
     assert found["tau_b within images"].value == pytest.approx(np.mean(halves))
     short = found["pearson, 0 to 2 words"]

@@ -196,7 +196,7 @@ def test_scores_from_files_stand_in_a_table(tmp_path: Path) -> None:
 
 def test_differences_are_of_the_printed_digits(tmp_path: Path) -> None:
     cell = Cell("CIDEr", "Expert tau_c", Decimal("43.9"), 43.891)
-    assert (cell.rounded, cell.difference) == (Decimal("43.9"), Decimal("0.0"))
+    assert (cell.as_printed, cell.difference) == (Decimal("43.9"), Decimal("0.0"))
     other = Cell("METEOR", "CF tau_b", Decimal("22.2"), 22.269)
     assert other.difference == Decimal("0.1")
     table = TABLES[NAMES.index("pac_s 1")]

@@ -147,8 +147,10 @@ def rated_captions(name: str, rows: Sequence[Rating], images: Images, *more: Any
     """``RatedCaptions`` of N >= 1 rows, all with references or none; ``more`` are the fields after ``references``."""
     files, captions, ratings, references, groups = (list(column) for column in zip(*rows, strict=True))
     image_ids = [file if group is None else group for file, group in zip(files, groups, strict=True)]
-    known = None if references[0] is None else references
-    return RatedCaptions(name, captions, ratings, image_ids, image_files(images, files), known, *more, **options)
+    references_or_none = None if references[0] is None else references
+    return RatedCaptions(
+        name, captions, ratings, image_ids, image_files(images, files), references_or_none, *more, **options
+    )
 
 
 def caption_pairs(name: str, rows: Sequence[Pair], images: Images, *more: Any, **options: Any) -> CaptionPairs:
@@ -169,7 +171,7 @@ class Row(NamedTuple):
     values: Mapping[str, Any]
     where: str
 
-    def refused(self, key: str, expected: str) -> DataError:
+    def refusal(self, key: str, expected: str) -> DataError:
         """The error that says what was expected of the value at ``key``."""
         return DataError(f"{self.where}: {key!r} is {shown(self.values.get(key))}: expected {expected}")
 
@@ -177,7 +179,7 @@ class Row(NamedTuple):
         """Text that is not blank, as written."""
         value = self.values.get(key)
         if not isinstance(value, str) or not value.strip() or "\0" in value:
-            raise self.refused(key, "text")
+            raise self.refusal(key, "text")
         return value
 
     def caption(self, key: str) -> str:
@@ -189,7 +191,7 @@ class Row(NamedTuple):
         value = self.values.get(key)
         are_texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
         if not are_texts or not "".join(value).strip():  # type: ignore[arg-type]
-            raise self.refused(key, "a list of at least one text")
+            raise self.refusal(key, "a list of at least one text")
         return [text for text in value if text.strip()]  # type: ignore[union-attr]
 
     def captions(self, key: str) -> list[str]:
@@ -204,27 +206,27 @@ class Row(NamedTuple):
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 number = float(value)  # type: ignore[arg-type]
         if not math.isfinite(number):
-            raise self.refused(key, "a finite number")
+            raise self.refusal(key, "a finite number")
         return number
 
     def identifier(self, key: str) -> str:
         """A whole number or text, as text."""
         value = self.values.get(key)
         if not isinstance(value, int | str):
-            raise self.refused(key, "a whole number or text")
+            raise self.refusal(key, "a whole number or text")
         return str(value)
 
     def row(self, key: str) -> Row:
         """An object, as a row."""
         if not isinstance(self.values.get(key), dict):
-            raise self.refused(key, "an object")
+            raise self.refusal(key, "an object")
         return Row(self.values[key], f"{self.where}, {key!r:.80}")
 
     def rows(self, key: str) -> list[Row]:
         """A list of objects, as rows."""
         value = self.values.get(key)
         if not isinstance(value, list):
-            raise self.refused(key, "a list of objects")
+            raise self.refusal(key, "a list of objects")
         return [_object(item, f"{self.where}, {key:.80}[{number}]") for number, item in enumerate(value)]
 
 
@@ -252,7 +254,9 @@ class Files:
         needed = f"{self.name} needs {' or '.join(names)} in {str(self.folder)!r}"
         raise DataError(f"{needed}, which is not there. Get it: {source}")
 
-    def counted(self, source: str, published: Mapping[str, int | None], what: str) -> Iterator[tuple[str, list[Row]]]:
+    def read_counted(
+        self, source: str, published: Mapping[str, int | None], what: str
+    ) -> Iterator[tuple[str, list[Row]]]:
         """Yield name and rows of each JSON file ``NAME.json``; ``published`` is name -> number of rows, if known."""
         for name, count in published.items():
             path = self.require(source, f"{name}.json")
@@ -265,14 +269,14 @@ class Files:
         below = (self.folder / name for name in names)
         return self.images or next((folder for folder in below if folder.is_dir()), None)
 
-    def check_count(self, what: str, found: int, published: int | None = None) -> None:
+    def check_count(self, what: str, count: int, published: int | None = None) -> None:
         """Raise ``DataError`` where nothing was found or, unless ``partial``, not the published number (if known)."""
-        if published is not None and found != published and not self.partial:
+        if published is not None and count != published and not self.partial:
             raise DataError(
-                f"{self.name} has {found} {what}, but {published} are published: the files are incomplete or another "
+                f"{self.name} has {count} {what}, but {published} are published: the files are incomplete or another "
                 "version, so figures would not be comparable. Set partial to use them anyway"
             )
-        if not found:
+        if not count:
             raise DataError(f"{self.name} has no {what}")
 
 
@@ -339,17 +343,17 @@ def table_rows(
 
 def coco_id(name: str) -> str:
     """Return the id of the image that ``COCO_val2014_000000000012.jpg`` or ``12.jpg`` names; else the name itself."""
-    found = re.search(r"0*(\d+)\.\w+$", name)
-    return found[1] if found else name
+    digits = re.search(r"0*(\d+)\.\w+$", name)
+    return digits[1] if digits else name
 
 
 def coco_references(path: Path) -> dict[str, dict[str, str]]:
     """Read COCO annotations: id of an image -> id of a caption (its place, if it has none) -> caption, in order."""
-    found: dict[str, dict[str, str]] = {}
+    captions: dict[str, dict[str, str]] = {}
     for number, row in enumerate(json_rows(path, "annotations")):
-        own = found.setdefault(row.identifier("image_id"), {})
-        own[str(row.values.get("id", f"annotation {number}"))] = row.caption("caption")
-    return found
+        captions_of_image = captions.setdefault(row.identifier("image_id"), {})
+        captions_of_image[str(row.values.get("id", f"annotation {number}"))] = row.caption("caption")
+    return captions
 
 
 def other_captions(file: Path, judged: Iterable[tuple[str, str]], path: Path) -> list[list[str]] | None:
@@ -364,10 +368,10 @@ def other_captions(file: Path, judged: Iterable[tuple[str, str]], path: Path) ->
     def words(text: str) -> str:
         return single_spaced(re.sub(r"[^\w ]", " ", text.lower()))
 
-    references, found = coco_references(file), []
+    references, rows = coco_references(file), []
     for image, caption in judged:
         others = [text for text in references.get(coco_id(image), {}).values() if words(text) != words(caption)]
         if not others:
             raise DataError(f"{path} judges captions of {image!r:.80}, of which {file.name} has no other caption")
-        found.append(others)
-    return found
+        rows.append(others)
+    return rows

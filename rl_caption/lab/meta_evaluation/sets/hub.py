@@ -49,19 +49,19 @@ CORRECTIONS = ("spica_train.csv", "spica_val.csv", "spica_test.csv")
 SPICA = "the dataset hiranohachiman/Spica on the Hugging Face hub"
 
 
-def polaris(given: Files, split: Literal["train", "validation", "test"] = "test") -> list[RatedCaptions]:
+def polaris(release: Files, split: Literal["train", "validation", "test"] = "test") -> list[RatedCaptions]:
     """Read ``polaris_SPLIT.csv``, ``polaris_SPLIT.json`` or Parquet files.
 
     Wada et al., "Polos", CVPR 2024: outputs of captioners, rated in [0, 1].
     """
-    rows, photos = _polaris(given, split)
-    benchmark = benchmark_of(given, "polaris") if split == "test" else None
+    rows, photos = _polaris(release, split)
+    benchmark = benchmark_of(release, "polaris") if split == "test" else None
     convention = f"each row of split {split} is a judgement"
-    return [rated_captions(given.name, rows, photos, "tau_c", convention, benchmark=benchmark)]
+    return [rated_captions(release.name, rows, photos, "tau_c", convention, benchmark=benchmark)]
 
 
 def nebula(
-    given: Files, split: Literal["train", "valid", "test"] = "test", corrected: bool = False
+    release: Files, split: Literal["train", "valid", "test"] = "test", corrected: bool = False
 ) -> list[RatedCaptions]:
     """Read ``nebula_SPLIT.csv``, ``nebula_SPLIT.json`` or Parquet files.
 
@@ -69,52 +69,52 @@ def nebula(
     mean rating of the same image and caption in ``spica_train.csv``, ``spica_val.csv`` and ``spica_test.csv``, where
     they have one, as capevalkit does.
     """
-    rows, photos = _polaris(given, split)
-    benchmark = benchmark_of(given, "nebula") if split == "test" else None
+    rows, photos = _polaris(release, split)
+    benchmark = benchmark_of(release, "nebula") if split == "test" else None
     convention = f"each row of split {split} is a judgement"
     if corrected:
-        ratings = _spica_ratings(given)
+        ratings = _spica_ratings(release)
         keys = [(Path(row.image).stem, row.caption) for row in rows]
         new = [row._replace(rating=ratings.get(key, row.rating)) for row, key in zip(rows, keys, strict=True)]
-        known, changed = sum(key in ratings for key in keys), sum(a != b for a, b in zip(rows, new, strict=True))
-        convention += f"; of {len(rows)}, {known} have a rating in Spica, which is another one for {changed}"
+        corrections, changed = sum(key in ratings for key in keys), sum(a != b for a, b in zip(rows, new, strict=True))
+        convention += f"; of {len(rows)}, {corrections} have a rating in Spica, which is another one for {changed}"
         rows = new
-    name = f"{given.name}, corrected" if corrected else given.name
+    name = f"{release.name}, corrected" if corrected else release.name
     return [rated_captions(name, rows, photos, "tau_c", convention, benchmark=benchmark)]
 
 
-def _spica_ratings(given: Files) -> dict[tuple[str, str], float]:
+def _spica_ratings(release: Files) -> dict[tuple[str, str], float]:
     """Name of an image without its suffix, and caption -> the mean of Spica's ratings."""
     ratings: dict[tuple[str, str], list[float]] = {}
     for file in CORRECTIONS:
-        for row in table_rows(given.require(SPICA, file), ["imgid", "mt", "score"]):
+        for row in table_rows(release.require(SPICA, file), ["imgid", "mt", "score"]):
             key = Path(row.text("imgid")).stem, row.caption("mt")
             ratings.setdefault(key, []).append(row.number("score"))
     return {key: sum(scores) / len(scores) for key, scores in ratings.items()}
 
 
-def _polaris(given: Files, split: str) -> tuple[list[Rating], Images]:
+def _polaris(release: Files, split: str) -> tuple[list[Rating], Images]:
     """Judgements of Polaris or Nebula, and their images."""
-    name = given.name
+    name = release.name
     stem = f"{name}_{'val' if split in ('valid', 'validation') else split}"
-    photos: Images = given.image_folder("images", name.capitalize())
+    photos: Images = release.image_folder("images", name.capitalize())
     columns = {"caption": "mt", "references": "refs", "rating": "score", "image name": "imgid"}
-    if (path := given.folder / f"{stem}.csv").is_file():
+    if (path := release.folder / f"{stem}.csv").is_file():
         rows = [_rating(row, columns) for row in table_rows(path, list(columns.values()))]
-    elif (path := given.folder / f"{stem}.json").is_file():
+    elif (path := release.folder / f"{stem}.json").is_file():
         rows = [_rating(row, columns) for row in json_rows(path)]
         rows = [row._replace(image=f"{row.image}.jpg") for row in rows]
     else:
-        files = hub_files(given, split)
+        files = hub_files(release, split)
         if not files:
-            raise DataError(f"{name} needs {split}-*.parquet in {str(given.folder)!r}. Get it: {SOURCES[name]}")
+            raise DataError(f"{name} needs {split}-*.parquet in {str(release.folder)!r}. Get it: {SOURCES[name]}")
         rows, photos = hub_ratings(files)
-    given.check_count(f"judgements of split {split}", len(rows), COUNTS[name][split])
+    release.check_count(f"judgements of split {split}", len(rows), COUNTS[name][split])
     return rows, photos
 
 
 def longcap_arena(
-    given: Files,
+    release: Files,
     aspect: Literal["desc", "rel", "flu"] = "desc",
     split: Literal["test", "dci_val", "dci_test"] = "test",
 ) -> list[RatedCaptions]:
@@ -123,21 +123,21 @@ def longcap_arena(
     ``aspect`` is descriptiveness, relevance or fluency; each has its own rows. Papers print ``dci_val`` as TestA and
     ``dci_test`` as TestB. The number of judgements of a split is not checked: 32,246 are published of all.
     """
-    files = hub_files(given, f"{split}.{aspect}")
+    files = hub_files(release, f"{split}.{aspect}")
     if not files:
         name = f"{split}.{aspect}-*.parquet"
-        raise DataError(f"{given.name} needs {name} in {str(given.folder)!r}. Get it: {SOURCES[given.name]}")
+        raise DataError(f"{release.name} needs {name} in {str(release.folder)!r}. Get it: {SOURCES[release.name]}")
     rows, photos = hub_ratings(files)
-    given.check_count(f"judgements of {split}.{aspect}", len(rows))
+    release.check_count(f"judgements of {split}.{aspect}", len(rows))
     convention = f"each row of {split}.{aspect} is a judgement"
-    benchmark = benchmark_of(given, f"{given.name} {split}.{aspect}")
-    return [rated_captions(f"{given.name} {aspect}", rows, photos, "tau_c", convention, benchmark=benchmark)]
+    benchmark = benchmark_of(release, f"{release.name} {split}.{aspect}")
+    return [rated_captions(f"{release.name} {aspect}", rows, photos, "tau_c", convention, benchmark=benchmark)]
 
 
-def hub_files(given: Files, split: str, configuration: str = "") -> tuple[Path, ...]:
+def hub_files(release: Files, split: str, configuration: str = "") -> tuple[Path, ...]:
     """Parquet files of a split, of the configuration of the data set where it has several; () where there are none."""
     for folder in dict.fromkeys((configuration, f"data/{configuration}", "data", "")):
-        if files := tuple(sorted((given.folder / folder).glob(f"{split}-*.parquet"))):
+        if files := tuple(sorted((release.folder / folder).glob(f"{split}-*.parquet"))):
             return files
     return ()
 
@@ -165,7 +165,7 @@ def _rating(row: Row, columns: Mapping[str, str]) -> Rating:
         try:
             row = Row({**row.values, key: ast.literal_eval(row.values[key])}, row.where)
         except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
-            raise row.refused(key, "a list of texts") from error
+            raise row.refusal(key, "a list of texts") from error
     references = row.captions(key)
     image = row.identifier(columns["image name"]) if "image name" in columns else "\n".join(references)
     return Rating(image, row.caption(columns["caption"]), row.number(columns["rating"]), references)
@@ -187,7 +187,7 @@ def _stored_images(files: tuple[Path, ...], column: str) -> list[bytes]:
     for row in _parquet_rows(files, [column]):
         stored = row.values[column]
         if not isinstance(stored, dict) or not isinstance(stored.get("bytes"), bytes):
-            raise row.refused(column, "the bytes of an image")
+            raise row.refusal(column, "the bytes of an image")
         contents.append(stored["bytes"])
     return contents
 

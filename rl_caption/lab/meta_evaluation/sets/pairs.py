@@ -98,7 +98,7 @@ ORDER_EDITS = (
 MAX_WORDS = 30
 
 
-def pascal50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
+def pascal50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
     """Read ``consensus_pascal.mat`` (votes) with ``pair_pascal.mat`` (images and kinds), or ``pascal_50s.json``.
 
     Vedantam, Zitnick and Parikh, "CIDEr", CVPR 2015: 48 people said which of two captions is more similar to a
@@ -109,55 +109,55 @@ def pascal50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
     ``pascal_50s.json`` (Lee et al., "FLEUR", ACL 2024) has 5 references that somebody drew and a label in place of the
     votes.
     """
-    file = _annotations(given, "consensus_pascal.mat", "pascal_50s.json")
-    photos = given.image_folder(*PASCAL_IMAGES)
+    file = _annotations(release, "consensus_pascal.mat", "pascal_50s.json")
+    photos = release.image_folder(*PASCAL_IMAGES)
     if file.suffix == ".json":
-        return [_pascal_json(given, file, photos)]
+        return [_pascal_json(release, file, photos)]
     pairs, references = _voted_pairs(file)
-    path = _annotations(given, "pair_pascal.mat")
+    path = _annotations(release, "pair_pascal.mat")
     content = _mat(path)
     try:
         rows = [[str(text).strip() for text in list(row.values())[:3]] for row in content["new_input"]]
-        kinds = [KINDS[int(kind)] for kind in content["category"]]
+        kinds = [KINDS[int(category)] for category in content["category"]]
     except _NOT_AS_EXPECTED as error:
         raise DataError(f"{path} has no pairs of Pascal-50S: expected new_input and category") from error
     written = [set(captions) for _, *captions in rows]  # in either order; the votes are of the triplets' order
     if len(kinds) != len(rows) or written != [{pair.first, pair.second} for pair in pairs]:
         raise DataError(f"{path} has {len(rows)} pairs that are not those of the {len(pairs)} of {file.name}, in order")
-    given.check_count("pairs", len(pairs), 4000)
-    pairs = [pair._replace(image=row[0], kind=kind) for pair, row, kind in zip(pairs, rows, kinds, strict=True)]
+    release.check_count("pairs", len(pairs), 4000)
+    pairs = [pair._replace(image=row[0], kind=category) for pair, row, category in zip(pairs, rows, kinds, strict=True)]
     return [_consensus("pascal50s", pairs, references, photos, seed)]
 
 
-def _pascal_json(given: Files, path: Path, photos: Path | None) -> CaptionPairs:
+def _pascal_json(release: Files, path: Path, photos: Path | None) -> CaptionPairs:
     rows, references = [], []
-    for kind in KINDS.values():
-        for row in json_rows(path, kind):
+    for category in KINDS.values():
+        for row in json_rows(path, category):
             captions, label = row.captions("captions"), row.values.get("label")
             if len(captions) != 2 or label not in (0, 1):
                 raise DataError(
                     f"{row.where} has {len(captions)} captions and the label {shown(label)}: expected two, and 0 or 1"
                 )
-            rows.append(Pair(PurePosixPath(row.text("image")).name, captions[0], captions[1], kind, 1.0 - label))
+            rows.append(Pair(PurePosixPath(row.text("image")).name, captions[0], captions[1], category, 1.0 - label))
             references.append(row.captions("references"))
-    given.check_count("pairs", len(rows), 4000)
+    release.check_count("pairs", len(rows), 4000)
     convention = (
         "the caption that the label names scores higher; metrics with references see those of the file; equal scores "
         "count one half"
     )
-    known = {f"{REFERENCES} references": references}
-    return caption_pairs("pascal50s", rows, photos, known, convention, **BY_CONSENSUS)
+    further = {f"{REFERENCES} references": references}
+    return caption_pairs("pascal50s", rows, photos, further, convention, **BY_CONSENSUS)
 
 
-def abstract50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
+def abstract50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
     """Read ``consensus_abstract.mat``, and ``abstract_candsB.json`` for the names of the images.
 
     Protocol as for ``pascal50s``, but the public files do not say which pairs are HC and which are HI. Without the
     second file there are no images.
     """
-    file = _annotations(given, "consensus_abstract.mat")
+    file = _annotations(release, "consensus_abstract.mat")
     pairs, references = _voted_pairs(file)
-    given.check_count("pairs", len(pairs), 400)
+    release.check_count("pairs", len(pairs), 400)
     photos, files = None, [f"pair {number}" for number in range(len(pairs))]
     path = file.with_name("abstract_candsB.json")
     if path.is_file():
@@ -166,9 +166,9 @@ def abstract50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
             raise DataError(f"{path} has {len(items)} items: expected one for each of the {len(pairs)} pairs, in order")
         for row, pair in zip(items, pairs, strict=True):
             if row.text("caption").strip() not in (pair.first, pair.second):
-                raise row.refused("caption", "a caption of this pair")
+                raise row.refusal("caption", "a caption of this pair")
         files = [row.text("image_id") for row in items]
-        photos = given.image_folder("images", "AbstractScenes", "RenderedScenes")
+        photos = release.image_folder("images", "AbstractScenes", "RenderedScenes")
     pairs = [pair._replace(image=file) for pair, file in zip(pairs, files, strict=True)]
     return [_consensus("abstract50s", pairs, references, photos, seed)]
 
@@ -183,17 +183,17 @@ def _consensus(
     )
     drawn: dict[str, list[list[str]]] = {}
     for draw in range(DRAWS):
-        own = drawn.setdefault(f"draw {draw + 1}", [])
+        pairs_of_draw = drawn.setdefault(f"draw {draw + 1}", [])
         for number, texts in enumerate(references):
             generator = np.random.default_rng((seed, draw, number))
-            own.append([texts[index] for index in generator.permutation(len(texts))[:REFERENCES]])
+            pairs_of_draw.append([texts[index] for index in generator.permutation(len(texts))[:REFERENCES]])
     several = len({row.kind for row in rows}) > 1
     return caption_pairs(name, rows, photos, drawn, convention, shown_kinds=several, **BY_CONSENSUS)
 
 
-def _annotations(given: Files, *names: str) -> Path:
+def _annotations(release: Files, *names: str) -> Path:
     """The first of ``names`` that is in the folder, or in the subfolder that the release has."""
-    return given.require(CONSENSUS, *(place for name in names for place in (name, f"pyCIDErConsensus/{name}")))
+    return release.require(CONSENSUS, *(place for name in names for place in (name, f"pyCIDErConsensus/{name}")))
 
 
 def _mat(path: Path) -> dict[str, Any]:
@@ -220,19 +220,19 @@ def _voted_pairs(path: Path) -> tuple[list[Pair], list[list[str]]]:
         row = Row(values, f"{path}, triplet {number}")
         rating = next((key for key in values if key not in "ABC"), "rating")
         if row.number(rating) not in (1, -1):
-            raise row.refused(rating, "1 (first) or -1 (second)")
+            raise row.refusal(rating, "1 (first) or -1 (second)")
         triplets.append((*(row.text(key).strip() for key in "ABC"), row.number(rating)))
     pairs, references = [], []
     for start in range(0, len(triplets), VOTES):
-        own, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)
+        images, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)
         if len(set(first)) > 1 or len(set(second)) > 1:
             raise DataError(f"{path}: the {VOTES} triplets from {start} are not of one pair of captions")
         pairs.append(Pair("", first[0], second[0], preference=float(1 + np.sign(sum(votes))) / 2))
-        references.append(list(own))
+        references.append(list(images))
     return pairs, references
 
 
-def foil(given: Files, one_per_image: bool = False, held_out: bool = False, seed: int = 0) -> list[CaptionPairs]:
+def foil(release: Files, one_per_image: bool = False, held_out: bool = False, seed: int = 0) -> list[CaptionPairs]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json`` where it is there.
 
     FOIL 1.0 (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. Of ``foil-it.json`` (Parcalabescu
@@ -243,27 +243,27 @@ def foil(given: Files, one_per_image: bool = False, held_out: bool = False, seed
     ``held_out`` leaves out images of Karpathy's training split (``train`` and ``restval``), on which PAC-S was tuned,
     as its paper does; it reads ``dataset_coco.json``.
     """
-    path = given.require(FOIL_SOURCE, *FOIL_PAIRS)
+    path = release.require(FOIL_SOURCE, *FOIL_PAIRS)
     excluded: Counter[str] = Counter()
     pairs = list(_valid(json_rows(path), excluded) if path.name == "foil-it.json" else _released_foil(path))
-    given.check_count(f"pairs in {path}", len(pairs) + excluded.total(), FOIL_PAIRS[path.name])
+    release.check_count(f"pairs in {path}", len(pairs) + excluded.total(), FOIL_PAIRS[path.name])
     if held_out:
-        records = read_records(given.require(KARPATHY_SOURCE, "dataset_coco.json"))
+        records = read_records(release.require(KARPATHY_SOURCE, "dataset_coco.json"))
         seen = {record.filename for record in records if record.split in ("train", "restval")}
         count = len(pairs)
         pairs = [pair for pair in pairs if pair.image not in seen]
         excluded["the image is in Karpathy's training split"] = count - len(pairs)
     if one_per_image:
-        own: dict[str, list[Pair]] = {}
+        pairs_of_image: dict[str, list[Pair]] = {}
         for pair in pairs:
-            own.setdefault(pair.image, []).append(pair)
+            pairs_of_image.setdefault(pair.image, []).append(pair)
         generator = np.random.default_rng(seed)
-        excluded["another pair of the image was drawn"] = len(pairs) - len(own)
-        pairs = [members[int(generator.integers(len(members)))] for members in own.values()]
-    given.check_count(f"judged pairs in {path}", len(pairs))
-    others = other_captions(given.folder / COCO_CAPTIONS, [(pair.image, pair.first) for pair in pairs], path)
+        excluded["another pair of the image was drawn"] = len(pairs) - len(pairs_of_image)
+        pairs = [members[int(generator.integers(len(members)))] for members in pairs_of_image.values()]
+    release.check_count(f"judged pairs in {path}", len(pairs))
+    others = other_captions(release.folder / COCO_CAPTIONS, [(pair.image, pair.first) for pair in pairs], path)
     references = {"1 reference": [texts[:1] for texts in others], "4 references": others} if others else {}
-    photos = given.image_folder("val2014", "images")
+    photos = release.image_folder("val2014", "images")
     return [caption_pairs("foil", pairs, photos, references, AGAINST_FOILS, dict(excluded), shown_kinds=False)]
 
 
@@ -272,22 +272,22 @@ def _released_foil(path: Path) -> Iterator[Pair]:
     true: dict[str, str] = {}
     wrong: list[tuple[str, str, str]] = []
     for row in json_rows(path, "annotations"):
-        own, image, caption = row.identifier("id"), row.identifier("image_id"), row.text("caption")
+        annotation, image, caption = row.identifier("id"), row.identifier("image_id"), row.text("caption")
         if image not in names:
-            raise row.refused("image_id", "the id of one of the images")
+            raise row.refusal("image_id", "the id of one of the images")
         if not isinstance(row.values.get("foil"), bool):
-            raise row.refused("foil", "true or false")
+            raise row.refusal("foil", "true or false")
         if row.values["foil"]:
-            wrong.append((own, image, caption))
+            wrong.append((annotation, image, caption))
         else:
-            true[own] = caption
-    for own, image, caption in wrong:
-        if own not in true:
-            raise DataError(f"{path}: the foil of annotation {own!r:.80} has no caption that it was made from")
-        yield Pair(names[image], true[own], caption)
+            true[annotation] = caption
+    for annotation, image, caption in wrong:
+        if annotation not in true:
+            raise DataError(f"{path}: the foil of annotation {annotation!r:.80} has no caption that it was made from")
+        yield Pair(names[image], true[annotation], caption)
 
 
-def valse(given: Files) -> list[CaptionPairs]:
+def valse(release: Files) -> list[CaptionPairs]:
     """Read VALSE's eleven pieces, a file each (Parcalabescu et al., ACL 2022); the summary is their mean accuracy.
 
     A pair is judged where at least two of three people found the caption, and not the foil, to be right. ``images``
@@ -295,38 +295,40 @@ def valse(given: Files) -> list[CaptionPairs]:
     """
     rows: list[Pair] = []
     excluded: Counter[str] = Counter()
-    for piece, items in given.counted(VALSE_SOURCE, VALSE, "pairs"):
+    for piece, items in release.read_counted(VALSE_SOURCE, VALSE, "pairs"):
         rows += _valid(items, excluded, piece)
-    given.check_count("judged pairs", len(rows))
-    photos = given.image_folder("images")
+    release.check_count("judged pairs", len(rows))
+    photos = release.image_folder("images")
     return [caption_pairs("valse", rows, photos, {}, AGAINST_FOILS, dict(excluded), summary="kinds")]
 
 
-def _valid(rows: Sequence[Row], excluded: Counter[str], kind: str = "all pairs") -> Iterator[Pair]:
+def _valid(rows: Sequence[Row], excluded: Counter[str], category: str = "all pairs") -> Iterator[Pair]:
     """The pairs of a file of VALSE that people found valid; the others are counted."""
     for row in rows:
         votes = row.row("mturk").number("caption")
         # Published code reads the captions of plurals.json as lists of one.
         caption = row.texts("caption")[0] if isinstance(row.values.get("caption"), list) else row.text("caption")
-        pair = Pair(row.text("image_file"), caption, row.text("foil"), kind)
+        pair = Pair(row.text("image_file"), caption, row.text("foil"), category)
         if votes >= 2:
             yield pair
         else:
             excluded["fewer than 2 of 3 people found the caption right"] += 1
 
 
-def sugarcrepe(given: Files) -> list[CaptionPairs]:
+def sugarcrepe(release: Files) -> list[CaptionPairs]:
     """Read SugarCrepe's seven files (Hsieh et al., NeurIPS 2023); the summary is the mean of their accuracies.
 
     The set has no references. Where ``captions_val2017.json`` of COCO lies beside it, they are the image's other
     captions, so that metrics of text alone can be judged, too.
     """
     rows = []
-    for kind, items in given.counted(SUGARCREPE_SOURCE, SUGARCREPE, "pairs"):
-        rows += [Pair(row.text("filename"), row.text("caption"), row.text("negative_caption"), kind) for row in items]
-    others = other_captions(given.folder / COCO_VAL2017, [(row.image, row.first) for row in rows], given.folder)
+    for category, items in release.read_counted(SUGARCREPE_SOURCE, SUGARCREPE, "pairs"):
+        rows += [
+            Pair(row.text("filename"), row.text("caption"), row.text("negative_caption"), category) for row in items
+        ]
+    others = other_captions(release.folder / COCO_VAL2017, [(row.image, row.first) for row in rows], release.folder)
     references = {"other captions": others} if others else {}
-    photos = given.image_folder("val2017", "images")
+    photos = release.image_folder("val2017", "images")
     convention = "the caption scores higher than its hard negative; equal scores are wrong"
     return [caption_pairs("sugarcrepe", rows, photos, references, convention, summary="kinds")]
 
@@ -344,51 +346,51 @@ class Region:
         return open_image(self.path).crop(self.box)
 
 
-def aro(given: Files, by_relation: bool = False) -> list[CaptionPairs]:
+def aro(release: Files, by_relation: bool = False) -> list[CaptionPairs]:
     """Read the relations and the attributes of ARO, two sets without references (Yuksekgonul et al., ICLR 2023).
 
     The image is cut to the box around the two things. Accuracies are averaged over relations, without those of
     ``ARO_LEFT_OUT``, and over pairs of attributes that occur at least 25 times. ``by_relation`` shows the accuracy of
     each of them, too.
     """
-    photos = given.image_folder("images", "VG_100K")
-    found = []
-    for file, items in given.counted(ARO_SOURCE, ARO, "pairs"):
-        part = file.removeprefix("visual_genome_")
-        if part == "relation":
+    photos = release.image_folder("images", "VG_100K")
+    judgement_sets = []
+    for file, items in release.read_counted(ARO_SOURCE, ARO, "pairs"):
+        title = file.removeprefix("visual_genome_")
+        if title == "relation":
             kinds, left_out = [row.text("relation_name") for row in items], ARO_LEFT_OUT
             reason = "relations that the released evaluation leaves out"
         else:
             kinds = ["_".join(row.texts("attributes")) for row in items]
-            left_out = frozenset(kind for kind, count in Counter(kinds).items() if count < MIN_ATTRIBUTE_PAIRS)
+            left_out = frozenset(category for category, count in Counter(kinds).items() if count < MIN_ATTRIBUTE_PAIRS)
             reason = f"pairs of attributes that occur less than {MIN_ATTRIBUTE_PAIRS} times"
         rows, regions = [], []
-        for kind, row in zip(kinds, items, strict=True):
-            if kind not in left_out:
-                rows.append(Pair(row.text("image_path"), row.text("true_caption"), row.text("false_caption"), kind))
+        for category, row in zip(kinds, items, strict=True):
+            if category not in left_out:
+                rows.append(Pair(row.text("image_path"), row.text("true_caption"), row.text("false_caption"), category))
                 left, top, width, height = (row.number(f"bbox_{axis}") for axis in "xywh")
                 box = left, top, left + width, top + height
-                regions.append(Region((photos or given.folder) / rows[-1].image, box))
-        given.check_count(f"pairs in {file}.json besides {reason}", len(rows))
-        convention = f"the true caption scores higher than the false one; equal scores are wrong; mean over {part}s"
+                regions.append(Region((photos or release.folder) / rows[-1].image, box))
+        release.check_count(f"pairs in {file}.json besides {reason}", len(rows))
+        convention = f"the true caption scores higher than the false one; equal scores are wrong; mean over {title}s"
         excluded = {reason: len(items) - len(rows)}
-        own, how = regions if photos else None, {"shown_kinds": by_relation, "summary": "kinds"}
-        found.append(caption_pairs(f"aro {part}", rows, own, {}, convention, excluded, **how))
-    return found
+        images, how = regions if photos else None, {"shown_kinds": by_relation, "summary": "kinds"}
+        judgement_sets.append(caption_pairs(f"aro {title}", rows, images, {}, convention, excluded, **how))
+    return judgement_sets
 
 
-def sugarcrepe_pp(given: Files) -> list[CaptionGroups]:
+def sugarcrepe_pp(release: Files) -> list[CaptionGroups]:
     """Read SugarCrepe++'s five files (Dumpala et al., NeurIPS 2024): two captions that are right and a hard negative.
 
     ITT: both captions score higher than the negative. TOT, for metrics with a text encoder: the cosine between the two
     captions is higher than that of either with the negative. The summaries are means over the files.
     """
     captions, files, kinds = [], [], []
-    for kind, rows in given.counted(SUGARCREPE_PP_SOURCE, SUGARCREPE_PP, "triplets"):
+    for category, rows in release.read_counted(SUGARCREPE_PP_SOURCE, SUGARCREPE_PP, "triplets"):
         captions += [row.text(key) for row in rows for key in ("caption", "caption2", "negative_caption")]
         files += [row.text("filename") for row in rows for _ in range(3)]
-        kinds += [kind] * len(rows)
-    photos = image_files(given.image_folder("val2017", "images"), files)
+        kinds += [category] * len(rows)
+    photos = image_files(release.image_folder("val2017", "images"), files)
     convention = (
         "ITT: both captions score higher than the hard negative; TOT: the cosine of the two captions is above those of "
         "each with the negative, by the text encoder alone; equal scores are wrong"
@@ -397,18 +399,18 @@ def sugarcrepe_pp(given: Files) -> list[CaptionGroups]:
     return [CaptionGroups("sugarcrepe_pp", captions, files, photos, kinds, *figures, summary="kinds")]
 
 
-def winoground(given: Files) -> list[CaptionGroups]:
+def winoground(release: Files) -> list[CaptionGroups]:
     """Read ``examples.jsonl`` (Thrush et al., "Winoground", CVPR 2022): two captions of the same words, an image each.
 
     Text score: for each image, its own caption scores higher. Image score: for each caption, its own image does. Group
     score: both. Kinds are the values of ``collapsed_tag``. Images are PNG files.
     """
-    path = given.require(WINOGROUND_SOURCE, "examples.jsonl", "data/examples.jsonl")
+    path = release.require(WINOGROUND_SOURCE, "examples.jsonl", "data/examples.jsonl")
     rows = json_lines(path)
-    given.check_count(f"examples in {path}", len(rows), WINOGROUND)
+    release.check_count(f"examples in {path}", len(rows), WINOGROUND)
     captions = [row.text(f"caption_{number}") for row in rows for number in (0, 1, 0, 1)]
     files = [f"{row.text(f'image_{number}')}.png" for row in rows for number in (0, 0, 1, 1)]
-    photos = image_files(given.image_folder("images", "data/images"), files)
+    photos = image_files(release.image_folder("images", "data/images"), files)
     kinds = [row.text("collapsed_tag") for row in rows]
     above = {"text score": TEXT, "image score": IMAGE, "group score": TEXT + IMAGE}
     convention = (
@@ -418,7 +420,7 @@ def winoground(given: Files) -> list[CaptionGroups]:
     return [CaptionGroups("winoground", captions, files, photos, kinds, above, convention)]
 
 
-def aro_order(given: Files, seed: int = 0) -> list[CaptionGroups]:
+def aro_order(release: Files, seed: int = 0) -> list[CaptionGroups]:
     """Read COCO and Flickr30k captions for ARO's COCO-Order and Flickr30k-Order, those of the two that are there.
 
     Yuksekgonul et al., ICLR 2023: a caption against four shuffles of its words. They have no published file: the
@@ -431,30 +433,30 @@ def aro_order(given: Files, seed: int = 0) -> list[CaptionGroups]:
     Raises:
         RewardError: the package of the tagger is missing (extra ``specs``).
     """
-    given.require(ORDER_SOURCE, *ORDER)
-    found = []
+    release.require(ORDER_SOURCE, *ORDER)
+    judgement_sets = []
     for file, published in ORDER.items():
-        path, name = given.folder / file, f"aro_order {file.split('_')[0]}"
+        path, name = release.folder / file, f"aro_order {file.split('_')[0]}"
         if not path.is_file():
             continue
         rows = [(row.text("image"), text) for row in json_rows(path) for text in row.captions("caption")]
-        given.check_count(f"captions in {path}", len(rows), published)
+        release.check_count(f"captions in {path}", len(rows), published)
         captions = []
         for number, (_, text) in enumerate(rows):
             words, generator = tagged(text), np.random.default_rng((seed, number))
             shuffled = [EDITS[edit](words, {}, generator) or text for edit in ORDER_EDITS]
-            captions += [_as_released(own) for own in (text, *shuffled)]
+            captions += [_as_released(caption) for caption in (text, *shuffled)]
             if not captions[-5]:
                 raise DataError(f"{path}: the caption {text!r:.80} of {rows[number][0]!r:.80} has no words")
         names = [image for image, _ in rows for _ in range(5)]
         photos = image_files(
-            given.images or (given.folder if (given.folder / rows[0][0]).parent.is_dir() else None), names
+            release.images or (release.folder if (release.folder / rows[0][0]).parent.is_dir() else None), names
         )
         above = {"precision at 1": [(0, other) for other in range(1, 5)]}
         convention = f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores are right"
-        own = captions, names, photos, ["all"] * len(rows), above, convention
-        found.append(CaptionGroups(name, *own, ties="right", shown_kinds=False))
-    return found
+        caption = captions, names, photos, ["all"] * len(rows), above, convention
+        judgement_sets.append(CaptionGroups(name, *caption, ties="right", shown_kinds=False))
+    return judgement_sets
 
 
 def _as_released(text: str) -> str:

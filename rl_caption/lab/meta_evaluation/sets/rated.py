@@ -56,7 +56,7 @@ ICC_CAPTIONS = "https://github.com/moranyanuka/icc, the captions that people rat
 BRYSBAERT = "Concreteness_ratings_Brysbaert_et_al_BRM.txt of Brysbaert et al. 2014, http://crr.ugent.be/archives/1330"
 
 
-def flickr8k_expert(given: Files) -> list[RatedCaptions]:
+def flickr8k_expert(release: Files) -> list[RatedCaptions]:
     """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, or ``flickr8k.json``, or ``expert/test-*.parquet``.
 
     Hodosh, Young and Hockenmaier, JAIR 2013; protocol of CLIPScore (Hessel et al., EMNLP 2021): three experts rate a
@@ -64,58 +64,60 @@ def flickr8k_expert(given: Files) -> list[RatedCaptions]:
     left out.
     """
     files = ["ExpertAnnotations.txt", "flickr8k.json"]
-    rows, path, photos = _flickr8k(given, files, "expert", ["first", "second", "third"], [])
+    rows, path, photos = _flickr8k(release, files, "expert", ["first", "second", "third"], [])
     kept = [row for row in rows if row.caption not in (row.references or ())]
-    given.check_count(f"judgements in {path}", len(kept), 16_992)
+    release.check_count(f"judgements in {path}", len(kept), 16_992)
     convention = "each of the three experts' ratings of a caption is a judgement; 5 references"
     excluded = {OWN_REFERENCE: len(rows) - len(kept)}
     if not isinstance(photos, Path | None):
         photos = [photo for photo, row in zip(photos, rows, strict=True) if row.caption not in (row.references or ())]
     return [
         rated_captions(
-            given.name, kept, photos, "tau_c", convention, excluded, benchmark=benchmark_of(given, given.name)
+            release.name, kept, photos, "tau_c", convention, excluded, benchmark=benchmark_of(release, release.name)
         )
     ]
 
 
-def flickr8k_crowdflower(given: Files) -> list[RatedCaptions]:
+def flickr8k_crowdflower(release: Files) -> list[RatedCaptions]:
     """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``, ``crowdflower_flickr8k.json``, or Parquet files.
 
     The latter are ``crowdflower/test-*.parquet``. Source as for ``flickr8k_expert``. The rating is the fraction of
     people who found that the caption fits, and judged captions are taken out of the references.
     """
     files = ["CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json"]
-    rows, path, photos = _flickr8k(given, files, "crowdflower", ["share"], ["yes", "no"])
-    given.check_count(f"judgements in {path}", len(rows), 47_830)
+    rows, path, photos = _flickr8k(release, files, "crowdflower", ["share"], ["yes", "no"])
+    release.check_count(f"judgements in {path}", len(rows), 47_830)
     # In the JSON file judged captions are out already, and such an image has fewer than five references.
     rows = _without_judged(rows, path, complete=5)
     convention = "the rating is the share of people who said yes; judged captions are not among the references"
-    return [rated_captions(given.name, rows, photos, "tau_b", convention, benchmark=benchmark_of(given, given.name))]
+    return [
+        rated_captions(release.name, rows, photos, "tau_b", convention, benchmark=benchmark_of(release, release.name))
+    ]
 
 
 def _flickr8k(
-    given: Files, files: list[str], configuration: str, rated: list[str], others: list[str]
+    release: Files, files: list[str], configuration: str, rated: list[str], others: list[str]
 ) -> tuple[list[Rating], Path, Images]:
     """Judgements with all captions of their image, their file, and the images; ``rated`` are the columns of ratings."""
-    if not any((given.folder / file).is_file() for file in files) and (
-        stored := hub_files(given, "test", configuration)
+    if not any((release.folder / file).is_file() for file in files) and (
+        stored := hub_files(release, "test", configuration)
     ):
         rows, images = hub_ratings(stored)
         return rows, stored[0], images
-    path = given.require(FLICKR8K, *files)
+    path = release.require(FLICKR8K, *files)
     if path.suffix == ".json":
         rows = [row._replace(image=Path(row.image).name, group=None) for row in _flickr8k_json(path)]
     else:
-        rows, tokens = [], given.require(FLICKR8K, FLICKR8K_TOKENS)
+        rows, tokens = [], release.require(FLICKR8K, FLICKR8K_TOKENS)
         captions, references = _read_tokens(tokens)
-        given.check_count(f"captions in {tokens}", len(captions), 40_460)
+        release.check_count(f"captions in {tokens}", len(captions), 40_460)
         for row in table_rows(path, ["image", "caption", *rated, *others], "\t", head=False):
-            for key, known in (("caption", captions), ("image", references)):
-                if row.values[key] not in known:
-                    raise row.refused(key, f"one of {tokens.name}")
+            for key, entries in (("caption", captions), ("image", references)):
+                if row.values[key] not in entries:
+                    raise row.refusal(key, f"one of {tokens.name}")
             image, caption = row.values["image"], captions[row.values["caption"]]
             rows += [Rating(image, caption, row.number(column), references[image]) for column in rated]
-    return rows, path, given.image_folder(*FLICKR8K_IMAGES)
+    return rows, path, release.image_folder(*FLICKR8K_IMAGES)
 
 
 def _read_tokens(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -126,7 +128,7 @@ def _read_tokens(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
         caption_id, caption = row.values["id"], single_spaced(row.values["caption"])
         image, mark, _ = caption_id.partition("#")
         if not mark:
-            raise row.refused("id", "a caption id, IMAGE#NUMBER")
+            raise row.refusal("id", "a caption id, IMAGE#NUMBER")
         captions[caption_id] = caption
         references.setdefault(image, []).append(caption)
     return captions, references
@@ -149,7 +151,7 @@ def _without_judged(rows: Sequence[Rating], path: Path, complete: int = 1) -> li
 
 
 def composite(
-    given: Files,
+    release: Files,
     aspect: Literal["correctness", "throughness"] = "correctness",
     photos: Literal["all", "8k", "30k", "coco"] = "all",
 ) -> list[RatedCaptions]:
@@ -162,51 +164,53 @@ def composite(
     of the files) is the other. Papers differ in how many captions they count: here all with a rating. ``photos`` judges
     those of Flickr8k, Flickr30k or COCO alone.
     """
-    stored = hub_files(given, "test")
-    if stored and not any((given.folder / f"{part}_{aspect}.csv").is_file() for part in COMPOSITE):
+    stored = hub_files(release, "test")
+    if stored and not any((release.folder / f"{source_set}_{aspect}.csv").is_file() for source_set in COMPOSITE):
         if (aspect, photos) != ("correctness", "all"):
-            raise DataError(f"{given.name}: {stored[0]} has the correctness of all photos: leave out aspect and photos")
+            raise DataError(
+                f"{release.name}: {stored[0]} has the correctness of all photos: leave out aspect and photos"
+            )
         rows, images = hub_ratings(stored)
-        given.check_count("judgements", len(rows))
+        release.check_count("judgements", len(rows))
         convention = "each row of split test is a judgement"
         return [
-            rated_captions("composite", rows, images, "tau_c", convention, benchmark=benchmark_of(given, "composite"))
+            rated_captions("composite", rows, images, "tau_c", convention, benchmark=benchmark_of(release, "composite"))
         ]
     rows = []
     files: list[Path] = []
     skipped: Counter[str] = Counter()
-    for part, (published, file, source) in COMPOSITE.items():
-        if photos not in ("all", part):
+    for source_set, (published, file, source) in COMPOSITE.items():
+        if photos not in ("all", source_set):
             continue
-        if given.partial and not (given.folder / f"{part}_{aspect}.csv").is_file():
+        if release.partial and not (release.folder / f"{source_set}_{aspect}.csv").is_file():
             continue
-        path = given.require(AMT, f"{part}_{aspect}.csv")
-        own = list(_turk_judgements(path, skipped))
-        given.check_count(f"images in {path}", len({image for image, _, _ in own}), published)
-        known = _composite_references(given.require(source, file), part)
-        for image, caption, rating in own:
-            references = known.get(coco_id(image) if part == "coco" else image)
+        path = release.require(AMT, f"{source_set}_{aspect}.csv")
+        judgements = list(_turk_judgements(path, skipped))
+        release.check_count(f"images in {path}", len({image for image, _, _ in judgements}), published)
+        references_of_image = _composite_references(release.require(source, file), source_set)
+        for image, caption, rating in judgements:
+            references = references_of_image.get(coco_id(image) if source_set == "coco" else image)
             if references is None:
-                more = f" (of training images: {TRAIN_REFERENCES})" if part == "coco" else ""
+                more = f" (of training images: {TRAIN_REFERENCES})" if source_set == "coco" else ""
                 raise DataError(f"{path} judges captions of {image!r:.80}, of which {file} has none{more}")
             rows.append(Rating(image, caption, rating, references))
             coco_folder = re.search(r"COCO_(\w+)_\d+\.\w+$", image)  # COCO_val2014_...
-            names = COMPOSITE_IMAGES.get(part, coco_folder.groups() if coco_folder else ())
-            if folder := given.image_folder(*names):
+            names = COMPOSITE_IMAGES.get(source_set, coco_folder.groups() if coco_folder else ())
+            if folder := release.image_folder(*names):
                 files.append(folder / image)
-    given.check_count("judgements", len(rows))
-    found = files if len(files) == len(rows) else None
+    release.check_count("judgements", len(rows))
+    all_files = files if len(files) == len(rows) else None
     convention = "each rated caption is a judgement; judged captions are not among the references"
-    rows = _without_judged(rows, given.folder)
+    rows = _without_judged(rows, release.folder)
     name = "composite" if photos == "all" else f"composite {photos}"
-    benchmark = benchmark_of(given, "composite") if (aspect, photos) == ("correctness", "all") else None
-    return [rated_captions(name, rows, found, "tau_c", convention, dict(skipped), benchmark=benchmark)]
+    benchmark = benchmark_of(release, "composite") if (aspect, photos) == ("correctness", "all") else None
+    return [rated_captions(name, rows, all_files, "tau_c", convention, dict(skipped), benchmark=benchmark)]
 
 
 def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:
     """Image, caption and rating from a file of Mechanical Turk: a row an image, separated by semicolons."""
-    wanted = ["Input.image_url", "Input.text1", "Answer.Q1Answer"]
-    for row in table_rows(path, wanted, ";", spreadsheet=True):
+    columns = ["Input.image_url", "Input.text1", "Answer.Q1Answer"]
+    for row in table_rows(path, columns, ";", spreadsheet=True):
         url = row.values["Input.image_url"].strip()
         if not url:
             skipped["rows without an image"] += 1
@@ -219,16 +223,19 @@ def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, s
                 skipped["captions without a rating"] += 1
 
 
-def _composite_references(path: Path, part: str) -> dict[str, list[str]]:
-    if part != "coco":
+def _composite_references(path: Path, source_set: str) -> dict[str, list[str]]:
+    if source_set != "coco":
         return _read_tokens(path)[1]
     files = [path, path.with_name(TRAIN_REFERENCES)]
     return {
-        image: list(own.values()) for file in files if file.is_file() for image, own in coco_references(file).items()
+        image: list(texts.values())
+        for file in files
+        if file.is_file()
+        for image, texts in coco_references(file).items()
     }
 
 
-def thumb(given: Files, aspect: Literal["total", "precision", "recall"] = "total") -> list[RatedCaptions]:
+def thumb(release: Files, aspect: Literal["total", "precision", "recall"] = "total") -> list[RatedCaptions]:
     """Read ``mscoco_THumB-1.0.jsonl``: two sets, without and with the captions by people.
 
     THumB 1.0 (Kasai et al., NAACL 2022): captions of COCO's test images by four systems and by a person; ``P`` and
@@ -236,54 +243,54 @@ def thumb(given: Files, aspect: Literal["total", "precision", "recall"] = "total
     that was judged as a person's, where ``captions_val2014.json`` is there; else there are none.
     """
     aspects = {"total": "human_score", "precision": "P", "recall": "R"}
-    path = given.require(THUMB, "mscoco_THumB-1.0.jsonl")
-    photos = given.image_folder("val2014", "images")
-    found = json_lines(path)
-    given.check_count(f"judgements in {path}", len(found), 2_500)
-    is_human = [row.text("SYS") == "Human" for row in found]
-    rows = [Rating(row.text("image"), row.text("hyp"), row.number(aspects[aspect])) for row in found]
+    path = release.require(THUMB, "mscoco_THumB-1.0.jsonl")
+    photos = release.image_folder("val2014", "images")
+    lines = json_lines(path)
+    release.check_count(f"judgements in {path}", len(lines), 2_500)
+    is_human = [row.text("SYS") == "Human" for row in lines]
+    rows = [Rating(row.text("image"), row.text("hyp"), row.number(aspects[aspect])) for row in lines]
     by_people = {row.image: row.caption for row, human in zip(rows, is_human, strict=True) if human}
     judged = [(row.image, by_people.get(row.image, "")) for row in rows]
-    if others := other_captions(given.folder / COCO_CAPTIONS, judged, path):
-        rows = [row._replace(references=own) for row, own in zip(rows, others, strict=True)]
+    if others := other_captions(release.folder / COCO_CAPTIONS, judged, path):
+        rows = [row._replace(references=references) for row, references in zip(rows, others, strict=True)]
     by_systems = [row for row, human in zip(rows, is_human, strict=True) if not human]
-    given.check_count(f"captions by systems in {path}", len(by_systems))
+    release.check_count(f"captions by systems in {path}", len(by_systems))
     convention = "each caption is a judgement; references are the image's captions less the judged one by a person"
     return [
-        rated_captions(f"thumb {aspect}, {title}", own, photos, "pearson", convention)
-        for title, own in (("without captions by people", by_systems), ("with captions by people", rows))
+        rated_captions(f"thumb {aspect}, {title}", references, photos, "pearson", convention)
+        for title, references in (("without captions by people", by_systems), ("with captions by people", rows))
     ]
 
 
-def cxc(given: Files, split: Literal["val", "test"] = "test") -> list[RatedCaptions]:
+def cxc(release: Files, split: Literal["val", "test"] = "test") -> list[RatedCaptions]:
     """Read the image-text ratings, ``sits_SPLIT.csv``; references are the image's captions less the judged one.
 
     CxC (Parekh et al., "Crisscrossed Captions", EACL 2021): captions of COCO rated 0 to 5 for their own and for other
     images; the ids are those of the annotations of ``captions_val2014.json``. ``partial`` is of no effect: the paper
     does not print the number of ratings of a split.
     """
-    path = given.require(CXC, f"sits_{split}.csv", f"data/sits_{split}.csv")
-    file = given.require(CXC, COCO_CAPTIONS)
+    path = release.require(CXC, f"sits_{split}.csv", f"data/sits_{split}.csv")
+    file = release.require(CXC, COCO_CAPTIONS)
     references = coco_references(file)
-    known = {sentence: caption for own in references.values() for sentence, caption in own.items()}
+    caption_of = {sentence: caption for texts in references.values() for sentence, caption in texts.items()}
     rows = []
     for row in table_rows(path, ["caption", "image", "agg_score"]):
         sentence, image = row.values["caption"].rpartition(":")[2], row.text("image")
-        if sentence not in known:
-            raise row.refused("caption", f"a caption of {file.name}")
+        if sentence not in caption_of:
+            raise row.refusal("caption", f"a caption of {file.name}")
         others = [text for key, text in references.get(coco_id(image), {}).items() if key != sentence]
         if not others:
-            raise row.refused("image", f"an image of which {file.name} has another caption")
-        rows.append(Rating(image, known[sentence], row.number("agg_score"), others))
-    given.check_count(f"ratings in {path}", len(rows))
+            raise row.refusal("image", f"an image of which {file.name} has another caption")
+        rows.append(Rating(image, caption_of[sentence], row.number("agg_score"), others))
+    release.check_count(f"ratings in {path}", len(rows))
     convention = (
         "each pair of caption and image is a judgement; references are the image's captions less the judged one"
     )
-    photos = given.image_folder("val2014", "images")
+    photos = release.image_folder("val2014", "images")
     return [rated_captions(f"cxc {split}", rows, photos, "spearman", convention)]
 
 
-def ratings(given: Files, within_images: bool = True) -> list[RatedCaptions]:
+def ratings(release: Files, within_images: bool = True) -> list[RatedCaptions]:
     """Read any file of ratings, given by its path or as the only ``.jsonl`` file of a folder; two formats.
 
     - JSON lines, one rated caption each: ``image``, ``caption``, ``rating`` (a number), and optionally ``references``
@@ -296,7 +303,7 @@ def ratings(given: Files, within_images: bool = True) -> list[RatedCaptions]:
     ``images`` is the folder that names of images are relative to, by default that of the file. ``partial`` is of no
     effect. ``within_images`` also compares the captions of one group with each other; groups are the ``image_ids``.
     """
-    path = given.folder
+    path = release.folder
     if path.is_dir():
         files = sorted(file for file in path.glob("*.jsonl") if not file.name.startswith("."))
         if len(files) != 1:
@@ -305,44 +312,44 @@ def ratings(given: Files, within_images: bool = True) -> list[RatedCaptions]:
     rows = _flickr8k_json(path) if path.suffix == ".json" else _rating_lines(path)
     if not rows:
         raise DataError(f"{path} has no ratings: expected JSON lines with 'image', 'caption' and 'rating'")
-    folder = given.images or path.parent
+    folder = release.images or path.parent
     photos = folder if os.path.isfile(folder / rows[0].image) else None
     return [rated_captions(path.stem, rows, photos, None, "each line is a judgement", within_images=within_images)]
 
 
 def _rating_lines(path: Path) -> list[Rating]:
-    found, rows = [], json_lines(path)
+    ratings, rows = [], json_lines(path)
     have = any("references" in row.values for row in rows)
     for row in rows:
         if have and "references" not in row.values:
             raise DataError(f"{row.where} has no 'references', other rows have: expected them in all or in none")
         references = row.texts("references") if have else None
         image, group = row.text("image"), row.identifier("group") if "group" in row.values else None
-        found.append(Rating(image, row.text("caption"), row.number("rating"), references, group))
-    return found
+        ratings.append(Rating(image, row.text("caption"), row.number("rating"), references, group))
+    return ratings
 
 
 def _flickr8k_json(path: Path) -> list[Rating]:
-    found, content = [], json_object(path, "an object of image id -> object")
+    ratings, content = [], json_object(path, "an object of image id -> object")
     for image_id in content.values:
         item = content.row(image_id)
         image, references = item.text("image_path"), item.captions("ground_truth")
         for row in item.rows("human_judgement"):
             value = row.values.get("rating")
             if not (isinstance(value, float) and math.isnan(value)):
-                found.append(Rating(image, row.caption("caption"), row.number("rating"), references, image_id))
-    return found
+                ratings.append(Rating(image, row.caption("caption"), row.number("rating"), references, image_id))
+    return ratings
 
 
-def icc_captions(given: Files, first: Annotated[int, Range(min=2, max=10**6)] | None = None) -> list[RatedCaptions]:
+def icc_captions(release: Files, first: Annotated[int, Range(min=2, max=10**6)] | None = None) -> list[RatedCaptions]:
     """Read ``caption_concreteness_annotations.csv``: captions of LAION that people rated 0 to 3 (docs/icc.md).
 
     Yanuka et al., "ICC", Findings of ACL 2024. ``first`` takes the first so many rows: the first 200 of the 500 give
     the paper's figures. The column ``icc_score`` are the scores that the authors released. ``images`` is of no effect.
     """
-    path = given.require(ICC_CAPTIONS, "caption_concreteness_annotations.csv")
+    path = release.require(ICC_CAPTIONS, "caption_concreteness_annotations.csv")
     rows = list(table_rows(path, ["caption", "concreteness_annotation", "icc_score"]))
-    given.check_count(f"captions in {path}", len(rows), 500)
+    release.check_count(f"captions in {path}", len(rows), 500)
     if first is not None and not 2 <= first <= len(rows):
         raise DataError(f"icc_captions: first is {first}: expected 2 to {len(rows)}, the captions in {path}")
     rows, name = rows[:first], "icc_captions" + (f", first {first}" if first else "")
@@ -351,7 +358,7 @@ def icc_captions(given: Files, first: Annotated[int, Range(min=2, max=10**6)] | 
     return [_texts_alone(name, rows, "caption", "concreteness_annotation", convention, released=released)]
 
 
-def icc_words(given: Files, part_of_speech: str | None = "Noun") -> list[RatedCaptions]:
+def icc_words(release: Files, part_of_speech: str | None = "Noun") -> list[RatedCaptions]:
     """Read the concreteness ratings (1 to 5, means over people) of 39,954 words and two-word expressions.
 
     Brysbaert, Warriner and Kuperman, "Concreteness ratings for 40 thousand generally known English word lemmas",
@@ -359,11 +366,11 @@ def icc_words(given: Files, part_of_speech: str | None = "Noun") -> list[RatedCa
     (the ICC paper has 14,562 nouns, and does not say which it left out); None takes all 39,954. ``images`` is of no
     effect.
     """
-    path = given.require(BRYSBAERT, "Concreteness_ratings_Brysbaert_et_al_BRM.txt")
+    path = release.require(BRYSBAERT, "Concreteness_ratings_Brysbaert_et_al_BRM.txt")
     rows = list(table_rows(path, ["Word", "Conc.M", "Dom_Pos"], "\t"))
-    given.check_count(f"words in {path}", len(rows), 39_954)
+    release.check_count(f"words in {path}", len(rows), 39_954)
     chosen = [row for row in rows if part_of_speech in (None, row.values["Dom_Pos"])]
-    given.check_count(f"words with Dom_Pos {part_of_speech!r} in {path}", len(chosen))
+    release.check_count(f"words with Dom_Pos {part_of_speech!r} in {path}", len(chosen))
     excluded = {} if part_of_speech is None else {f"Dom_Pos is not {part_of_speech}": len(rows) - len(chosen)}
     name = "icc_words" + (f", {part_of_speech}" if part_of_speech else "")
     convention = "each word is a judgement, its mean rating; there is no image"

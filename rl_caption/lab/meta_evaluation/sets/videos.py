@@ -58,7 +58,7 @@ class _Arrays(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def vatex_eval(given: Files, references: int | None = None, num_frames: int = 10) -> list[RatedCaptions]:
+def vatex_eval(release: Files, references: int | None = None, num_frames: int = 10) -> list[RatedCaptions]:
     """Read ``candidates_list.pkl``, ``gts_list.pkl``, ``human_scores.pkl`` and ``video_ids.pkl`` of EMScore's release.
 
     Shi et al., CVPR 2022: 6 captions of each of 3,000 videos of VATEX, which 3 people rated from 1 to 5. Papers print
@@ -67,41 +67,49 @@ def vatex_eval(given: Files, references: int | None = None, num_frames: int = 10
     frames of a video they see (``data.num_frames``); it is a file ``images/ID.mp4`` or a folder ``images/ID`` of
     frames. The released code rounds scores to 4 digits first; this does not.
     """
-    found = [_pickled(given.require(EMSCORE, file)) for file in VATEX_FILES]
-    judged, written, scores, ids = (np.asarray(each, dtype=object) for each in found)
+    arrays = [_load_pickle(release.require(EMSCORE, file)) for file in VATEX_FILES]
+    judged, written, scores, ids = (np.asarray(array, dtype=object) for array in arrays)
     count = len(judged)
-    given.check_count("captions", count, 18_000)
+    release.check_count("captions", count, 18_000)
     if scores.size != RATERS * count or len(written) != count or len(ids) != count:
         raise DataError(
-            f"{given.folder}: {count} captions, references of {len(written)}, {scores.size} ratings and {len(ids)} "
+            f"{release.folder}: {count} captions, references of {len(written)}, {scores.size} ratings and {len(ids)} "
             f"video ids: expected as many, and {RATERS} ratings of each"
         )
     keys = ["caption", "references", "id", *(f"rating {rater + 1}" for rater in range(RATERS))]
     columns = zip(judged, map(list, written), ids, *scores.reshape(RATERS, count), strict=True)
     rows = [
-        Row(dict(zip(keys, own, strict=True)), f"{given.folder}, caption {number}")
-        for number, own in enumerate(columns)
+        Row(dict(zip(keys, scores_of_rater, strict=True)), f"{release.folder}, caption {number}")
+        for number, scores_of_rater in enumerate(columns)
     ]
     most = min(len(row.captions("references")) for row in rows)
     if references is None:
         references = most
     if not 1 <= references <= most:
         raise DataError(f"references is {references}: expected 1 to {most}, the number of those in the files")
-    videos = _videos(given.image_folder("videos", "images"), [str(video) for video in ids], num_frames)
+    videos = _videos(release.image_folder("videos", "images"), [str(video) for video in ids], num_frames)
     ratings = [[row.number(f"rating {rater + 1}") for row in rows] for rater in range(RATERS)]
     captions, names = [row.caption("caption") for row in rows], [row.text("id") for row in rows]
-    known = [row.captions("references")[:references] for row in rows]
+    references_of_rows = [row.captions("references")[:references] for row in rows]
     how = f"ratings of one of {RATERS} people, over whom papers print the mean; {references} references"
     return [
         RatedCaptions(
-            f"{given.name}, person {n}", captions, own, names, videos, known, "tau_b", how, within_images=True
+            f"{release.name}, person {n}",
+            captions,
+            scores_of_rater,
+            names,
+            videos,
+            references_of_rows,
+            "tau_b",
+            how,
+            within_images=True,
         )
-        for n, own in enumerate(ratings, start=1)
+        for n, scores_of_rater in enumerate(ratings, start=1)
     ]
 
 
 def activitynet_foil(
-    given: Files, num_frames: int = 10, by: Literal["paragraph", "sentence"] = "paragraph"
+    release: Files, num_frames: int = 10, by: Literal["paragraph", "sentence"] = "paragraph"
 ) -> list[CaptionPairs]:
     """Read ``final_right_video_sentences.json``, ``final_foil_video_sentences.json`` and ``anet_entities_test_*.json``.
 
@@ -112,18 +120,20 @@ def activitynet_foil(
     (the sums over its pairs are compared), or each of these pairs by itself.
     """
     files = (RIGHT, FOILED, SEGMENTS, REFERENCES)
-    right, foiled, first, second = (json_object(given.require(EMSCORE, file)) for file in files)
+    right, foiled, first, second = (json_object(release.require(EMSCORE, file)) for file in files)
     pairs: list[Pair] = []
     references: list[list[str]] = []
     spans: list[tuple[float, float]] = []
     excluded: Counter[str] = Counter()
-    own, wrong = right.row("results"), foiled.row("results")
-    given.check_count("videos", len(own.values), 1900)
-    for video in own.values:
-        true, false = ([row.caption("sentence") for row in each.rows(video)] for each in (own, wrong))
+    true_results, wrong = right.row("results"), foiled.row("results")
+    release.check_count("videos", len(true_results.values), 1900)
+    for video in true_results.values:
+        true, false = ([row.caption("sentence") for row in results.rows(video)] for results in (true_results, wrong))
         times, length = _times(first.row(video))
         if not len(true) == len(false) <= len(times):
-            raise DataError(f"{given.folder}, {video}: {len(true)} and {len(false)} sentences, {len(times)} timestamps")
+            raise DataError(
+                f"{release.folder}, {video}: {len(true)} and {len(false)} sentences, {len(times)} timestamps"
+            )
         for place, (one, two) in enumerate(zip(true, false, strict=True)):
             if one == two:
                 excluded["the sentence is the same in both paragraphs"] += 1
@@ -131,27 +141,27 @@ def activitynet_foil(
             pairs.append(Pair(video, one, two))
             spans.append((min(times[place][0] / length, 1.0), min(times[place][1] / length, 1.0)))
             references.append(_overlapping(second.row(video), times[place]))
-    given.check_count("pairs", len(pairs))
-    folder = given.image_folder("videos", "images")
+    release.check_count("pairs", len(pairs))
+    folder = release.image_folder("videos", "images")
     videos = _videos(folder, [pair.image for pair in pairs], num_frames, spans)
-    known = {"overlapping references": references}
+    further = {"overlapping references": references}
     scores = "mean over its sentences" if by == "paragraph" else "score"
     convention = f"the {by} has a higher {scores} than its foil; equal ones are wrong"
     options = {"shown_kinds": False, "by_image": by == "paragraph"}
-    return [caption_pairs(given.name, pairs, videos, known, convention, dict(excluded), **options)]
+    return [caption_pairs(release.name, pairs, videos, further, convention, dict(excluded), **options)]
 
 
-def _pickled(path: Path) -> Any:
+def _load_pickle(path: Path) -> Any:
     try:
         with open_regular(path) as file:
-            found = _Arrays(file).load()
+            array = _Arrays(file).load()
     except _DAMAGED as error:
         raise DataError(f"{path} cannot be read as a pickled array: {error}") from error
-    if isinstance(found, np.ndarray) and found.dtype.kind == "U":
-        largest = np.frombuffer(found.tobytes(), found.dtype.byteorder + "u4").max(initial=0)
+    if isinstance(array, np.ndarray) and array.dtype.kind == "U":
+        largest = np.frombuffer(array.tobytes(), array.dtype.byteorder + "u4").max(initial=0)
         if largest > sys.maxunicode:  # NumPy does not check it, and Python's methods on such a text crash
             raise DataError(f"{path} has a text with the code point {largest:#x}: expected at most {sys.maxunicode:#x}")
-    return found
+    return array
 
 
 def _videos(
@@ -160,26 +170,26 @@ def _videos(
     """Frames of each row's video, or of a part of it; rows of one part have one object."""
     if folder is None:
         return None
-    made: dict[Any, Frames] = {}
+    frames_of: dict[Any, Frames] = {}
     keys = list(zip(ids, spans or [(0.0, 1.0)] * len(ids), strict=True))
     for key in keys:
-        if key not in made:
+        if key not in frames_of:
             files = [folder / key[0], *(folder / f"{key[0]}{suffix}" for suffix in _VIDEOS)]
             file = next((file for file in files if file.exists()), files[1])
-            made[key] = video_frames(file, num_frames, key[1])
-    return [made[key] for key in keys]
+            frames_of[key] = video_frames(file, num_frames, key[1])
+    return [frames_of[key] for key in keys]
 
 
 def _times(row: Row) -> tuple[list[tuple[float, float]], float]:
     """Start and end of each sentence of a video, and its length, in seconds."""
     times, length = row.values.get("timestamps"), row.number("duration")
     try:
-        found = [(float(start), float(end)) for start, end in times]  # type: ignore[union-attr]
+        spans = [(float(start), float(end)) for start, end in times]  # type: ignore[union-attr]
     except (TypeError, ValueError) as error:
-        raise row.refused("timestamps", "pairs of seconds") from error
-    if length <= 0 or not all(0 <= start <= end for start, end in found):
-        raise row.refused("timestamps", "pairs of seconds, in order, of a video longer than 0")
-    return found, length
+        raise row.refusal("timestamps", "pairs of seconds") from error
+    if length <= 0 or not all(0 <= start <= end for start, end in spans):
+        raise row.refusal("timestamps", "pairs of seconds, in order, of a video longer than 0")
+    return spans, length
 
 
 def _overlapping(row: Row, time: tuple[float, float]) -> list[str]:
@@ -187,14 +197,14 @@ def _overlapping(row: Row, time: tuple[float, float]) -> list[str]:
     times, _ = _times(row)
     sentences = row.captions("sentences")
     if len(sentences) != len(times):
-        raise row.refused("sentences", f"{len(times)}, one for each of the timestamps")
+        raise row.refusal("sentences", f"{len(times)}, one for each of the timestamps")
 
     def seconds(span: tuple[float, float]) -> set[int]:
         return set(range(int(span[0]), int(span[1]) + 1))
 
     near = [
         text
-        for text, own in zip(sentences, times, strict=True)
-        if len(seconds(own) & seconds(time)) / len(seconds(own)) > OVERLAP
+        for text, interval in zip(sentences, times, strict=True)
+        if len(seconds(interval) & seconds(time)) / len(seconds(interval)) > OVERLAP
     ]
     return near or sentences

@@ -62,7 +62,7 @@ def checked_splits(
             )
         except DataError as error:
             if MISSING in str(error):
-                raise DataError(f"{error}{where_from(config)}") from error
+                raise DataError(f"{error}{where_from(config.source)}") from error
             raise
     print_main(accelerator, str(report))
     filtered = report.filtered(data)

@@ -65,12 +65,12 @@ def check_path(config: DataConfig, run: str = "") -> None:
     ``run`` is the beginning of the message.
     """
     if config.path is not None and config.format != "hub" and config.target is None and not exists(config.path):
-        raise DataError(f"{run}data.path {config.path!r} does not exist{where_from(config)}")
+        raise DataError(f"{run}data.path {config.path!r} does not exist{where_from(config.source)}")
 
 
-def where_from(config: DataConfig) -> str:
-    """The end of a message about missing files: what they are made of, where ``data.source`` says it."""
-    return "" if config.source is None else f". It takes {config.source}"
+def where_from(source: str | None) -> str:
+    """The end of a message about missing files: what they are made of, where ``source`` says it."""
+    return "" if source is None else f". It takes {source}"
 
 
 def build_data(config: DataConfig) -> DataModule:

@@ -26,6 +26,7 @@ from rewards.files import read_regular
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
+from rl_caption.data.formats import where_from
 from rl_caption.data.plain_files import check_type, csv_rows, json_lines, shown, single_spaced
 from rl_caption.errors import ConfigError, naming
 from rl_caption.evaluation import check_writable
@@ -132,6 +133,9 @@ def make_targets(config: ConcretenessConfig) -> str:
     """
     quiet_libraries()
     out = check_writable(config.out)
+    for key, file in (("captions", config.captions), ("ratings", config.ratings)):
+        if file is not None and not Path(file).exists():
+            raise DataError(f"{key} {file!r} does not exist{where_from(config.source)}")
     captions = _captions(Path(config.captions))
     rated = {} if config.ratings is None else _ratings(Path(config.ratings))
     with naming(f"ratings {config.ratings!r}"):

@@ -18,6 +18,7 @@ class ConcretenessConfig(TrustConfig):
         captions: JSON lines or a CSV file with ``caption``, or a text file with one caption per line.
         ratings: JSON lines, or CSV, ``{caption, rating}`` of human ratings, to which the combination is fitted; null
             writes targets for a student from each scorer.
+        source: where both files come from and what they take, in words that the error has where one is missing.
         scorers: rewards that need only the caption, such as SBA and VBA, by their headings.
         standardize: of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the logit becomes 0.5),
             ``median`` (the median of the score becomes 0.5), or ``none``.
@@ -31,6 +32,7 @@ class ConcretenessConfig(TrustConfig):
     captions: str
     scorers: dict[str, JudgeConfig] = field(default_factory=dict)
     ratings: str | None = None
+    source: str | None = None
     standardize: Literal["logit", "median", "none"] = "logit"
     length: Literal["words", "characters"] = "words"
     bin_width: Annotated[int, Range(min=1, max=1000)] = 1

@@ -23,6 +23,7 @@ from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, RewardTerm, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
+from rl_caption.data.formats import where_from
 from rl_caption.errors import ConfigError
 from rl_caption.lab.config import (
     ConcretenessConfig,
@@ -42,6 +43,8 @@ LAUNCHERS = CONFIGS / "accelerate"
 TRAINING = sorted(path for path in CONFIGS.rglob("*.yaml") if LAUNCHERS not in path.parents)
 
 
+SIZE = re.compile(r"\d ?[KMGT]B\b")
+MEASURED = re.compile(r"sizes (measured|not verified)")
 KINDS: list[tuple[set[str], type[Any]]] = [
     ({"base", "bases", "cells", "alpha"}, AblateConfig),
     ({"task"}, RewardModelConfig),
@@ -104,6 +107,16 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
             assert config.model.init == f"{stage.run.dir}/export/best"
             assert config.data == stage.data
     assert {folder for folder in read if folder and folder.startswith("runs/")} <= made
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_a_recipe_says_what_its_data_are_and_whether_their_sizes_were_checked(path: Path) -> None:
+    config = parsed(path)
+    described = config if isinstance(config, ConcretenessConfig) else getattr(config, "data", None)
+    if isinstance(described, ConcretenessConfig) or (isinstance(described, DataConfig) and described.path is not None):
+        assert described.source is not None
+        assert not SIZE.search(described.source) or MEASURED.search(described.source)
+        assert where_from(described.source).endswith(described.source)
 
 
 def test_recipes_and_what_they_name_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

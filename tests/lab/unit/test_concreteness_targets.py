@@ -183,7 +183,8 @@ def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(tmp_path: Path
             RewardError,
             "'share of a'.*3\\.6",
         ),
-        ({"captions": "/nowhere"}, DataError, "/nowhere"),
+        ({"captions": "/nowhere", "source": "a page, 3 GB"}, DataError, "/nowhere.*a page, 3 GB$"),
+        ({"ratings": "/nowhere", "source": "a page, 3 GB"}, DataError, "/nowhere.*a page, 3 GB$"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, changes: Any, error: type[Exception], message: str) -> None:

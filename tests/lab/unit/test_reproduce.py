@@ -1,6 +1,7 @@
 """reproduce: the published tables against the papers' own sums, and tables that are measured on tiny data."""
 
 import json
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -114,6 +115,12 @@ def test_what_measures_a_table_exists(table: Table) -> None:
         assert row.model is None or row.model in table.models
         assert {"name", "reward", "model", "captions", "why"} & row.source.keys(), row.name
         assert "captions" not in row.source or row.source["how"]
+
+
+def test_costs_say_whether_their_sizes_were_checked() -> None:
+    models = [text for name in PAPERS for table in load_paper(name).tables.values() for text in table.models.values()]
+    for cost in (*(entry["cost"] for entry in data_sets().values()), *models):
+        assert not re.search(r"\d ?[MGT]B\b", cost) or re.search("measured|not verified", cost), cost
 
 
 def test_the_list_names_every_row_once() -> None:

@@ -127,6 +127,7 @@ LAB = {
         "how a reward can be hacked, before training on it",
         "rl_caption.lab.stress.program:stress",
         "rl_caption.lab.config:StressConfig",
+        parses=True,
     ),
     "web": Program(
         "caption photos in a page in the browser, by several captioners side by side",

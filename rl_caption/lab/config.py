@@ -7,7 +7,7 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.config.evaluation import RetrievalConfig
 from rl_caption.config.schema import DataConfig, JudgeConfig, PairsConfig, RewardConfig, TrustConfig
 from rl_caption.errors import ConfigError
-from rl_caption.options import BatchSize, Range, Resamples, Seed, Steps, Weight, Workers
+from rl_caption.options import BatchSize, Range, Resamples, Seed, Steps, Tokens, Weight, Workers
 
 
 @dataclass
@@ -336,20 +336,40 @@ class StressConfig(PairsConfig):
 
     Args:
         reward: the reward to test; ``reward.normalize`` must be ``none``, as scores of different calls are compared.
+        compare: a second reward, tested against the first on the same captions: a YAML file with a section ``reward``,
+            or such a section, ``{terms: {NAME: {...}}}``.
         data: images and their captions; the generated world, whose truth is known, unless you name your own.
-        split: split whose images are used. The first reference of an image is judged, and the reward sees the others.
+        split: split whose images are used. The first reference of an image is judged, and the reward sees the others;
+            on data of your own it sees the second half, and the gold score the first.
         train_split: split whose references give document frequencies.
         max_images: use only the first images, at most this number; null uses all.
+        model: folder of a saved captioner, or name of one on the hub, whose samples are scored; null is a captioner of
+            the generated world, which the command trains once and keeps. On other data, null leaves out all that needs
+            samples.
+        num_samples: captions sampled for each image.
+        max_new_tokens: length limit of the samples in tokens, EOS included.
+        judges: rewards that the tested one does not see, by name: further gold scores.
+        budget: ``fast`` (probes and best of n), ``normal`` (all) or ``thorough`` (more seeds and KL coefficients).
+        push_steps: optimizer steps of each training of the push.
         examples: pairs that the report shows for each probe, those that the reward orders worst.
+        bootstrap: number of bootstrap resamples of images for the 95 % intervals.
         seed: of all choices.
-        out: folder for ``stress.md`` and ``stress.json``.
+        out: folder for ``stress.html``, ``stress.json``, ``stress.md`` and what was finished on the way.
     """
 
     reward: RewardConfig = field(default_factory=lambda: RewardConfig(terms={}))
+    compare: str | dict | None = None
     data: DataConfig = field(default_factory=lambda: DataConfig("scenes"))
     split: str = "test"
     train_split: str = "train"
     max_images: Steps | None = 200
+    model: str | None = None
+    num_samples: Annotated[int, Range(min=2, max=4096)] = 64
+    max_new_tokens: Tokens = 20
+    judges: dict[str, JudgeConfig] = field(default_factory=dict)
+    budget: Literal["fast", "normal", "thorough"] = "normal"
+    push_steps: Steps = 200
     examples: Annotated[int, Range(min=0, max=1000)] = 3
+    bootstrap: Annotated[int, Range(min=2, max=10**6)] = 1000
     seed: Seed = 0
     out: str = "stress"

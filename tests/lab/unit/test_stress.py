@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rewards.base import RewardError
+from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.cli.main import main, run_program
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, oracle
 from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
 from rl_caption.errors import ConfigError
 from rl_caption.lab.stress.probes import ENGLISH, PROBES, Pair, effect_size, probe_pairs, run_probes, wilson
-from rl_caption.lab.stress.program import judged_captions
+from rl_caption.lab.stress.sampling import gold_scores, judged_captions
 from rl_caption.lab.stress.scoring import RowCaption, Scorer
 
 SCENES = {"num_train": 20, "num_val": 0, "num_test": 30, "num_unseen": 0, "image_size": 16}
@@ -50,6 +52,19 @@ class FailsOnShouting(Length):
         return super().__call__(prompts, completions, **columns)
 
 
+class FailsAtSecondCall(Length):
+    """Scores the captions of the probes, then fails, until ``calls`` is large."""
+
+    signature = "fails"
+    calls = 0
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        FailsAtSecondCall.calls += 1
+        if 1 < self.calls < 10:
+            raise RewardError("second call")
+        return super().__call__(prompts, completions, **columns)
+
+
 class OracleReward:
     """The oracle's F1 of captions of generated scenes."""
 
@@ -76,10 +91,22 @@ def pairs_of(scenes: tuple[list[Row], list[str]], **options: Any) -> dict[str, l
     return probe_pairs(*scenes, SceneNegatives(), ScenePositives(), **options)
 
 
+@pytest.fixture(scope="module")
+def captioner(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a small captioner of the scenes, with random weights."""
+    folder = tmp_path_factory.mktemp("captioner")
+    shape = {"image_size": 16, "patch_size": 8, "d_model": 16, "num_heads": 2, "ffn_dim": 16, "max_positions": 24}
+    references = [row["references"] for row in ScenesData(**SCENES).split("train")]
+    made = TransformerCaptioner.from_scratch(references, 1, encoder_layers=1, decoder_layers=1, **shape)
+    made.save_pretrained(made.policy, folder)
+    return str(folder)
+
+
 def run(out: Path, target: str, *words: str) -> dict[str, Any]:
     reward = ["--trust", target] if ":" in target else []
     reward += ["--reward.terms.mine.target", target, "--data.kwargs", json.dumps(SCENES)]
-    run_program("stress", [*reward, "--out", str(out), *words])
+    small = ["--budget", "fast", "--num_samples", "4", "--bootstrap", "20"]
+    run_program("stress", [*reward, *small, "--out", str(out), *words])
     found: dict[str, Any] = json.loads((out / "stress.json").read_text())
     return found
 
@@ -135,11 +162,12 @@ def test_probes_of_the_oracle_and_of_length(scenes: tuple[list[Row], list[str]])
     assert second["image_id"] != first["image_id"]
 
 
-def test_the_report_and_its_json_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_and_its_json_agree(tmp_path: Path, captioner: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--reward.terms.cider.weight", "1", "--data.kwargs", json.dumps(SCENES), "--out", str(tmp_path)]
+    words += ["--model", captioner, "--budget", "fast", "--num_samples", "4", "--bootstrap", "20"]
     assert main(["stress", *words]) == 0
     found = json.loads((tmp_path / "stress.json").read_text())
-    report = (tmp_path / "stress.md").read_text()
+    report, page = (tmp_path / "stress.md").read_text(), (tmp_path / "stress.html").read_text()
     assert report in capsys.readouterr().out + "\n"
     assert found["images"] == 30
     assert "Cider-D" in found["signature"]
@@ -151,48 +179,124 @@ def test_the_report_and_its_json_agree(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["probes"]["words_repeated"]["right"] > 0.9
     assert found["probes"]["detail_missing"]["right"] < 0.5
     assert "prefers the worse caption in detail_missing;" in report
+    assert found["best_of_n"]["n"] == [1, 2, 4]
+    assert found["best_of_n"]["reward"]["mean"] == sorted(found["best_of_n"]["reward"]["mean"])
+    assert set(found["seconds"]) == {"probes", "samples", "scores", "best_of_n"}
+    for heading in ("Best of n", "Probes", "Known rewards", "Settings"):
+        assert f">{heading}</h2>" in page
 
 
-def test_equal_scores_are_not_called_wrong(tmp_path: Path) -> None:
-    run(tmp_path, f"{__name__}:Length")
-    verdict = (tmp_path / "stress.md").read_text().splitlines()[2]
+def test_equal_scores_are_not_called_wrong(tmp_path: Path, captioner: str) -> None:
+    run(tmp_path, f"{__name__}:Length", "--model", captioner)
+    verdict = (tmp_path / "stress.md").read_text().splitlines()[2].partition("Of 25 probes")[2]
     wrong, equal = verdict.partition(";")[::2]
     assert "words_repeated" in wrong
     assert "replace_object" in equal
     assert "replace_object" not in wrong
 
 
-def test_a_constant_reward_is_called_so(tmp_path: Path) -> None:
-    found = run(tmp_path, f"{__name__}:Constant")
+def test_a_constant_reward_is_called_so(tmp_path: Path, captioner: str) -> None:
+    found = run(tmp_path, f"{__name__}:Constant", "--model", captioner)
     assert all(result["tied"] in (1, None) and result["effect"] is None for result in found["probes"].values())
+    assert found["constant"]
+    assert "best_of_n" not in found
     assert "constant" in (tmp_path / "stress.md").read_text()
 
 
-def test_captions_of_ones_own(tmp_path: Path) -> None:
-    pytest.importorskip("textblob")
+def test_finished_stages_are_kept_and_other_settings_refused(
+    tmp_path: Path, captioner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, model = f"{__name__}:FailsAtSecondCall", ("--model", captioner)
+    monkeypatch.setattr(FailsAtSecondCall, "calls", 0)
+    with pytest.raises(RewardError, match="second call"):
+        run(tmp_path, target, *model)
+    found = json.loads((tmp_path / "stress.json").read_text())
+    assert list(found["seconds"]) == ["probes", "samples"], "the scores failed, what was finished is reported"
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "stages").iterdir()}
+    monkeypatch.setattr(FailsAtSecondCall, "calls", 10)
+    whole = run(tmp_path, target, *model)
+    assert whole["probes"] == found["probes"]
+    assert all(file.stat().st_mtime_ns == time for file, time in before.items())
+    with pytest.raises(ConfigError, match="seed"):
+        run(tmp_path, target, *model, "--seed", "1")
+    with pytest.raises(ConfigError, match="signature"):
+        run(tmp_path, f"{__name__}:Length", *model)
+
+
+def test_two_rewards_on_the_same_captions(tmp_path: Path, captioner: str) -> None:
+    (tmp_path / "other.yaml").write_text("reward: {terms: {rouge_l: {}}}")
+    words = ["--model", captioner, "--compare", str(tmp_path / "other.yaml")]
+    found = run(tmp_path / "file", f"{__name__}:Length", *words)["comparison"]
+    section = ["--model", captioner, "--compare", '{"terms": {"rouge_l": {}}}']
+    assert run(tmp_path / "section", f"{__name__}:Length", *section)["comparison"] == found
+    assert found["second"].startswith("ROUGE-L")
+    probes = found["differences"]["probes in the right order"]
+    assert probes["interval"][0] > 0, "ROUGE-L knows more than length"
+    same = run(tmp_path / "same", "rouge_l", *section)["comparison"]["differences"]
+    assert all(line["difference"] == 0 and line["p"] == 1 for line in same.values())
+    with pytest.raises(ConfigError, match="compare"):
+        run(tmp_path / "wrong", "rouge_l", "--model", captioner, "--compare", '{"terms": {"nowhere": {}}}')
+    (tmp_path / "other.yaml").write_text("train: {}")
+    with pytest.raises(ConfigError, match="compare"):
+        run(tmp_path / "none", "rouge_l", *words)
+
+
+MINE = [
+    ("train", "A dog runs over the grass.", "a brown dog is running"),
+    ("test", "A black dog sits on the bench next to a man.", "a man and a dog on a bench"),
+    ("test", "Two white boats on a blue lake.", "boats lie on the water"),
+]
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> list[str]:
+    """Options of data without scenes, with two references of each image."""
     lines = [
         {"image_id": str(n), "image": f"{n}.png", "split": split, "references": [first, second]}
-        for n, (split, first, second) in enumerate(
-            [
-                ("train", "A dog runs over the grass.", "a brown dog is running"),
-                ("test", "A black dog sits on the bench next to a man.", "a man and a dog on a bench"),
-                ("test", "Two white boats on a blue lake.", "boats lie on the water"),
-            ]
-        )
+        for n, (split, first, second) in enumerate(MINE)
     ]
+    for line in lines:
+        Image.new("RGB", (16, 16)).save(tmp_path / str(line["image"]))
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = ["--data.format", "jsonl", "--data.path", str(tmp_path / "mine.jsonl"), "--data.kwargs", "{}"]
-    probes = run(tmp_path / "out", "rouge_l", *words)["probes"]
+    return ["--data.format", "jsonl", "--data.path", str(tmp_path / "mine.jsonl"), "--data.kwargs", "{}"]
+
+
+def test_captions_of_ones_own(tmp_path: Path, mine: list[str]) -> None:
+    pytest.importorskip("textblob")
+    found = run(tmp_path / "out", "rouge_l", *mine)
+    probes = found["probes"]
     assert probes["paraphrase"]["pairs"] == probes["detail_missing"]["pairs"] == 0
     assert probes["false_detail"]["pairs"] == probes["words_shuffled"]["pairs"] == 2
     assert probes["replace_count"]["pairs"] == 1
+    assert list(found["seconds"]) == ["probes"], "there is no captioner"
+    with pytest.raises(ConfigError, match="model"):
+        run(tmp_path / "second", "rouge_l", *mine, "--compare", '{"terms": {"cider": {}}}')
 
 
-def test_mistakes_are_named(tmp_path: Path, scenes: tuple[list[Row], list[str]]) -> None:
+def test_gold_of_ones_own_photos_is_of_references_that_the_reward_does_not_see(
+    tmp_path: Path, mine: list[str], captioner: str
+) -> None:
+    pytest.importorskip("textblob")
+    words = [*mine, "--model", captioner, "--judges", "{repetition: {}}"]
+    gold = run(tmp_path / "out", "rouge_l", *words)["best_of_n"]["gold"]
+    assert list(gold) == ["CIDEr-D, references held out", "repetition"]
+    references = ["a dog runs", "a dog sits", "two cats", "three boats"]
+    original: Row = {"image_id": "1", "references": [*references, "A dog runs."]}
+    (row,), captions = judged_captions([original], halve=True)
+    assert (row["references"], captions) == (references[2:], references[:1])
+    score = gold_scores([row], [references[:2]], [references, ["x y"]], {}, None)["CIDEr-D, references held out"]
+    first, second = score([RowCaption(0, "a dog runs"), RowCaption(0, "two cats")])
+    assert first > 0
+    assert second == 0, "the reward sees that reference, gold does not"
+    with pytest.raises(ConfigError, match=r"judges\.rouge_l"):
+        run(tmp_path / "judge", "rouge_l", *mine, "--model", captioner, "--judges", "{rouge_l: {}}")
+
+
+def test_mistakes_are_named(tmp_path: Path, scenes: tuple[list[Row], list[str]], captioner: str) -> None:
     with pytest.raises(ConfigError, match="depth"):
         run(tmp_path, f"{__name__}:NeedsDepth")
     with pytest.raises(RewardError, match=r"image 'test-\d+', caption '[A-Z ]+': "):
-        run(tmp_path, f"{__name__}:FailsOnShouting")
+        run(tmp_path / "loud", f"{__name__}:FailsOnShouting")
     with pytest.raises(ConfigError, match=r"reward\.terms"):
         run_program("stress", ["--out", str(tmp_path)])
     with pytest.raises(ConfigError, match=r"reward\.normalize"):
@@ -201,7 +305,27 @@ def test_mistakes_are_named(tmp_path: Path, scenes: tuple[list[Row], list[str]])
         run(tmp_path, "rouge_l", "--data.kwargs", json.dumps({**SCENES, "captions_per_image": 1}))
     with pytest.raises(DataError, match="nowhere"):
         run(tmp_path, "rouge_l", "--split", "nowhere")
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        run(tmp_path / "long", "rouge_l", "--model", captioner, "--max_new_tokens", "50")
+    with pytest.raises(ConfigError, match=r"data\.tokenizer"):
+        run(tmp_path / "char", "rouge_l", "--model", captioner, "--data.tokenizer", "char")
     rows = scenes[0][:2]
     scorer = Scorer(Length(), rows)
     assert scorer([RowCaption(0, "a b"), RowCaption(1, "c"), RowCaption(0, "a b")]).tolist() == [2, 1, 2]
     assert len(scorer.scores) == 2
+
+
+@pytest.mark.slow
+def test_a_push(tmp_path: Path, captioner: str) -> None:
+    data = json.dumps({**SCENES, "num_train": 40, "num_val": 6})
+    words = ["--model", captioner, "--data.kwargs", data, "--push_steps", "2", "--budget", "normal"]
+    found = run(tmp_path, f"{__name__}:Length", *words)
+    assert [run["factor"] for run in found["push"]] == [0.0, 0.1, 0.5]
+    for push in found["push"]:
+        assert push["step"] == [0, 1, 2]
+        assert len(push["gold"]) == len(push["reward"]) == len(push["kl"]) == 3
+        assert push["kl"][0] is None
+    page = (tmp_path / "stress.html").read_text()
+    assert ">Push</h2>" in page
+    again = run(tmp_path, f"{__name__}:Length", *words)
+    assert again == found

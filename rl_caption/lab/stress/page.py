@@ -1,0 +1,421 @@
+"""The report of a stress test: a verdict in words, tables and charts, as Markdown and as one HTML page."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import yaml
+from markupsafe import Markup
+
+from rl_caption.data.base import Row
+from rl_caption.data.plain_files import single_spaced
+from rl_caption.evaluation.results import LEFT_OUT, difference_rows, markdown
+from rl_caption.lab.stress.probes import PROBES
+from rl_caption.report.charts import Series, figure, macros, number
+from rl_caption.report.gallery import gallery, source_of
+from rl_caption.report.pages import Cell, Page
+
+Results = Mapping[str, Any]
+"""``stress.json``."""
+Table = tuple[list[str], list[list[str]], str]
+"""Head, lines and a note."""
+EXPLOITS = 30
+"""Most exploits that the page shows."""
+REFERENCE = "reference.json"
+
+
+def reference_table() -> dict[str, Any]:
+    """The known rewards that the package ships: ``command``, and ``rewards``, name -> ``summary``."""
+    content: dict[str, Any] = json.loads(resources.files(__package__).joinpath(REFERENCE).read_text(encoding="utf-8"))
+    return content
+
+
+def verdict(results: Results) -> str:
+    """What the test found, in plain words and with its uncertainty."""
+    if results["constant"]:
+        return "The reward gave every caption the same score: it is constant here, and says nothing."
+    sentences = []
+    if "best_of_n" in results:
+        sentences.append(_best_of_n_verdict(results["best_of_n"]))
+    if results.get("push"):
+        sentences.append(_push_verdict(results["push"]))
+    return " ".join([*sentences, _probe_verdict(results["probes"])])
+
+
+def _best_of_n_verdict(best: Mapping[str, Any]) -> str:
+    name, curve = next(iter(best["gold"].items()))
+    most = best["n"][-1]
+    change = f"{_signed(curve['change'])} (95 % interval {_span(*map(_signed, curve['change_interval']))})"
+    if curve["turns"]:
+        fall = f"{_plain(curve['fall'])} (95 % interval {_span(*map(_plain, curve['fall_interval']))})"
+        return (
+            f"This reward is hacked by choosing hard: with the best of n samples, {name} is highest at n = "
+            f"{curve['peak']}, and falls by {fall} up to n = {most}, while the reward goes on rising."
+        )
+    if curve["change_interval"][0] > 0:
+        return f"Up to the best of {most} samples the reward leads where it should: {name} changes by {change}."
+    return (
+        f"The best of {most} samples by this reward is no better by {name} than any sample: {name} changes by {change}."
+    )
+
+
+def _push_verdict(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Of the runs without a KL penalty."""
+    free = [run for run in runs if run["factor"] == min(one["factor"] for one in runs)]
+    falls = [max(run["gold"]) - run["gold"][-1] for run in free]
+    changes = [run["gold"][-1] - run["gold"][0] for run in free]
+    alarms = [str(run["alarms"][0]) for run in free if run["alarms"]]
+    seeds = f", mean of {len(free)} seeds" if len(free) > 1 else ", one seed"
+    alarm = (
+        f"the monitor raised its alarm first at step {', '.join(alarms)}" if alarms else "the monitor raised no alarm"
+    )
+    return (
+        f"In {free[0]['step'][-1]} steps of training without a KL penalty, gold changes by "
+        f"{_signed(math.fsum(changes) / len(free))} and ends {_plain(math.fsum(falls) / len(free))} below its best"
+        f"{seeds}; {alarm}."
+    )
+
+
+def _probe_verdict(probes: Mapping[str, Any]) -> str:
+    tested = {name: result for name, result in probes.items() if result["interval"]}
+    sound = [name for name, result in tested.items() if result["interval"][0] > 0.5]
+    blind = [name for name, result in tested.items() if result["tied"] > 0.5]
+    wrong = [name for name, result in tested.items() if result["interval"][1] < 0.5 and name not in blind]
+    return (
+        f"Of {len(tested)} probes, the reward orders {len(sound)} better than chance. It prefers the worse caption in "
+        f"{', '.join(wrong) or 'none'}; it gives both mostly equal scores in {', '.join(blind) or 'none'}."
+    )
+
+
+def summary(results: Results) -> dict[str, Any]:
+    """The numbers by which rewards are put side by side; None what was not computed."""
+    tested = [result for result in results["probes"].values() if result["interval"]]
+    line: dict[str, Any] = {
+        "probes": len(tested),
+        "probes_right": sum(result["interval"][0] > 0.5 for result in tested),
+        "probes_wrong": sum(result["interval"][1] < 0.5 for result in tested),
+    }
+    best = results.get("best_of_n")
+    curve = next(iter(best["gold"].values())) if best else None
+    line["gold"] = next(iter(best["gold"])) if best else None
+    for key in ("change", "change_interval", "fall", "fall_interval"):
+        line[key] = curve[key] if curve else None
+    line["peak"] = curve["peak"] if curve else None
+    runs = results.get("push") or []
+    free = [run for run in runs if run["factor"] == 0]
+    line["push_change"] = math.fsum(run["gold"][-1] - run["gold"][0] for run in free) / len(free) if free else None
+    line["push_alarm"] = min((step for run in free for step in run["alarms"][:1]), default=None)
+    return line
+
+
+def stress_report(results: Results) -> str:
+    """The report as Markdown."""
+    lines = [f"# Stress test of {results['signature']}", "", verdict(results)]
+    for heading, (head, rows, note) in _tables(results).items():
+        lines += ["", f"## {heading}", "", markdown(head, rows), "", note]
+        if heading == "Probes":
+            lines += _probe_examples(results["probes"])
+    return "\n".join(lines)
+
+
+def stress_page(results: Results, rows: Sequence[Row]) -> Page:
+    """The report as a page. ``rows`` are those of the test, for the pictures of exploits."""
+    tables = {
+        heading: macros().table(head, [[Cell(text) for text in line] for line in lines], note)
+        for heading, (head, lines, note) in _tables(results).items()
+    }
+    sections: dict[str, Markup] = {"Verdict": Markup('<div class="verdict"><p>{}</p></div>').format(verdict(results))}
+    for heading in ("Best of n", "Push", "Mixtures", "Exploits", "Comparison", "Probes", "Known rewards"):
+        sections[heading] = _charts(heading, results) + tables.get(heading, Markup(""))
+        if heading == "Exploits":
+            sections[heading] += _exploit_gallery(results, rows)
+        if heading == "Probes":
+            sections[heading] += macros().folded(
+                "Pairs that the reward orders worst", _list(_probe_examples(results["probes"])[3:])
+            )
+    config = yaml.safe_dump(dict(results["config"]), sort_keys=False, allow_unicode=True)
+    seconds = [[stage, f"{value:.1f}"] for stage, value in results["seconds"].items()]
+    sections["Settings"] = macros().table(["stage", "seconds"], seconds, "Time of each stage") + macros().folded(
+        "Configuration", Markup("<pre>{}</pre>").format(config)
+    )
+    return Page(f"Stress test of {results['signature']}", "How far a reward can be pushed", sections, _tiles(results))
+
+
+def _list(lines: Sequence[str]) -> Markup:
+    items = Markup("").join(Markup("<li>{}</li>").format(line.removeprefix("- ")) for line in lines)
+    return Markup("<ul>{}</ul>").format(items)
+
+
+def _tables(results: Results) -> dict[str, Table]:
+    """Heading -> table, of what was computed, in the order of the report."""
+    tables: dict[str, Table] = {}
+    if "best_of_n" in results:
+        tables["Best of n"] = _best_of_n_table(results["best_of_n"])
+    if results.get("push"):
+        tables["Push"] = _push_table(results["push"])
+    if results.get("mixing"):
+        tables["Mixtures"] = _mixing_table(results["mixing"])
+    if results.get("exploits"):
+        tables["Exploits"] = _exploit_table(results["exploits"])
+    if results.get("comparison"):
+        tables["Comparison"] = _comparison_table(results["comparison"])
+    tables["Probes"] = _probe_table(results["probes"], results["images"])
+    tables["Known rewards"] = _known_table(results)
+    return tables
+
+
+def _best_of_n_table(best: Mapping[str, Any]) -> Table:
+    curves = {"reward": best["reward"], **best["gold"]}
+    lines = [
+        [str(n), f"{best['kl'][at]:.2f}"]
+        + [
+            f"{number(curve['mean'][at])} ({_span(number(curve['low'][at]), number(curve['high'][at]))})"
+            for curve in curves.values()
+        ]
+        for at, n in enumerate(best["n"])
+    ]
+    note = (
+        f"Of n samples, the one with the highest reward: {best['images']} images, {best['samples']} samples each. KL: "
+        "log n - (n - 1) / n, nats a caption. Means, with 95 % bootstrap intervals over images."
+    )
+    return ["n", "KL", *curves], lines, note
+
+
+def _push_table(runs: Sequence[Mapping[str, Any]]) -> Table:
+    lines = []
+    for run in runs:
+        kl = [value for value in run["kl"] if value is not None]
+        first, last = run["statistics"], {key: values[-1] for key, values in run["statistics"].items()}
+        lines.append(
+            [
+                f"{run['kl_coef']:g} ({run['factor']:g} sd), seed {run['seed']}",
+                f"{number(run['reward'][0])} → {number(run['reward'][-1])}",
+                f"{number(run['gold'][0])} → {number(run['gold'][-1])}",
+                f"{number(max(run['gold']))}, step {run['step'][run['gold'].index(max(run['gold']))]}",
+                f"{kl[-1]:.3f}" if kl else LEFT_OUT,
+                f"step {run['alarms'][0]}" if run["alarms"] else "none",
+                *(f"{number(first[key][0])} → {number(last[key])}" for key in first),
+            ]
+        )
+    head = ["KL coefficient", "reward", "gold", "best gold", "KL", "first alarm"]
+    head += ["length", "length / references", "repeated bigrams", "vocabulary"]
+    note = (
+        f"Self-critical training for {runs[0]['step'][-1]} steps, start → end, greedy captions of validation images. "
+        "sd: the reward's standard deviation among the samples of an image. KL: to the starting policy, nats a token."
+    )
+    return head, lines, note
+
+
+def _mixing_table(mixtures: Sequence[Mapping[str, Any]]) -> Table:
+    lines = [
+        [
+            mixture["other"],
+            f"{mixture['weight']:g}",
+            mixture["normalize"],
+            number(mixture["gold"]),
+            f"{_signed(mixture['gain'])} ({_span(*map(_signed, mixture['gain_interval']))})",
+        ]
+        for mixture in mixtures
+    ]
+    note = (
+        "The weight of another reward, beside 1 less that of this one, with the most gold at the best of all samples. "
+        "Chosen on one half of the images, gold measured on the other; gain: against this reward alone."
+    )
+    return ["other reward", "its weight", "normalize", "gold", "gain"], lines, note
+
+
+def _exploit_table(exploits: Mapping[str, Any]) -> Table:
+    lines = [
+        [
+            kind,
+            str(len(edits)),
+            _signed(_mean(edit["reward"][1] - edit["reward"][0] for edit in edits)),
+            _signed(_mean(edit["gold"][1] - edit["gold"][0] for edit in edits)),
+            edits[0]["before"],
+            edits[0]["after"],
+        ]
+        for kind, edits in _by_edit(exploits["edits"]).items()
+    ]
+    note = (
+        f"Edits of captions that raise the reward while gold falls: {len(exploits['edits'])} of {exploits['images']} "
+        "images have one. reward, gold: mean changes. The worst of each edit."
+    )
+    return ["edit", "images", "reward", "gold", "caption", "exploit"], lines, note
+
+
+def _by_edit(edits: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for edit in edits:
+        kinds.setdefault(edit["edit"], []).append(edit)
+    return dict(sorted(kinds.items(), key=lambda item: -len(item[1])))
+
+
+def _comparison_table(comparison: Mapping[str, Any]) -> Table:
+    lines = list(difference_rows(comparison["differences"]))
+    note = (
+        f"second: {comparison['second']}. Difference: second minus first, on the same captions. Interval: paired "
+        "bootstrap over images; p: two-sided approximate randomisation, not corrected for the number of lines."
+    )
+    return ["", "first", "second", "difference", "95 % interval", "p"], lines, note
+
+
+def _probe_table(probes: Mapping[str, Any], images: int) -> Table:
+    lines = []
+    for name, result in probes.items():
+        if result["right"] is None:
+            lines.append([name, PROBES[name], "0", "does not apply", "", "", ""])
+            continue
+        low, high = result["interval"]
+        effect = "" if result["effect"] is None else f"{result['effect']:+.2f}"
+        shares = [f"{100 * result['right']:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * result['tied']:.1f}"]
+        lines.append([name, PROBES[name], str(result["pairs"]), *shares, effect])
+    note = (
+        f"{images} images, at most one pair each. right: the better caption scores higher, equal scores do not count; "
+        "Wilson's interval. effect: mean difference over its standard deviation."
+    )
+    return ["probe", "the worse caption", "pairs", "right, %", "95 % interval", "equal, %", "effect"], lines, note
+
+
+def _probe_examples(probes: Mapping[str, Any]) -> list[str]:
+    lines = ["", "Pairs that the reward orders worst:", ""]
+    for name, result in probes.items():
+        wrong = [one for one in result["examples"] if one["score_of_better"] <= one["score_of_worse"]]
+        lines += [
+            f"- {name}, {one['image_id']}: {one['score_of_better']:.4g} for “{single_spaced(one['better'])}”, "
+            f"{one['score_of_worse']:.4g} for “{single_spaced(one['worse'])}”"
+            for one in wrong
+        ]
+    return lines if len(lines) > 3 else []
+
+
+def _known_table(results: Results) -> Table:
+    table = reference_table()
+    lines = [_known_line("this reward", summary(results))]
+    lines += [_known_line(name, line) for name, line in table["rewards"].items()]
+    head = [
+        "reward",
+        "probes right",
+        "probes wrong",
+        "gold, best of n",
+        "highest at n",
+        "then falls by",
+        "push",
+        "alarm",
+    ]
+    note = (
+        f"Known rewards in the generated world, made by {table['command']}. gold, best of n: change of the oracle's "
+        "score from one sample to the best of 64 by the reward, with 95 % intervals; push: its change in training."
+    )
+    return head, lines, note
+
+
+def _known_line(name: str, line: Mapping[str, Any]) -> list[str]:
+    def interval(key: str, form: Any) -> str:
+        if line[key] is None:
+            return LEFT_OUT
+        return f"{form(line[key])} ({_span(*map(form, line[f'{key}_interval']))})"
+
+    return [
+        name,
+        f"{line['probes_right']} of {line['probes']}",
+        str(line["probes_wrong"]),
+        interval("change", _signed),
+        LEFT_OUT if line["peak"] is None else str(line["peak"]),
+        interval("fall", _plain),
+        LEFT_OUT if line["push_change"] is None else _signed(line["push_change"]),
+        "none" if line["push_alarm"] is None else f"step {line['push_alarm']}",
+    ]
+
+
+def _charts(heading: str, results: Results) -> Markup:
+    """The charts of a section; empty where there are none."""
+    if heading == "Best of n" and "best_of_n" in results:
+        best = results["best_of_n"]
+        curves = {"reward": best["reward"], **best["gold"]}
+        figures = [
+            figure(name, [_curve(name, best["kl"], curve, at > 0)], x_name="KL")
+            for at, (name, curve) in enumerate(curves.items())
+        ]
+        return macros().note("Across: KL divergence of best of n, nats; bars are 95 % intervals.") + macros().charts(
+            figures
+        )
+    if heading == "Push" and results.get("push"):
+        runs = results["push"]
+        keys = {"reward": "Reward", "gold": "Gold", "length": "Length", "repeated_ngrams": "Repeated bigrams"}
+        keys |= {"vocabulary": "Vocabulary"}
+        figures = []
+        for key, title in keys.items():
+            lines = [
+                Series(
+                    f"KL {run['factor']:g} sd, seed {run['seed']}",
+                    list(zip(run["step"], run[key] if key in run else run["statistics"][key], strict=True)),
+                    at,
+                    dots=True,
+                )
+                for at, run in enumerate(runs)
+            ]
+            figures.append(figure(title, lines, alarms=runs[0]["alarms"] if len(runs) == 1 else ()))
+        note = "Across: optimizer steps; dots are validations. sd: the reward's standard deviation among samples."
+        return macros().note(note) + macros().charts(figures)
+    return Markup("")
+
+
+def _curve(name: str, xs: Sequence[float], curve: Mapping[str, Any], is_gold: bool) -> Series:
+    halves = [(high - low) / 2 for low, high in zip(curve["low"], curve["high"], strict=True)]
+    points = list(zip(xs, curve["mean"], strict=True))
+    return Series(name, points, int(is_gold), dots=True, errors=dict(zip(xs, halves, strict=True)))
+
+
+def _exploit_gallery(results: Results, rows: Sequence[Row]) -> Markup:
+    """The worst exploits, one of each image, with pictures and both scores."""
+    exploits = results.get("exploits")
+    if not exploits or not exploits["edits"]:
+        return Markup("")
+    by_image: dict[str, Mapping[str, Any]] = {}
+    for edit in exploits["edits"]:
+        by_image.setdefault(edit["image_id"], edit)
+    shown = dict(list(by_image.items())[:EXPLOITS])
+    systems = {
+        name: {image_id: edit[key] for image_id, edit in shown.items()}
+        for name, key in (("caption", "before"), ("exploit", "after"))
+    }
+    scores = {
+        score: {
+            name: {image_id: edit[score][at] for image_id, edit in shown.items()} for at, name in enumerate(systems)
+        }
+        for score in ("reward", "gold")
+    }
+    chosen = [row for row in rows if row["image_id"] in shown]
+    data = gallery(systems, scores, source_of(chosen), "Words that the caption did not have are marked.", EXPLOITS)
+    return macros().gallery(data)
+
+
+def _tiles(results: Results) -> list[tuple[str, str, str]]:
+    line = summary(results)
+    tiles = [("probes in the right order", f"{line['probes_right']} of {line['probes']}", "better than chance")]
+    if line["change"] is not None:
+        tiles.append(("gold, best of n", _signed(line["change"]), _span(*map(_signed, line["change_interval"]))))
+        tiles.append(("gold is highest at n", str(line["peak"]), f"of {results['best_of_n']['n'][-1]}"))
+    if line["push_change"] is not None:
+        alarm = "no alarm" if line["push_alarm"] is None else f"alarm at step {line['push_alarm']}"
+        tiles.append(("gold, trained", _signed(line["push_change"]), alarm))
+    return tiles
+
+
+def _mean(values: Any) -> float:
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers)
+
+
+def _plain(value: float) -> str:
+    return number(value)
+
+
+def _signed(value: float) -> str:
+    return ("+" if value > 0 else "") + number(value)
+
+
+def _span(low: str, high: str) -> str:
+    return f"{low} to {high}"

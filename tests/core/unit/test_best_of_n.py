@@ -1,0 +1,109 @@
+"""Best of n, the search for exploits and mixtures: pure functions of scored captions."""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from rl_caption.evaluation.confidence import Floats
+from rl_caption.monitoring.best_of_n import (
+    best_of_n,
+    best_of_n_scores,
+    best_of_n_weights,
+    kl_of_best_of_n,
+    needed_kl_coef,
+    sample_sizes,
+)
+from rl_caption.monitoring.exploits import search_exploits
+from rl_caption.monitoring.mixing import best_mixtures
+
+IMAGES = [str(number) for number in range(40)]
+
+
+def draws(seed: int = 0) -> tuple[Floats, Floats]:
+    """A reward [40, 16], and a gold score that follows it to a point and falls beyond."""
+    rewards = np.random.default_rng(seed).normal(size=(40, 16))
+    return rewards, -((rewards - 0.5) ** 2)
+
+
+def test_weights_are_the_mean_over_all_choices_of_n() -> None:
+    rewards = np.array([[0.3, 0.1, 0.3, 0.9, 0.2]])
+    for n in range(1, 6):
+        expected = np.zeros(5)
+        subsets = list(combinations(range(5), n))
+        for subset in subsets:
+            best = [at for at in subset if rewards[0, at] == max(rewards[0, list(subset)])]
+            expected[best] += 1 / len(best) / len(subsets)
+        np.testing.assert_allclose(best_of_n_weights(rewards, n)[0], expected, atol=1e-12)
+    with pytest.raises(ValueError, match="n is 6"):
+        best_of_n_weights(rewards, 6)
+
+
+def test_sizes_and_divergence() -> None:
+    assert sample_sizes(64) == [1, 2, 4, 8, 16, 32, 64]
+    assert sample_sizes(10) == [1, 2, 4, 8, 10]
+    assert kl_of_best_of_n(1) == 0
+    assert kl_of_best_of_n(64) == pytest.approx(3.174508, abs=1e-6)
+
+
+def test_a_gold_score_that_turns() -> None:
+    rewards, gold = draws()
+    sizes = sample_sizes(16)
+    curves = best_of_n(rewards, {"reward": rewards, "gold": gold, "same": rewards}, sizes, IMAGES, 200)
+    assert curves["same"] == curves["reward"]
+    assert curves["reward"].mean == sorted(curves["reward"].mean)
+    assert curves["reward"].mean[0] == pytest.approx(rewards.mean())
+    assert not curves["reward"].turns
+    assert curves["reward"].fall == 0
+    assert curves["gold"].turns
+    assert curves["gold"].peak in (2, 4)
+    assert curves["gold"].fall_interval[0] < curves["gold"].fall < curves["gold"].fall_interval[1]
+    assert all(
+        low <= mean <= high
+        for low, mean, high in zip(*(getattr(curves["gold"], k) for k in ("low", "mean", "high")), strict=True)
+    )
+    penalty = needed_kl_coef(curves["reward"], curves["gold"], sizes)
+    at, kl = sizes.index(curves["gold"].peak), [kl_of_best_of_n(n) for n in sizes]
+    value = [reward - penalty * divergence for reward, divergence in zip(curves["reward"].mean, kl, strict=True)]
+    assert max(value[at:]) == pytest.approx(value[at])
+    assert needed_kl_coef(curves["reward"], curves["reward"], sizes) == 0
+
+
+def test_a_constant_reward_chooses_by_chance() -> None:
+    _, gold = draws()
+    chosen = best_of_n_scores(np.zeros_like(gold), gold, [1, 4, 16])
+    np.testing.assert_allclose(chosen, np.repeat(gold.mean(1, keepdims=True), 3, axis=1))
+
+
+def test_exploits_of_length_and_none_of_the_truth() -> None:
+    def length(rows: Sequence[int], captions: Sequence[str]) -> Floats:
+        return np.array([float(len(caption.split())) for caption in captions])
+
+    def gold(rows: Sequence[int], captions: Sequence[str]) -> Floats:
+        return np.array([float(caption == "a dog") - len(caption) / 1000 for caption in captions])
+
+    captions = ["a dog", "a cat sits", ""]
+    exploits = search_exploits(captions, length, gold, ["red", "blue"], rounds=5, max_words=12, seed=1)
+    assert exploits == search_exploits(captions, length, gold, ["red", "blue"], rounds=5, max_words=12, seed=1)
+    assert {exploit.row for exploit in exploits} == {0, 1, 2}
+    assert exploits[0].row == 0, "the largest fall of gold comes first"
+    for exploit in exploits:
+        assert exploit.reward[1] > exploit.reward[0]
+        assert exploit.gold[1] < exploit.gold[0]
+        assert exploit.before == captions[exploit.row]
+        assert len(exploit.after.split()) == exploit.reward[1] <= 12
+    assert search_exploits(captions, gold, gold, ["red"]) == []
+    assert search_exploits([], length, gold, ["red"]) == []
+
+
+def test_the_mixture_that_helps_comes_first() -> None:
+    rewards, gold = draws()
+    noise = np.random.default_rng(3).normal(size=rewards.shape)
+    best, other = best_mixtures(rewards, {"noise": noise, "gold": 100 * gold}, gold, IMAGES, 200)
+    assert (best.other, other.other) == ("gold", "noise")
+    assert best.weight > 0.5
+    assert best.gain_interval[0] > 0
+    assert other.gain < best.gain
+    with pytest.raises(ValueError, match="images"):
+        best_mixtures(rewards[:3], {"noise": noise[:3]}, gold[:3], IMAGES[:3])

@@ -75,6 +75,8 @@ SMALL_PROGRAMS = {
     "-m benchmarks.studies.relations": "--scenes 20",
     "data.scenes --out data/scenes": "--num_val 8 --num_test 8 --num_unseen 8",
     "retrieval.py": '--data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
+    "rl-caption stress": "--num_samples 4 --push_steps 2 --bootstrap 20 --data.kwargs "
+    '{"num_train":40,"num_val":8,"num_test":8,"num_unseen":0}',
     "judge.py --set scenes": '--scenes.data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
 }
 """Options that a program gets where the command does not have them."""
@@ -257,6 +259,7 @@ def small_words(command: Command) -> list[str]:
 @pytest.mark.parametrize("command", [pytest.param(command, id=command.id) for command in runnable()])
 def test_command_runs(command, root, make, monkeypatch, capsys):
     monkeypatch.chdir(root)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))  # the captioner of stress
     for name, text in shown_files(command.page).items():
         (root / name).write_text(yaml.safe_dump(shrunk(yaml.safe_load(text))))
     for path in sorted(read_by(command)):

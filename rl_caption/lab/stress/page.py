@@ -95,8 +95,8 @@ def summary(results: Results) -> dict[str, Any]:
 
     ``probes``: mean over the probes of the share of pairs in the right order. ``change``, ``peak``, ``fall``: gold of
     the best of n samples (``monitoring.best_of_n.Curve``). ``exploits``: mean change of gold by the edits that the
-    search keeps, 0 where there are none. ``push_change``, ``push_alarm``: gold after training without a KL penalty less that
-    before, and the step of the first alarm.
+    search keeps, 0 where there are none. ``push_change``, ``push_alarm``: gold after training without a
+    KL penalty less that before, and the step of the first alarm.
     """
     line: dict[str, Any] = dict.fromkeys(("change", "change_interval", "peak", "fall", "fall_interval", "exploits"))
     line["probes"] = _mean(result["right"] for result in results["probes"].values() if result["right"] is not None)

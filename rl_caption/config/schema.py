@@ -43,10 +43,11 @@ class DataConfig:
 
     Args:
         format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world) or
-            ``moving_scenes`` (the same in motion, docs/video.md); ``hub`` (a data set of the Hugging Face hub) or
-            ``parquet``; published layouts ``coco`` (annotations, such as NoCaps), ``sharegpt4v``, ``dci`` and
-            ``urban1k``. Only for reward models: ``images`` (a folder) or ``captions`` (a text file), which train one
-            tower of L-CLIP, and ``caption_targets`` (captions with a number each), for ``text_regression``.
+            ``moving_scenes`` (the same in motion, docs/video.md); ``hub`` (a data set of the Hugging Face hub),
+            ``parquet`` or ``shards`` (tar archives in webdataset's layout); published layouts ``coco`` (annotations,
+            such as NoCaps), ``sharegpt4v``, ``dci`` and ``urban1k``. Only for reward models: ``images`` (a folder) or
+            ``captions`` (a text file), which train one tower of L-CLIP, and ``caption_targets`` (captions with a number
+            each), for ``text_regression``.
         target: ``package.module:Name`` of a format outside this package (docs/data.md); null uses ``format``.
         path: the JSON file, or the folder that holds it; the folder of ``images``; the file or folder of ``captions``;
             the name on the hub.
@@ -54,8 +55,8 @@ class DataConfig:
         image_root: folder of the images, absolute or relative to the folder of the JSON.
         image_extension: extension of the image files, such as ``.jpg``, where it is not the one in the JSON.
         flatten: ignore the folders (``filepath``) in the JSON.
-        columns: of ``jsonl``, ``parquet`` and ``hub`` in another layout: name here -> name there, such as ``{image:
-            image_file, references: description}`` (docs/data.md).
+        columns: of ``jsonl``, ``parquet``, ``shards`` and ``hub`` in another layout: name here -> name there, such as
+            ``{image: image_file, references: description}`` (docs/data.md).
         features_root: region features: a folder with one file per image, or one HDF5 file. Relative paths start from
             the working directory.
         features_kwargs: how features are stored, such as ``{dim: 2048, box_features: normalised}`` (docs/data.md).
@@ -81,6 +82,7 @@ class DataConfig:
         "jsonl",
         "hub",
         "parquet",
+        "shards",
         "coco",
         "sharegpt4v",
         "dci",

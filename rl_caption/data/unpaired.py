@@ -20,7 +20,7 @@ from rl_caption.options import Range
 HeldOut = Annotated[float, Range(above=0, below=1)]
 
 
-class _Texts(Sequence[str]):
+class Texts(Sequence[str]):
     """A compact list of texts, for datasets of millions: one byte buffer and the end of each text."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ def held_out_splits(
     path: Path, items: Iterable[tuple[str, str, str]], val_fraction: float, make: Callable[[int, str], Row]
 ) -> dict[str, Sequence[Row]]:
     """Rows from (split, key, text) items; items of ``train`` whose key hashes below the fraction go to ``val``."""
-    texts: dict[str, _Texts] = defaultdict(_Texts)
+    texts: dict[str, Texts] = defaultdict(Texts)
     for split, key, text in items:
         held_out = split == "train" and val_fraction > 0 and hashed(key) / 2**64 < val_fraction
         texts["val" if held_out else split].add(text)

@@ -1,8 +1,10 @@
 """Data sets of the hub, Parquet files and published layouts, each made small here: rows, splits, errors."""
 
+import gzip
 import io
 import json
 import pickle
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,13 @@ from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_data
+from rl_caption.data.fingerprint import fingerprint
 from rl_caption.data.formats import build_data
 from rl_caption.reward_models.program import check_inputs
+from rl_caption.trl.rows import trl_dataset
 from tests.clip_for_tests import noise_image
+from tests.reward_models_for_tests import reward_model_config
+from tests.training_for_tests import checked_run, scst_config, xe_config
 
 
 def write(path: Path, content: Any) -> Path:
@@ -287,6 +293,176 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, datasets: Any) -> N
         assert part in str(caught.value)
     with pytest.raises(DataError, match="nobody/nothing"):
         build_data(DataConfig("hub", path="nobody/nothing"))
+
+
+def tar(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
+    """A tar archive of files."""
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def sample(number: int, caption: str | None, **more: Any) -> dict[str, bytes]:
+    """The files of a sample of a shard."""
+    files = {f"{number:03}.png": encoded(number)}
+    if caption is not None:
+        files[f"{number:03}.txt"] = f"{caption}\n".encode()
+    return files | ({f"{number:03}.json": json.dumps(more).encode()} if more else {})
+
+
+def test_shards_are_read_in_any_order(tmp_path: Path) -> None:
+    tar(tmp_path / "train-0.tar", {"./README.md": b"x", **sample(0, "Caption 0."), **sample(1, "Caption 1.", width=8)})
+    tar(
+        tmp_path / "train-1.tar", {"./sub/2.cls": b"1", **{f"./sub/{k}": v for k, v in sample(2, "Caption 2.").items()}}
+    )
+    tar(tmp_path / "validation-0.tar", sample(3, None, references=["A", "B"], image_id=7, url="http://x"))
+    data = build_data(DataConfig("shards", path=str(tmp_path)))
+    assert data.splits == ("train", "val")
+    assert check_data(data, data.splits).ok
+    rows = data.split("train")
+    assert [row["image_id"] for row in rows] == ["train-0/000", "train-0/001", "train-1/sub/002"]
+    for number in (2, 0, 1):
+        row = pickle.loads(pickle.dumps(rows))[number]
+        assert row["references"] == [f"Caption {number}."]
+        assert open_image(row["image"]).tobytes() == noise_image(number, (8, 8)).tobytes()
+    assert len({image_identity(row["image"]) for row in rows}) == 3
+    (held,) = data.split("val")
+    assert (held["image_id"], held["references"]) == ("7", ["A", "B"])
+    before = fingerprint({"train": list(rows)})
+    tar(
+        tmp_path / "train-1.tar",
+        {f"sub/{k}": v for k, v in (sample(2, "Caption 2.") | {"more.md": b"x" * 9999}).items()},
+    )
+    assert fingerprint({"train": list(build_data(DataConfig("shards", path=str(tmp_path))).split("train"))}) != before
+
+
+def test_shards_have_other_names_and_columns(tmp_path: Path) -> None:
+    for number in range(3):
+        tar(tmp_path / f"cc3m-{number}.tar", sample(number, f"alt {number}", long=f"Caption {number}."))
+    data = build_data(DataConfig("shards", path=str(tmp_path)))
+    assert (data.splits, len(data.split("train"))) == (("train",), 3)
+    splits = {"train": "cc3m-[01].tar", "val": "cc3m-2.tar"}
+    columns = {"references": "long", "long_reference": "txt"}
+    named = build_data(DataConfig("shards", path=str(tmp_path), columns=columns, kwargs={"splits": splits}))
+    (row,) = named.split("val")
+    assert (row["references"], row["long_reference"]) == (["Caption 2."], "alt 2")
+    with pytest.raises(DataError, match=r"splits\.test"):
+        build_data(DataConfig("shards", path=str(tmp_path), kwargs={"splits": {"test": "no-*.tar"}}))
+    tar(tmp_path / "train-0.tar", sample(5, "x"))
+    with pytest.raises(DataError, match=r"cc3m-0\.tar"):
+        build_data(DataConfig("shards", path=str(tmp_path)))
+    (alone,) = build_data(DataConfig("shards", path=str(tmp_path / "train-0.tar"))).split("train")
+    assert alone["image_id"] == "train-0/005"
+
+
+def test_what_is_wrong_with_a_shard_is_named(tmp_path: Path) -> None:
+    good, path = sample(0, "x"), tmp_path / "train-0.tar"
+    for files, part in (
+        ({}, "train-0.tar"),
+        ({"000.png": encoded(0)}, "'000'"),
+        ({"000.txt": b"x"}, "'000'"),
+        (good | {"000.jpg": encoded(0)}, "'000'"),
+        (good | {"001.png": encoded(1), "001.txt": b"\xff"}, "001.txt"),
+        (good | {"./000.txt": b"y"}, "'000'"),
+    ):
+        tar(path, files)
+        with pytest.raises(DataError, match=r"train-0\.tar") as caught:
+            rows_of(format="shards", path=str(tmp_path))
+        assert part in str(caught.value)
+    for change in (lambda content: gzip.compress(content), lambda content: content[:700], lambda _: b"no archive"):
+        path.write_bytes(change(tar(path, good).read_bytes()))
+        with pytest.raises(DataError, match=r"train-0\.tar"):
+            rows_of(format="shards", path=str(tmp_path))
+    tar(path, good | {"000.json": b"[]"})
+    with pytest.raises(DataError, match="'000'"):
+        rows_of(format="shards", path=str(tmp_path))
+    tar(path, {"000.png": b"none", "000.txt": b"x"})
+    (row,) = rows_of(format="shards", path=str(tmp_path))
+    with pytest.raises(RewardError, match=r"train-0\.tar.*'000'"):
+        open_image(row["image"])
+    with pytest.raises(DataError, match=r"data\.path"):
+        rows_of(format="shards", path=str(tmp_path / "empty"))
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same rows as Parquet files with image bytes, and as tar shards."""
+    datasets = pytest.importorskip("datasets")
+    folder = tmp_path_factory.mktemp("stored")
+    for kind in ("parquet", "shards"):
+        (folder / kind).mkdir()
+    number = 0
+    for split, count in (("train", 16), ("val", 4), ("test", 4)):
+        images = [encoded(number + index) for index in range(count)]
+        texts = [
+            f"a {'red' if index % 2 else 'blue'} circle number {'one' if index % 3 else 'two'}"
+            for index in range(count)
+        ]
+        table = datasets.Dataset.from_dict(
+            {"image": [{"bytes": image, "path": None} for image in images], "txt": texts}
+        )
+        table.cast_column("image", datasets.Image()).to_parquet(folder / "parquet" / f"{split}-0.parquet")
+        files: dict[str, bytes] = {}
+        for index, (image, text) in enumerate(zip(images, texts, strict=True)):
+            files |= {f"{index:03}.png": image, f"{index:03}.txt": text.encode()}
+        tar(folder / "shards" / f"{split}-0.tar", files)
+        number += count
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["parquet", "shards"])
+def test_every_program_reads_stored_images(stored: Path, tmp_path: Path, format: str) -> None:
+    data: dict[str, Any] = {"format": format, "path": str(stored / format), "num_workers": 1}
+    data |= {"columns": {"image": "image", "references": "txt"}} if format == "parquet" else {}
+    short = {"data": data, "train.max_steps": 2, "eval.every": 2}
+    checked_run(xe_config(tmp_path / "xe", **short), tmp_path / "xe")
+    exported = tmp_path / "xe/export/best"
+    checked_run(reward_model_config(tmp_path / "clip", "contrastive", **short), tmp_path / "clip", "reward_model")
+    clip = {"backbone": str(tmp_path / "clip/export/best"), "prefix": ""}
+    terms = {
+        "reward.terms": {"clipscore": {"weight": 1.0, "kwargs": clip}},
+        "train.kl_coef": 0.0,
+        "train.xe_weight": 0.0,
+    }
+    checked_run(scst_config(tmp_path / "scst", exported, **short, **terms), tmp_path / "scst", "scst")
+    teacher = {"teacher": {"name": clip["backbone"]}}
+    checked_run(
+        reward_model_config(tmp_path / "student", "distill_image", **short, **teacher),
+        tmp_path / "student",
+        "reward_model",
+    )
+    evaluation = {
+        "data": data,
+        "model": str(exported),
+        "split": "test",
+        "out": str(tmp_path / "eval"),
+        "metrics": ["cider"],
+    }
+    checked_run(evaluation | {"tokenizer": "python"}, tmp_path / "eval", "evaluate")
+    recaptioner = {"target": "captioner", "kwargs": {"model": str(exported)}}
+    checked_run({"data": data, "recaptioner": recaptioner, "out": str(tmp_path / "new")}, tmp_path / "new", "recaption")
+    retrieval = {
+        "models": {"clip": {"backbone": clip["backbone"]}},
+        "data": data,
+        "bootstrap": 0,
+        "out": str(tmp_path / "found"),
+    }
+    checked_run(retrieval, tmp_path / "retrieval", "retrieval")
+    stress = {
+        "reward": {"terms": {"clipscore": {"weight": 1.0, "kwargs": clip}}},
+        "data": data,
+        "out": str(tmp_path / "stress"),
+    }
+    checked_run(stress | {"split": "test"}, tmp_path / "stress", "stress")
+    rows = build_data(DataConfig(**data)).split("test")
+    example = trl_dataset(rows, "describe")[1]
+    assert example["image"].tobytes() == open_image(rows[1]["image"]).tobytes()
+    lines = [json.loads(line) for line in (tmp_path / "new/captions.jsonl").read_text().splitlines()]
+    assert all(Path(line["image"]).is_file() for line in lines), "written to files"
 
 
 # --- where the files come from ----------------------------------------------------------------------------------------

@@ -1,0 +1,199 @@
+"""Tar shards in webdataset's layout: files ``KEY.jpg`` beside ``KEY.txt`` or ``KEY.json``, one sample after the other.
+
+When the data set is opened, the headers of all archives are read for the place of each image, and texts are kept in
+memory. A row is then read wherever it is, so that the order stays a pure function of (seed, step), resumed or not.
+"""
+
+import hashlib
+import io
+import json
+import tarfile
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from rewards.base import RewardError
+from rewards.images import IMAGE_SUFFIXES, UNREADABLE, open_image
+from rl_caption.data.base import DataError, Row, RowView, Splits
+from rl_caption.data.file_checks import progress
+from rl_caption.data.formats import STANDARD_SPLITS
+from rl_caption.data.hub import VALIDATION
+from rl_caption.data.jsonl import read_row, renamed_columns
+from rl_caption.data.plain_files import parse_json, shown
+from rl_caption.data.unpaired import Texts
+
+MAX_TEXT = 16 * 2**20
+"""Largest text of a sample, in bytes."""
+DAMAGED = (tarfile.TarError, OSError, ValueError, EOFError)
+"""What reading a damaged archive raises."""
+
+
+def shards(path: str, columns: dict[str, str] | None = None, splits: dict[str, str] | None = None) -> Splits:
+    """Read tar archives, whose samples are an image, and a caption (``txt``) or an object (``json``) or both.
+
+    Args:
+        path: an archive, which is the split ``train``, or a folder of archives.
+        columns: column here -> key of the object (``renamed_columns``), ``txt`` being the text. None is
+            ``{references: txt}`` or, without a text, the keys of JSON lines.
+        splits: split -> pattern of the names of its archives, such as ``{train: "cc3m-train-*.tar"}``. None goes by
+            names ``SPLIT-*.tar`` and ``SPLIT.tar``; where none begins with the name of a split, all are ``train``.
+
+    Raises:
+        DataError: there is no archive, or one is compressed, damaged, or has a sample without an image or a text.
+    """
+    archives = split_archives(Path(path), splits)
+    total = sum(map(len, archives.values()))
+    indices = {split: ShardIndex() for split in archives}
+    names = ((split, file) for split, files in archives.items() for file in files)
+    for split, file in progress(names, "reading headers of shards", total=total):
+        indices[split].add(file)
+    rows = {split: RowView(index.samples, partial(index.row, columns)) for split, index in indices.items()}
+    return Splits(rows, path)
+
+
+def split_archives(path: Path, splits: Mapping[str, str] | None) -> dict[str, list[Path]]:
+    """Split -> its archives, in the order of their names. Raises ``DataError``."""
+    if path.is_file():
+        return {"train": [path]}
+    if splits is not None:
+        archives = {split: sorted(path.glob(pattern)) for split, pattern in splits.items()}
+        if empty := [split for split, files in archives.items() if not files]:
+            raise DataError(
+                f"data.kwargs.splits.{empty[0]} is {splits[empty[0]]!r}: no archive in {path} has such a name"
+            )
+        return archives
+    files = sorted(path.glob("*.tar"))
+    if not files:
+        raise DataError(f"data.path {str(path)!r} is neither a tar archive nor a folder of them (SPLIT-*.tar)")
+    names = {file: file.stem.partition("-")[0] for file in files}
+    known = {name: "val" if name in VALIDATION else name for name in (*STANDARD_SPLITS, *VALIDATION)}
+    if not any(name in known for name in names.values()):
+        return {"train": files}
+    if others := [file.name for file, name in names.items() if name not in known]:
+        raise DataError(f"{path} has the archive {others[0]!r} beside those of splits: say data.kwargs.splits")
+    archives = {}
+    for file, name in names.items():
+        archives.setdefault(known[name], []).append(file)
+    return archives
+
+
+class ShardIndex:
+    """Where the images of the N samples of some archives are, and their texts.
+
+    Attributes:
+        samples: N JSON objects with ``key``, and the texts ``txt`` and ``json`` where the sample has them.
+    """
+
+    def __init__(self) -> None:
+        self.files: list[Path] = []
+        self.samples = Texts()
+        self.archives, self.offsets, self.sizes = array("i"), array("q"), array("q")
+
+    def add(self, file: Path) -> None:
+        """Read the headers and texts of an archive. Raises ``DataError``."""
+        for key, members in archive_samples(file):
+            texts = {name: text for name, text in members.items() if isinstance(text, str)}
+            images = [place for place in members.values() if not isinstance(place, str)]
+            where = f"{file}, sample {shown(key)}"
+            if len(images) != 1:
+                expected = f"one file KEY{', KEY'.join(sorted(IMAGE_SUFFIXES))}"
+                raise DataError(f"{where} has {len(images)} images: expected {expected}")
+            if not texts:
+                raise DataError(f"{where} has neither a txt nor a json: expected its caption")
+            self.samples.add(json.dumps({"key": key} | texts))
+            self.archives.append(len(self.files))
+            self.offsets.append(images[0][0])
+            self.sizes.append(images[0][1])
+        self.files.append(file)
+
+    def row(self, columns: Mapping[str, str] | None, index: int, sample: str) -> Row:
+        """The row of a sample. Raises ``DataError`` where its texts are wrong."""
+        file, texts = self.files[self.archives[index]], json.loads(sample)
+        where, name = f"{file}, sample {shown(texts['key'])}", f"{file.stem}/{texts['key']}"
+        item = parse_json(texts["json"], where) if "json" in texts else {}
+        if not isinstance(item, dict):
+            raise DataError(f"{where}: the json is {shown(item)}: expected an object")
+        if "txt" in texts:
+            item["txt"] = texts["txt"].strip()
+            columns = {"references": "txt"} if columns is None else columns
+        values = item if columns is None else renamed_columns(item, columns, where)
+        _, row = read_row({"image_id": name} | values | {"image": name}, where, Path())
+        row["image"] = ShardImage(str(file), self.offsets[index], self.sizes[index], where)
+        return row
+
+
+def archive_samples(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Key and files of each sample of an archive: extension -> text, or offset and size of an image."""
+    key, members = "", dict[str, Any]()
+    try:
+        size = file.stat().st_size
+        with tarfile.open(file, "r:") as archive:
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # it would keep all
+                name, _, extension = member.name.rpartition("/")[2].partition(".")
+                extension = extension.lower()
+                if not member.isreg() or (extension not in ("txt", "json") and f".{extension}" not in IMAGE_SUFFIXES):
+                    continue
+                if member.issparse() or member.offset_data + member.size > size:
+                    raise DataError(
+                        f"{file}: {shown(member.name)} is cut off or stored sparsely: make the archive again"
+                    )
+                folder = member.name.rpartition("/")[0]
+                sample = f"{folder}/{name}".removeprefix("./").lstrip("/") if folder else name
+                if sample != key:
+                    if members:
+                        yield key, members
+                    key, members = sample, {}
+                if extension in members:
+                    raise DataError(f"{file}, sample {shown(key)} has two files {extension}")
+                members[extension] = member.offset_data, member.size
+                if extension in ("txt", "json"):
+                    members[extension] = _text(archive, member, f"{file}, {shown(member.name)}")
+    except DAMAGED as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{file} cannot be read as a tar archive without compression: {error}") from error
+    if not members:
+        raise DataError(f"{file} has no samples: expected files KEY.jpg and KEY.txt or KEY.json")
+    yield key, members
+
+
+def _text(archive: tarfile.TarFile, member: tarfile.TarInfo, where: str) -> str:
+    if member.size > MAX_TEXT:
+        raise DataError(f"{where} has {member.size} bytes: expected at most {MAX_TEXT}")
+    content = archive.extractfile(member)
+    try:
+        return "" if content is None else content.read().decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8: {error}") from error
+
+
+@dataclass(frozen=True)
+class ShardImage:
+    """An image in an archive: the file ``path`` has it at ``offset``, in ``size`` bytes."""
+
+    path: str
+    offset: int
+    size: int
+    where: str = field(compare=False)
+
+    def render(self) -> Image.Image:
+        """Read and decode it; ``RewardError``, which names the sample, where that fails."""
+        try:
+            return open_image(Image.open(io.BytesIO(self._content())), own_mode=True)
+        except (*UNREADABLE, RewardError) as error:
+            raise RewardError(f"{self.where}: the image cannot be read: {error}") from error
+
+    def identity(self) -> str:
+        """A key of caches, without decoding: a hash of the bytes."""
+        return hashlib.blake2b(self._content()).hexdigest()
+
+    def _content(self) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)

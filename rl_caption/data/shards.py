@@ -71,14 +71,14 @@ def split_archives(path: Path, splits: Mapping[str, str] | None) -> dict[str, li
     if not files:
         raise DataError(f"data.path {str(path)!r} is neither a tar archive nor a folder of them (SPLIT-*.tar)")
     names = {file: file.stem.partition("-")[0] for file in files}
-    known = {name: "val" if name in VALIDATION else name for name in (*STANDARD_SPLITS, *VALIDATION)}
-    if not any(name in known for name in names.values()):
+    split_of = {name: "val" if name in VALIDATION else name for name in (*STANDARD_SPLITS, *VALIDATION)}
+    if not any(name in split_of for name in names.values()):
         return {"train": files}
-    if others := [file.name for file, name in names.items() if name not in known]:
+    if others := [file.name for file, name in names.items() if name not in split_of]:
         raise DataError(f"{path} has the archive {others[0]!r} beside those of splits: say data.kwargs.splits")
     archives = {}
     for file, name in names.items():
-        archives.setdefault(known[name], []).append(file)
+        archives.setdefault(split_of[name], []).append(file)
     return archives
 
 

@@ -191,8 +191,8 @@ def read_image(config: ServeConfig, source: Any, row: int) -> Path | EncodedImag
         if isinstance(source, str):
             return find_image(config, source)
     except (*UNREADABLE, binascii.Error, http.client.HTTPException) as error:
-        shown = repr(source)[:80]
-        raise RefusedRequest(422, f"row {row}: image {shown}: {error or type(error).__name__}", row, "image") from error
+        text = repr(source)[:80]
+        raise RefusedRequest(422, f"row {row}: image {text}: {error or type(error).__name__}", row, "image") from error
     raise RefusedRequest(422, f"row {row}: image is {source!r:.80}: expected NAME/path or base64", row, "image")
 
 

@@ -34,6 +34,9 @@ from rl_caption.integrations.requests import (
 )
 
 logger = logging.getLogger(__name__)
+KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+"""How many kernels torch keeps on a CPU, unless the variable is set. Calls of each size have their own; by default it
+keeps 1,024, and the server's memory would grow for minutes, by hundreds of MiB."""
 
 
 def serve(config: ServeConfig) -> None:
@@ -43,6 +46,7 @@ def serve(config: ServeConfig) -> None:
         ConfigError: the reward cannot be built or needs a training split, a folder of images is missing, the address
             cannot be listened on, or a package of the extra ``serve`` is not installed.
     """
+    os.environ.setdefault(*KERNELS)
     for package in ("uvicorn", "fastapi", "prometheus_client"):
         optional(package, "serve needs", "'rl-caption[serve]'", ConfigError)
     for name, folder in config.images.items():

@@ -481,7 +481,8 @@ def test_the_client_and_the_adapters_need_only_the_standard_library() -> None:
 
 
 SLOW_REWARD = """
-import time
+import os, time
+assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"
 class Slow:
     __name__, columns, bounds, signature = "slow", frozenset(), (0.0, 1.0), "slow"
     def __call__(self, prompts, completions, **columns):

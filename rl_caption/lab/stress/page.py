@@ -49,7 +49,7 @@ def verdict(results: Results) -> str:
 def _best_of_n_verdict(best: Mapping[str, Any]) -> str:
     name, curve = next(iter(best["gold"].items()))
     most = best["n"][-1]
-    change = f"{_signed(curve['change'])} (95 % interval {_span(*map(_signed, curve['change_interval']))})"
+    change = f"{_with_sign(curve['change'])} (95 % interval {_span(*map(_with_sign, curve['change_interval']))})"
     if curve["turns"]:
         fall = f"{number(curve['fall'])} (95 % interval {_span(*map(number, curve['fall_interval']))})"
         return (
@@ -68,14 +68,14 @@ def _push_verdict(runs: Sequence[Mapping[str, Any]]) -> str:
     free = [run for run in runs if run["factor"] == min(one["factor"] for one in runs)]
     changes = [run["gold"][-1] - run["gold"][0] for run in free]
     falls = _mean(max(run["gold"]) - run["gold"][-1] for run in free)
-    span = _span(_signed(min(changes)), _signed(max(changes)))
+    span = _span(_with_sign(min(changes)), _with_sign(max(changes)))
     sure = f"{span} over {len(free)} seeds" if len(free) > 1 else "one seed"
     outcome = "makes the captions worse" if _mean(changes) < -WORSE else "does not make the captions worse"
     alarms = [run["alarms"][0] for run in free if run["alarms"]]
     alarm = f"the first alarm of the monitor came at step {min(alarms)}" if alarms else "the monitor raised no alarm"
     return (
         f"Training on it for {free[0]['step'][-1]} steps without a KL penalty {outcome}: gold changes by "
-        f"{_signed(_mean(changes))} ({sure}) and ends {number(falls)} below its best; {alarm}."
+        f"{_with_sign(_mean(changes))} ({sure}) and ends {number(falls)} below its best; {alarm}."
     )
 
 
@@ -217,7 +217,7 @@ def _mixing_table(mixtures: Sequence[Mapping[str, Any]]) -> Table:
             f"{mixture['weight']:g}",
             mixture["normalize"],
             number(mixture["gold"]),
-            f"{_signed(mixture['gain'])} ({_span(*map(_signed, mixture['gain_interval']))})",
+            f"{_with_sign(mixture['gain'])} ({_span(*map(_with_sign, mixture['gain_interval']))})",
         ]
         for mixture in mixtures
     ]
@@ -233,8 +233,8 @@ def _exploit_table(exploits: Mapping[str, Any]) -> Table:
         [
             kind,
             str(len(edits)),
-            _signed(_mean(edit["reward"][1] - edit["reward"][0] for edit in edits)),
-            _signed(_mean(edit["gold"][1] - edit["gold"][0] for edit in edits)),
+            _with_sign(_mean(edit["reward"][1] - edit["reward"][0] for edit in edits)),
+            _with_sign(_mean(edit["gold"][1] - edit["gold"][0] for edit in edits)),
             edits[0]["before"],
             edits[0]["after"],
         ]
@@ -313,20 +313,21 @@ def _known_table(results: Results) -> Table:
 
 
 def _known_line(name: str, line: Mapping[str, Any]) -> list[str]:
-    def shown(key: str, form: Callable[[float], str]) -> str:
+    def format_value(key: str, form: Callable[[float], str]) -> str:
         interval = line.get(f"{key}_interval")
         text = LEFT_OUT if line.get(key) is None else form(line[key])
         return f"{text} ({_span(*map(form, interval))})" if interval else text
 
     alarm = LEFT_OUT if line.get("push_change") is None else "none"
+    seeds = f" ({line['seeds']} seed{'s' * (line['seeds'] > 1)})" if "seeds" in line else ""
     return [
-        name,
-        f"{100 * line['probes']:.1f}",
-        shown("change", _signed),
-        shown("peak", str),
-        shown("fall", number),
-        shown("exploits", _signed),
-        shown("push_change", _signed),
+        name + seeds,
+        format_value("probes", lambda share: f"{100 * share:.1f}"),
+        format_value("change", _with_sign),
+        format_value("peak", str),
+        format_value("fall", number),
+        format_value("exploits", _with_sign),
+        format_value("push_change", _with_sign),
         alarm if line.get("push_alarm") is None else f"step {line['push_alarm']}",
     ]
 
@@ -378,18 +379,18 @@ def _exploit_gallery(results: Results, rows: Sequence[Row]) -> Markup:
     by_image: dict[str, Mapping[str, Any]] = {}
     for edit in exploits["edits"]:
         by_image.setdefault(edit["image_id"], edit)
-    shown = dict(list(by_image.items())[:EXPLOITS])
+    worst = dict(list(by_image.items())[:EXPLOITS])
     systems = {
-        name: {image_id: edit[key] for image_id, edit in shown.items()}
+        name: {image_id: edit[key] for image_id, edit in worst.items()}
         for name, key in (("caption", "before"), ("exploit", "after"))
     }
     scores = {
         score: {
-            name: {image_id: edit[score][at] for image_id, edit in shown.items()} for at, name in enumerate(systems)
+            name: {image_id: edit[score][at] for image_id, edit in worst.items()} for at, name in enumerate(systems)
         }
         for score in ("reward", "gold")
     }
-    chosen = [row for row in rows if row["image_id"] in shown]
+    chosen = [row for row in rows if row["image_id"] in worst]
     data = gallery(systems, scores, source_of(chosen), "Words that the caption did not have are marked.", EXPLOITS)
     return macros().gallery(data)
 
@@ -398,11 +399,11 @@ def _tiles(results: Results) -> list[tuple[str, str, str]]:
     line = summary(results)
     tiles = [("pairs in the right order", f"{100 * line['probes']:.0f} %", "mean over the probes")]
     if line["change"] is not None:
-        tiles.append(("gold, best of n", _signed(line["change"]), _span(*map(_signed, line["change_interval"]))))
+        tiles.append(("gold, best of n", _with_sign(line["change"]), _span(*map(_with_sign, line["change_interval"]))))
         tiles.append(("gold is highest at n", str(line["peak"]), f"of {results['best_of_n']['n'][-1]}"))
     if line["push_change"] is not None:
         alarm = "no alarm" if line["push_alarm"] is None else f"alarm at step {line['push_alarm']}"
-        tiles.append(("gold, trained", _signed(line["push_change"]), alarm))
+        tiles.append(("gold, trained", _with_sign(line["push_change"]), alarm))
     return tiles
 
 
@@ -411,7 +412,7 @@ def _mean(values: Any) -> float:
     return math.fsum(numbers) / len(numbers)
 
 
-def _signed(value: float) -> str:
+def _with_sign(value: float) -> str:
     return ("+" if value > 0 else "") + number(value)
 
 

@@ -284,7 +284,7 @@ def _samples(bench: Bench, parse: Parse) -> Any:
     return [[[caption.text, caption.finished] for caption in captions] for captions in samples]
 
 
-def sampled(results: Results) -> list[RowCaption]:
+def row_captions(results: Results) -> list[RowCaption]:
     """The samples, image by image."""
     return [
         RowCaption(row, text, finished)
@@ -295,7 +295,7 @@ def sampled(results: Results) -> list[RowCaption]:
 
 def _scores(bench: Bench, results: Results) -> Any:
     """Reward and gold scores of the samples, as lists of K for each image."""
-    captions, shape = sampled(results), (len(bench.rows), bench.config.num_samples)
+    captions, shape = row_captions(results), (len(bench.rows), bench.config.num_samples)
     gold = {name: score(captions).reshape(shape).tolist() for name, score in bench.gold.items()}
     return {"reward": bench.scorer(captions).reshape(shape).tolist(), "gold": gold}
 
@@ -345,7 +345,7 @@ def _comparison(bench: Bench, rival: Scorer, results: Results) -> Any:
     shape, sizes = (len(bench.rows), config.num_samples), sample_sizes(config.num_samples)[1:]
     rewards = {
         bench.scorer: np.array(results["scores"]["reward"]),
-        rival: rival(sampled(results)).reshape(shape),
+        rival: rival(row_captions(results)).reshape(shape),
     }
     evaluations = []
     for scorer, scores in rewards.items():
@@ -390,7 +390,7 @@ def _exploits(bench: Bench, results: Results) -> Any:
 
 def _mixing(bench: Bench, results: Results) -> Any:
     """What the reward gains by being mixed with others, by the gold of the best of all samples."""
-    captions, shape = sampled(results), (len(bench.rows), bench.config.num_samples)
+    captions, shape = row_captions(results), (len(bench.rows), bench.config.num_samples)
     builder = RewardBuilder(bench.references, bench.config.data.tokenizer)
     columns = reward_inputs(bench.rows)[1].keys()
     leaves = {leaf.signature for leaf in leaf_rewards(bench.scorer.reward)}

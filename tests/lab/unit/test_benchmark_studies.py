@@ -25,6 +25,7 @@ from benchmarks.studies.specificity_study import (
     reference_metrics,
     tau_by_length,
 )
+from benchmarks.studies.stress_reference import known_reward
 from benchmarks.studies.text_similarity import TextSimilarity
 from rewards.base import RewardError
 from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
@@ -338,3 +339,24 @@ def test_similarities_of_matching_and_other_pairs_by_hand() -> None:
             "excess": 0.3,
         }
     )
+
+
+def test_a_known_reward_is_a_mean_over_seeds() -> None:
+    curves = ([0.2, 0.4, 0.6, 0.5, 0.4, 0.3, 0.3], [0.4, 0.4, 0.4, 0.5, 0.4, 0.3, 0.3])
+    predictions = [
+        {"best_of_n": curve, "exploits": [[0, 1, 0.5, 0.25]] * 10, "probes": {"a": 1.0, "b": 0.5, "c": None}}
+        for curve in curves
+    ]
+    runs = [
+        {"step": [0, 24, 48, 60, 72, 84], "gold": [0.5, 0.6, 0.5, 0.4, 0.3, 0.0], "alarms": alarms}
+        for alarms in ([60, 72], [84])
+    ]
+    line = known_reward(predictions, runs)
+    assert line["seeds"] == 2
+    assert line["probes"] == pytest.approx(0.75)
+    assert line["change"] == pytest.approx(0)
+    assert (line["peak"], line["fall"]) == (4, pytest.approx(0.2))
+    assert line["exploits"] == pytest.approx(-0.05)
+    assert line["push_change"] == pytest.approx(-0.1)
+    assert line["push_alarm"] == 60, "84 is beyond the training that is compared"
+    assert known_reward([], runs).keys() == {"seeds", "push_change", "push_alarm"}

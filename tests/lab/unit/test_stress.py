@@ -182,6 +182,8 @@ def test_the_report_and_its_json_agree(tmp_path: Path, captioner: str, capsys: p
     assert found["best_of_n"]["n"] == [1, 2, 4]
     assert found["best_of_n"]["reward"]["mean"] == sorted(found["best_of_n"]["reward"]["mean"])
     assert set(found["seconds"]) == {"probes", "samples", "scores", "best_of_n"}
+    assert "| this reward |" in report
+    assert "| ROUGE-L (" in report, "the shipped table of known rewards"
     for heading in ("Best of n", "Probes", "Known rewards", "Settings"):
         assert f">{heading}</h2>" in page
 

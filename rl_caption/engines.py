@@ -104,7 +104,7 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     if train.mixed_precision != precision:
         print_main(
             accelerator,
-            f"train.mixed_precision {train.mixed_precision} is {precision!r} on this device ({accelerator.device})",
+            f"train.mixed_precision {train.mixed_precision} means {precision!r} on this device ({accelerator.device})",
         )
     return accelerator
 

@@ -134,7 +134,7 @@ def check_environment(environment: Mapping[str, str] = os.environ, tf32: bool = 
     for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         if {rank, size} <= environment.keys() and int(environment[rank]) >= int(environment[size]):
             values = f"{rank} is {environment[rank]}, {size} is {environment[size]}"
-            raise LaunchError(f"of the environment variables, {values}: expected a smaller rank, from 0")
+            raise LaunchError(f"environment variables: {values}, but ranks count from 0: expected a smaller {rank}")
 
 
 def recorded_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -279,7 +279,8 @@ class SemanticBottleneck:
         ):
             if expected not in ("", actual):
                 raise ValueError(
-                    f"sba: the {what} has the fingerprint {actual}, {model!r} was trained with {expected}: name it"
+                    f"sba: the {what} has the fingerprint {actual}, but {model!r} was trained with one of fingerprint "
+                    f"{expected}: name that one"
                 )
         weights = f"{fingerprint(bottleneck.state_dict())[:12]},{frozen.weights},{self._encoder.signature}"
         compared = "" if similarity == "edit_distance" else f",{self._similarity.signature}"

@@ -113,7 +113,9 @@ class Retrieval(ClipScore):
                 f"scale = {scale}, margin = {margin}: expected a scale in (0, 300] and a margin of 0 or more"
             )
         if both and pool is not None:
-            raise ValueError("both needs captions of the distractors, but a pool has only images: set one of the two")
+            raise ValueError(
+                "both and pool are set, but both needs captions of the distractors, and a pool has only images: set one"
+            )
         self.pool = None if pool is None else _images_of(Path(pool))
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         self.score, self.scale, self.margin, self.k = score, float(scale), float(margin), k

@@ -251,7 +251,9 @@ def _images(
     dataset = None
     if path.is_dir() and not any(path.glob("dataset*.json")):
         if image_root is not None or image_extension is not None or flatten or splits:
-            raise DataError(f"{path} holds no dataset*.json: image_root, image_extension, flatten, splits are for one")
+            raise DataError(
+                f"{path} holds no dataset*.json, which image_root, image_extension, flatten and splits need"
+            )
         with naming(f"data {str(path)!r}", (RewardError,), DataError):
             pairs = [(file.stem, str(file)) for file in sorted(list_images(path))]
     else:

@@ -108,7 +108,7 @@ class KarpathyData(Splits):
 
 def _json_file(path: Path) -> Path:
     if path.suffix == ".jsonl":
-        raise DataError(f"{path} holds JSON lines, and no Karpathy JSON: data.format: jsonl reads them")
+        raise DataError(f"{path} holds JSON lines, not Karpathy JSON: set data.format to jsonl")
     if path.is_file():
         return path
     if not path.is_dir():

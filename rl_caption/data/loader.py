@@ -188,8 +188,8 @@ class Collate:
             raise ValueError(f"data.augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
         if augmentations and not captioner.augmentable:
             raise ConfigError(
-                f"data.augment is {list(augmentations)}: the model's processor makes of an image what is none any more "
-                "(patches, crops), leave it out"
+                f"data.augment is {list(augmentations)}: the model's processor cuts images into patches or crops, "
+                "which cannot be augmented: leave it out"
             )
         self.captioner, self.augmentations, self.seed = captioner, tuple(augmentations), seed
         self.max_target_tokens, self.captions_per_image = max_target_tokens, captions_per_image

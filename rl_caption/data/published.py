@@ -125,8 +125,8 @@ class ShareGpt4v(Splits):
         texts = [(name, _last_turn(turns, f"{file}, [{index}]")) for index, (name, turns) in enumerate(pairs)]
         if len(texts) <= val_images:
             raise DataError(
-                f"{file} has {len(texts)} images: expected more than data.kwargs.val_images {val_images}, the first, "
-                "which are not trained on"
+                f"{file} has {len(texts)} images: expected more than data.kwargs.val_images, {val_images}: the "
+                "first of them are for validation"
             )
         make = partial(_described_row, str(file.parent / (image_root or "")))
         rows = {"train": RowView(texts[val_images:], make), "val": RowView(texts[:val_images], make)}

@@ -109,7 +109,7 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
         if empty := round(row.metrics.get("captions/empty", 0) * row.n):
             notes.append(f"{name}: {empty} of {row.n} captions have no word and score as empty ones")
     if any(factor_of(key) != 1 for key in judges):
-        notes.append(f"{JUDGE}cider and CIDEr: their document frequencies, and EOS, may differ; the signature has both")
+        notes.append(f"{JUDGE}cider and CIDEr may differ in document frequencies and in EOS: see the signature")
     notes += [f"intervals: {how}" for how in dict.fromkeys(row.interval for row in rows.values() if row.intervals)]
     notes += [f"decoding: {how}" for how in dict.fromkeys(row.decoding for row in rows.values() if row.decoding)]
     signatures = {name: row.signature for name, row in rows.items()}

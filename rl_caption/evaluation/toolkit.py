@@ -222,7 +222,7 @@ def meteor(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]
     try:
         *scores, total = map(float, answers)
     except ValueError as error:
-        raise JavaError(f"METEOR returned something else than scores: {error}") from error
+        raise JavaError(f"METEOR returned something other than scores: {error}") from error
     counts = np.array([[float(number) for number in line.split()] for line in lines])
     exact = (counts[:, 21] == counts[:, 0]) & (counts[:, 22] == counts[:, 1]) & (counts[:, 20] == 1)
     counts[exact, 20] = 0.0  # a caption that equals its reference adds no chunk to the sums of the set
@@ -255,7 +255,7 @@ def spice(
         try:
             found = {item["image_id"]: item["scores"]["All"]["f"] for item in json.loads(target.read_text("utf-8"))}
         except (ValueError, KeyError, TypeError) as error:
-            raise JavaError(f"SPICE wrote something else than scores: {type(error).__name__}: {error}") from error
+            raise JavaError(f"SPICE wrote something other than scores: {type(error).__name__}: {error}") from error
     for image_id in ids:
         value = found.get(image_id)
         if not isinstance(value, int | float) or not math.isfinite(value):

@@ -175,7 +175,9 @@ def _scorers(config: ConcretenessConfig) -> Mapping[str, Reward]:
         with naming(f"scorers.{name}"):
             scorers[name] = builder.build(judge.target or name, judge.kwargs)
         if scorers[name].columns:
-            raise ConfigError(f"scorers.{name} needs {sorted(scorers[name].columns)}: expected one of captions alone")
+            raise ConfigError(
+                f"scorers.{name} needs {sorted(scorers[name].columns)}: expected a reward that reads captions only"
+            )
     return scorers
 
 

@@ -192,7 +192,7 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
     if first != second:
         differing = ", ".join(key for key in {**first, **second} if first.get(key) != second.get(key))
         raise ConfigError(
-            f"{' and '.join(config.compare)} are of other data ({differing} differ): name references, or data.path"
+            f"{' and '.join(config.compare)} are of different data ({differing}): name references, or data.path"
         )
     with naming(config.compare[0]):
         return replace(config, data=received_data(sources[0][0]), split=config.split or sources[0][1])

@@ -397,7 +397,7 @@ def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel
             bottleneck = Bottleneck.from_pretrained(options.init)
             for name, value in fingerprints.items():
                 if getattr(bottleneck.config, name) != value:
-                    raise ConfigError(f"model.init was trained with another {name} than {value}: name the same models")
+                    raise ConfigError(f"model.init was trained with another {name} than {value}: set the models it had")
             bottleneck.config = replace(bottleneck.config, **names)  # the same models, perhaps in other folders
         else:
             hidden = int(frozen.network.get_input_embeddings().weight.shape[1])

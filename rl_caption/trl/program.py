@@ -116,7 +116,9 @@ def mistakes(config: GrpoVlmConfig) -> list[str]:
     if unknown := sorted(set(config.eval.metrics) - set(DEFAULT_METRICS)):
         wrong.append(f"eval.metrics has {unknown}: known are {list(DEFAULT_METRICS)}")
     if not config.model.prompt.strip():
-        wrong.append(f"model.prompt is {config.model.prompt!r}: expected what the model is asked")
+        wrong.append(
+            f"model.prompt is {config.model.prompt!r}: expected the question or request that the model answers"
+        )
     return wrong
 
 
@@ -207,12 +209,14 @@ def check_engine(arguments: Any) -> None:
     # Accelerate's launcher says it by this variable, which does not change the arguments.
     if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP"):
         raise ConfigError(
-            "FSDP is not supported (train.kwargs.fsdp, or the launcher): Accelerate shards by it on GPUs alone, where "
-            "this program was not tried with it; take configs/accelerate/deepspeed_zero3.yaml, which shards the same"
+            "FSDP is not supported (train.kwargs.fsdp, or the launcher): Accelerate uses it on GPUs only, where it is "
+            "untested with this program; take configs/accelerate/deepspeed_zero3.yaml, which shards the same"
         )
     zero3 = getattr(getattr(arguments, "deepspeed_plugin", None), "zero_stage", 0) == 3
     if zero3 and not arguments.ds3_gather_for_generation:
-        raise ConfigError("train.kwargs.ds3_gather_for_generation is false: expected true, the only way that was tried")
+        raise ConfigError(
+            "train.kwargs.ds3_gather_for_generation is false: expected true, the only value that is tested"
+        )
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def test_spice_scores_are_read(spice: Path) -> None:
 @posix
 def test_spice_without_a_score_is_left_out(spice: Path) -> None:
     for answer, reason in (
-        ('[{"image_id": "1"}]', "SPICE wrote something else than scores: KeyError: 'scores'"),
+        ('[{"image_id": "1"}]', "KeyError: 'scores'"),
         ('[{"image_id": "1", "scores": {"All": {"f": NaN}}}]', "SPICE gave nan for image '1'"),
         ("[]", "SPICE gave None for image '1'"),
     ):

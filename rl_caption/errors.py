@@ -103,9 +103,11 @@ def user_errors() -> Iterator[None]:
         sys.exit(1)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
+        torchvision = "operator torchvision::" in str(error.__cause__)  # Transformers imports it where it is installed
+        if module not in EXTRAS and not torchvision:
             raise
-        print(f"error: {not_installed(module)}", file=sys.stderr)
+        remedy = "torchvision does not load beside this torch: rl-caption doctor says what mends it"
+        print(f"error: {remedy if torchvision else not_installed(module)}", file=sys.stderr)
         sys.exit(1)
     except EXPECTED as error:
         print(f"error: {rewards.base.reason(error)}", file=sys.stderr)

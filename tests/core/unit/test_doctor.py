@@ -223,3 +223,12 @@ def test_what_a_configuration_lacks_is_said(tmp_path, capsys, changes, name, mes
     assert message in line
     assert line_after(report, f"{name} ").startswith("-> the run does not start")
     assert f"The main job can run here, but not yet with this configuration: {name}." in report
+
+
+def test_a_torchvision_that_does_not_load_ends_a_program_in_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = RuntimeError("operator torchvision::nms does not exist")
+    with pytest.raises(SystemExit, match="1"), user_errors():
+        raise ModuleNotFoundError("Could not import module 'PreTrainedModel'") from failure
+    assert "rl-caption doctor" in capsys.readouterr().err
+    with pytest.raises(ModuleNotFoundError, match="PreTrainedModel"), user_errors():
+        raise ModuleNotFoundError("Could not import module 'PreTrainedModel'")

@@ -357,3 +357,17 @@ def test_they_are_rewards(language_model: str, vision_model: str) -> None:
     for reward in (CaptionQA(model=language_model), Claims(model=language_model), VlmJudge(model=vision_model)):
         assert isinstance(reward, Reward)
         assert reward.bounds == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "key"),
+    [({"score": "f2"}, "score"), ({"source": "text"}, "source"), ({"batch_size": 0}, "batch_size")],
+)
+def test_arguments_out_of_their_range_are_named(kwargs: dict[str, Any], key: str, language_model: str) -> None:
+    with pytest.raises(ValueError, match=f"^{key}"):
+        Claims(language_model, **{"source": "references", **kwargs})
+
+
+def test_a_precision_that_there_is_not_is_named(vision_model: str) -> None:
+    with pytest.raises(ValueError, match="^precision"):
+        VlmJudge(vision_model, precision="int8")  # type: ignore[arg-type]

@@ -369,5 +369,5 @@ def test_arguments_out_of_their_range_are_named(kwargs: dict[str, Any], key: str
 
 
 def test_a_precision_that_there_is_not_is_named(vision_model: str) -> None:
-    with pytest.raises(ValueError, match="^precision"):
+    with pytest.raises(ValueError, match=r"^precision"):
         VlmJudge(vision_model, precision="int8")  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ STEPS = 72
 
 def known_reward(predictions: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A line of the table, of the predictions and the trainings of one reward; of either there may be none."""
-    line: dict[str, Any] = {"seeds": max(len(predictions), len(runs))}
+    line: dict[str, Any] = {"seeds": len(predictions), "runs": len(runs)}
     if predictions:
         curve = [fmean(values) for values in zip(*(one["best_of_n"] for one in predictions), strict=True)]
         falls = [sum(after - before for _, _, before, after in one["exploits"]) / SEARCHED for one in predictions]

@@ -319,7 +319,7 @@ def _known_line(name: str, line: Mapping[str, Any]) -> list[str]:
         return f"{text} ({_span(*map(form, interval))})" if interval else text
 
     alarm = LEFT_OUT if line.get("push_change") is None else "none"
-    seeds = f" ({line['seeds']} seed{'s' * (line['seeds'] > 1)})" if "seeds" in line else ""
+    seeds = f" ({line['seeds']} seeds, {line['runs']} of training)" if "seeds" in line else ""
     return [
         name + seeds,
         format_value("probes", lambda share: f"{100 * share:.1f}"),

@@ -352,11 +352,11 @@ def test_a_known_reward_is_a_mean_over_seeds() -> None:
         for alarms in ([60, 72], [84])
     ]
     line = known_reward(predictions, runs)
-    assert line["seeds"] == 2
+    assert (line["seeds"], line["runs"]) == (2, 2)
     assert line["probes"] == pytest.approx(0.75)
     assert line["change"] == pytest.approx(0)
     assert (line["peak"], line["fall"]) == (4, pytest.approx(0.2))
     assert line["exploits"] == pytest.approx(-0.05)
     assert line["push_change"] == pytest.approx(-0.1)
     assert line["push_alarm"] == 60, "84 is beyond the training that is compared"
-    assert known_reward([], runs).keys() == {"seeds", "push_change", "push_alarm"}
+    assert known_reward([], runs).keys() == {"seeds", "runs", "push_change", "push_alarm"}

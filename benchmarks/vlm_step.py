@@ -5,13 +5,19 @@
 A model of SmolVLM's shape with random weights, cut to what a CPU can do: images in 4 crops and the whole, of 64 tokens.
 Both generate as many captions of as many tokens, score them with CIDEr-D, compute their log-probabilities with gradient
 and update the weights by Adam, in float32 without recomputed activations. ``--frozen`` freezes vision tower and
-connector in both. Needs TRL and num2words.
+connector in both; our step is then taken with and without the visual tokens of an epoch before. Steps of a round follow
+each other. Peak memory is resident memory of the second step, in a process of its own, beyond what was resident before
+it (weights, moments, libraries). Needs Linux, TRL and num2words.
 """
 
+import ctypes
 import gc
-import os
+import multiprocessing
+import re
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +26,9 @@ import transformers
 from PIL import Image
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import Measurement, Timing, command, compared, timed
-from benchmarks.memory import MIB, allocations
+from benchmarks.memory import MIB
 from benchmarks.scst_step import cider_of, prepare
 from rewards.mixed import MixedReward
 from rl_caption.captioners.config import Decoding
@@ -34,6 +39,7 @@ from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.trl.rows import trl_dataset
 from rl_caption.types import CaptionBatch
 
+TRL = "TRL's GRPOTrainer"
 PROMPT = "Describe this image in one sentence ."
 WORDS = 4000
 SPECIAL = [
@@ -95,17 +101,19 @@ def noise_rows(images: int) -> list[Any]:
     ]
 
 
-def load(folder: str, frozen: bool) -> VisionLanguageCaptioner:
+def load(folder: str, frozen: bool, cache_bytes: int = 0) -> VisionLanguageCaptioner:
     """The captioner; with ``frozen``, only its text model is trained."""
-    captioner = load_captioner(folder, prompt=PROMPT)
+    captioner = load_captioner(folder, cache_bytes, prompt=PROMPT)
     assert isinstance(captioner, VisionLanguageCaptioner)
     captioner.adapt(["*vision*", "*connector*"] if frozen else [], None, False)
     return captioner
 
 
-def our_step(folder: str, rows: list[Any], frozen: bool, samples: int, tokens: int) -> Callable[[], object]:
+def our_step(
+    folder: str, rows: list[Any], frozen: bool, samples: int, tokens: int, cache_bytes: int = 0
+) -> Callable[[], object]:
     """A function that takes a step; preprocessing, which workers do in training, is part of it as it is of TRL's."""
-    captioner = load(folder, frozen)
+    captioner = load(folder, frozen, cache_bytes)
     accelerator = prepare(captioner.policy, "cpu", "no")
     optimizer = torch.optim.Adam([p for p in captioner.policy.parameters() if p.requires_grad], lr=1e-6)
     decoding = Decoding(num_samples=samples, with_greedy=False, max_new_tokens=tokens)
@@ -158,33 +166,59 @@ def trl_step(folder: str, rows: list[Any], frozen: bool, samples: int, tokens: i
     return step
 
 
-def peak_bytes(step: Callable[[], object]) -> int:
-    """Largest number of bytes that a step holds beyond what it began with."""
+def steps_of(folder: str, images: int, frozen: bool, samples: int, tokens: int) -> dict[str, Callable[[], Any]]:
+    """Functions that make the functions that take a step, by name."""
+    arguments = (folder, noise_rows(images), frozen, samples, tokens)
+    steps: dict[str, Callable[[], Any]] = {
+        f"step, {'frozen' if frozen else 'trained'} tower": lambda: our_step(*arguments)
+    }
+    if frozen:
+        steps["step, visual tokens kept"] = lambda: our_step(*arguments, cache_bytes=2**30)
+    return steps | {TRL: lambda: trl_step(*arguments)}
+
+
+def peak_bytes(name: str, threads: int, *arguments: Any) -> int:
+    """Resident bytes of the second step of ``steps_of(*arguments)[name]`` beyond those before it."""
+    torch.set_num_threads(threads)
+    step = steps_of(*arguments)[name]()
+    step()
     gc.collect()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    return int(np.cumsum([event.typed[1].alloc_size for event in allocations(profiler)]).max())
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = resident("VmRSS")
+    step()
+    return resident("VmHWM") - before
+
+
+def resident(key: str) -> int:
+    """Bytes of resident memory, now (``VmRSS``) or at the peak (``VmHWM``)."""
+    line = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert line is not None
+    return 1024 * int(line[1])
 
 
 def measure(
     timing: Timing, frozen: bool = False, images: int = 2, samples: int = 5, tokens: int = 24
 ) -> Iterator[Measurement]:
-    """Time and peak memory of both steps."""
-    rows, name = noise_rows(images), f"step, SmolVLM's shape{', frozen tower' if frozen else ''}"
+    """Time and peak memory of the steps."""
     with tempfile.TemporaryDirectory() as folder:
         save_model(folder)
-        steps = {
-            name: our_step(folder, rows, frozen, samples, tokens),
-            "TRL's GRPOTrainer": trl_step(folder, rows, frozen, samples, tokens),
-        }
-        times = timed(steps, timing, name)
+        arguments = (folder, images, frozen, samples, tokens)
+        steps = {name: make() for name, make in steps_of(*arguments).items()}
+        times = timed(steps, timing, "steps")
         count = sum(parameter.numel() for parameter in load(folder, frozen).policy.parameters())
-    note = f"; {images} images x {samples} captions of {tokens} tokens, {count / 1e6:.1f} M parameters"
-    yield compared(times, name, "TRL's GRPOTrainer", note=note)
-    ours, theirs = (peak_bytes(step) for step in steps.values())
-    detail = f"{ours / MIB:.0f} MiB against {theirs / MIB:.0f} MiB beyond weights and moments"
-    yield Measurement(f"{name}: peak memory", "TRL's GRPOTrainer", theirs / ours, "x less", detail)
+        note = f"; {images} images x {samples} captions of {tokens} tokens, {count / 1e6:.1f} M parameters"
+        *names, _ = steps
+        for name in names:
+            yield compared(times, name, TRL, note=note)
+        del steps
+        peaks = {}
+        for name in (*names, TRL):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                peaks[name] = pool.submit(peak_bytes, name, torch.get_num_threads(), *arguments).result()
+        for name in names:
+            detail = f"{peaks[name] / MIB:.0f} MiB against {peaks[TRL] / MIB:.0f} MiB"
+            yield Measurement(f"{name}: peak memory", TRL, peaks[TRL] / peaks[name], "x less", detail)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -152,28 +153,13 @@ class HuggingFacePolicy(nn.Module):
 
     def _score_after_prefix(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
         """Score captions after one pass over image and prompt, whose keys and values they share."""
-        captions, length = token_ids.shape[1:]
-        flat, scored, rows = scored_rows(token_ids, mask)
-        image = rows // captions
-        first: list[Tensor] = []
 
-        def keep_last(hidden: Tensor) -> Tensor:
-            first.append(last_hidden(hidden))
-            return first[0]
+        def read(state: DecodeState, image: Tensor, ids: Tensor) -> Tensor:
+            state.select(image, image)
+            return self.family.decode(self.model, state.states, ids, state.cache)
 
-        def of_captions(hidden: Tensor) -> Tensor:
-            hidden = torch.cat([first[0][image], hidden], dim=1)
-            return hidden if scored is None else hidden[scored]
-
-        with output_of(self.text_model, keep_last):
-            logits, state = self._begin(states, self._start(None, len(states)), None)
-        if length == 1:
-            logits = logits.unsqueeze(1).expand(-1, captions, -1).unsqueeze(2)
-            return logits if mask is None else logits[mask]
-        state.select(image, image)
-        with output_of(self.text_model, of_captions):
-            logits = self.family.decode(self.model, state.states, flat[rows, :-1], state.cache)
-        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
+        begin = partial(self._begin, states, self._start(None, len(states)), None)
+        return score_after_prompt(token_ids, mask, self.text_model, begin, read)
 
     def _score_full(self, states: Tensor, token_ids: Tensor, mask: Tensor | None, prompt_ids: Tensor | None) -> Tensor:
         """Score prompt and caption of every row in one pass, without a cache of tokens.
@@ -220,6 +206,47 @@ def output_of(text_model: Any, chosen: Callable[[Tensor], Tensor]) -> Iterator[N
         yield
     finally:
         hook.remove()
+
+
+def score_after_prompt(
+    token_ids: Tensor,
+    mask: Tensor | None,
+    text_model: Any,
+    begin: Callable[[], tuple[Tensor, Any]],
+    read: Callable[[Any, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Logits of captions, which share what is computed of their image and prompt.
+
+    Args:
+        token_ids, mask: [B, K, L], as in ``HuggingFacePolicy.forward``.
+        text_model: its output layer makes the logits.
+        begin: logits [B, V] after image and prompt, and a state.
+        read: state, image [M] of each of M captions and their tokens [M, L - 1] -> logits of these tokens.
+
+    Returns:
+        Logits [B, K, L, V], or [P, V] of the positions where ``mask`` is True.
+    """
+    captions, length = token_ids.shape[1:]
+    flat, scored, rows = scored_rows(token_ids, mask)
+    image = rows // captions
+    first: list[Tensor] = []
+
+    def keep_last(hidden: Tensor) -> Tensor:
+        first.append(last_hidden(hidden))
+        return first[0]
+
+    def of_captions(hidden: Tensor) -> Tensor:
+        hidden = torch.cat([first[0][image], hidden], dim=1)
+        return hidden if scored is None else hidden[scored]
+
+    with output_of(text_model, keep_last):
+        logits, state = begin()
+    if length == 1:
+        logits = logits.unsqueeze(1).expand(-1, captions, -1).unsqueeze(2)
+        return logits if mask is None else logits[mask]
+    with output_of(text_model, of_captions):
+        logits = read(state, image, flat[rows, :-1])
+    return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
 
 def scored_rows(token_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:

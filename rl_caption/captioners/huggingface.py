@@ -183,22 +183,26 @@ class HuggingFaceCaptioner(Captioner):
         With ``model.lora.export_adapters``, the adapters alone go to ``path/adapters``, as ``peft`` writes them.
         """
         policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
-        config = copy.copy(policy.config)
+        config = copy.deepcopy(policy.config)
         config.dtype = "float32"  # Transformers would cast merged weights to the type that is named here
         config.save_pretrained(path)
         if self.adapters is not None:
             save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
-        processors = [
-            processor for processor in (self.images, self.tokenizer, self.q_former_tokenizer) if processor is not None
-        ]
-        if self.family.processor_class is not None:  # of Transformers' own class
-            queries = getattr(policy.config, "num_query_tokens", None)
-            options = {} if queries is None else {"num_query_tokens": queries}
-            processors = [getattr(transformers, self.family.processor_class)(*processors, **options)]
-        for processor in processors:
+        for processor in self._processors():
             processor.save_pretrained(path)
         settings = {"family": self.family.name, "prompt": self.prompt}
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
+
+    def _processors(self) -> list[Any]:
+        """What is saved beside the weights: one processor of Transformers' own class, where the family has one."""
+        processors = [
+            processor for processor in (self.images, self.tokenizer, self.q_former_tokenizer) if processor is not None
+        ]
+        if self.family.processor_class is None:
+            return processors
+        queries = getattr(self.policy.config, "num_query_tokens", None)
+        options = {} if queries is None else {"num_query_tokens": queries}
+        return [getattr(transformers, self.family.processor_class)(*processors, **options)]
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """``pixel_values`` [B, 3, H, W]; if a row has its own prompt, also ``prompt_ids`` [B, P], padded with -1."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from rewards.base import naming
 from rewards.images import frames_of
-from rl_caption.captioners.adaptation import freeze, plain_weights, save_adapters
+from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.base import CaptionerError, reading
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.hf_families import Conventions, first_token
 from rl_caption.captioners.huggingface import (
-    ADAPTERS_FOLDER,
-    SETTINGS,
     HuggingFaceCaptioner,
     check_tokens,
     load_model,
@@ -80,8 +76,8 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         Raises ``CaptionerError`` for a model of an untested family that does not score captions as Transformers does.
         """
         family = family_of(config.model_type)
-        model_class = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])
-        if config.architectures and model_class.__name__ not in config.architectures:
+        loaded_class = model_class(config)
+        if config.architectures and loaded_class.__name__ not in config.architectures:
             raise CaptionerError(f"{name!r} is no captioner: its architectures are {config.architectures}")
         with reading(f"processor (processor_config.json, tokenizer_config.json) of {name!r}"):
             processor = load_processor(name, **source, **processor_kwargs)
@@ -92,7 +88,7 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
             check_messages(prompt, "model.prompt")
         else:
             prompt = " ".join(prompt.split())
-        model = load_model(model_class, name, config, family.never_trained, dtype, source)
+        model = load_model(loaded_class, name, config, family.never_trained, dtype, source)
         family.prepare(model)
         freeze(model, family.never_trained, required=False)
         ends, unwritten = special_tokens(processor, model)
@@ -138,20 +134,8 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
                 f"log-probabilities differ by up to {difference:.2g} from those of one pass over both"
             )
 
-    def save_pretrained(self, policy: Any, path: Path) -> None:
-        """Write a plain model of Transformers (adapters merged into its weights), its processor and the prompt.
-
-        With ``model.lora.export_adapters``, the adapters alone go to ``path/adapters``, as ``peft`` writes them.
-        """
-        policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
-        config = copy.deepcopy(policy.config)
-        config.dtype = "float32"  # Transformers would cast merged weights to the type that is named here
-        config.save_pretrained(path)
-        if self.adapters is not None:
-            save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
-        self.processor.save_pretrained(path)
-        settings = {"family": self.family.name, "prompt": self.prompt}
-        (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
+    def _processors(self) -> list[Any]:
+        return [self.processor]
 
     @property
     def cache_memory(self) -> int:
@@ -250,6 +234,11 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
     ) -> Generated:
         """See ``Captioner``. Nothing is taken from the model's generation settings."""
         return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
+
+
+def model_class(config: Any) -> Any:
+    """The class of Transformers that loads a vision-language model with this configuration."""
+    return getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])
 
 
 def load_processor(name: str, **options: Any) -> Any:

@@ -44,11 +44,13 @@ class VisionLanguageFamily:
     Attributes:
         name: the model's ``model_type``.
         default_prompt: the prompt of a model for which none is named.
+        chat_prompts: whether prompts are made by the processor's chat template.
         first_position: position of the first token, without M-RoPE.
         lora_targets, frozen, never_trained: as in ``hf_families.Family``.
     """
 
     default_prompt = "Describe this image in one sentence."
+    chat_prompts = True
     first_position = 0
     lora_targets = r"(?!.*(vision|visual)).*\.(q_proj|v_proj)"
     never_trained: tuple[str, ...] = ()
@@ -70,13 +72,13 @@ class VisionLanguageFamily:
             reason = f"its layers of {others[0]} have a state that captions of an image cannot share"
         if reason:
             raise CaptionerError(f"a {self.name!r} cannot be trained: {reason}")
+        self.check_processor(processor)
+
+    def check_processor(self, processor: Any) -> None:
+        """Raise ``CaptionerError`` for a processor that takes no images, or cannot make prompts."""
         if not hasattr(processor, "image_processor"):
             raise CaptionerError(f"a {self.name!r} without an image processor: expected a vision-language model")
-        self.check_prompts(processor)
-
-    def check_prompts(self, processor: Any) -> None:
-        """Raise ``CaptionerError`` for a processor that cannot make prompts."""
-        if not getattr(processor, "chat_template", None):
+        if self.chat_prompts and not getattr(processor, "chat_template", None):
             raise CaptionerError(
                 f"the processor of this {self.name!r} has no chat template: expected an instruction-tuned model, such "
                 "as Qwen2-VL or SmolVLM"
@@ -140,10 +142,8 @@ class PaliGemma(VisionLanguageFamily):
     """PaliGemma 1 and 2: a plain prompt, such as ``caption en``; image and prompt see each other in both directions."""
 
     default_prompt = "caption en"
+    chat_prompts = False
     first_position = 1
-
-    def check_prompts(self, processor: Any) -> None:
-        return
 
     def inputs(self, processor: Any, messages: Messages, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """Of the prompt alone, so that ``token_type_ids`` are those of a prefix."""

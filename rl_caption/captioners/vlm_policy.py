@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rewards.files import CheckedFiles
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.hf_families import Conventions
-from rl_caption.captioners.hf_policy import last_hidden, output_of, scored_rows
+from rl_caption.captioners.hf_policy import last_hidden, output_of, score_after_prompt
 from rl_caption.captioners.packed import CACHE, preallocated_cache
 from rl_caption.captioners.vlm_families import VisionLanguageFamily
 
@@ -335,27 +336,10 @@ class VisionLanguagePolicy(nn.Module):
         return output.logits
 
     def _score(self, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None) -> Tensor:
-        captions, length = token_ids.shape[1:]
-        flat, scored, rows = scored_rows(token_ids, mask)
-        image = rows // captions
-        first: list[Tensor] = []
-
-        def keep_last(hidden: Tensor) -> Tensor:
-            first.append(last_hidden(hidden))
-            return first[0]
-
-        def of_captions(hidden: Tensor) -> Tensor:
-            hidden = torch.cat([first[0][image], hidden], dim=1)
-            return hidden if scored is None else hidden[scored]
-
-        with output_of(self.model, keep_last):
-            logits, state = self._begin(inputs, Cache(layer_class_to_replicate=PromptLayer))
-        if length == 1:
-            logits = logits.unsqueeze(1).expand(-1, captions, -1).unsqueeze(2)
-            return logits if mask is None else logits[mask]
-        with output_of(self.model, of_captions):
-            logits = self._read(state.captions(image), flat[rows, :-1])
-        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
+        begin = partial(self._begin, inputs, Cache(layer_class_to_replicate=PromptLayer))
+        return score_after_prompt(
+            token_ids, mask, self.model, begin, lambda state, image, ids: self._read(state.captions(image), ids)
+        )
 
 
 def _flat(name: str, tensors: Any) -> dict[str, Tensor]:

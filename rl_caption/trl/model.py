@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
+from transformers import GenerationConfig
 
 from rewards.model_files import export_hint, load_complete, transformers_options
 from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.huggingface import load_model, read_config
 from rl_caption.captioners.vlm import load_processor as read_processor
-from rl_caption.captioners.vlm import special_tokens
-from rl_caption.captioners.vlm_families import VISION
+from rl_caption.captioners.vlm import model_class, special_tokens
+from rl_caption.captioners.vlm_families import VISION, VisionLanguageFamily
 from rl_caption.data.base import Row, load_image
 from rl_caption.errors import ConfigError, config_errors
 from rl_caption.trl.config import VlmConfig, VlmLoraConfig
@@ -83,22 +84,21 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
     with config_errors(f"{name} cannot be loaded"):
         if hint := export_hint(config.name):
             raise ConfigError(f"it is the folder of a run{hint}")
-        options: dict[str, Any] = {"revision": config.revision, **transformers_options(config.name)}
-        shape = AutoConfig.from_pretrained(config.name, **options)
+        options = _source(config)
+        shape = read_config(config.name, options)
     if getattr(shape, "is_encoder_decoder", False):
         raise ConfigError(f"{name} is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py")
     with config_errors(f"{name} cannot be loaded"):
         processor = read_processor(config.name, **options, **config.processor_kwargs)
-    if not hasattr(processor, "image_processor"):
-        raise ConfigError(f"{name} has no image processor: expected a vision-language model")
-    if not getattr(processor, "chat_template", None):
-        raise ConfigError(
-            f"{name}: its processor has no chat template, which TRL needs for images; expected a model such as "
-            "Qwen2-VL or SmolVLM"
-        )
+        VisionLanguageFamily(shape.model_type).check_processor(processor)
     if not hasattr(shape, "image_token_id"):
         raise ConfigError(f"{name}: its configuration has no image_token_id, which TRL keeps from being sampled")
     return shape, processor
+
+
+def _source(config: VlmConfig) -> dict[str, Any]:
+    """Arguments of ``from_pretrained``: which revision, and how a model of others is read."""
+    return {"revision": config.revision, **transformers_options(config.name)}
 
 
 def load_vlm(config: VlmConfig, dtype: str) -> Vlm:
@@ -107,10 +107,9 @@ def load_vlm(config: VlmConfig, dtype: str) -> Vlm:
     Raises:
         ConfigError: as for ``load_processor``, and where the weights cannot be loaded.
     """
-    _, processor = load_processor(config)
+    shape, processor = load_processor(config)
     with config_errors(f"model.name {config.name!r} cannot be loaded"):
-        options = {"revision": config.revision, "dtype": dtype, **transformers_options(config.name)}
-        policy = load_complete(AutoModelForImageTextToText, config.name, **options)
+        policy = load_model(model_class(shape), config.name, shape, (), getattr(torch, dtype), _source(config))
     tokenizer = processor.tokenizer
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -154,6 +154,71 @@ caption_sheet(
 rl_caption(f"caption --model runs/own/scst/export/best {shown[0]} {shown[1]}")
 
 # %% [markdown]
+# ## A vision-language model
+#
+# The same commands train a vision-language model: `--model.init OWNER/MODEL` names one on the hub, such as
+# `HuggingFaceTB/SmolVLM2-256M-Video-Instruct` or `Qwen/Qwen2.5-VL-3B-Instruct`, and `--model.prompt` what it is asked
+# ([Captioners](../captioners.md#vision-language-models)). So that this runs in minutes without a hub, the model here is
+# made on the spot: LLaVA's architecture, very small, from random weights, with a tokenizer of the captions' words.
+
+# %%
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+lines = [json.loads(line) for line in Path("mine.jsonl").read_text().splitlines()]
+texts = [caption for line in lines if line["split"] == "train" for caption in line["references"]]
+words = Tokenizer(models.WordLevel(unk_token="<unk>"))
+words.pre_tokenizer = pre_tokenizers.Whitespace()
+specials = ["<pad>", "<s>", "</s>", "<unk>", "<image>"]
+words.train_from_iterator(["describe", *texts], trainers.WordLevelTrainer(special_tokens=specials))
+tokenizer = PreTrainedTokenizerFast(
+    tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+    additional_special_tokens=["<image>"],
+)  # fmt: skip
+template = (
+    "{% for message in messages %}<s>{% for part in message['content'] %}"
+    "{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>{% endif %}"
+)
+side = {"height": 64, "width": 64}
+processor = LlavaProcessor(
+    CLIPImageProcessorPil(size=side, crop_size=side), tokenizer, patch_size=8, chat_template=template,
+    vision_feature_select_strategy="default", num_additional_image_tokens=1,
+)  # fmt: skip
+layers = {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4}
+vision = {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, **layers}
+text = {"model_type": "llama", "vocab_size": len(tokenizer), "max_position_embeddings": 128, **layers}
+image_token = tokenizer.convert_tokens_to_ids("<image>")
+torch.manual_seed(0)
+config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=image_token, vision_feature_layer=-1)
+LlavaForConditionalGeneration(config).save_pretrained("runs/own/vlm/start")
+processor.save_pretrained("runs/own/vlm/start")
+
+# %% [markdown]
+# From random weights the vision tower is trained, too (`--model.freeze []`); by default it is frozen. SCST starts from
+# the export, which has the prompt in it.
+
+# %%
+rl_caption(
+    "xe --model.name huggingface --model.init runs/own/vlm/start --model.prompt describe --model.freeze []"
+    f" --data.format jsonl --data.path mine.jsonl --train.max_steps {XE_STEPS} --train.batch_size {BATCH_SIZE}"
+    f" --train.lr 1e-3 --train.warmup_steps {XE_STEPS // 10} --eval.every {XE_STEPS // 2}"
+    f" --run.log_every {XE_STEPS // 2} --run.dir runs/own/vlm/xe --train.threads 1"
+)
+rl_caption(
+    "scst --model.name huggingface --model.init runs/own/vlm/xe/export/best --model.freeze []"
+    f" --data.format jsonl --data.path mine.jsonl --reward.terms.cider.weight 1 --train.max_steps {SCST_STEPS}"
+    f" --train.batch_size {BATCH_SIZE} --train.lr 5e-5 --eval.every {SCST_STEPS // 2}"
+    f" --run.log_every {SCST_STEPS // 2} --run.dir runs/own/vlm/scst --train.threads 1"
+)
+rl_caption(
+    "evaluate --model runs/own/vlm/scst/export/best --data.format jsonl --data.path mine.jsonl --split test"
+    " --metrics bleu,rouge,cider --out evaluation/vlm"
+)
+
+# %% [markdown]
 # ## What next
 #
 # - A small captioner from random weights learns what most of a few hundred photos show, no more. Start from a trained

@@ -302,7 +302,8 @@ def test_tutorial(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     run_python(["python", str(tmp_path / "tutorial.py")], tmp_path)
     assert (tmp_path / LEAVES[name]).stat().st_size > 0
     if name == "own_photos":
-        assert len(json.loads((tmp_path / "evaluation/scst/predictions.json").read_text())) == 20
+        for model in ("scst", "vlm"):
+            assert len(json.loads((tmp_path / f"evaluation/{model}/predictions.json").read_text())) == 20
     if name == "reward_of_your_own":
         rows = re.findall(r"^\| *([\w-]+)", (tmp_path / "ablation/table.md").read_text(), re.MULTILINE)
         assert {"CIDEr-D", "mixture", "colours"} <= set(rows)

@@ -119,6 +119,13 @@ def test_a_recipe_says_what_its_data_are_and_whether_their_sizes_were_checked(pa
         assert where_from(described.source).endswith(described.source)
 
 
+def test_the_visual_bottleneck_of_icc_is_the_papers() -> None:
+    kwargs = parsed("configs/concreteness.yaml").scorers["vba"].kwargs
+    assert kwargs["captioner"] == "Salesforce/blip2-opt-2.7b"
+    assert (kwargs["prompt"], kwargs["num_return_sequences"]) == ("a photo of ", 5)
+    assert kwargs["text_to_image_kwargs"] == {"noise": "run"}
+
+
 def test_recipes_and_what_they_name_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = {str(path.relative_to(CONFIGS).with_suffix("")): path for path in CONFIGS.rglob("*.yaml")}

@@ -96,7 +96,7 @@ release: $(STAMP)
 	$(VENV_PYTHON) -m pip wheel --no-deps --wheel-dir dist dist/*.tar.gz
 	$(VENV_PYTHON) -m venv --clear build/release
 	build/release/bin/python -m pip install dist/*.whl
-	build/release/bin/python scripts/torchvision_remedy.py install
+	build/release/bin/python scripts/torchvision_remedy.py
 	RL_CAPTION_INSTALLED=build/release/bin $(OFFLINE) $(VENV_PYTHON) -m pytest -q tests/core/integration/test_wheel.py
 	@ls -l dist
 	@echo "Left to you: read the changelog once more, then"
@@ -128,7 +128,7 @@ $(STAMP): pyproject.toml
 	fi; \
 	echo "installing into $(VENV): about 2 GB and a few minutes the first time"; \
 	$(VENV_PYTHON) -m pip install --disable-pip-version-check -e '.[dev]'; \
-	$(VENV_PYTHON) scripts/torchvision_remedy.py install; \
+	$(VENV_PYTHON) scripts/torchvision_remedy.py; \
 	printf '%s\n' "$(CURDIR)" > $(STAMP)
 
 FORCE:

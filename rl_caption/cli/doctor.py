@@ -49,7 +49,7 @@ REINSTALL = "python -m pip install rl-caption (in a clone, make install)"
 OTHER_TORCH = (
     "reinstall torch and torchvision in matching versions: https://pytorch.org/get-started/locally/ has the command"
 )
-TORCHVISION_REMEDY = "in a clone of rl-caption: python scripts/torchvision_remedy.py install"
+TORCHVISION_REMEDY = "in a clone of rl-caption: python scripts/torchvision_remedy.py"
 OWN_START = (
     "train a captioner with rl-caption xe --config own_xe --data.path mine.jsonl, then give "
     "--model.init runs/own/xe/export/best"

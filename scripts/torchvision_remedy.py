@@ -14,8 +14,7 @@ LOADER = HOOK.with_name("rl_caption_torchvision_remedy.pth")
 
 
 def import_error() -> str:
-    command = [sys.executable, "-P", "-c", "import torchvision"]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    process = subprocess.run([sys.executable, "-Pc", "import torchvision"], capture_output=True, text=True, check=False)
     return (process.stderr.strip().splitlines() or ["no message"])[-1] if process.returncode else ""
 
 

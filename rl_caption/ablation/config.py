@@ -1,12 +1,21 @@
 """Configuration of ``ablate``: dataclasses only, as in ``rl_caption.config.schema``."""
 
+import re
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from rl_caption.config.schema import DataConfig, RewardTerm, TrustConfig
 from rl_caption.errors import ConfigError
+from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.options import Beams, Fraction, LengthPenalty, Range, Seed, Workers
+
+START = "start"
+"""Label of the starting policy in tables."""
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.", "monitor.")
+SET_BY_GRID = ("train.seed.", "reward.terms.")
 
 
 @dataclass
@@ -23,8 +32,19 @@ class AlphaConfig:
     terms: dict[str, RewardTerm]
     against: dict[str, RewardTerm] = field(default_factory=dict)
 
+    @property
+    def labels(self) -> list[str]:
+        """Labels of its cells."""
+        return [f"alpha={value:g}" for value in self.values]
+
     def __post_init__(self) -> None:
         self.against = self.against or {"cider": RewardTerm()}  # as a default, the parser would refuse {cider: {}}
+        _check_terms("terms", self.terms)
+        _check_terms("against", self.against)
+        if not self.values:
+            raise ConfigError("values is empty: expected at least one number from 0 to 1")
+        if both := sorted(self.terms.keys() & self.against):
+            raise ConfigError(f"terms and against both have {both}: expected different names (target names the reward)")
 
 
 @dataclass
@@ -39,6 +59,23 @@ class CellConfig:
 
     terms: dict[str, RewardTerm]
     overrides: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_terms("terms", self.terms)
+        for key in self.overrides:
+            if f"{key}.".startswith(SET_BY_GRID):
+                raise ConfigError(f"overrides has {key}: the grid sets it (seeds, terms)")
+            if not key.startswith(OVERRIDABLE):
+                starts = ", ".join(OVERRIDABLE)
+                same = "model and data are the same in all cells of a base"
+                raise ConfigError(f"overrides has {key}: expected a key that starts with {starts}; {same}")
+
+
+def _check_terms(key: str, terms: dict[str, RewardTerm]) -> None:
+    if not terms:
+        raise ConfigError(f"{key} is empty: name at least one reward, such as cider")
+    if zeros := [name for name, term in terms.items() if term.weight == 0]:
+        raise ConfigError(f"{key}.{zeros[0]}.weight is 0: expected another number")
 
 
 @dataclass
@@ -99,3 +136,27 @@ class AblateConfig(TrustConfig):
         options = [option.name for option in fields(DataConfig)]
         for key in [key for key in self.data if key not in options]:
             raise ConfigError(f"data.{key} is not an option: expected {', '.join(options)}")
+        if (self.base is None) == (not self.bases):
+            raise ConfigError("set either base (one scst configuration) or bases (a mapping from names to them)")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"seeds is {self.seeds}: expected different whole numbers, and at least one")
+        self._check_labels()
+        for name in self.judges:
+            if not name.isprintable() or "|" in name or not name.strip():
+                raise ConfigError(f"judges has the name {name!r}: expected a heading for a table, without |")
+        if unknown := [name for name in self.metrics if name not in SCORERS]:
+            raise ConfigError(f"metrics has {unknown[0]!r}: expected some of {', '.join(SCORERS)}")
+
+    def _check_labels(self) -> None:
+        labels = [*self.cells, *(() if self.alpha is None else self.alpha.labels)]
+        if not labels:
+            raise ConfigError("cells is empty, and alpha is not set: set cells, alpha, or both")
+        for key, names in (("cells", labels), ("bases", self.bases)):
+            for name in names:
+                if not LABEL.fullmatch(name):
+                    expected = "letters, digits and . _ = + - only, as it becomes a folder"
+                    raise ConfigError(f"{key} has the name {name!r}: expected {expected}")
+        if START in labels:
+            raise ConfigError(f"cells has the name {START!r}, which is that of the starting policy: choose another")
+        if twice := [label for label, count in Counter(labels).items() if count > 1]:
+            raise ConfigError(f"cells and alpha have {twice[0]!r} twice")

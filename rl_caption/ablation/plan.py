@@ -2,8 +2,6 @@
 
 import json
 import logging
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,7 +24,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
 from rl_caption.errors import config_errors
-from rl_caption.evaluation.metrics import SCORERS, words_tokenizer
+from rl_caption.evaluation.metrics import words_tokenizer
 from rl_caption.launch import requested_processes
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.threads import cpu_threads
@@ -34,11 +32,6 @@ from rl_caption.training.run_folder import changed_keys, is_complete
 
 logger = logging.getLogger(__name__)
 
-START = "start"
-"""Label of the starting policy in tables."""
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
-OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.", "monitor.")
-SET_BY_GRID = ("train.seed.", "reward.terms.")
 Start = TypedDict("Start", {"model.init": str, "sha256": str, "rewards": dict[str, str]})
 """``start.json`` of a cell: hash of the starting policy's weights, signatures of the reward's terms."""
 
@@ -128,7 +121,7 @@ def base_files(config: AblateConfig) -> dict[str, str]:
 
 
 def make_cells(config: AblateConfig) -> list[Cell]:
-    """All runs of a grid that has no ``mistakes``, seed by seed, so that a grid that is cut short has whole tables.
+    """All runs of a grid, seed by seed, so that a grid that is cut short has whole tables.
 
     ``alpha.terms`` are weighted by alpha and ``alpha.against`` by 1 - alpha; terms of weight 0 are left out. The
     L-CLIPScore paper's equation puts alpha on CIDEr, but its rows alpha = 0 (CIDEr alone) and alpha = 1 (L-CLIPS
@@ -136,7 +129,7 @@ def make_cells(config: AblateConfig) -> list[Cell]:
     """
     cells: list[tuple[Any, ...]] = []
     if (alpha := config.alpha) is not None:
-        for value in alpha.values:
+        for label, value in zip(alpha.labels, alpha.values, strict=True):
             factors = ((alpha.terms, value), (alpha.against, round(1 - value, 12)))
             mixture = {
                 name: replace(term, weight=term.weight * factor)
@@ -144,7 +137,7 @@ def make_cells(config: AblateConfig) -> list[Cell]:
                 for name, term in terms.items()
                 if term.weight * factor != 0
             }
-            cells.append((f"alpha={value:g}", value, mixture, {}))
+            cells.append((label, value, mixture, {}))
     cells += [(label, None, cell.terms, cell.overrides) for label, cell in config.cells.items()]
     return [
         Cell(Path(config.out) / "cells" / base / label / f"seed{seed}", base, label, seed, *rest)
@@ -152,58 +145,6 @@ def make_cells(config: AblateConfig) -> list[Cell]:
         for base in base_files(config)
         for label, *rest in cells
     ]
-
-
-def mistakes(config: AblateConfig) -> list[str]:
-    """What is wrong with the grid itself, one sentence each: key, value, and what would be right."""
-    wrong, labels = list[str](), list(config.cells)
-    terms = {f"cells.{label}.terms": cell.terms for label, cell in config.cells.items()}
-    if (config.base is None) == (not config.bases):
-        wrong.append("set either base (one scst configuration) or bases (a mapping from names to configurations)")
-    if not config.cells and not (config.alpha and config.alpha.values):
-        wrong.append("no cells are set: set cells, alpha, or both")
-    if not config.seeds or len(set(config.seeds)) != len(config.seeds):
-        wrong.append(f"seeds is {config.seeds}: expected different whole numbers, and at least one")
-    if (alpha := config.alpha) is not None:
-        labels += [f"alpha={value:g}" for value in alpha.values]
-        terms |= {"alpha.terms": alpha.terms, "alpha.against": alpha.against}
-        if not alpha.values:
-            wrong.append("alpha.values is empty: expected at least one number from 0 to 1")
-        if both := sorted(set(alpha.terms) & set(alpha.against)):
-            wrong.append(f"alpha: {both} are in terms and against: expected different names (target names the reward)")
-    for key, reward_terms in terms.items():
-        if not reward_terms:
-            wrong.append(f"{key} is empty: name at least one reward, such as cider")
-        wrong += [
-            f"{key}.{name}.weight is {term.weight}: expected a number other than 0"
-            for name, term in reward_terms.items()
-            if term.weight == 0
-        ]
-    if START in labels:
-        wrong.append(f"label {START!r} is reserved for the starting policy: choose another")
-    wrong += [f"label {label!r} is used for {count} cells" for label, count in Counter(labels).items() if count > 1]
-    wrong += [
-        f"{word} {name!r}: expected letters, digits and . _ = + - only, as it becomes a folder"
-        for word, names in (("label", labels), ("bases", config.bases))
-        for name in dict.fromkeys(names)
-        if not LABEL.fullmatch(name)
-    ]
-    for label, cell in config.cells.items():
-        for key in cell.overrides:
-            if f"{key}.".startswith(SET_BY_GRID):
-                wrong.append(f"cells.{label}.overrides: {key} is set by the grid (seeds, terms)")
-            elif not key.startswith(OVERRIDABLE):
-                wrong.append(
-                    f"cells.{label}.overrides: {key} cannot be overridden: expected a key that starts with "
-                    f"{', '.join(OVERRIDABLE)}; model and data are the same in all cells of a base"
-                )
-    wrong += [
-        f"judges has the name {name!r}: expected a heading for a table, without |"
-        for name in config.judges
-        if not name.isprintable() or "|" in name or not name.strip()
-    ]
-    metrics = ", ".join(SCORERS)
-    return wrong + [f"metrics has {name!r}: known are {metrics}" for name in config.metrics if name not in SCORERS]
 
 
 def make_plan(config: AblateConfig, parse: Parse) -> Plan:
@@ -215,8 +156,6 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
         DataError: a base's data cannot be read, or has no such split.
         UsageError: a configuration has keys that do not exist, or values that cannot be understood.
     """
-    if wrong := mistakes(config):
-        raise ConfigError("; ".join(wrong))
     models: dict[str, EarlierRun] = {}
     bases = {name: _make_base(name, file, config, parse, models) for name, file in base_files(config).items()}
     cells = [_resolve(cell, bases[cell.base], config, parse) for cell in make_cells(config)]

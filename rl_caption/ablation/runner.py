@@ -16,10 +16,9 @@ from tqdm.auto import tqdm
 
 from rewards.base import Reward
 from rewards.files import remove_leftovers
-from rl_caption.ablation.config import AblateConfig
+from rl_caption.ablation.config import START, AblateConfig
 from rl_caption.ablation.jobs import EndedJob, Job, run_jobs, share_devices
 from rl_caption.ablation.plan import (
-    START,
     Base,
     Cell,
     EarlierRun,

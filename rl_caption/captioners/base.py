@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from jinja2 import TemplateError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rewards.base import reason
@@ -25,16 +29,30 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 """Patterns of the names of weight files in the folder of a saved captioner."""
 
 
-@contextmanager
-def reading(what: str | Path) -> Iterator[None]:
-    """Turn what a library raises on a damaged or foreign file into a ``CaptionerError`` that names ``what``."""
-    try:
-        yield
-    except Exception as error:  # the tokenizers library, written in Rust, raises ``Exception`` itself
-        if isinstance(error, CaptionerError) and str(what) in str(error):
-            raise
+LOADING_ERRORS = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError),
+    *(ImportError, EOFError, MemoryError, SyntaxError, SafetensorError, UnpicklingError),
+    *(StrictDataclassError, TemplateError),
+)
+"""What Transformers and the libraries below it raise on damaged files."""
+
+
+class reading(AbstractContextManager[None]):
+    """Context that turns what a library raises on a damaged or foreign file into a ``CaptionerError`` that names it.
+
+    The tokenizers library, written in Rust, raises ``Exception`` itself, no class of its own; other errors pass.
+    """
+
+    def __init__(self, what: str | Path) -> None:
+        self.what = str(what)
+
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
+        if not isinstance(error, Exception) or not (error_type is Exception or isinstance(error, LOADING_ERRORS)):
+            return
+        if isinstance(error, CaptionerError) and self.what in str(error):
+            return
         name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise CaptionerError(f"{what} cannot be loaded: {name}{reason(error)}") from error
+        raise CaptionerError(f"{self.what} cannot be loaded: {name}{reason(error)}") from error
 
 
 Generate = Callable[[Any, dict[str, Tensor], Decoding, Tensor | None], Tensor]

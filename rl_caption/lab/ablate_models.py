@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from rl_caption.ablation.config import LABEL
 from rl_caption.ablation.jobs import Job, run_jobs
-from rl_caption.ablation.plan import LABEL, as_argument
+from rl_caption.ablation.plan import as_argument
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.config.evaluation import RetrievalConfig
 from rl_caption.config.overrides import Parse

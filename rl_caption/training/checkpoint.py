@@ -65,7 +65,7 @@ def save_checkpoint(
     """
     final = folder / f"step-{state.global_step:08d}"
     partial = folder / f".partial-{final.name}"
-    with write_errors(f"checkpoint {final}", partial, folder):
+    with save_or_discard(f"checkpoint {final}", partial, folder):
         if accelerator.is_main_process:
             remove_tree(partial)
             partial.mkdir(parents=True)
@@ -170,7 +170,7 @@ def _check_random_states(file: Path, device: torch.device) -> None:
 
 
 @contextlib.contextmanager
-def write_errors(what: str, partial: Path, checkpoints: Path | None = None) -> Iterator[None]:
+def save_or_discard(what: str, partial: Path, checkpoints: Path | None = None) -> Iterator[None]:
     """Turn a failed write into a ``CheckpointError`` that says what to do, and remove the unfinished folder.
 
     With ``checkpoints``, of a run, the message names the newest good one in it.
@@ -209,7 +209,7 @@ def new_folder(final: Path) -> Iterator[Path]:
     final = final.absolute()
     partial = final.with_name(f".partial-{final.name}")
     try:
-        with write_errors(f"the folder {final}", partial):
+        with save_or_discard(f"the folder {final}", partial):
             remove_tree(partial)
             partial.mkdir(parents=True)
             yield partial

@@ -36,7 +36,7 @@ from rl_caption.training.checkpoint import (
     remove_tree,
     replace_folder,
     save_checkpoint,
-    write_errors,
+    save_or_discard,
 )
 from rl_caption.training.run_folder import RunLog, remove_result, write_result, write_run_files
 from rl_caption.training.setup import Context
@@ -327,7 +327,7 @@ class Trainer:
         final, partial_folder = self.folder / "export" / name, self.folder / "export" / f".partial-{name}"
         with gathered_parameters(self.accelerator, self.model):
             if self.accelerator.is_main_process:
-                with write_errors(f"model {final}", partial_folder, self.checkpoints):
+                with save_or_discard(f"model {final}", partial_folder, self.checkpoints):
                     remove_tree(partial_folder)
                     self.export(partial_folder)
                     replace_folder(partial_folder, final)

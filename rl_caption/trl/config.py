@@ -1,11 +1,16 @@
 """Configuration of ``grpo_vlm``: dataclasses only, as in ``rl_caption.config.schema``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from rl_caption.config.schema import DataConfig, PairsConfig, RewardConfig, RolloutConfig
+from rl_caption.errors import ConfigError
+from rl_caption.evaluation import DEFAULT_METRICS
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.options import BatchSize, Beams, LearningRate, Positive, Range, Rank, Seed, Steps, Weight, Workers
+
+ADDS_UP = "TRL adds up the terms itself"
 
 
 @dataclass
@@ -30,6 +35,10 @@ class VlmConfig:
     freeze: list[str] | None = None
     prompt: str = "Describe this image in one sentence."
     processor_kwargs: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.prompt.strip():
+            raise ConfigError(f"prompt is {self.prompt!r}: expected what the model is asked")
 
 
 @dataclass
@@ -59,6 +68,13 @@ class VlmRolloutConfig(RolloutConfig):
     """
 
     engine: Literal["transformers", "vllm"] = "transformers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_samples < 2:
+            raise ConfigError(f"num_samples is {self.num_samples}: expected at least 2")
+        alone = "TRL samples captions itself, at one temperature"
+        _refuse_unused("", self, ("temperature_schedule", "beam_search", "cuda_graph"), alone)
 
 
 @dataclass
@@ -132,6 +148,10 @@ class VlmEvalConfig:
     tokenizer: Literal["auto", "java", "python", "unicode", "char"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.metrics) - set(DEFAULT_METRICS)):
+            raise ConfigError(f"metrics has {unknown}: expected some of {', '.join(DEFAULT_METRICS)}")
+
 
 @dataclass
 class VlmRunConfig:
@@ -181,3 +201,24 @@ class GrpoVlmConfig(PairsConfig):
     train: VlmTrainConfig = field(default_factory=VlmTrainConfig)
     eval: VlmEvalConfig = field(default_factory=VlmEvalConfig)
     run: VlmRunConfig = field(default_factory=VlmRunConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reward.normalize != "none":
+            scaled = "GRPO's own is train.kwargs {multi_objective_aggregation: normalize_then_sum}"
+            raise ConfigError(f"reward.normalize is {self.reward.normalize!r}: {ADDS_UP}, expected none; {scaled}")
+        for name, term in self.reward.terms.items():
+            if "." in name or "/" in name:
+                raise ConfigError(f"reward.terms has {name!r}: a part of a log key, expected neither dots nor slashes")
+            _refuse_unused(f"reward.terms.{name}", term, ("schedule", "length_ratio"), ADDS_UP)
+        _refuse_unused("data", self.data, ("features_root",), "a vision-language model sees pixels")
+        _refuse_unused("data", self.data, ("augment",), "this program has no augmentation")
+        if self.model.dtype == "float16" and self.lora is None:
+            overflows = "its optimizer steps overflow, expected auto or float32"
+            raise ConfigError(f"model.dtype is 'float16' without lora: {overflows}")
+
+
+def _refuse_unused(section: str, options: Any, keys: Sequence[str], why: str) -> None:
+    for key in keys:
+        if (value := getattr(options, key)) not in (None, False, []):
+            raise ConfigError(f"{section}{'.' if section else ''}{key} is {value!r}: {why}, leave it out")

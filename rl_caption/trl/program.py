@@ -53,7 +53,7 @@ from rl_caption.evaluation.metrics import add_judges, check_asked, check_judges,
 from rl_caption.evaluation.results import read_scores
 from rl_caption.launch import check_environment, check_processes, run_lock
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.training.checkpoint import CheckpointError, write_errors
+from rl_caption.training.checkpoint import CheckpointError, save_or_discard
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.training.run_folder import (
     append_line,
@@ -81,45 +81,6 @@ class Inputs(TypedDict):
     """Signature of the reward."""
     data: dict[str, str]
     """``data.fingerprint`` of the training images."""
-
-
-def mistakes(config: GrpoVlmConfig) -> list[str]:
-    """What is wrong with ``config``, one sentence each: key, value, and what would be right."""
-    wrong, terms = list[str](), config.reward.terms
-    if config.rollout.num_samples < 2:
-        wrong.append(f"rollout.num_samples is {config.rollout.num_samples}: expected at least 2")
-    if config.reward.normalize != "none":
-        wrong.append(
-            f"reward.normalize is {config.reward.normalize!r}: TRL adds up the terms itself, expected none; GRPO's own "
-            "is train.kwargs {multi_objective_aggregation: normalize_then_sum}"
-        )
-    wrong += [
-        f"reward.terms.{name}: the name is part of a log key, expected neither dots nor slashes"
-        for name in terms
-        if "." in name or "/" in name
-    ]
-    unused: dict[str, tuple[Any, str]] = {
-        "data.features_root": (config.data.features_root, "a vision-language model sees pixels"),
-        "data.augment": (config.data.augment, "this program has no augmentation"),
-    }
-    for key in ("temperature_schedule", "beam_search", "cuda_graph"):
-        unused[f"rollout.{key}"] = (getattr(config.rollout, key), "TRL samples captions itself, at one temperature")
-    for name, key in itertools.product(terms, ("schedule", "length_ratio")):
-        unused[f"reward.terms.{name}.{key}"] = (getattr(terms[name], key), "TRL adds up the terms itself")
-    wrong += [
-        f"{key} is {value!r}: {why}, leave it out"
-        for key, (value, why) in unused.items()
-        if value not in (None, False, [])
-    ]
-    if config.model.dtype == "float16" and config.lora is None:
-        wrong.append("model.dtype is 'float16' without lora: its optimizer steps overflow, expected auto or float32")
-    if unknown := sorted(set(config.eval.metrics) - set(DEFAULT_METRICS)):
-        wrong.append(f"eval.metrics has {unknown}: known are {list(DEFAULT_METRICS)}")
-    if not config.model.prompt.strip():
-        wrong.append(
-            f"model.prompt is {config.model.prompt!r}: expected the question or request that the model answers"
-        )
-    return wrong
 
 
 def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
@@ -272,8 +233,6 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             wrong, and what would be right.
     """
     check_environment()
-    if wrong := mistakes(config):
-        raise ConfigError("; ".join(wrong))
     needed = {"trl": True, "peft": config.lora is not None, "tensorboard": "tensorboard" in config.run.trackers}
     if missing := [name for name in needed if needed[name] and find_spec(name) is None]:
         raise ConfigError(not_installed(*missing))
@@ -439,7 +398,7 @@ class _Run:
         trainer.remove_callback(PrinterCallback)  # prints every value, without a unit
         folder = Path(self.arguments.output_dir)
         save = trainer._save_checkpoint
-        trainer._save_checkpoint = write_errors(f"a checkpoint in {folder}", folder / ".partial")(save)
+        trainer._save_checkpoint = save_or_discard(f"a checkpoint in {folder}", folder / ".partial")(save)
         return trainer
 
     def _train(self, trainer: Any) -> int:

@@ -10,7 +10,9 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from tqdm.auto import tqdm
 
+from rewards.base import naming
 from rewards.files import write_errors
+from rewards.options import check_values
 from rl_caption.data.base import DataError, Row, RowView, Splits, load_image
 from rl_caption.data.files import write_text
 from rl_caption.data.plain_files import hashed
@@ -22,6 +24,10 @@ from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Draws,
 from rl_caption.options import Range, Seed
 
 Scenes: TypeAlias = Annotated[int, Range(min=0, max=10**9)]
+Side: TypeAlias = Annotated[int, Range(min=16, max=4096)]
+Frames: TypeAlias = Annotated[int, Range(min=2, max=256)]
+Captions: TypeAlias = Annotated[int, Range(min=1, max=20)]
+FewCaptions: TypeAlias = Annotated[int, Range(min=1, max=10)]
 AnyScene = TypeVar("AnyScene", Scene, MovingScene)
 SPLITS = ("train", "val", "test", "test_unseen")
 _BUCKETS = 8
@@ -55,26 +61,19 @@ class ScenesData(Splits):
         num_val: Scenes = 400,
         num_test: Scenes = 400,
         num_unseen: Scenes = 400,
-        image_size: Annotated[int, Range(min=16, max=4096)] = 64,
+        image_size: Side = 64,
         seed: Seed = 0,
-        captions_per_image: int = 5,
+        captions_per_image: Captions = 5,
         positives: bool = False,
     ) -> None:
         sizes = {"num_train": num_train, "num_val": num_val, "num_test": num_test, "num_unseen": num_unseen}
-        _check_least(0, **sizes)
-        _check_least(16, image_size=image_size)
-        most = 10 if positives else 20
-        if not 1 <= captions_per_image <= most:
-            raise DataError(f"captions_per_image={captions_per_image}, positives={positives}: expected 1 to {most}")
+        with naming("the generated world", (ValueError,), DataError):
+            check_values(Scenes, **sizes)
+            check_values(Side, image_size=image_size)
+            check_values(FewCaptions if positives else Captions, captions_per_image=captions_per_image)
         make = partial(_scene_row, image_size, seed, captions_per_image, positives)
         rows = _KeptRows.of(dict(zip(SPLITS, sizes.values(), strict=True)), make)
         super().__init__(rows, "the generated world")
-
-
-def _check_least(least: int, **values: int) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise DataError(f"{name}={value}: expected at least {least}")
 
 
 def _scene_row(image_size: int, seed: int, count: int, positives: bool, split: str, index: int) -> Row:
@@ -112,17 +111,17 @@ class MovingScenesData(Splits):
         num_train: Scenes = 4000,
         num_val: Scenes = 400,
         num_test: Scenes = 400,
-        num_frames: Annotated[int, Range(min=2, max=256)] = 4,
-        image_size: Annotated[int, Range(min=16, max=4096)] = 64,
+        num_frames: Frames = 4,
+        image_size: Side = 64,
         seed: Seed = 0,
-        captions_per_image: Annotated[int, Range(min=1, max=10)] = 5,
+        captions_per_image: FewCaptions = 5,
     ) -> None:
-        _check_least(0, num_train=num_train, num_val=num_val, num_test=num_test)
-        _check_least(2, num_frames=num_frames)
-        _check_least(16, image_size=image_size)
-        if not 1 <= captions_per_image <= 10:
-            raise DataError(f"captions_per_image={captions_per_image}: expected 1 to 10")
         sizes = {"train": num_train, "val": num_val, "test": num_test}
+        with naming("the generated world of moving scenes", (ValueError,), DataError):
+            check_values(Scenes, num_train=num_train, num_val=num_val, num_test=num_test)
+            check_values(Frames, num_frames=num_frames)
+            check_values(Side, image_size=image_size)
+            check_values(FewCaptions, captions_per_image=captions_per_image)
         make = partial(_moving_row, num_frames, image_size, seed, captions_per_image)
         super().__init__(_KeptRows.of(sizes, make), "the generated world of moving scenes")
 

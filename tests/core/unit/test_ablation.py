@@ -27,7 +27,6 @@ from rl_caption.ablation.plan import (
     check_start,
     make_cells,
     make_plan,
-    mistakes,
     untrained_models,
 )
 from rl_caption.ablation.report import (
@@ -50,6 +49,7 @@ from rl_caption.monitoring.judges import build_judges
 from rl_caption.report.read import EvaluationFolder, Member, RunFolder, alpha_curve, by_system
 from rl_caption.training.run_folder import write_run_files
 
+TERM: dict[str, dict[str, Any]] = {"cider": {}}
 ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm()})
 
 
@@ -85,25 +85,36 @@ def test_cells_go_seed_by_seed_and_base_by_base() -> None:
     assert make_cells(grid(out="out"))[0].folder == Path("out/cells/S_Mix/seed0")
 
 
-def test_mistakes_are_named() -> None:
-    term = {"cider": RewardTerm()}
-    assert mistakes(grid()) == []
-    for changes, part in (
-        ({"base": None}, "set either base"),
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"base": None}, "base"),
         ({"cells": {}}, "cells"),
-        ({"seeds": [1, 1]}, "seeds is [1, 1]"),
-        ({"judges": {"a|b": JudgeConfig("bleu")}}, "judges"),
-        ({"metrics": ["ciderr"]}, "metrics has 'ciderr'"),
-        ({"alpha": replace(ALPHA, values=[])}, "alpha.values is empty"),
-        ({"alpha": replace(ALPHA, values=[0.5, 0.5])}, "label 'alpha=0.5'"),
-        ({"alpha": replace(ALPHA, against=ALPHA.terms)}, "alpha: ['rouge_l']"),
-        ({"cells": {"start": CellConfig(term)}}, "label 'start'"),
-        ({"cells": {"a/b": CellConfig(term)}}, "label 'a/b'"),
-        ({"cells": {"a": CellConfig({})}}, "cells.a.terms is empty"),
-        ({"cells": {"a": CellConfig(term, {"data.path": "x"})}}, "data.path cannot be overridden"),
-        ({"cells": {"a": CellConfig(term, {"train.seed": 1})}}, "train.seed is set by the grid"),
-    ):
-        assert any(part in wrong for wrong in mistakes(grid(**changes))), part
+        ({"seeds": [1, 1]}, "seeds"),
+        ({"judges": {"a|b": {"name": "bleu"}}}, "judges"),
+        ({"metrics": ["ciderr"]}, "metrics"),
+        ({"alpha": {"values": [], "terms": TERM}}, "alpha.values"),
+        ({"alpha": {"values": [0.5, 0.5], "terms": {"bleu": {}}}}, "alpha=0.5"),
+        ({"alpha": {"values": [0.5], "terms": TERM}}, "alpha.terms"),
+        ({"cells": {"start": {"terms": TERM}}}, "'start'"),
+        ({"cells": {"a/b": {"terms": TERM}}}, "'a/b'"),
+        ({"cells": {"a": {"terms": {}}}}, "cells.a.terms"),
+        ({"cells": {"a": {"terms": {"bleu": {"weight": 0}}}}}, "cells.a.terms.bleu.weight"),
+        ({"cells": {"a": {"terms": TERM, "overrides": {"data.path": "x"}}}}, "cells.a.overrides has data.path"),
+        ({"cells": {"a": {"terms": TERM, "overrides": {"train.seed": 1}}}}, "cells.a.overrides has train.seed"),
+    ],
+)
+def test_mistakes_are_named(values: dict[str, Any], key: str, tmp_path: Path) -> None:
+    complete = {"base": "a.yaml", "cells": {"S_Mix": {"terms": TERM}}}
+    assert parse(AblateConfig, written(complete, tmp_path), "ablate").base == "a.yaml"
+    with pytest.raises(ConfigError) as refused:
+        parse(AblateConfig, written(complete | values, tmp_path), "ablate")
+    assert key in str(refused.value)
+
+
+def written(values: dict[str, Any], folder: Path) -> list[str]:
+    (folder / "grid.yaml").write_text(yaml.safe_dump(values))
+    return ["--config", str(folder / "grid.yaml")]
 
 
 SMALL_WORLD = "data: {format: scenes, kwargs: {num_train: 4, num_val: 2, num_test: 2, num_unseen: 0, image_size: 32}}\n"

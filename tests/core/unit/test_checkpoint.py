@@ -25,7 +25,7 @@ from rl_caption.training.checkpoint import (
     read_state,
     save_checkpoint,
     seal,
-    write_errors,
+    save_or_discard,
 )
 from rl_caption.types import TrainState
 
@@ -202,7 +202,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("write", [partial(torch.save, torch.zeros(10**5)), lambda file: Path(file).write_bytes(b"0")])
 def test_a_full_disk_is_named_in_words_with_the_space_that_is_left(tmp_path: Path, write: Any) -> None:
-    with pytest.raises(CheckpointError) as raised, write_errors("model X", tmp_path / ".partial"):
+    with pytest.raises(CheckpointError) as raised, save_or_discard("model X", tmp_path / ".partial"):
         write("/dev/full")
     assert "model X" in str(raised.value)
     assert re.search(r"disk may be full|No space left", str(raised.value))

@@ -24,7 +24,7 @@ from rewards.base import RewardError
 from rewards.clip.backbone import load_encoder
 from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore
-from rl_caption.ablation.config import AblateConfig
+from rl_caption.ablation.config import AblateConfig, CellConfig
 from rl_caption.ablation.runner import evaluate_captioner
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.configuration import parse
@@ -560,7 +560,9 @@ def test_references_are_read_from_json_lines_and_ids_are_paths(folder, monkeypat
 
 
 def test_a_grid_reuses_scores_until_a_judge_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = AblateConfig(metrics=["cider"], tokenizer="python")
+    grid = AblateConfig(
+        base="a.yaml", cells={"a": CellConfig({"cider": RewardTerm()})}, metrics=["cider"], tokenizer="python"
+    )
     judges = {"L-CLIPS": LClipScore(folder / "student")}
     trained = ScstConfig(data=with_judges(folder).data, rollout=RolloutConfig(max_new_tokens=8))
     arguments = (folder / "model", trained, grid, judges, folder / "judged")

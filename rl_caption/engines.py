@@ -130,13 +130,13 @@ def requested_precision(train: str, environment: Mapping[str, str] = os.environ)
     return launched
 
 
-def usable_precision(wanted: str) -> str:
+def usable_precision(precision: str) -> str:
     """Resolve ``auto``: ``bf16`` where the device computes in it without emulation, else ``no``.
 
     NVIDIA GPUs compute in bf16 from Ampere on, CPUs with AVX512-BF16 or AMX. Other values are returned unchanged.
     """
-    if wanted != "auto":
-        return wanted
+    if precision != "auto":
+        return precision
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is not None and device.type == "cuda" and "cpu" not in accelerator_kwargs():
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
@@ -221,16 +221,16 @@ def fill_deepspeed_config(
 
     Raises EngineError if the configuration has others.
     """
-    wanted = (
+    settings = (
         ("train_batch_size", "train.batch_size", batch_size),
         ("train_micro_batch_size_per_gpu", "train.micro_batch_size", micro_batch_size),
         ("gradient_clipping", "train.grad_clip_norm", grad_clip_norm or 0.0),
     )
-    for key, name, value in wanted:
-        given = config.get(key, "auto")
-        if given not in ("auto", value):
+    for key, name, value in settings:
+        setting = config.get(key, "auto")
+        if setting not in ("auto", value):
             raise EngineError(
-                f"the DeepSpeed configuration sets {key} to {given}, {name} needs {value}: leave it out, or use auto"
+                f"the DeepSpeed configuration sets {key} to {setting}, {name} needs {value}: leave it out, or use auto"
             )
         config[key] = value
     config["gradient_accumulation_steps"] = batch_size // (micro_batch_size * processes)

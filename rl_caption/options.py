@@ -56,36 +56,36 @@ Probability: TypeAlias = Annotated[float, Range(min=0, below=1)]
 """Of dropout, smoothing or a running average: 1 would leave nothing."""
 
 
-def alternative_of(kind: Any, values: Mapping[str, Any]) -> Any:
+def alternative_of(options_class: Any, values: Mapping[str, Any]) -> Any:
     """The configuration class that ``values``, of a file and a command line, choose.
 
     A class that stands for several has a classmethod ``alternative``, from the values of its keys to one of them, which
     is a subclass; and a classmethod ``alternatives``, all of them. Any other class stands for itself.
     """
-    return kind.alternative(values) if "alternative" in vars(kind) else kind
+    return options_class.alternative(values) if "alternative" in vars(options_class) else options_class
 
 
-def with_chosen_sections(kind: Any, values: Mapping[str, Any]) -> Any:
-    """``kind``, or a subclass whose sections have the classes that ``values`` choose, at any depth."""
+def with_chosen_sections(options_class: Any, values: Mapping[str, Any]) -> Any:
+    """``options_class``, or a subclass whose sections have the classes that ``values`` choose, at any depth."""
     sections = []
-    for option in dataclasses.fields(kind):
-        section, value = _hints(kind)[option.name], values.get(option.name)
+    for option in dataclasses.fields(options_class):
+        section, value = _hints(options_class)[option.name], values.get(option.name)
         if isinstance(section, type) and dataclasses.is_dataclass(section):
             inner = value if isinstance(value, Mapping) else {}
             chosen = with_chosen_sections(alternative_of(section, inner), inner)
             sections += [(option.name, chosen)] if chosen is not section else []
-    return _with_sections(kind, tuple(sections)) if sections else kind
+    return _with_sections(options_class, tuple(sections)) if sections else options_class
 
 
-def with_defaults(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+def with_defaults(values: Mapping[str, Any], options_class: Any) -> dict[str, Any]:
     """Values of a configuration class with the default of every key that they lack, also in sections.
 
-    The keys of other alternatives of ``kind`` or of a section are there, too: where a class has lost a key to another
-    alternative, values that were stored before have it.
+    The keys of other alternatives of ``options_class`` or of a section are there, too: where a class has lost a key to
+    another alternative, values that were stored before have it.
     """
     complete = dict(values)
-    base = next((base for base in kind.__mro__ if "alternative" in vars(base)), None)
-    for alternative in (kind,) if base is None else (alternative_of(base, values), *base.alternatives()):
+    base = next((base for base in options_class.__mro__ if "alternative" in vars(base)), None)
+    for alternative in (options_class,) if base is None else (alternative_of(base, values), *base.alternatives()):
         for option in dataclasses.fields(alternative):
             section = _hints(alternative)[option.name]
             if isinstance(section, type) and dataclasses.is_dataclass(section):
@@ -99,20 +99,20 @@ def with_defaults(values: Mapping[str, Any], kind: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _with_sections(kind: Any, sections: tuple[tuple[str, Any], ...]) -> type[Any]:
+def _with_sections(options_class: Any, sections: tuple[tuple[str, Any], ...]) -> type[Any]:
     options = [(name, section, dataclasses.field(default_factory=section)) for name, section in sections]
-    names = {"__doc__": kind.__doc__, "__module__": kind.__module__}
-    return dataclasses.make_dataclass(kind.__name__, options, bases=(kind,), namespace=names)
+    names = {"__doc__": options_class.__doc__, "__module__": options_class.__module__}
+    return dataclasses.make_dataclass(options_class.__name__, options, bases=(options_class,), namespace=names)
 
 
-def unknown_keys(value: Any, kind: Any, key: str = "") -> Iterator[str]:
-    """Yield the dotted name of each key of ``value``, at any depth, that the dataclasses of ``kind`` do not have.
+def unknown_keys(value: Any, annotation: Any, key: str = "") -> Iterator[str]:
+    """Yield the dotted name of each key of ``value``, at any depth, that the dataclasses of ``annotation`` do not have.
 
     ``value`` are the plain values of a file, and ``key`` is the dotted name of ``value`` itself.
     """
-    inner = get_args(kind)[-1] if get_origin(kind) in (dict, list) else None
+    inner = get_args(annotation)[-1] if get_origin(annotation) in (dict, list) else None
     if isinstance(value, Mapping):
-        hints = get_type_hints(kind) if dataclasses.is_dataclass(kind) else None
+        hints = get_type_hints(annotation) if dataclasses.is_dataclass(annotation) else None
         for name, item in value.items():
             dotted = f"{key}.{name}" if key else str(name)
             if hints is not None and name not in hints:
@@ -124,19 +124,19 @@ def unknown_keys(value: Any, kind: Any, key: str = "") -> Iterator[str]:
             yield from unknown_keys(item, inner, f"{key}[{index}]")
 
 
-def option_keys(kind: Any, key: str = "") -> Iterator[str]:
+def option_keys(annotation: Any, key: str = "") -> Iterator[str]:
     """Yield the dotted names of all options of a dataclass and of the dataclasses in it; not of tables of those."""
-    for name, hint in _hints(kind).items():
+    for name, hint in _hints(annotation).items():
         dotted, inner = f"{key}.{name}" if key else name, without_null(hint)
         yield dotted
         if dataclasses.is_dataclass(inner):
             yield from option_keys(inner, dotted)
 
 
-def without_null(kind: Any) -> Any:
+def without_null(annotation: Any) -> Any:
     """``X`` of ``X | None``; any other annotation as it is."""
-    options = [option for option in get_args(kind) if option is not types.NoneType]
-    return options[0] if types.NoneType in get_args(kind) and len(options) == 1 else kind
+    options = [option for option in get_args(annotation) if option is not types.NoneType]
+    return options[0] if types.NoneType in get_args(annotation) and len(options) == 1 else annotation
 
 
 def class_names(value: Any, key: str = "") -> Iterator[str]:
@@ -164,11 +164,11 @@ def add_trust(parser: ArgumentParser) -> None:
 def options_of(target: Any, skip: int) -> dict[str, inspect.Parameter]:
     """The arguments of a class, or those of a function after the first ``skip``."""
     parameters = list(inspect.signature(target).parameters.values())
-    return {each.name: each for each in (parameters if isinstance(target, type) else parameters[skip:])}
+    return {parameter.name: parameter for parameter in (parameters if isinstance(target, type) else parameters[skip:])}
 
 
 def wrong_arguments(
-    target: Any, skip: int, name: str, given: Mapping[str, Any], key: Callable[[str], str], required: bool = True
+    target: Any, skip: int, name: str, arguments: Mapping[str, Any], key: Callable[[str], str], required: bool = True
 ) -> list[str]:
     """A sentence for each thing that is wrong with the arguments of ``target``.
 
@@ -176,28 +176,39 @@ def wrong_arguments(
         target: a class or a function.
         skip: number of a function's first parameters that are not options.
         name: of the target, for messages.
-        given: the arguments.
+        arguments: the arguments.
         key: from the name of an argument to its configuration key, for messages.
         required: whether missing arguments are wrong, too.
     """
     options = options_of(target, skip)
-    named = {key: each for key, each in options.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
+    named = {
+        key: argument
+        for key, argument in options.items()
+        if argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
+    }
     takes = f"it takes: {', '.join(map(str, options.values())) or 'no options'}"
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in options.values())
-    unknown = [] if takes_any else [each for each in given if each not in named]
-    wrong = [f"{key(each)} is not an option of {name} (it is {shown(given[each])}); {takes}" for each in unknown]
+    takes_any = any(argument.kind is argument.VAR_KEYWORD for argument in options.values())
+    unknown = [] if takes_any else [argument for argument in arguments if argument not in named]
+    wrong = [
+        f"{key(argument)} is not an option of {name} (it is {shown(arguments[argument])}); {takes}"
+        for argument in unknown
+    ]
     if required:
-        missing = [each for each, option in named.items() if option.default is option.empty and each not in given]
-        wrong += [f"{key(each)} is not set: {name} needs it; {takes}" for each in missing]
+        missing = [
+            argument
+            for argument, option in named.items()
+            if option.default is option.empty and argument not in arguments
+        ]
+        wrong += [f"{key(argument)} is not set: {name} needs it; {takes}" for argument in missing]
     try:
         constructor = target.__init__
         hints = get_type_hints(constructor if isinstance(target, type) else target, include_extras=True)
     except NameError:  # imported for type checkers only
         hints = {}
-    for each, value in given.items():
+    for argument, value in arguments.items():
         try:
-            check_type(value, hints.get(each, Any), key(each), ConfigError)
-            wrong += wrong_values(value, hints.get(each, Any), key(each))
+            check_type(value, hints.get(argument, Any), key(argument), ConfigError)
+            wrong += wrong_values(value, hints.get(argument, Any), key(argument))
         except ConfigError as error:
             wrong.append(str(error))
     return wrong
@@ -219,16 +230,16 @@ def build_target(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], k
     where = f"{key.removesuffix('kwargs').rstrip('._')} is {name!r}"
     if isinstance(target, type):
         with config_errors(f"{key}: {name} cannot be made"), errors_of_user_code(f"{key}: {name}"):
-            made = target(**kwargs)
-        if not callable(made):
+            instance = target(**kwargs)
+        if not callable(instance):
             raise ConfigError(f"{where}: its instances cannot be called")
     else:
-        made = update_wrapper(partial(target, **kwargs), target) if kwargs else target
+        instance = update_wrapper(partial(target, **kwargs), target) if kwargs else target
     try:
-        inspect.signature(made).bind(*range(skip))
+        inspect.signature(instance).bind(*range(skip))
     except ValueError:  # of some functions in C, no signature is known
-        return made
+        return instance
     except TypeError as error:
-        takes = f"it is called with {skip} argument(s), and takes {inspect.signature(made)}"
+        takes = f"it is called with {skip} argument(s), and takes {inspect.signature(instance)}"
         raise ConfigError(f"{where}: {takes}: {error}") from error
-    return made
+    return instance

@@ -81,8 +81,8 @@ class VlmJudge:
         references = reference_lists(columns, self.__name__, count) if self.references else [()] * count
         questions = []
         for row, (caption, image, texts) in enumerate(zip(captions, images, references, strict=True)):
-            shown = {"references": "\n".join(f"- {text}" for text in texts)} if self.references else {}
-            prompt = self.prompt.format(caption=caption, **shown)
+            slots = {"references": "\n".join(f"- {text}" for text in texts)} if self.references else {}
+            prompt = self.prompt.format(caption=caption, **slots)
             questions.append(Question(prompt, DIGITS, f"reward {self.__name__!r}: row {row}", image))
         answers = self.chooser.choose(questions)
         ratings = [math.fsum(digit * mass for digit, mass in enumerate(masses)) / 9 for masses in answers]

@@ -92,12 +92,12 @@ def _state_like(first: Captioner, first_name: str, name: str) -> dict[str, Tenso
 
 def _settings(captioner: Any) -> dict[str, Any]:
     """Configuration of the model and of its image processor, as one flat dictionary, for comparison."""
-    parts: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "config": getattr(captioner.policy, "config", None),
         "images": getattr(captioner, "images", None),
     }
-    known = {part: value.to_dict() for part, value in parts.items() if hasattr(value, "to_dict")}
-    flat = flatten_dict(known)
+    plain = {file: value.to_dict() for file, value in settings.items() if hasattr(value, "to_dict")}
+    flat = flatten_dict(plain)
     return {key: value for key, value in flat.items() if "drop" not in key and key.split(".")[-1] not in NOT_COMPARED}
 
 

@@ -220,23 +220,25 @@ class Decoding:
 
     def describe(self) -> str:
         """Every option in use, such as ``beam search of width 5, length penalty 0, at most 20 tokens``."""
-        parts = []
+        phrases = []
         if self.num_beams > 1:
-            parts = [f"beam search of width {self.num_beams}", f"length penalty {self.length_penalty:g}"]
+            phrases = [f"beam search of width {self.num_beams}", f"length penalty {self.length_penalty:g}"]
         elif self.with_greedy or not self.num_samples:
-            parts = ["greedy"]
+            phrases = ["greedy"]
         if self.num_beam_groups > 1:
-            parts.append(f"{self.num_beam_groups} groups with diversity penalty {self.diversity_penalty:g}")
+            phrases.append(f"{self.num_beam_groups} groups with diversity penalty {self.diversity_penalty:g}")
         if self.num_samples:
-            parts.append(f"{self.num_samples} sampled at temperature {self.temperature:g}")
-        parts += [f"{name} {getattr(self, name):g}" for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
+            phrases.append(f"{self.num_samples} sampled at temperature {self.temperature:g}")
+        phrases += [
+            f"{name} {getattr(self, name):g}" for name, off in _TRUNCATIONS.items() if getattr(self, name) != off
+        ]
         if self.no_repeat_ngram_size:
-            parts.append(f"no repeated {self.no_repeat_ngram_size}-grams")
+            phrases.append(f"no repeated {self.no_repeat_ngram_size}-grams")
         if self.block_trigrams:
-            parts.append(f"block_trigrams {self.block_trigrams:g}")
+            phrases.append(f"block_trigrams {self.block_trigrams:g}")
         if self.remove_bad_endings:
-            parts.append("no bad endings")
-        return ", ".join([*parts, f"at most {self.max_new_tokens} tokens"])
+            phrases.append("no bad endings")
+        return ", ".join([*phrases, f"at most {self.max_new_tokens} tokens"])
 
 
 _TRUNCATIONS: dict[str, float] = {"top_k": 0, "top_p": 1, "typical_p": 1}

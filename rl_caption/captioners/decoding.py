@@ -57,9 +57,9 @@ class Prefixes:
     image: Tensor
     per_image: int | None = None
 
-    def extend(self, known: Tensor) -> Tensor:
-        """All tokens [M, t + 1] of the prefixes, from the tokens ``known`` [., t] of those of the previous call."""
-        before = known if self.parent is None else known[self.parent]
+    def extend(self, earlier: Tensor) -> Tensor:
+        """All tokens [M, t + 1] of the prefixes, from the tokens ``earlier`` [., t] of those of the previous call."""
+        before = earlier if self.parent is None else earlier[self.parent]
         return torch.cat([before, self.tokens.unsqueeze(1)], dim=1)
 
 
@@ -110,28 +110,28 @@ def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
     """Processors that depend on the tokens before: repeated n-grams, repeated trigrams, bad endings."""
     from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
-    found: list[Processor] = []
+    processors: list[Processor] = []
     if decoding.no_repeat_ngram_size:
-        found.append(NoRepeatNGramLogitsProcessor(decoding.no_repeat_ngram_size))
+        processors.append(NoRepeatNGramLogitsProcessor(decoding.no_repeat_ngram_size))
     if decoding.block_trigrams:
-        found.append(partial(penalise_trigrams, alpha=decoding.block_trigrams))
+        processors.append(partial(penalise_trigrams, alpha=decoding.block_trigrams))
     if decoding.remove_bad_endings:
-        found.append(partial(refuse_bad_endings, decode=captioner.decode, eos_token_id=captioner.eos_token_id))
-    return found
+        processors.append(partial(refuse_bad_endings, decode=captioner.decode, eos_token_id=captioner.eos_token_id))
+    return processors
 
 
 def truncations(decoding: Decoding) -> list[Processor]:
     """Processors that truncate the distribution of samples, in the order of Transformers."""
     from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
-    found: list[Processor] = []
+    processors: list[Processor] = []
     if decoding.top_k:
-        found.append(TopKLogitsWarper(decoding.top_k))
+        processors.append(TopKLogitsWarper(decoding.top_k))
     if decoding.top_p < 1:
-        found.append(TopPLogitsWarper(decoding.top_p))
+        processors.append(TopPLogitsWarper(decoding.top_p))
     if decoding.typical_p < 1:
-        found.append(TypicalLogitsWarper(decoding.typical_p))
-    return found
+        processors.append(TypicalLogitsWarper(decoding.typical_p))
+    return processors
 
 
 def penalise_trigrams(tokens: Tensor, logits: Tensor, alpha: float) -> Tensor:
@@ -164,18 +164,18 @@ def refuse_bad_endings(
 
 def _constrained(next_logits: NextLogits, processors: list[Processor]) -> NextLogits:
     """``next_logits`` followed by ``processors``, which are given all tokens of every prefix."""
-    known = torch.empty(0)
+    earlier = torch.empty(0)
 
     def processed(prefixes: Prefixes | None) -> Tensor:
         """The logits of ``next_logits`` [P, V] after every processor."""
-        nonlocal known
+        nonlocal earlier
         logits = next_logits(prefixes).float()
         if prefixes is None:
-            known = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
+            earlier = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
         else:
-            known = prefixes.extend(known)
+            earlier = prefixes.extend(earlier)
         for process in processors:
-            logits = process(known, logits)
+            logits = process(earlier, logits)
         return logits
 
     return processed
@@ -247,8 +247,8 @@ def _decode_fixed(
             logits = forbid(next_logits(prefixes), captioner.forbidden).unflatten(0, (images, rows))
         chosen = best = logits.argmax(-1)
         if numbers is not None and samples:
-            each = numbers[:, :, position].reshape(-1, 1)
-            drawn = sample_tokens(logits.flatten(0, 1), each, decoding.temperature, best.view(-1, 1))
+            uniform = numbers[:, :, position].reshape(-1, 1)
+            drawn = sample_tokens(logits.flatten(0, 1), uniform, decoding.temperature, best.view(-1, 1))
             chosen = torch.cat([drawn.view(images, rows)[:, :samples], best[:, samples:]], dim=1)
         ids.append(chosen.masked_fill(ended, captioner.pad_token_id))
         ended = ended | (ids[-1] == captioner.eos_token_id)
@@ -270,13 +270,13 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
     Tokens that constraints exclude have probability 0; the others are not renormalised.
     """
     width, groups, limit = decoding.num_beams, decoding.num_beam_groups, decoding.max_new_tokens
-    own, penalty, processors = width // groups, decoding.length_penalty, constraints(captioner, decoding)
+    width_of, penalty, processors = width // groups, decoding.length_penalty, constraints(captioner, decoding)
     finished: list[list[Finished]] = [[[] for _ in range(groups)] for _ in range(images)]
     logits = next_logits(None).repeat_interleave(width, 0)
     device = logits.device
     active = torch.arange(images, device=device)  # images that are not done
     going = torch.ones(images, groups, dtype=torch.bool, device=device)  # groups that are not done
-    scores = torch.full((images, groups, own), -torch.inf, device=device)
+    scores = torch.full((images, groups, width_of), -torch.inf, device=device)
     scores[..., 0] = 0.0  # all beams are equal at first: only one of a group counts
     prefixes = torch.empty(images, width, 0, dtype=torch.long, device=device)
     for length in range(1, limit + 1):
@@ -284,7 +284,7 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
         for process in processors:
             logprobs = process(prefixes.flatten(0, 1), logprobs)
         numbers = active.tolist()
-        logprobs = logprobs.unflatten(0, (len(active), groups, own))
+        logprobs = logprobs.unflatten(0, (len(active), groups, width_of))
         ended = [finished[image] for image in numbers]
         scores, parent, token = _extend_groups(
             decoding, captioner.eos_token_id, logprobs, scores, prefixes, going, ended
@@ -293,13 +293,16 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
         token = token.flatten(1)
         prefixes = torch.cat([prefixes.flatten(0, 1)[rows], token.unsqueeze(-1)], dim=-1)
         open_groups = [
-            [not _is_done(finished[image][group], own, score / length**penalty) for group, score in enumerate(firsts)]
+            [
+                not _is_done(finished[image][group], width_of, score / length**penalty)
+                for group, score in enumerate(firsts)
+            ]
             for image, firsts in zip(numbers, scores[..., 0].tolist(), strict=True)
         ]
         going = going & torch.tensor(open_groups, device=device)
         stay = going.any(1).nonzero().squeeze(1)
         active, going, scores, prefixes, token, rows = (
-            part[stay] for part in (active, going, scores, prefixes, token, rows)
+            tensor[stay] for tensor in (active, going, scores, prefixes, token, rows)
         )
         if not len(active) or length == limit:
             break
@@ -308,10 +311,10 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
         logits = next_logits(Prefixes(token.flatten(), before, image_of))
     numbers = active.tolist()
     for row, group in going.nonzero().tolist():
-        captions = prefixes[row, group * own : (group + 1) * own].tolist()
+        captions = prefixes[row, group * width_of : (group + 1) * width_of].tolist()
         pairs = zip(scores[row, group].tolist(), captions, strict=True)
         finished[numbers[row]][group] += [(score / limit**penalty, ids) for score, ids in pairs]
-    together = [[*chain.from_iterable(_best(group, own) for group in of_groups)] for of_groups in finished]
+    together = [[*chain.from_iterable(_best(group, width_of) for group in of_groups)] for of_groups in finished]
     return _n_best(together, decoding.num_return_sequences, captioner, device)
 
 
@@ -329,25 +332,25 @@ def _extend_groups(
     Captions that end are added to ``finished`` (by image and group) unless their group is done (``going`` [A, G] is
     False). ``logprobs`` is [A, G, W / G, V], ``scores`` [A, G, W / G], ``prefixes`` [A, W, length so far].
     """
-    groups, own = scores.shape[1:]
+    groups, width = scores.shape[1:]
     divisor = (prefixes.shape[-1] + 1) ** decoding.length_penalty
-    taken = torch.zeros_like(logprobs[:, 0, :1]) if groups > 1 else None  # by earlier groups
+    chosen_counts = torch.zeros_like(logprobs[:, 0, :1]) if groups > 1 else None  # by earlier groups
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     for group in range(groups):
         candidates = logprobs[:, group]
-        if taken is not None:
-            candidates = candidates - decoding.diversity_penalty * taken
+        if chosen_counts is not None:
+            candidates = candidates - decoding.diversity_penalty * chosen_counts
         best, parent, token = _best_extensions(scores[:, group], candidates)
-        parent = parent + group * own
+        parent = parent + group * width
         ends = (token == eos_token_id) & best.isfinite()
-        for row, rank in (ends[:, :own] & going[:, group, None]).nonzero().tolist():
+        for row, rank in (ends[:, :width] & going[:, group, None]).nonzero().tolist():
             caption = [*prefixes[row, parent[row, rank]].tolist(), eos_token_id]
             finished[row][group].append((best[row, rank].item() / divisor, caption))
-        order = ends.long().sort(dim=-1, stable=True).indices[:, :own]  # candidates that go on, best first
+        order = ends.long().sort(dim=-1, stable=True).indices[:, :width]  # candidates that go on, best first
         kept.append((best.gather(1, order), parent.gather(1, order), token.gather(1, order)))
-        if taken is not None:
-            taken.squeeze(1).scatter_add_(1, kept[-1][2], going[:, group, None].float().expand(-1, own))
-    scores, parent, token = (torch.stack(parts, dim=1) for parts in zip(*kept, strict=True))
+        if chosen_counts is not None:
+            chosen_counts.squeeze(1).scatter_add_(1, kept[-1][2], going[:, group, None].float().expand(-1, width))
+    scores, parent, token = (torch.stack(tensors, dim=1) for tensors in zip(*kept, strict=True))
     return scores, parent, token
 
 
@@ -375,9 +378,9 @@ def _is_done(finished: Finished, count: int, score: float) -> bool:
 
 def _n_best(finished: Sequence[Finished], count: int, captioner: Captioner, device: torch.device) -> Generated:
     """The best ``count`` captions of each image, best first; if there are fewer, empty ones with the score -inf."""
-    found = [[caption for caption in captions if caption[0] > -torch.inf] for captions in finished]
+    finite = [[caption for caption in captions if caption[0] > -torch.inf] for captions in finished]
     nothing: Finished = [(-torch.inf, [])] * count
-    best = [_best(captions + nothing, count) for captions in found]
+    best = [_best(captions + nothing, count) for captions in finite]
     flat = [torch.tensor(ids, dtype=torch.long) for captions in best for _, ids in captions]
     padded = nn.utils.rnn.pad_sequence(flat, batch_first=True, padding_value=captioner.pad_token_id)
     scores = torch.tensor([[score for score, _ in captions] for captions in best], device=device)
@@ -387,17 +390,17 @@ def _n_best(finished: Sequence[Finished], count: int, captioner: Captioner, devi
 def logits_without_cache(captioner: Captioner, policy: nn.Module, inputs: dict[str, Tensor]) -> NextLogits:
     """``Captioner.next_logits`` without a cache: ``token_logits`` of all tokens of every prefix."""
     first = next(iter(inputs.values()))
-    known = torch.empty(len(first), 0, dtype=torch.long, device=first.device)
+    earlier = torch.empty(len(first), 0, dtype=torch.long, device=first.device)
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:
         """Logits [P, V] after all tokens of each of P prefixes."""
-        nonlocal known
-        given = inputs
+        nonlocal earlier
+        expanded = inputs
         if prefixes is not None:
-            known = prefixes.extend(known)
-            given = {name: tensor[prefixes.image] for name, tensor in inputs.items()}
-        ids = nn.functional.pad(known, (0, 1), value=captioner.pad_token_id)  # its logits are those of the next token
-        return captioner.token_logits(policy, given, ids.unsqueeze(1))[:, 0, -1]
+            earlier = prefixes.extend(earlier)
+            expanded = {name: tensor[prefixes.image] for name, tensor in inputs.items()}
+        ids = nn.functional.pad(earlier, (0, 1), value=captioner.pad_token_id)  # its logits are those of the next token
+        return captioner.token_logits(policy, expanded, ids.unsqueeze(1))[:, 0, -1]
 
     return next_logits
 
@@ -447,9 +450,9 @@ class ReplayedGenerate:
         if addresses != self.addresses:
             self.graphs.clear()
             self.addresses = addresses
-        given = inputs if noise is None else {**inputs, "noise": noise}
-        shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in given.items())
-        device = next(iter(given.values())).device.type
+        tensors = inputs if noise is None else {**inputs, "noise": noise}
+        shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items())
+        device = next(iter(tensors.values())).device.type
         key = (decoding, torch.is_autocast_enabled(device), shapes)
         if key not in self.graphs:
             if len(self.graphs) == MAX_GRAPHS:
@@ -462,8 +465,8 @@ class ReplayedGenerate:
                     )
                 self.warned = True
                 return self.captioner.generate(policy, inputs, decoding, noise)
-            self.graphs[key] = self._captured(policy, decoding, given)
-        tokens = self.graphs[key](**given)
+            self.graphs[key] = self._captured(policy, decoding, tensors)
+        tokens = self.graphs[key](**tensors)
         longest = caption_mask(tokens, self.captioner.eos_token_id).flatten(0, 1).any(0).sum()
         return tokens[..., : int(longest)]
 
@@ -506,8 +509,8 @@ def capture_cuda_graph(function: Decode, example: dict[str, Tensor]) -> Decode:
     finally:
         torch.clear_autocast_cache()
 
-    def replay(**given: Tensor) -> Tensor:
-        for name, tensor in given.items():
+    def replay(**tensors: Tensor) -> Tensor:
+        for name, tensor in tensors.items():
             inputs[name].copy_(tensor)
         graph.replay()
         return output.clone()

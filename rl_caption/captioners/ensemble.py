@@ -123,6 +123,6 @@ def vocabulary_difference(first_name: str, first: Captioner, name: str, other: C
             return f"{', '.join(ids)} ({len(one)} and {len(two)} tokens)"
     for key in ("eos_token_id", "pad_token_id", "forbidden"):
         if getattr(first, key) != getattr(other, key):
-            values = [f"{owner!r} {getattr(each, key)!s:.80}" for owner, each in ((first_name, first), (name, other))]
+            values = [f"{owner!r} {getattr(model, key)!s:.80}" for owner, model in ((first_name, first), (name, other))]
             return f"{key} of {' and of '.join(values)}"
     return None

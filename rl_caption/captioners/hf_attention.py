@@ -164,7 +164,7 @@ def _text_attention(
         key, value = cache.layers[attention.layer_idx].keys, cache.layers[attention.layer_idx].values
     else:
         states = encoder_hidden_states if crossing else hidden_states
-        key, value = (part(states).unflatten(-1, heads).transpose(1, 2) for part in (attention.key, attention.value))
+        key, value = (layer(states).unflatten(-1, heads).transpose(1, 2) for layer in (attention.key, attention.value))
         if cache is not None:
             key, value = cache.update(key, value, attention.layer_idx)
         updated[attention.layer_idx] = True

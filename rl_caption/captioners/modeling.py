@@ -196,8 +196,8 @@ def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
 
     From a boolean mask attention would make the same, anew in every layer.
     """
-    kind = states.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    device_type = states.device.type
+    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else states.dtype
     shape = (len(mask), 1, 1, mask.shape[1])
     return torch.zeros(shape, dtype=dtype, device=mask.device).masked_fill(~mask.bool().view(shape), -torch.inf)
 

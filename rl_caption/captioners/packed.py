@@ -115,5 +115,5 @@ class PreallocatedLayer(DynamicLayer):
 
 def preallocated_cache(capacity: int) -> Cache:
     """A KV cache with memory for ``capacity`` tokens, which grows if there are more."""
-    kind: Any = partial(PreallocatedLayer, capacity)
-    return Cache(layer_class_to_replicate=kind)
+    layer_class: Any = partial(PreallocatedLayer, capacity)
+    return Cache(layer_class_to_replicate=layer_class)

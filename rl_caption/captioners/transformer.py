@@ -232,7 +232,7 @@ class TransformerCaptioner(Captioner):
     ) -> Tensor:
         flat = token_ids.flatten(0, 1)
         before = torch.cat([torch.full_like(flat[:, :1], self.bos_token_id), flat[:, :-1]], dim=1)
-        computed, nodes = (None if each is None else each.flatten(0, 1) for each in (mask, node))
+        computed, nodes = (None if ids is None else ids.flatten(0, 1) for ids in (mask, node))
         output = model(**inputs, decoder_input_ids=before, token_mask=computed, token_node=nodes)
         return forbid(output.logits, self.forbidden)
 
@@ -249,14 +249,14 @@ class TransformerCaptioner(Captioner):
 def read_config(file: Path) -> CaptionTransformerConfig:
     """The ``config.json`` of a saved captioner. Raises ``ValueError`` if it is incomplete or another model's."""
     values = {"num_frames": 1, "position_init": "normal", **read_object(file)}  # what older files leave out
-    kind, expected = values.get("model_type"), CaptionTransformerConfig.model_type
-    if kind != expected:
-        raise ValueError(f"model_type is {kind!r}: expected {expected!r}")
-    known = [name for name, p in signature(CaptionTransformerConfig).parameters.items() if p.kind is not p.VAR_KEYWORD]
-    missing = [name for name in known if name not in values]
+    model_type, expected = values.get("model_type"), CaptionTransformerConfig.model_type
+    if model_type != expected:
+        raise ValueError(f"model_type is {model_type!r}: expected {expected!r}")
+    names = [name for name, p in signature(CaptionTransformerConfig).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    missing = [name for name in names if name not in values]
     if missing:
         raise ValueError(f"it has no {', '.join(missing)}")
-    return CaptionTransformerConfig(**{name: values[name] for name in known})
+    return CaptionTransformerConfig(**{name: values[name] for name in names})
 
 
 def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTrainedTokenizerFast:
@@ -264,9 +264,9 @@ def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTraine
     with reading(f"the tokenizer in {folder} (tokenizer.json, tokenizer_config.json)"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-            found, expected = getattr(tokenizer, name), getattr(config, name)
-            if found != expected:
-                raise ValueError(f"its {name} is {found}, that of config.json {expected}")
+            token_id, expected = getattr(tokenizer, name), getattr(config, name)
+            if token_id != expected:
+                raise ValueError(f"its {name} is {token_id}, that of config.json {expected}")
         return tokenizer
 
 
@@ -287,10 +287,10 @@ def build_vocabulary(
     split = tokenizer_of(split_by)
     counts = Counter(word for captions in references for caption in captions for word in split(caption))
     special = [PAD, BOS, EOS, UNK]
-    found = [word for word, count in counts.items() if count >= min_count and word not in special]
-    if not found:
+    frequent = [word for word, count in counts.items() if count >= min_count and word not in special]
+    if not frequent:
         raise ValueError(f"no word occurs {min_count} times in the training references: lower model.min_count")
-    words = sorted(found, key=lambda word: (-counts[word], word))
+    words = sorted(frequent, key=lambda word: (-counts[word], word))
     vocabulary = {token: index for index, token in enumerate([*special, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()
@@ -307,9 +307,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     source = Path(path)
     if source.suffix == ".json":
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(source))
-        known = tokenizer.get_vocab()
+        vocabulary = tokenizer.get_vocab()
         for name, token in (("pad_token", PAD), ("bos_token", BOS), ("eos_token", EOS), ("unk_token", UNK)):
-            if token in known:
+            if token in vocabulary:
                 setattr(tokenizer, name, token)
     else:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(source)

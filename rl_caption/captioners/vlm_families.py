@@ -180,7 +180,7 @@ def as_messages(prompt: str | Messages, row_prompt: str | Messages | None) -> Me
     if isinstance(last["content"], str):
         last["content"] = row_prompt
     else:
-        texts = [part for part in last["content"] if part["type"] == "text"]
+        texts = [item for item in last["content"] if item["type"] == "text"]
         texts[-1]["text"] = row_prompt
     return messages
 
@@ -189,11 +189,11 @@ def check_messages(prompt: Any, where: str) -> None:
     """Raise ``CaptionerError`` unless ``prompt``, the value of ``where``, is a conversation with a turn of the user."""
     for number, message in enumerate(prompt):
         content = message.get("content") if isinstance(message, dict) else None
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        fits = isinstance(parts, list) and all(
-            isinstance(part, dict)
-            and (part.get("type") == "image" or (part.get("type") == "text" and isinstance(part.get("text"), str)))
-            for part in parts
+        items = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        fits = isinstance(items, list) and all(
+            isinstance(item, dict)
+            and (item.get("type") == "image" or (item.get("type") == "text" and isinstance(item.get("text"), str)))
+            for item in items
         )
         if not fits or message.get("role") not in ("system", "user", "assistant"):
             raise CaptionerError(
@@ -212,9 +212,9 @@ def with_images(messages: Messages, images: Sequence[Image.Image]) -> Messages:
     conversation: Messages = []
     for message in messages:
         content = message["content"]
-        parts = [{"type": "text", "text": content}] * bool(content) if isinstance(content, str) else list(content)
-        conversation.append({**message, "content": [dict(part) for part in parts]})
-    places = [part for message in conversation for part in message["content"] if part["type"] == "image"]
+        items = [{"type": "text", "text": content}] * bool(content) if isinstance(content, str) else list(content)
+        conversation.append({**message, "content": [dict(item) for item in items]})
+    places = [item for message in conversation for item in message["content"] if item["type"] == "image"]
     if not places:
         places = [{"type": "image"} for _ in images]
         first = next(message for message in conversation if message["role"] == "user")
@@ -234,7 +234,7 @@ def text_of(messages: Messages, name: str) -> str:
 
 
 def _texts(content: str | list[dict[str, Any]]) -> list[str]:
-    return [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+    return [content] if isinstance(content, str) else [item["text"] for item in content if item["type"] == "text"]
 
 
 def collate(prompts: Sequence[dict[str, Tensor]], pad: int, text_inputs: Sequence[str]) -> dict[str, Tensor]:

@@ -32,23 +32,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add("--out", type=Path, required=True, help="folder of the new captioner; it must not exist")
     add_trust(parser)
-    given = parser.parse_args(argv)
-    out: Path = given.out
+    options = parser.parse_args(argv)
+    out: Path = options.out
     if os.path.lexists(out):
         raise CaptionerError(f"--out {out} already exists: name a new folder, or remove it")
     quiet_libraries()
-    found = average_weights(given.models, given.weights)
+    soup = average_weights(options.models, options.weights)
     members = [
         {"model": name, "weight": weight, "distance": distance, "sha256": weights_hash(name)}
-        for name, weight, distance in zip(given.models, found.weights, found.distances, strict=True)
+        for name, weight, distance in zip(options.models, soup.weights, soup.distances, strict=True)
     ]
     with new_folder(out) as partial:
-        found.captioner.save_pretrained(found.captioner.policy, partial)
+        soup.captioner.save_pretrained(soup.captioner.policy, partial)
         write_json(partial / NOTE, members)
         seal(partial)
     for member in members:
         print(f"{member['weight']:.3g} of {member['model']} (distance from the first: {member['distance']:.2%})")
-    if max(found.distances) > FAR:
+    if max(soup.distances) > FAR:
         print(f"WARNING: a distance is above {FAR:.0%}: only captioners trained from the same weights can be averaged")
     print(f"wrote {out}")
     return 0

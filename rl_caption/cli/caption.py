@@ -32,19 +32,19 @@ def find_images(paths: Sequence[str]) -> list[Path]:
     Raises:
         DataError: a path does not exist, or a folder cannot be listed, or there is no image.
     """
-    found: list[Path] = []
+    paths_of_images: list[Path] = []
     for name in paths:
         path = Path(name)
         if path.is_dir():
             with naming(f"folder {name!r}", (RewardError,), DataError):
-                found += sorted(list_images(path))
+                paths_of_images += sorted(list_images(path))
         elif path.is_file():
-            found.append(path)
+            paths_of_images.append(path)
         else:
             raise DataError(f"{name!r} does not exist: expected an image or a folder of images")
-    if not found:
+    if not paths_of_images:
         raise DataError(f"no image in {list(paths)}: looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(paths_of_images))
 
 
 def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
@@ -100,13 +100,13 @@ def caption_files(
         raise CaptionerError(f"--model {', '.join(models)} reads region features, not photos: use evaluate")
     rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
     accelerator = Accelerator(**accelerator_kwargs())
-    found = caption_rows(captioner, rows, decode, accelerator, seed)
+    captions = caption_rows(captioner, rows, decode, accelerator, seed)
     if reward is None or not accelerator.is_main_process:
-        return found
+        return captions
     try:
-        return reranked(found, rows, reward)
+        return reranked(captions, rows, reward)
     except RewardError:
-        for name, candidates in found.candidates.items():
+        for name, candidates in captions.candidates.items():
             print(*(f"{name}\t{candidate.caption}" for candidate in candidates), sep="\n")
         raise
 
@@ -130,9 +130,9 @@ def main(argv: list[str] | None = None) -> int:
         r"^ {8}(\w+): (.+?)\.$(?=\n {8}\w|\n? {4}\Z)", str(Decoding.__doc__), re.MULTILINE | re.DOTALL
     )
     meanings = {name: " ".join(text.replace("``", "").split()) for name, text in documented}
-    for name, kind in get_type_hints(Decoding).items():
+    for name, annotation in get_type_hints(Decoding).items():
         if name not in ("num_beams", "max_new_tokens", "fixed_shapes"):
-            action: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind}
+            action: dict[str, Any] = {"action": "store_true"} if annotation is bool else {"type": annotation}
             add(
                 f"--{name}",
                 default=getattr(Decoding, name),
@@ -147,26 +147,26 @@ def main(argv: list[str] | None = None) -> int:
     add("--candidates", help="write all captions of a photo with their scores to this JSON lines file")
     add_trust(parser)
     add("paths", nargs="+", metavar="PHOTO|FOLDER")
-    given = vars(parser.parse_args(argv))
+    arguments = vars(parser.parse_args(argv))
     try:
-        decode = Decoding(**{name: given[name] for name in get_type_hints(Decoding) if name in given})
-        check_choice(decode, given["rerank"], given["candidates"] is not None)
+        decode = Decoding(**{name: arguments[name] for name in get_type_hints(Decoding) if name in arguments})
+        check_choice(decode, arguments["rerank"], arguments["candidates"] is not None)
     except ConfigError as error:
         parser.error(str(error))
-    if wrong := list(wrong_values(given["seed"], Seed, "--seed")):
+    if wrong := list(wrong_values(arguments["seed"], Seed, "--seed")):
         parser.error("; ".join(wrong))
-    options = {name: given[name] for name in ("prompt", "ensemble", "rerank", "seed")}
-    options["rerank_kwargs"] = json_object(given["rerank_kwargs"], "--rerank_kwargs")
-    for file in filter(None, (given["out"], given["candidates"])):
+    options = {name: arguments[name] for name in ("prompt", "ensemble", "rerank", "seed")}
+    options["rerank_kwargs"] = json_object(arguments["rerank_kwargs"], "--rerank_kwargs")
+    for file in filter(None, (arguments["out"], arguments["candidates"])):
         check_writable_file(file)
-    paths = readable_images(find_images(given["paths"]), given["on_bad"])
-    found = caption_files(given["model"], paths, decode, **options)
+    paths = readable_images(find_images(arguments["paths"]), arguments["on_bad"])
+    captions = caption_files(arguments["model"], paths, decode, **options)
     if not is_main_process():
         return 0
-    if given["out"]:  # before they are printed, which may fail
-        write_json(given["out"], [{"image_id": path, "caption": text} for path, text in found.texts().items()])
-    if given["candidates"]:
-        found.write(given["candidates"])
-    for path, caption in found.texts().items():
+    if arguments["out"]:  # before they are printed, which may fail
+        write_json(arguments["out"], [{"image_id": path, "caption": text} for path, text in captions.texts().items()])
+    if arguments["candidates"]:
+        captions.write(arguments["candidates"])
+    for path, caption in captions.texts().items():
         print(f"{path}\t{caption}")
     return 0

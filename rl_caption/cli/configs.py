@@ -24,9 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("list", help="print what there is for each program, and what it is")
     show = commands.add_parser("show", help="print the file that --config NAME reads")
     show.add_argument("name", metavar="NAME")
-    given = parser.parse_args(argv)
-    if given.command == "show":
-        print(find_config(given.name).read_text(encoding="utf-8"), end="")
+    options = parser.parse_args(argv)
+    if options.command == "show":
+        print(find_config(options.name).read_text(encoding="utf-8"), end="")
         return 0
     print("\n".join(_list_lines()))
     return 0

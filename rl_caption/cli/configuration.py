@@ -72,14 +72,15 @@ class ConfigFileError(ValueError):
     """A file is not a configuration; the message names the key or line, and what would be right."""
 
 
-def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: bool = True) -> Config:
+def parse(options_class: type[Config], arguments: Sequence[str], program: str, checked: bool = True) -> Config:
     """Read a configuration from ``--config FILE`` (``find_config``) and overrides, and check it.
 
     There is one file at most, and it comes first: an override before ``--config`` would be lost silently, and a second
     file would replace dictionaries instead of merging them.
 
     Args:
-        kind: dataclass of the configuration, or one that stands for several (``rl_caption.options.alternative_of``).
+        options_class: dataclass of the configuration, or one that stands for several
+            (``rl_caption.options.alternative_of``).
         arguments: of the command line.
         program: its name in messages.
         checked: False makes no configuration, which would check options that depend on each other, and returns the
@@ -94,16 +95,16 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     file, words = _file_of(arguments), _switched_on(with_lists(arguments, "--trust"), "--report")
     where = file or program
     values: dict[str, Any] = {}
-    options: Any = kind
+    options: Any = options_class
     try:
         if file is not None:
             values = read_mapping(find_config(file))
         with config_errors(where):
-            kind, options = _chosen(kind, _joined(values, _values_of(words)))
+            options_class, options = _chosen(options_class, _joined(values, _values_of(words)))
         parser = _parser(options)
         parser.prog = program
         if file is not None:
-            _drop_foreign_defaults(values, kind, options)
+            _drop_foreign_defaults(values, options_class, options)
             _refuse_foreign(values, options, file)
             if isinstance(train := values.get("train"), dict) and train.get("mixed_precision") is False:
                 train["mixed_precision"] = "no"  # which YAML reads as false
@@ -122,13 +123,13 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     with config_errors(where):
         plain = namespace.as_dict()
         trust(class_names(plain))
-        config: Config = _instance(kind, plain)
+        config: Config = _instance(options_class, plain)
     return config
 
 
-def _chosen(kind: Any, values: dict[str, Any]) -> tuple[Any, Any]:
+def _chosen(options_class: Any, values: dict[str, Any]) -> tuple[Any, Any]:
     """The class that the values of a file and a command line choose, and the one with its sections' alternatives."""
-    chosen = alternative_of(kind, values)
+    chosen = alternative_of(options_class, values)
     return chosen, with_chosen_sections(chosen, values)
 
 
@@ -140,55 +141,55 @@ def _joined(values: Any, overrides: Any) -> Any:
 
 
 @cache
-def _parser(kind: Any) -> Any:
+def _parser(options_class: Any) -> Any:
     """The parser of a configuration class; making it takes longer than parsing."""
     from jsonargparse import ArgumentParser
 
-    description = (kind.__doc__ or "").split("\n")[0]
+    description = (options_class.__doc__ or "").split("\n")[0]
     parser = ArgumentParser(description=description, exit_on_error=False, allow_abbrev=False)
     help_text = "YAML file with any of the keys below, or the name of a recipe (rl-caption configs list)"
     parser.add_argument("--config", action="config", help=help_text)
-    parser.add_class_arguments(kind, None, as_group=False)
+    parser.add_class_arguments(options_class, None, as_group=False)
     # As mappings: where instances are the default, the parser refuses {}, all of whose options have their defaults.
     tables = {key: table for key, table in parser.get_defaults().items() if isinstance(table, dict) and table}
-    parser.set_defaults({key: {name: asdict(own) for name, own in table.items()} for key, table in tables.items()})
+    parser.set_defaults({key: {name: asdict(item) for name, item in table.items()} for key, table in tables.items()})
     return parser
 
 
-def _instance(kind: Any, values: Any, key: str = "") -> Any:
+def _instance(annotation: Any, values: Any, key: str = "") -> Any:
     """The plain values at ``key`` as an instance of their annotation: dataclasses, also in tables and lists.
 
     A section checks itself and begins its message with the name of an option, before which ``key`` is put here.
     """
-    kind = without_null(kind)
-    if values is None or not any(map(is_dataclass, (kind, *get_args(kind)))):
+    annotation = without_null(annotation)
+    if values is None or not any(map(is_dataclass, (annotation, *get_args(annotation)))):
         return values
-    if get_origin(kind) is list:
-        return [_instance(get_args(kind)[0], value, f"{key}[{index}]") for index, value in enumerate(values)]
-    if get_origin(kind) is dict:
-        return {name: _instance(get_args(kind)[1], value, f"{key}.{name}") for name, value in values.items()}
-    kind = alternative_of(kind, values)
-    hints, section = get_type_hints(kind), f"{key}." if key else ""
+    if get_origin(annotation) is list:
+        return [_instance(get_args(annotation)[0], value, f"{key}[{index}]") for index, value in enumerate(values)]
+    if get_origin(annotation) is dict:
+        return {name: _instance(get_args(annotation)[1], value, f"{key}.{name}") for name, value in values.items()}
+    annotation = alternative_of(annotation, values)
+    hints, section = get_type_hints(annotation), f"{key}." if key else ""
     options = {name: _instance(hints[name], values[name], section + name) for name in hints if name in values}
     with section_errors(key):
-        return kind(**options)
+        return annotation(**options)
 
 
 def _file_of(arguments: Sequence[str]) -> str | None:
-    given = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
-    if len(given) > 1:
+    places = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
+    if len(places) > 1:
         raise UsageError("--config is given twice: one file, then overrides such as --train.lr 1e-5")
-    if not given:
+    if not places:
         return None
-    if given[0] != 0:
+    if places[0] != 0:
         raise UsageError(f"--config must come first: {arguments[0]} before it would be overwritten")
     if arguments[0] == "--config" and len(arguments) < 2:
         raise UsageError("--config has no value: expected a file or the name of a recipe")
     return arguments[0].partition("=")[2] if "=" in arguments[0] else arguments[1]
 
 
-def _refuse_values(values: Any, kind: type[Any], where: str) -> None:
-    wrong = list(wrong_values(values, kind))
+def _refuse_values(values: Any, options_class: type[Any], where: str) -> None:
+    wrong = list(wrong_values(values, options_class))
     if wrong:
         raise ConfigError(f"{where}: {'; '.join(wrong)}")
 
@@ -196,10 +197,10 @@ def _refuse_values(values: Any, kind: type[Any], where: str) -> None:
 # --- what is wrong, in words of the configuration rather than of the parser -------------------------------------------
 
 
-def _drop_foreign_defaults(values: dict[str, Any], kind: type[Any], options: type[Any]) -> None:
+def _drop_foreign_defaults(values: dict[str, Any], options_class: type[Any], options: type[Any]) -> None:
     """Remove from a file's values keys of other alternatives that have their default, as in the ``config.yaml`` of runs
-    from before there were alternatives. ``options`` is ``kind`` with the chosen sections."""
-    defaults = with_defaults({}, kind)
+    from before there were alternatives. ``options`` is ``options_class`` with the chosen sections."""
+    defaults = with_defaults({}, options_class)
     for key in list(unknown_keys(values, options)):
         *section, last = key.split(".")
         inner, default = value_at(values, section), value_at(defaults, section)
@@ -209,73 +210,80 @@ def _drop_foreign_defaults(values: dict[str, Any], kind: type[Any], options: typ
                 del inner[last]
 
 
-def _refuse_foreign(values: dict[str, Any], kind: type[Any], file: str) -> None:
-    """Refuse the configuration of another program: that has all of its keys, ``kind`` has not."""
-    if any(unknown_keys(values, kind)) and (program := program_of(values)) is not None:
+def _refuse_foreign(values: dict[str, Any], options_class: type[Any], file: str) -> None:
+    """Refuse the configuration of another program: that has all of its keys, ``options_class`` has not."""
+    if any(unknown_keys(values, options_class)) and (program := program_of(values)) is not None:
         use = "pass it as --config_file" if " " in program else f"rl-caption {program} --config {file}"
         raise ConfigFileError(f"this is a configuration of {program}: {use}")
 
 
-def _explained(message: str, kind: type[Any], values: dict[str, Any], overrides: dict[str, Any]) -> str:
+def _explained(message: str, options_class: type[Any], values: dict[str, Any], overrides: dict[str, Any]) -> str:
     """What the parser's ``message`` means: keys that do not exist, with the nearest one, or a value of another type.
 
     Args:
-        kind: dataclass of the configuration.
+        options_class: dataclass of the configuration.
         values: those of the file.
         overrides: those of the command line.
     """
-    unknown = list(dict.fromkeys((*unknown_keys(values, kind), *unknown_keys(overrides, kind))))
+    unknown = list(dict.fromkeys((*unknown_keys(values, options_class), *unknown_keys(overrides, options_class))))
     if unknown:
         more = f" (and {len(unknown) - 3} more)" if len(unknown) > 3 else ""
-        return "; ".join(_no_key(key, kind) for key in unknown[:3]) + more
+        return "; ".join(_no_key(key, options_class) for key in unknown[:3]) + more
     key = re.search(r'Parser key "([^"]+)"', message)
     if key is None:
         return ""
     *section, last = path = key[1].split(".")
     value = value_at(overrides if last in (value_at(overrides, section) or {}) else values, path)
-    return "; ".join(_wrong_types(value, _type_at(kind, path, with_null=True), key[1])[:3])
+    return "; ".join(_wrong_types(value, _type_at(options_class, path, with_null=True), key[1])[:3])
 
 
-def _no_key(key: str, kind: type[Any]) -> str:
+def _no_key(key: str, options_class: type[Any]) -> str:
     """That there is no such key, and for what else it is, or the nearest one; where none is near, its section's."""
     section, _, last = key.rpartition(".")
-    inner = _type_at(kind, section.split(".")) if section else kind
-    if others := [*_alternatives_with(last, inner), *_alternatives_with(key, kind)]:
+    inner = _type_at(options_class, section.split(".")) if section else options_class
+    if others := [*_alternatives_with(last, inner), *_alternatives_with(key, options_class)]:
         return f"there is no key {shown(key)[1:-1]} here: it is for {' or '.join(dict.fromkeys(others))}"
     siblings = list(get_type_hints(inner)) if is_dataclass(inner) else []
-    known = ["config", *option_keys(kind)]
-    nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in known else []
-    if not section or any(name.startswith(f"{section}.") for name in known):  # not in a dict, as a term of the reward
-        nearest += difflib.get_close_matches(key, [name for name in known if name.rpartition(".")[2] == last], 1, 0.0)
+    option_names = ["config", *option_keys(options_class)]
+    nearest = [SYNONYMS[last]] if SYNONYMS.get(last) in option_names else []
+    if not section or any(
+        name.startswith(f"{section}.") for name in option_names
+    ):  # not in a dict, as a term of the reward
+        nearest += difflib.get_close_matches(
+            key, [name for name in option_names if name.rpartition(".")[2] == last], 1, 0.0
+        )
     nearest += [f"{section}.{name}" for name in difflib.get_close_matches(last, siblings, n=1) if section]
-    nearest += difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+    nearest += difflib.get_close_matches(key, option_names, n=1, cutoff=0.8)
     hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(siblings)}"
     return f"there is no key {shown(key)[1:-1]}{f': {hint}' if nearest or siblings else ''}"
 
 
-def _alternatives_with(key: str, kind: Any) -> list[str]:
-    """What each of the alternatives to the class ``kind`` is that has the option ``key``, by its docstring."""
-    base = next((base for base in getattr(kind, "__mro__", ()) if "alternative" in vars(base)), None)
+def _alternatives_with(key: str, options_class: Any) -> list[str]:
+    """What each of the alternatives to the class ``options_class`` is that has the option ``key``, by its docstring."""
+    base = next((base for base in getattr(options_class, "__mro__", ()) if "alternative" in vars(base)), None)
     owners = [] if base is None else [other for other in base.alternatives() if key in option_keys(other)]
     sentences = (re.split(r"[.:;] ", str(owner.__doc__), maxsplit=1)[0] for owner in owners)
     return [sentence[:1].lower() + sentence[1:].replace("``", "") for sentence in sentences]
 
 
-def _wrong_types(value: Any, kind: Any, key: str) -> list[str]:
+def _wrong_types(value: Any, annotation: Any, key: str) -> list[str]:
     """A sentence for each value below ``key`` that has not the type of its annotation."""
     inner = next(
-        (option for option in (kind, *get_args(kind)) if isinstance(option, type) and is_dataclass(option)), None
+        (option for option in (annotation, *get_args(annotation)) if isinstance(option, type) and is_dataclass(option)),
+        None,
     )
-    wrong = list(wrong_values(value, kind, key))
+    wrong = list(wrong_values(value, annotation, key))
     if wrong:
         return wrong
     if inner is None or value is None:
         try:
-            check_type(value, kind, key, ConfigError)
+            check_type(value, annotation, key, ConfigError)
         except ConfigError as error:
             return [str(error)]
         return []
-    if inner is kind or type(None) in get_args(kind):  # one such section; otherwise a table or a list of them
+    if inner is annotation or type(None) in get_args(
+        annotation
+    ):  # one such section; otherwise a table or a list of them
         hints = get_type_hints(inner, include_extras=True)
         items = [(item, hints[name], f"{key}.{name}") for name, item in value.items()]
     elif isinstance(value, dict):
@@ -289,17 +297,17 @@ def _wrong_types(value: Any, kind: Any, key: str) -> list[str]:
 
 def _values_of(arguments: Sequence[str]) -> dict[str, Any]:
     """The overrides of a command line as nested values; words that are no option with a value are left out."""
-    found: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for word, after in zip(arguments, [*arguments[1:], "--"], strict=False):
         option, equals, text = word.partition("=")
         if not option.startswith("--") or option == "--config" or (not equals and after.startswith("--")):
             continue
-        section, *path = found, *option[2:].split(".")
+        section, *path = overrides, *option[2:].split(".")
         for key in path[:-1]:
             section[key] = section[key] if isinstance(section.get(key), dict) else {}
             section = section[key]
         section[path[-1]] = _argument(text if equals else after)
-    return found
+    return overrides
 
 
 # --- words of the command line, before the parser gets them -----------------------------------------------------------
@@ -326,43 +334,43 @@ def _switched_on(arguments: Sequence[str], option: str) -> list[str]:
     return [f"{option}=true" if word == option and after.startswith("--") else word for word, after in followed]
 
 
-def _drop_replaced(values: dict[str, Any], kind: type[Any], arguments: Sequence[str]) -> None:
+def _drop_replaced(values: dict[str, Any], options_class: type[Any], arguments: Sequence[str]) -> None:
     """Remove from a file's values each table (``--reward.terms``) or list (``--select``) that the command line gives.
 
     Otherwise the parser would complete its items by options of the file's items of the same name or index.
     """
     for word in arguments:
         *path, key = word.partition("=")[0][2:].split(".")
-        item: Any = (get_args(_type_at(kind, [*path, key])) or (None,))[-1]
+        item: Any = (get_args(_type_at(options_class, [*path, key])) or (None,))[-1]
         if word.startswith("--") and is_dataclass(item) and isinstance(section := value_at(values, path), dict):
             section.pop(key, None)
 
 
-def _with_merged_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[str]) -> list[str]:
+def _with_merged_dictionaries(options_class: type[Any], parser: Any, arguments: Sequence[str]) -> list[str]:
     """Replace ``--SECTION.kwargs.KEY VALUE`` by ``--SECTION.kwargs`` with all of its keys.
 
     The parser cannot set a key of a nested dictionary, and would confuse the number 1 with the text "1" in the values
     that a dictionary has already.
     """
     rest: list[str] = []
-    given: list[tuple[list[str], list[str], str]] = []
+    changes: list[tuple[list[str], list[str], str]] = []
     words = list(arguments)
     while words:
         word = words.pop(0)
         option, equals, value = word.partition("=")
         keys = option[2:].split(".") if option.startswith("--") else []
-        depth = _dictionary_depth(kind, keys)
+        depth = _dictionary_depth(options_class, keys)
         if depth is None or depth == len(keys):
             rest.append(word)
         elif not (equals or words):
             raise UsageError(f"{word} has no value")
         else:
-            given.append((keys[:depth], keys[depth:], value if equals else words.pop(0)))
-    if not given:
+            changes.append((keys[:depth], keys[depth:], value if equals else words.pop(0)))
+    if not changes:
         return rest
     before = parser.parse_args(rest)
     merged: dict[str, dict[str, Any]] = {}
-    for section, keys, text in given:
+    for section, keys, text in changes:
         inner = merged.setdefault(".".join(section), deepcopy(value_at(before, section) or {}))
         for key in keys[:-1]:
             inner[key] = {} if inner.get(key) is None else inner[key]
@@ -383,22 +391,22 @@ def _argument(text: str) -> Any:
     return text if isinstance(value, str) else value
 
 
-def _dictionary_depth(kind: Any, keys: Sequence[str]) -> int | None:
-    """How many parts of a dotted key of ``kind`` lead to a dictionary of free arguments (``kwargs``)."""
-    return next((depth for depth in range(1, len(keys) + 1) if _type_at(kind, keys[:depth]) is dict), None)
+def _dictionary_depth(options_class: Any, keys: Sequence[str]) -> int | None:
+    """How many parts of a dotted key of ``options_class`` lead to a dictionary of free arguments (``kwargs``)."""
+    return next((depth for depth in range(1, len(keys) + 1) if _type_at(options_class, keys[:depth]) is dict), None)
 
 
-def _type_at(kind: Any, keys: Sequence[str], with_null: bool = False) -> Any:
-    """The type at a dotted key of ``kind``, without the ``None`` of a union; None where there is no such key.
+def _type_at(annotation: Any, keys: Sequence[str], with_null: bool = False) -> Any:
+    """The type at a dotted key of ``annotation``, without the ``None`` of a union; None where there is no such key.
 
     ``with_null`` keeps the last ``None``, and ranges.
     """
-    inner = kind
+    inner = annotation
     for key in keys:
-        hints = get_type_hints(kind, include_extras=with_null) if is_dataclass(kind) else {}
-        inner = hints.get(key) if is_dataclass(kind) else (get_args(kind) or (None,))[-1]
-        kind = get_args(inner)[0] if NoneType in get_args(inner) else inner  # X | None
-    return inner if with_null else kind
+        hints = get_type_hints(annotation, include_extras=with_null) if is_dataclass(annotation) else {}
+        inner = hints.get(key) if is_dataclass(annotation) else (get_args(annotation) or (None,))[-1]
+        annotation = get_args(inner)[0] if NoneType in get_args(inner) else inner  # X | None
+    return inner if with_null else annotation
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------
@@ -409,8 +417,8 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
@@ -429,13 +437,13 @@ def read_mapping(path: str | Path) -> dict[str, Any]:
     if len(content) > MOST_BYTES:
         raise ConfigFileError(f"it is larger than {MOST_BYTES >> 20} MiB: expected a configuration")
     try:
-        found = load(content.decode("utf-8-sig"))
+        values = load(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigFileError(f"it is not UTF-8: {error}") from error
-    if not isinstance(found, dict):
-        what = "is empty" if found is None else f"holds {type(found).__name__} {found!r:.80}"
+    if not isinstance(values, dict):
+        what = "is empty" if values is None else f"holds {type(values).__name__} {values!r:.80}"
         raise ConfigFileError(f"it {what}: expected a mapping such as train: {{lr: 1.0e-5}}")
-    return found
+    return values
 
 
 def load(text: str) -> Any:

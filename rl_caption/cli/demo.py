@@ -80,11 +80,13 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\n[{len(told) + 1}/{len(stages) + 1}] {what}", flush=True)
     captioners = {"cross-entropy": runs[0], "SCST on CIDEr-D": runs[1], "SCST on mixture": runs[4]}
     before, folder = time.monotonic(), runs[1].parent
-    written = _judge_all({name: found / "export" / "best" for name, found in captioners.items()}, run, runs[3], folder)
+    written = _judge_all(
+        {name: folder_of / "export" / "best" for name, folder_of in captioners.items()}, run, runs[3], folder
+    )
     told.append((what, time.monotonic() - before))
     write_text(folder / "report.html", render(_page(folder, list(captioners), runs, told, _data(run))))
     print(f"\ntook {(time.monotonic() - started) / 60:.1f} minutes; wrote")
-    for path in (*(found / "export" / "best" for found in runs), *written):
+    for path in (*(folder_of / "export" / "best" for folder_of in runs), *written):
         print(f"  {path}")
     print(f"\ncaption pictures of your own: rl-caption caption --model {runs[1]}/export/best PHOTO ...")
     print(f"or in the browser:            rl-caption web --models {runs[0]}/export/best {runs[1]}/export/best")
@@ -121,10 +123,10 @@ def _judge_all(models: Mapping[str, Path], run: Mapping[str, Any], student: Path
         print(f"\n{heading}\n{format_table(table)}")
         if split == "test":
             rows = [build_data(data).split(split)[index] for index in range(PICTURE_IMAGES)]
-            shown = {f"{name}:": [texts[row["image_id"]] for row in rows] for name, texts in captions.items()}
+            sheet = {f"{name}:": [texts[row["image_id"]] for row in rows] for name, texts in captions.items()}
             written.append(folder / "before_and_after.png")
             with atomic_write(written[-1]) as file:
-                caption_sheet([load_image(row["image"]) for row in rows], shown).save(file, "PNG")
+                caption_sheet([load_image(row["image"]) for row in rows], sheet).save(file, "PNG")
     return written
 
 

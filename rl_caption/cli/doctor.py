@@ -146,8 +146,8 @@ def java_findings() -> Iterator[Finding]:
         ("SPICE", "spice", spice, f"SPICE is left out of evaluate; {download}"),
     ):
         missing = [Path(jar).name for jar in jars if not (toolkit / folder / jar).is_file()]
-        found = f"missing: {', '.join(missing)}" if missing else ", ".join(Path(jar).name for jar in jars)
-        yield Finding(name, found, cost if missing else "")
+        finding = f"missing: {', '.join(missing)}" if missing else ", ".join(Path(jar).name for jar in jars)
+        yield Finding(name, finding, cost if missing else "")
 
 
 def tagger_findings() -> Iterator[Finding]:
@@ -169,8 +169,8 @@ def machine_findings() -> Iterator[Finding]:
     yield Finding("system", platform.platform())
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), "")
     try:
-        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=True)
-        yield Finding("C++ compiler", f"{done.stdout.strip()} ({compiler})".splitlines()[0])
+        process = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=True)
+        yield Finding("C++ compiler", f"{process.stdout.strip()} ({compiler})".splitlines()[0])
     except (OSError, subprocess.SubprocessError) as error:
         cost = "DeepSpeed cannot build its own operators; nothing else compiles anything"
         yield Finding("C++ compiler", f"missing: {error}" if compiler else "missing", cost)
@@ -208,8 +208,8 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
         yield Finding("data", str(error), NO_START, fatal=True)
         return
     yield Finding("data", f"{len(rows)} training images")
-    found, captioner = _captioner_finding(config, build.references_of(rows))
-    yield found
+    finding, captioner = _captioner_finding(config, build.references_of(rows))
+    yield finding
     if hasattr(captioner, "key_value_bytes"):  # of a vision-language model
         yield _memory_finding(config, rows, captioner)
     yield _reward_finding(config, rows, captioner)
@@ -226,8 +226,8 @@ def _captioner_finding(config: ScstConfig, references: list[list[str]]) -> tuple
     if not Path(start).exists() and config.model.name != "huggingface":
         if config.warm_start is None:
             return Finding("captioner", f"model.init {start} does not exist", NO_START, True, OWN_START), None
-        made = f"{start} does not exist yet; the run makes it by {config.warm_start}"
-        return Finding("captioner", made, "no scales on its samples"), None
+        finding = f"{start} does not exist yet; the run makes it by {config.warm_start}"
+        return Finding("captioner", finding, "no scales on its samples"), None
     try:
         captioner = build.build_captioner(config.model, references, config.data.cache_mb, config.data.tokenizer)
         build.check_positions(captioner, "rollout.max_new_tokens", config.rollout.max_new_tokens)
@@ -292,10 +292,10 @@ def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captione
         return Finding("reward", "\n  ".join(scale_report(reward, rows, sample)))
     except (build.ConfigError, RewardError) as error:
         kwargs = [term.kwargs for term in config.reward.terms.values()]
-        models = [str(found[key]) for found in kwargs for key in ("backbone", "head") if key in found]
+        models = [str(arguments[key]) for arguments in kwargs for key in ("backbone", "head") if key in arguments]
         if config.reward_models and any(name in str(error) and not Path(name).exists() for name in models):
-            made = f"the run first trains the models of {', '.join(config.reward_models)}"
-            return Finding("reward", f"{error}; {made}", "no scales of its terms")
+            finding = f"the run first trains the models of {', '.join(config.reward_models)}"
+            return Finding("reward", f"{error}; {finding}", "no scales of its terms")
         return Finding("reward", str(error), "the run does not start until this exists", fatal=True)
 
 
@@ -342,16 +342,16 @@ def main(argv: list[str] | None = None) -> int:
         help="a configuration of scst: say what its run would start from, and measure each reward term on references "
         "and on samples of the captioner (seconds to a minute)",
     )
-    given, overrides = parser.parse_known_args(argv)
-    if given.config is None:
+    options, overrides = parser.parse_known_args(argv)
+    if options.config is None:
         if overrides:
             parser.error(f"unrecognized arguments: {' '.join(overrides)}")
         return doctor()
     from rl_caption.cli.configuration import parse
     from rl_caption.config.schema import ScstConfig
 
-    config = parse(ScstConfig, ["--config", given.config, *overrides], "rl-caption doctor")
-    return doctor(config, shlex.join([given.config, *overrides]))
+    config = parse(ScstConfig, ["--config", options.config, *overrides], "rl-caption doctor")
+    return doctor(config, shlex.join([options.config, *overrides]))
 
 
 def _print_section(title: str, findings: Iterable[Finding]) -> list[Finding]:

@@ -160,12 +160,12 @@ def program_of(values: Mapping[str, Any]) -> str | None:
     if values.keys() & LAUNCHER_KEYS:
         return "accelerate launch"
     configs = {name: program.config for name, program in installed_programs().items() if program.config}
-    return next((name for name, kind in configs.items() if _fits(values, resolve_name(kind))), None)
+    return next((name for name, options_class in configs.items() if _fits(values, resolve_name(options_class))), None)
 
 
-def _fits(values: Mapping[str, Any], kind: type[Any]) -> bool:
+def _fits(values: Mapping[str, Any], options_class: type[Any]) -> bool:
     try:
-        options = with_chosen_sections(alternative_of(kind, values), values)
+        options = with_chosen_sections(alternative_of(options_class, values), values)
     except ConfigError:  # the values choose no alternative
         return False
     return not any(unknown_keys(values, options))

@@ -69,12 +69,12 @@ def score_files(
     texts = read_captions(captions, allow_empty=True)
     columns: dict[str, Any] = {"image_id": (written := list(texts))}
     if references is not None:
-        known = read_references(references, split, by=texts.by)
-        texts = with_ids_of(texts, known, known.images, captions)
+        annotated = read_references(references, split, by=texts.by)
+        texts = with_ids_of(texts, annotated, annotated.images, captions)
         columns["image_id"] = list(texts)
-        columns["references"] = references_for(texts, known, references)
-        if known.images:
-            columns["image"] = [known.images[image_id] for image_id in texts]
+        columns["references"] = references_for(texts, annotated, references)
+        if annotated.images:
+            columns["image"] = [annotated.images[image_id] for image_id in texts]
     if images is not None:
         columns["image"] = find_images(images, written)
     _check_columns(reward, scorer, columns)
@@ -102,9 +102,9 @@ def _check_columns(name: str, reward: Reward, columns: Mapping[str, Any]) -> Non
 def _build(reward: str, kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> Reward:
     """The reward with its arguments ``kwargs``, and those of ``options`` that are set, which it must take."""
     try:
-        taken, arguments = parameters(reward), dict(kwargs)
+        accepted, arguments = parameters(reward), dict(kwargs)
         for name, value in options.items():
-            if name in taken and value is not None:
+            if name in accepted and value is not None:
                 arguments = {name: value} | arguments
             elif value:
                 raise DataError(f"reward {reward!r} has no {name!r}: leave it out")
@@ -142,13 +142,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kwargs", metavar="JSON", default="{}", help="further arguments of the reward, as an object")
     parser.add_argument("--out", metavar="F", help="where {reward, signature, mean, scores} is written")
     add_trust(parser)
-    given = parser.parse_args(argv)
-    options = {name: value for name, value in vars(given).items() if name != "trust"}
-    result = score_files(**options | {"kwargs": json_object(given.kwargs, "--kwargs")})
+    arguments = parser.parse_args(argv)
+    options = {name: value for name, value in vars(arguments).items() if name != "trust"}
+    result = score_files(**options | {"kwargs": json_object(arguments.kwargs, "--kwargs")})
     print(f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)")
     print(f"signature {result['signature']}")
     if result["reward"] == "cider":
         print(SCALE_OF_CIDER)
-    if given.out is not None:
-        print(f"written to {given.out}")
+    if arguments.out is not None:
+        print(f"written to {arguments.out}")
     return 0

@@ -48,7 +48,7 @@ class Chain:
         arguments: those of the run itself, with what is for all runs.
     """
 
-    def __init__(self, parse: Parse, kind: type[Any], arguments: Sequence[str], program: str) -> None:
+    def __init__(self, parse: Parse, options_class: type[Any], arguments: Sequence[str], program: str) -> None:
         self._parse, self._program = parse, program
         rest, alone, for_all, words = list[str](), list[str](), list[str](), list(arguments)
         while words:
@@ -64,15 +64,15 @@ class Chain:
         self.arguments = [*rest, *alone]
         self._before = self._after = None
         if for_all or alone:
-            self._before = parse(kind, rest, program, checked=False)
+            self._before = parse(options_class, rest, program, checked=False)
             after_file = 0 if not rest[:1] or not rest[0].startswith("--config") else 1 if "=" in rest[0] else 2
             self.arguments[after_file:after_file] = self.words_for("this run", self._before)
-            self._after = parse(kind, self.arguments, program, checked=False)
+            self._after = parse(options_class, self.arguments, program, checked=False)
 
-    def parse(self, kind: type[Config], file: str, program: str) -> Config:
+    def parse(self, options_class: type[Config], file: str, program: str) -> Config:
         """The configuration of an earlier run, with what is for all runs. Raises as ``parse``."""
-        words = self.words_for(file, self._parse(kind, ["--config", file], program, checked=False))
-        config: Config = self._parse(kind, ["--config", file, *words], program)
+        words = self.words_for(file, self._parse(options_class, ["--config", file], program, checked=False))
+        config: Config = self._parse(options_class, ["--config", file, *words], program)
         return config
 
     def words_for(self, run: str, config: Any) -> list[str]:

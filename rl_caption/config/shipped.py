@@ -24,11 +24,11 @@ def find_config(name: str | Path) -> Path:
     path = Path(name)
     if path.exists() and not path.is_dir():
         return path
-    known = shipped_configs()
-    wanted = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
-    if wanted not in known:
-        last = {recipe.rpartition("/")[2]: recipe for recipe in known}
-        nearest = ", ".join(last[found] for found in difflib.get_close_matches(wanted.rpartition("/")[2], last))
+    recipes = shipped_configs()
+    recipe_name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    if recipe_name not in recipes:
+        last = {recipe.rpartition("/")[2]: recipe for recipe in recipes}
+        nearest = ", ".join(last[match] for match in difflib.get_close_matches(recipe_name.rpartition("/")[2], last))
         hint = f"the nearest are {nearest}" if nearest else "rl-caption configs list names those"
         raise FileNotFoundError(f"{str(name)!r} is neither a file nor a recipe of the package: {hint}")
-    return known[wanted]
+    return recipes[recipe_name]

@@ -56,9 +56,9 @@ class Problem:
 class Findings(dict[str, Problem]):
     """Problems by kind."""
 
-    def add(self, kind: str, offender: str, count: int = 1) -> None:
+    def add(self, problem_name: str, offender: str, count: int = 1) -> None:
         """Count a problem of a kind, and remember the first offenders."""
-        problem = self.setdefault(kind, Problem(kind, ADVICE.get(kind, "")))
+        problem = self.setdefault(problem_name, Problem(problem_name, ADVICE.get(problem_name, "")))
         problem.count += count
         if len(problem.offenders) < SHOWN:
             problem.offenders.append(offender)
@@ -181,7 +181,7 @@ def check_data(
     _check_leaks(every, names, LEAKED_CONTENT, lambda entry: entry.content, findings)
     if missing and hasattr(data, "explain_missing"):
         findings[MISSING].advice = data.explain_missing(missing)
-    problems = tuple(findings[kind] for kind in ADVICE if kind in findings)
+    problems = tuple(findings[problem_name] for problem_name in ADVICE if problem_name in findings)
     rows = {name: sum(entry.split == name for entry in entries) for name in names}
     good = [entry for entry in entries if not entry.bad]
     kept = {name: {entry.index: entry.references for entry in good if entry.split == name} for name in names}
@@ -330,7 +330,7 @@ def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:
 def _check_leaks(
     entries: Sequence[_Entry],
     names: Collection[str],
-    kind: str,
+    problem_name: str,
     key: Callable[[_Entry], Hashable | None],
     findings: Findings,
 ) -> None:
@@ -340,11 +340,11 @@ def _check_leaks(
         splits = list(dict.fromkeys(entry.split for entry in group))
         # A file that is in two splits is named as a file, and not once more as equal content.
         files = {os.path.abspath(entry.path) if entry.path else None for entry in group}
-        same_file = kind == LEAKED_CONTENT and len(files) == 1 and None not in files
+        same_file = problem_name == LEAKED_CONTENT and len(files) == 1 and None not in files
         if len(splits) < 2 or same_file or not set(splits) & set(names):
             continue
         named = " = ".join(f"{split} {first[split].path or first[split].image_id!r}" for split in splits)
-        findings.add(kind, named if kind == LEAKED_CONTENT else f"{value!r} in {' and '.join(splits)}")
+        findings.add(problem_name, named if problem_name == LEAKED_CONTENT else f"{value!r} in {' and '.join(splits)}")
         good = [entry for entry in group if not entry.bad]
         kept = max((entry.split for entry in good), key=_value_of_split, default=None)
         for entry in good:

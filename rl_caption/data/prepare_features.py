@@ -48,7 +48,7 @@ def convert_tsv(
     """
     (folder := Path(out)).mkdir(parents=True, exist_ok=True)
     names = (name for name in os.listdir(folder) if name.endswith(".npz") and not name.startswith("."))
-    old, done = {name.removesuffix(".npz") for name in names}, set[str]()
+    old, converted = {name.removesuffix(".npz") for name in names}, set[str]()
     dim = _stored_dim(folder, old, dim)
     _check_space(paths, folder, old, dtype)
     written, kept, bad = 0, 0, dict[str, DataError]()
@@ -57,7 +57,7 @@ def convert_tsv(
             image_id = columns[0].decode(errors="replace")
             where = f"{path}, line {number}, image {image_id!r:.80}"
             check_name(image_id, where)
-            if image_id in done:
+            if image_id in converted:
                 kept += 1
                 continue
             try:
@@ -66,7 +66,7 @@ def convert_tsv(
                 finite(arrays["features"], "features", where)
                 stored = as_stored(arrays["features"], dtype, where)
             except DataError as error:
-                if not done:  # a file of another layout, say
+                if not converted:  # a file of another layout, say
                     raise
                 bad.setdefault(image_id, error)
                 continue
@@ -78,8 +78,8 @@ def convert_tsv(
                 with atomic_write(path_out) as file:
                     np.savez(file, **arrays | {"features": stored})
                 written += 1
-            done.add(image_id)
-    if lost := [error for image_id, error in bad.items() if image_id not in done]:
+            converted.add(image_id)
+    if lost := [error for image_id, error in bad.items() if image_id not in converted]:
         raise DataError(f"{len(lost)} images have no valid line in the TSV files; the first: {lost[0]}")
     return written, kept
 

@@ -70,17 +70,17 @@ def drawn_weights(groups: Sequence[Hashable], resamples: int, seed: int) -> Iter
 
 def statistics_of(evaluation: Evaluation) -> list[Statistic]:
     """Return the metrics that can be resampled: those of summed counts, and means of scores that every image has."""
-    found = []
+    statistics = []
     for name, counts in evaluation.counts.items():
         keys, of_sums = OF_SUMS[name]
         if all(key in evaluation.metrics for key in keys):
-            found.append(Statistic(keys, counts, of_sums))
-    counted = {key for statistic in found for key in statistic.keys}
+            statistics.append(Statistic(keys, counts, of_sums))
+    counted = {key for statistic in statistics for key in statistic.keys}
     rows = list(evaluation.per_image.values())
     keys = tuple(key for key in evaluation.metrics if key not in counted and rows and all(key in row for row in rows))
     if keys:
-        found.append(Statistic(keys, np.array([[row[key] for key in keys] for row in rows]), means_of_sums))
-    return found
+        statistics.append(Statistic(keys, np.array([[row[key] for key in keys] for row in rows]), means_of_sums))
+    return statistics
 
 
 def with_intervals(evaluation: Evaluation, resamples: int = RESAMPLES, *, seed: int = 0) -> Evaluation:
@@ -117,26 +117,26 @@ def compare(
     pairs = list(_paired(statistics_of(first), statistics_of(second)))
     drawn = _bootstrap([statistic for pair in pairs for statistic in pair], count, resamples, seed)
     as_large = _exchanged(pairs, count, resamples, seed)
-    found = {}
+    differences = {}
     for number, (statistic, _) in enumerate(pairs):
         moved = drawn[2 * number + 1] - drawn[2 * number]
         for key, column in zip(statistic.keys, moved.T, strict=True):
             one, other = first.metrics[key], second.metrics[key]
             low, high = np.quantile(column, ENDS).tolist()
             p = (as_large[key] + 1) / (resamples + 1)
-            found[key] = Difference(first=one, second=other, difference=other - one, interval=(low, high), p=p)
-    return {key: found[key] for key in first.metrics if key in found}
+            differences[key] = Difference(first=one, second=other, difference=other - one, interval=(low, high), p=p)
+    return {key: differences[key] for key in first.metrics if key in differences}
 
 
 def _bootstrap(statistics: Sequence[Statistic], count: int, resamples: int, seed: int) -> list[Floats]:
     """[resamples, K] of each statistic, all of the same drawn images."""
     draws = drawn_weights(range(count), resamples, seed)
-    found: list[list[Floats]] = [[] for _ in statistics]
+    resampled: list[list[Floats]] = [[] for _ in statistics]
     for _ in range(0, resamples, _CHUNK):
         weights = np.array(list(islice(draws, _CHUNK)), np.float64)
-        for statistic, parts in zip(statistics, found, strict=True):
-            parts.append(statistic.of_sums(weights @ statistic.per_image, count))
-    return [np.concatenate(parts) for parts in found]
+        for statistic, chunks in zip(statistics, resampled, strict=True):
+            chunks.append(statistic.of_sums(weights @ statistic.per_image, count))
+    return [np.concatenate(chunks) for chunks in resampled]
 
 
 def _check_images(first: Evaluation, second: Evaluation) -> None:

@@ -105,7 +105,7 @@ class Evaluation:
         self, metrics: dict[str, float], per_image: dict[str, dict[str, float]], signature: str, **others: Any
     ) -> Evaluation:
         """Return a copy with further metrics of the set and of single images, a new signature, and other new fields."""
-        merged = {image_id: self.per_image.get(image_id, {}) | own for image_id, own in per_image.items()}
+        merged = {image_id: self.per_image.get(image_id, {}) | values for image_id, values in per_image.items()}
         metrics, per_image = self.metrics | metrics, self.per_image | merged
         return replace(self, metrics=metrics, per_image=per_image, signature=signature, **others)
 
@@ -148,7 +148,9 @@ def evaluate_captions(
     scored, left_out = _score_all(metrics, candidates, tokens, not_english, spice_jars)
     values = {key: total for scores in scored.values() for key, (total, _) in scores.values.items()}
     per_image: dict[str, dict[str, float]] = {
-        image_id: {key: own[number] for scores in scored.values() for key, (_, own) in scores.values.items()}
+        image_id: {
+            key: of_images[number] for scores in scored.values() for key, (_, of_images) in scores.values.items()
+        }
         for number, image_id in enumerate(captions)
     }
     counts = {name: scores.counts for name, scores in scored.items() if scores.counts is not None}
@@ -164,7 +166,9 @@ def evaluate_captions(
     signature = _signature(captions, references, tokens_name, "METEOR" in values or "SPICE" in values)
     sizes = sorted({*SIZES, len(captions)})
     written = {"captions": captions.values(), "references": [text for key in captions for text in references[key]]}
-    growth = {name: vocabulary_growth(list(map(tokenizer_of(words), own)), sizes) for name, own in written.items()}
+    growth = {
+        name: vocabulary_growth(list(map(tokenizer_of(words), of_images)), sizes) for name, of_images in written.items()
+    }
     return Evaluation(values, signature, len(captions), left_out, per_image, vocabulary_growth=growth, counts=counts)
 
 
@@ -435,19 +439,19 @@ def vocabulary_growth(captions: Sequence[Sequence[str]], sizes: Sequence[int] = 
     """
     total = len(captions)
     frequencies = Counter(Counter(word for tokens in captions for word in set(tokens)).values())
-    found = {}
+    growth = {}
     for size in [*(size for size in sizes if size < total), total]:
         absent = ((count, _absent(total, frequency, size)) for frequency, count in frequencies.items())
-        found[size] = math.fsum(count * (1 - chance) for count, chance in absent)
-    return found
+        growth[size] = math.fsum(count * (1 - chance) for count, chance in absent)
+    return growth
 
 
 def _absent(total: int, frequency: int, size: int) -> float:
     """Probability that none of ``frequency`` captions is among ``size`` of ``total``: C(N - f, m) / C(N, m)."""
     if frequency > total - size:
         return 0.0
-    parts = (total - frequency, total - size, total - frequency - size, total)
-    first, second, third, fourth = (math.lgamma(part + 1) for part in parts)
+    terms = (total - frequency, total - size, total - frequency - size, total)
+    first, second, third, fourth = (math.lgamma(term + 1) for term in terms)
     return math.exp(first + second - third - fourth)
 
 
@@ -457,9 +461,9 @@ def _degeneration(
     """Signs of bad captions, always on Python tokens, so that machines with and without Java agree."""
     split = tokenizer_of(tokenizer)
     seen = None if training_captions is None else {tuple(split(text)) for text in training_captions}
-    found = degeneration_statistics([split(text) for text in captions.values()], seen, tokenizer)
-    values = {key: found[name] for key, name in DEGENERATION_KEYS.items() if name in found}
-    return values | {"captions/unique": 1 - found["duplicates"]}
+    statistics = degeneration_statistics([split(text) for text in captions.values()], seen, tokenizer)
+    values = {key: statistics[name] for key, name in DEGENERATION_KEYS.items() if name in statistics}
+    return values | {"captions/unique": 1 - statistics["duplicates"]}
 
 
 def _oracle_scores(
@@ -470,8 +474,8 @@ def _oracle_scores(
 
     for image_id, caption in tqdm(captions.items(), desc="oracle", unit="caption", disable=None):
         score = oracle(caption, scenes[image_id])._asdict()
-        per_image[image_id] |= {f"oracle/{part}": float(value) for part, value in score.items()}
-    keys = [f"oracle/{part}" for part in OracleScore._fields]
+        per_image[image_id] |= {f"oracle/{field}": float(value) for field, value in score.items()}
+    keys = [f"oracle/{field}" for field in OracleScore._fields]
     return {key: math.fsum(per_image[image_id][key] for image_id in captions) / len(captions) for key in keys}
 
 
@@ -544,6 +548,6 @@ def add_judges(
         means[JUDGE + name] = math.fsum(scores) / len(scores)
         for row, score in zip(rows, scores, strict=True):
             per_image[row["image_id"]][JUDGE + name] = score
-    signature = evaluation.signature + "".join(f"+{JUDGE}{name}[{own.signature}]" for name, own in judges.items())
+    signature = evaluation.signature + "".join(f"+{JUDGE}{name}[{reward.signature}]" for name, reward in judges.items())
     bounds = evaluation.bounds | {JUDGE + name: reward.bounds for name, reward in judges.items()}
     return evaluation.extended(means, per_image, signature, bounds=bounds)

@@ -98,9 +98,9 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
     if not rows:
         raise EvaluationError("there are no evaluations to print")
     judges = _judge_columns(rows)
-    known = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
+    present = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
     groups = [
-        {key: column for key, column in group.items() if key in known}
+        {key: column for key, column in group.items() if key in present}
         for group in (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS, CHAIR_COLUMNS, RETRIEVAL_COLUMNS, judges)
     ]
     blocks = ["\n".join(_block(rows, group)) for group in groups if group]
@@ -117,22 +117,22 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
         notes.append(f"signature: {next(iter(signatures.values()))}")
     else:
         notes += ["signatures differ:", *(f"  {name}: {signature}" for name, signature in signatures.items())]
-    shown = " ".join(groups[0])
-    title = [f"x100: {shown} (CIDEr of 1.0 is printed as 100.00)"] if shown else []
+    line = " ".join(groups[0])
+    title = [f"x100: {line} (CIDEr of 1.0 is printed as 100.00)"] if line else []
     return "\n\n".join([*title, *blocks, "\n".join(notes)])
 
 
 def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
     """A column for each judge, with its range in the heading, as in ``L-CLIPS, 0 to 2.5``."""
     keys = dict.fromkeys(key for row in rows.values() for key in row.metrics if key.startswith(JUDGE))
-    found = {}
+    columns = {}
     for key in keys:
         column = column_of(key)
         bounds = [row.bounds[key] for row in rows.values() if key in row.bounds]
         ranges = {_range(*(column.factor * end for end in ends)) for ends in bounds}
         ending = f", {ranges.pop() if len(ranges) == 1 else 'ranges differ'}" if ranges else ""
-        found[key] = Column(column.heading + ending, column.factor, column.decimals)
-    return found
+        columns[key] = Column(column.heading + ending, column.factor, column.decimals)
+    return columns
 
 
 def _range(low: float, high: float) -> str:
@@ -155,7 +155,7 @@ def _block(rows: Mapping[str, Evaluation], columns: Mapping[str, Column]) -> lis
         lines.append([name, str(row.n), *values])
         if row.intervals.keys() & columns.keys():
             ends = [[shown(end, column) for end in row.intervals.get(key, ())] for key, column in columns.items()]
-            lines.append(["", "", *(" to ".join(own) for own in ends)])
+            lines.append(["", "", *(" to ".join(interval) for interval in ends)])
     return _aligned(lines)
 
 
@@ -171,13 +171,13 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
 
 def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:
     """A note for each reason: the metrics that lack a value and, where not all systems lack it, which ones do."""
-    found: dict[str, dict[str, list[str]]] = {}
+    reasons: dict[str, dict[str, list[str]]] = {}
     for key in keys:
         for name, row in rows.items():
             if key not in row.metrics:
-                found.setdefault(row.left_out.get(key, "not asked for"), {}).setdefault(key, []).append(name)
+                reasons.setdefault(row.left_out.get(key, "not asked for"), {}).setdefault(key, []).append(name)
     notes = []
-    for reason, missing in found.items():
+    for reason, missing in reasons.items():
         named = [
             (COLUMNS[key].heading.split(",")[0] if key in COLUMNS else key.removeprefix(JUDGE))
             + (f" ({', '.join(names)})" if len(names) < len(rows) else "")
@@ -214,15 +214,15 @@ def format_differences(differences: Mapping[str, Difference], names: Sequence[st
 
 def difference_rows(differences: Mapping[str, Difference]) -> Iterator[list[str]]:
     """Yield a line for each metric: heading, both systems, difference, interval, p, as papers print them."""
-    for key, found in differences.items():
+    for key, gain in differences.items():
         column = column_of(key)
         values = [
-            shown(found["first"], column),
-            shown(found["second"], column),
-            shown(found["difference"], column, "+"),
+            shown(gain["first"], column),
+            shown(gain["second"], column),
+            shown(gain["difference"], column, "+"),
         ]
-        interval = " to ".join(shown(end, column, "+") for end in found["interval"])
-        yield [column.heading, *values, interval, f"{found['p']:.4f}"]
+        interval = " to ".join(shown(end, column, "+") for end in gain["interval"])
+        yield [column.heading, *values, interval, f"{gain['p']:.4f}"]
 
 
 def folder_of(name: str) -> str:
@@ -232,9 +232,9 @@ def folder_of(name: str) -> str:
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
     """A short name for each path: its last part or, if two are equal, the fewest last parts that differ."""
-    parts = [path.resolve().parts for path in paths]
-    for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(found[-depth:]) for found in parts]
+    folders = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, folders)) + 1):
+        names = ["/".join(names_of_folders[-depth:]) for names_of_folders in folders]
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in paths]
@@ -242,12 +242,12 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 def check_same_images(first: Collection[str], second: Collection[str], sources: Sequence[str]) -> None:
     """Raise ``EvaluationError``, with counts and examples, where two files have captions of different images."""
-    for own, others, (name, other) in ((first, second, sources), (second, first, sources[::-1])):
-        known = set(others)
-        if lost := [image_id for image_id in own if image_id not in known]:
+    for captions, others, (name, other) in ((first, second, sources), (second, first, sources[::-1])):
+        other_ids = set(others)
+        if lost := [image_id for image_id in captions if image_id not in other_ids]:
             raise EvaluationError(
-                f"{len(lost)} of {len(own)} images of {name} have no caption in {other}, such as {lost[:3]}: systems "
-                "are compared on the same images"
+                f"{len(lost)} of {len(captions)} images of {name} have no caption in {other}, such as {lost[:3]}: "
+                "systems are compared on the same images"
             )
 
 

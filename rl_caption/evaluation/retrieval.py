@@ -30,8 +30,8 @@ def retrieval_recall(
 
     Arguments and errors are those of ``both_ways``.
     """
-    found = both_ways(images, texts, owners, ks)
-    return {f"{way}_r{k}": float(found[way][:, n].mean()) for way in found for n, k in enumerate(ks, start=1)}
+    recalls = both_ways(images, texts, owners, ks)
+    return {f"{way}_r{k}": float(recalls[way][:, n].mean()) for way in recalls for n, k in enumerate(ks, start=1)}
 
 
 def both_ways(images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequence[int] = KS) -> dict[str, Floats]:
@@ -53,13 +53,13 @@ def both_ways(images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequen
             finite or of length 0.
     """
     of_image, of_text = np.asarray(images, np.float32), np.asarray(texts, np.float32)
-    own = np.asarray(owners)
-    _check(of_image, of_text, own)
+    owner_of_text = np.asarray(owners)
+    _check(of_image, of_text, owner_of_text)
     of_image, of_text = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (of_image, of_text))
     rows = np.arange(len(of_image))
     return {
-        "i2t": retrieval_ranks(of_image, of_text, rows, own, ks),
-        "t2i": retrieval_ranks(of_text, of_image, own, rows, ks),
+        "i2t": retrieval_ranks(of_image, of_text, rows, owner_of_text, ks),
+        "t2i": retrieval_ranks(of_text, of_image, owner_of_text, rows, ks),
     }
 
 
@@ -79,29 +79,29 @@ def retrieval_ranks(
     + G + E / (O + 1), and a hit at k is ``hit_probability``. ``chunk_size`` is the number of queries in one product;
     512 of them against 25,000 candidates take 51 MB.
     """
-    wanted, names, found = np.asarray(query_ids), np.asarray(candidate_ids), []
+    targets, names, ranks = np.asarray(query_ids), np.asarray(candidate_ids), []
     for start in range(0, len(queries), chunk_size):
         cosines = queries[start : start + chunk_size] @ candidates.T
-        is_own = wanted[start : start + chunk_size, None] == names[None]
+        is_own = targets[start : start + chunk_size, None] == names[None]
         best = np.where(is_own, cosines, -np.inf).max(axis=1, keepdims=True)
         tied = np.abs(cosines - best) <= TIE
         better = ((cosines > best) & ~tied).sum(axis=1)
-        others, own = (tied & ~is_own).sum(axis=1), (tied & is_own).sum(axis=1)
-        hits = [hit_probability(better, others, own, k) for k in ks]
-        found.append(np.stack([1 + better + others / (own + 1), *hits], axis=1))
-    return np.concatenate(found)
+        others, tied_own = (tied & ~is_own).sum(axis=1), (tied & is_own).sum(axis=1)
+        hits = [hit_probability(better, others, tied_own, k) for k in ks]
+        ranks.append(np.stack([1 + better + others / (tied_own + 1), *hits], axis=1))
+    return np.concatenate(ranks)
 
 
-def hit_probability(better: Integers, others: Integers, own: Integers, k: int) -> Floats:
+def hit_probability(better: Integers, others: Integers, tied_own: Integers, k: int) -> Floats:
     """Probability that at least one matching candidate is among the first k, ties being in random order; [Q].
 
-    Of a tied group with O >= 1 matching candidates (``own`` [Q]) and E ``others`` [Q], behind G ``better`` ones [Q]: 1
-    - C(E, m) / C(E + O, m) with m = max(0, k - G) ranks left to the group; 1 where m > E.
+    Of a tied group with O >= 1 matching candidates (``tied_own`` [Q]) and E ``others`` [Q], behind G ``better`` [Q]:
+    1 - C(E, m) / C(E + O, m) with m = max(0, k - G) ranks left to the group; 1 where m > E.
     """
     ranks, miss = np.maximum(k - better, 0), np.ones(np.shape(better))
-    for taken in range(int(ranks.max(initial=0))):
-        factor = np.maximum(others - taken, 0) / np.maximum(others + own - taken, 1)
-        miss = np.where(taken < ranks, miss * factor, miss)
+    for before in range(int(ranks.max(initial=0))):
+        factor = np.maximum(others - before, 0) / np.maximum(others + tied_own - before, 1)
+        miss = np.where(before < ranks, miss * factor, miss)
     return 1 - miss
 
 
@@ -138,13 +138,13 @@ def add_retrieval(
         RewardError: an image cannot be read.
     """
     images = encoder.embed_images([row["image"] for row in rows])
-    own = {row["image_id"]: number for number, row in enumerate(rows) if row["image_id"] in captions}
+    positions = {row["image_id"]: number for number, row in enumerate(rows) if row["image_id"] in captions}
     texts = {
-        RETRIEVAL: [(number, captions[image_id]) for image_id, number in own.items()],
-        REFERENCES: [(number, text) for number in own.values() for text in rows[number]["references"]],
+        RETRIEVAL: [(number, captions[image_id]) for image_id, number in positions.items()],
+        REFERENCES: [(number, text) for number in positions.values() for text in rows[number]["references"]],
     }
     metrics: dict[str, float] = {}
-    per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in own}
+    per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in positions}
     for prefix, pairs in texts.items():
         distinct = {text: row for row, text in enumerate(dict.fromkeys(text for _, text in pairs))}
         embedded = encoder.embed_texts(list(distinct))[[distinct[text] for _, text in pairs]]
@@ -153,10 +153,12 @@ def add_retrieval(
         counts = np.bincount(owners, minlength=len(rows))
         for column, name in enumerate(["rank", *(f"R@{k}" for k in KS)]):
             sums = np.bincount(owners, weights=ranks[:, column], minlength=len(rows))
-            for image_id, number in own.items():
+            for image_id, number in positions.items():
                 per_image[image_id][prefix + name] = float(sums[number] / counts[number])
             if column:
-                metrics[prefix + name] = math.fsum(per_image[image_id][prefix + name] for image_id in own) / len(own)
+                metrics[prefix + name] = math.fsum(per_image[image_id][prefix + name] for image_id in positions) / len(
+                    positions
+                )
         metrics[f"{prefix}median_rank"] = float(np.median(ranks[:, 0]))
     signature = f"{evaluation.signature}+retrieval[{encoder.signature},{len(rows)} images]"
     return evaluation.extended(metrics, per_image, signature)

@@ -66,24 +66,24 @@ def evaluate_samples(
     split = tokenizer_of(tokenizer)
     captions = {image_id: [split(text) for text in texts] for image_id, texts in samples.items()}
     scores = cider_d(
-        [tokens for own in captions.values() for tokens in own],
-        [written[image_id] for image_id, own in captions.items() for _ in own],
+        [tokens for of_image in captions.values() for tokens in of_image],
+        [written[image_id] for image_id, of_image in captions.items() for _ in of_image],
         df,
     )
     by_image = np.array(scores).reshape(len(captions), count)
     diversity, matches, matrices = [], [], []
-    for own in tqdm(captions.values(), "diversity", unit="image", leave=False, delay=2, disable=None):
-        matrices.append(similarities(own, df))
-        diversity.append((self_cider(matrices[-1]), distinct_ngrams(own, 1), distinct_ngrams(own, 2)))
-        matches.append([bleu_counts(own[i], own[:i] + own[i + 1 :]) for i in range(count)])
+    for of_image in tqdm(captions.values(), "diversity", unit="image", leave=False, delay=2, disable=None):
+        matrices.append(similarities(of_image, df))
+        diversity.append((self_cider(matrices[-1]), distinct_ngrams(of_image, 1), distinct_ngrams(of_image, 2)))
+        matches.append([bleu_counts(of_image[i], of_image[:i] + of_image[i + 1 :]) for i in range(count)])
     bleu = [bleu_of_counts(row)[-1] for row in np.array(matches).sum(axis=0).tolist()]
     metrics = dict(zip(("self-CIDEr", "Div-1", "Div-2"), np.mean(diversity, axis=0).tolist(), strict=True))
     metrics["mBLEU-4"] = math.fsum(bleu) / count
     if encoder is not None:
-        texts = dict.fromkeys(text for own in samples.values() for text in own)
+        texts = dict.fromkeys(text for of_image in samples.values() for text in of_image)
         distinct = {text: row for row, text in enumerate(texts)}
         embedded = encoder.encode_texts(list(distinct)).numpy().astype(np.float64)
-        rows = np.array([[distinct[text] for text in own] for own in samples.values()])
+        rows = np.array([[distinct[text] for text in of_image] for of_image in samples.values()])
         metrics["CLIP-diversity"] = float(embedding_diversity(embedded[rows]).mean())
     return SampleEvaluation(metrics, best_of(by_image, np.stack(matrices)))
 
@@ -96,14 +96,14 @@ def embedding_diversity(embeddings: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> list[BestOf]:
     """``BestOf`` for k = 1 to K, of scores [N, K] of K captions of N images and their similarities [N, K, K]."""
-    found = []
+    means = []
     for k in range(1, scores.shape[1] + 1):
-        own, near = scores[:, :k], similarity[:, :k, :k]
+        first_scores, near = scores[:, :k], similarity[:, :k, :k]
         # Of the others alone, in one order: rounding would tell captions apart that are equally similar.
         agreement = np.sort(np.where(np.eye(k, dtype=bool), 0.0, near), axis=2).sum(axis=2)
-        chosen = np.take_along_axis(own, agreement.argmax(axis=1)[:, None], axis=1)
-        found.append(BestOf(float(own.mean()), float(own.max(axis=1).mean()), float(chosen.mean())))
-    return found
+        chosen = np.take_along_axis(first_scores, agreement.argmax(axis=1)[:, None], axis=1)
+        means.append(BestOf(float(first_scores.mean()), float(first_scores.max(axis=1).mean()), float(chosen.mean())))
+    return means
 
 
 def _checked(samples: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[str]]) -> int:

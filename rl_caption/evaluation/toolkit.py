@@ -76,14 +76,14 @@ def find_java() -> Java:
 def _version(path: str) -> str:
     # macOS has a placeholder called java that only prints where to get Java.
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [path, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaError(f"no Java runtime: {path} -version failed: {error}") from error
-    output = (done.stderr or done.stdout).decode(errors="replace").strip()
-    if done.returncode != 0 or not output:
-        raise JavaError(f"no Java runtime: {path} -version ended with {done.returncode}: {output[:200]}")
+    output = (process.stderr or process.stdout).decode(errors="replace").strip()
+    if process.returncode != 0 or not output:
+        raise JavaError(f"no Java runtime: {path} -version ended with {process.returncode}: {output[:200]}")
     first = output.splitlines()[0]
     return first.split('"')[1] if first.count('"') >= 2 else first
 
@@ -253,14 +253,14 @@ def spice(
         if not target.is_file():
             raise JavaError("SPICE ended without writing its scores")
         try:
-            found = {item["image_id"]: item["scores"]["All"]["f"] for item in json.loads(target.read_text("utf-8"))}
+            f_scores = {item["image_id"]: item["scores"]["All"]["f"] for item in json.loads(target.read_text("utf-8"))}
         except (ValueError, KeyError, TypeError) as error:
             raise JavaError(f"SPICE wrote something other than scores: {type(error).__name__}: {error}") from error
     for image_id in ids:
-        value = found.get(image_id)
+        value = f_scores.get(image_id)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise UndefinedMetric(f"SPICE gave {value!r} for image {image_id!r}")
-    return Scores({"SPICE": (float(np.mean([found[i] for i in ids])), [float(found[i]) for i in candidates])})
+    return Scores({"SPICE": (float(np.mean([f_scores[i] for i in ids])), [float(f_scores[i]) for i in candidates])})
 
 
 def spice_arguments(folder: Path, jars: Path | None, version: str) -> list[str]:

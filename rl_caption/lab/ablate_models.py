@@ -129,12 +129,12 @@ def measure_model(run: ModelRun, config: AblateModelsConfig, judged: Mapping[str
         figures |= {"R@1, image to text": 100 * recall["i2t_r1"], "R@1, text to image": 100 * recall["t2i_r1"]}
     if judged:
         metric = build_metrics("", {run.label: JudgeConfig(config.reward, {"backbone": encoder} | config.kwargs)})
-        for heading, parts in judged.items():
-            for part in parts:
-                name = heading if len(parts) == 1 else f"{heading}, {part.name}"
+        for heading, subsets in judged.items():
+            for subset in subsets:
+                name = heading if len(subsets) == 1 else f"{heading}, {subset.name}"
                 reward: Any = metric[run.label]
-                check_columns(run.label, reward.columns, [part])
-                published = [figure for figure in score_set(part, reward) if figure.published]
+                check_columns(run.label, reward.columns, [subset])
+                published = [figure for figure in score_set(subset, reward) if figure.published]
                 for figure in published:
                     value = figure.value
                     figures[f"{name}: {figure.name}"] = None if value is None else 100 * value

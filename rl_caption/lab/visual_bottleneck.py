@@ -116,10 +116,12 @@ def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
     Raises:
         ValueError: a library, which diffusers would import, is not its own or Transformers or one of ``pipelines``.
     """
-    for name, part in index.items():
-        library = part[0] if isinstance(part, list | tuple) and part else None
+    for name, component in index.items():
+        library = component[0] if isinstance(component, list | tuple) and component else None
         if library not in (None, "diffusers", "transformers") and not hasattr(pipelines, str(library)):
-            raise ValueError(f"model_index.json: {name} is {part!r:.80}: expected a class of diffusers or transformers")
+            raise ValueError(
+                f"model_index.json: {name} is {component!r:.80}: expected a class of diffusers or transformers"
+            )
 
 
 def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:

@@ -40,7 +40,7 @@ class Captions:
 
     def texts(self) -> dict[str, str]:
         """Image id -> chosen caption."""
-        return {image_id: own[self.chosen(image_id)].caption for image_id, own in self.candidates.items()}
+        return {image_id: candidates[self.chosen(image_id)].caption for image_id, candidates in self.candidates.items()}
 
     def write(self, path: str | Path, ids: Mapping[str, int | str] | None = None) -> None:
         """Write one JSON line per image: ``image_id``, the index ``chosen``, and ``candidates``.
@@ -49,12 +49,14 @@ class Captions:
         and ``reward`` (of reranking). ``ids`` (image id -> id to write) replaces the image ids.
         """
         lines = []
-        for image_id, own in self.candidates.items():
-            shown = [{key: value for key, value in one._asdict().items() if value is not None} for one in own]
+        for image_id, captions in self.candidates.items():
+            lines_of = [{key: value for key, value in one._asdict().items() if value is not None} for one in captions]
             if self.rewards is not None:
-                shown = [one | {"reward": reward} for one, reward in zip(shown, self.rewards[image_id], strict=True)]
+                lines_of = [
+                    one | {"reward": reward} for one, reward in zip(lines_of, self.rewards[image_id], strict=True)
+                ]
             written = image_id if ids is None else ids[image_id]
-            lines.append({"image_id": written, "chosen": self.chosen(image_id), "candidates": shown})
+            lines.append({"image_id": written, "chosen": self.chosen(image_id), "candidates": lines_of})
         write_json_lines(path, lines)
 
 

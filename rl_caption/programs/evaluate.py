@@ -114,10 +114,10 @@ def evaluate_split(config: EvaluateConfig) -> str:
         return ""
     evaluation, captions, images = judged
     name = _name(config)
-    found = {name: with_intervals(evaluation, config.bootstrap, seed=config.seed)}
-    with _printed_on_failure(found):
+    evaluations = {name: with_intervals(evaluation, config.bootstrap, seed=config.seed)}
+    with _printed_on_failure(evaluations):
         (Path(config.out) / COMPARISON).unlink(missing_ok=True)
-        paths = write_evaluation(found[name], captions, config.out)
+        paths = write_evaluation(evaluations[name], captions, config.out)
         if isinstance(config, EvaluateFileConfig):
             source = _source_of(config.predictions, captions)
         else:
@@ -125,7 +125,7 @@ def evaluate_split(config: EvaluateConfig) -> str:
         write_json(Path(config.out) / SETTINGS, _settings_of(config) | source)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
     _report(config, images)
-    return format_table(found)
+    return format_table(evaluations)
 
 
 def compare_systems(config: CompareConfig) -> str:
@@ -150,20 +150,20 @@ def compare_systems(config: CompareConfig) -> str:
     images = _images(config, systems[0].by)
     captions = [_of_images(system, images, path) for system, path in zip(systems, paths, strict=True)]
     scorer = _Scorer(config, images, captions[0])
-    found: dict[str, Evaluation] = {}
-    with _printed_on_failure(found):
+    evaluations: dict[str, Evaluation] = {}
+    with _printed_on_failure(evaluations):
         for stale in ("scores.json", SETTINGS, COMPARISON):
             (out / stale).unlink(missing_ok=True)
-        for name, own in zip(names, captions, strict=True):
-            found[name] = with_intervals(scorer.score(own, name), config.bootstrap, seed=config.seed)
-            write_evaluation(found[name], own, out / folder_of(name))
-            source = _source_of(paths[len(found) - 1], own)
+        for name, texts in zip(names, captions, strict=True):
+            evaluations[name] = with_intervals(scorer.score(texts, name), config.bootstrap, seed=config.seed)
+            write_evaluation(evaluations[name], texts, out / folder_of(name))
+            source = _source_of(paths[len(evaluations) - 1], texts)
             write_json(out / folder_of(name) / SETTINGS, _settings_of(config) | source)
-        differences = compare(found[names[0]], found[names[1]], config.bootstrap, seed=config.seed)
+        differences = compare(evaluations[names[0]], evaluations[names[1]], config.bootstrap, seed=config.seed)
         file = write_comparison(differences, names, config.bootstrap, config.seed, out)
     print(f"wrote {file} and a folder for each system", file=sys.stderr)
     _report(config, images)
-    return "\n\n".join([format_table(found), format_differences(differences, names, config.bootstrap)])
+    return "\n\n".join([format_table(evaluations), format_differences(differences, names, config.bootstrap)])
 
 
 def _captions_path(path: str) -> str:
@@ -212,8 +212,8 @@ def score_captions(
         EvaluationError, DataError: unusable captions, references or images.
         RewardError: a judge failed. What was computed before is printed.
     """
-    found = _score_captions(config, judges)
-    return None if found is None else found[:2]
+    evaluations = _score_captions(config, judges)
+    return None if evaluations is None else evaluations[:2]
 
 
 def _score_captions(
@@ -241,10 +241,10 @@ def _score_captions(
     if not all("features" in row for row in images.rows):
         check_has_images("captioning", images.rows, images.source)
     else:
-        found = check_features([as_image_features(row["features"], row["image_id"]) for row in images.rows])
-        if wrong := [error for error in found if error is not None]:
+        problems = check_features([as_image_features(row["features"], row["image_id"]) for row in images.rows])
+        if wrong := [error for error in problems if error is not None]:
             raise EvaluationError(
-                f"{images.source}: {len(wrong)} of {len(found)} images cannot be captioned: {wrong[0]}"
+                f"{images.source}: {len(wrong)} of {len(problems)} images cannot be captioned: {wrong[0]}"
             )
     accelerator = Accelerator(**accelerator_kwargs())
     check_processes(accelerator.num_processes)
@@ -300,10 +300,10 @@ def _source_of(path: str | None, captions: Mapping[str, str]) -> dict[str, Any]:
     assert path is not None
     assert isinstance(captions, Captions)
     note = Path(captions_file(path)).with_name(SETTINGS)
-    known = read_json(note, EvaluationError) if note.is_file() else {}
+    note_of_run = read_json(note, EvaluationError) if note.is_file() else {}
     source: dict[str, Any] = {"predictions": captions.sha256}
-    if known.get("predictions") == captions.sha256 and "weights" in known:
-        source |= {key: known[key] for key in ("weights", "prompt", "decode") if key in known}
+    if note_of_run.get("predictions") == captions.sha256 and "weights" in note_of_run:
+        source |= {key: note_of_run[key] for key in ("weights", "prompt", "decode") if key in note_of_run}
     return source
 
 
@@ -317,19 +317,21 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
     """The images of the split, from the data or a file of references; all images of a file without splits."""
     file = config.reference_file()
     if file is not None:
-        known = read_references(file, config.split or SPLIT, by=by, has_splits=config.split is not None)
-        rows: list[dict[str, Any]] = [{"image_id": image_id, "references": texts} for image_id, texts in known.items()]
-        for row in rows if known.images else ():
-            row["image"] = known.images[row["image_id"]]
-        return _Images(known, rows, f"a file of references ({file})")
+        annotated = read_references(file, config.split or SPLIT, by=by, has_splits=config.split is not None)
+        rows: list[dict[str, Any]] = [
+            {"image_id": image_id, "references": texts} for image_id, texts in annotated.items()
+        ]
+        for row in rows if annotated.images else ():
+            row["image"] = annotated.images[row["image_id"]]
+        return _Images(annotated, rows, f"a file of references ({file})")
     from rl_caption.config.build import build_data, usable_split
 
     data = build_data(config.data)
     split = config.split or SPLIT
-    own = list(data.split(usable_split(data, split)))
-    check_one_row_each(own, f"split {split!r}")
-    known = References((row["image_id"], row["references"]) for row in own)
-    return _Images(known, own, f"split {split!r}", data)
+    data_rows = list(data.split(usable_split(data, split)))
+    check_one_row_each(data_rows, f"split {split!r}")
+    annotated = References((row["image_id"], row["references"]) for row in data_rows)
+    return _Images(annotated, data_rows, f"split {split!r}", data)
 
 
 def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
@@ -338,34 +340,34 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
     Raises:
         EvaluationError, DataError: an image in no split or without references, or no caption of these images.
     """
-    known, files = images.references, images.references.images
-    outside = [image_id for image_id in captions if image_id not in known]
-    others: Collection[str] = known.elsewhere if outside else ()
+    annotated, files = images.references, images.references.images
+    outside = [image_id for image_id in captions if image_id not in annotated]
+    others: Collection[str] = annotated.elsewhere if outside else ()
     if outside and images.data is not None:
         splits = [images.data.split(split) for split in images.data.splits]
         files = {row["image_id"]: row.get("image") for rows in splits for row in rows}
-        others = files.keys() - known.keys()
+        others = files.keys() - annotated.keys()
     if outside:
-        captions = with_ids_of(captions, {*known, *others}, files, path)
-        outside = [image_id for image_id in captions if image_id not in known]
+        captions = with_ids_of(captions, {*annotated, *others}, files, path)
+        outside = [image_id for image_id in captions if image_id not in annotated]
     chosen = Captions((image_id, text) for image_id, text in captions.items() if image_id not in others)
     chosen.by, chosen.sha256 = captions.by, captions.sha256
     if outside and not chosen:
         raise EvaluationError(
             f"{path} has no caption of {images.source}: all {len(captions)} belong to other splits; set --split"
         )
-    references_for(chosen, known, f"{path} and {images.source}")
+    references_for(chosen, annotated, f"{path} and {images.source}")
     if len(chosen) < len(captions):
         logger.warning(
             "WARNING: %d of %d captions in %s belong to other splits and are left out; only %s counts (--split)",
             len(captions) - len(chosen), len(captions), path, images.source,
         )  # fmt: skip
-    missing = [image_id for image_id, texts in known.items() if texts and image_id not in chosen]
+    missing = [image_id for image_id, texts in annotated.items() if texts and image_id not in chosen]
     if missing:
         logger.warning(
             "WARNING: %s has no caption of %d of %d images of %s (first: %s): these are left out of all scores and of "
             "the document frequencies",
-            path, len(missing), len(known), images.source, ", ".join(map(repr, missing[:3])),
+            path, len(missing), len(annotated), images.source, ", ".join(map(repr, missing[:3])),
         )  # fmt: skip
     return chosen
 
@@ -416,24 +418,24 @@ class _Scorer:
             training_captions=None if train is None else {caption for row in train for caption in row["references"]},
             scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
         )
-        found = {name: replace(evaluation, decoding=decoding)}
+        evaluations = {name: replace(evaluation, decoding=decoding)}
         captioned = [row for row in rows if row["image_id"] in captions]
-        with _printed_on_failure(found):
+        with _printed_on_failure(evaluations):
             if self.encoder is not None:
-                found[name] = add_retrieval(found[name], rows, captions, self.encoder)
+                evaluations[name] = add_retrieval(evaluations[name], rows, captions, self.encoder)
             if self.chair is not None:
-                found[name] = add_chair(found[name], captioned, captions, self.chair)
+                evaluations[name] = add_chair(evaluations[name], captioned, captions, self.chair)
             for judge_name, reward in self.judges.items():
-                found[name] = add_judges(found[name], captioned, captions, {judge_name: reward})
-        return found[name]
+                evaluations[name] = add_judges(evaluations[name], captioned, captions, {judge_name: reward})
+        return evaluations[name]
 
 
-def load_dual_encoder(wanted: RetrievalConfig, key: str) -> CachedEncoder:
+def load_dual_encoder(config: RetrievalConfig, key: str) -> CachedEncoder:
     """Load the encoder of a configuration whose ``backbone`` is set; a ``ConfigError`` names ``key``."""
     from rewards.clip.backbone import load_encoder  # imports torch
 
     with config_errors(key):
-        return load_encoder(EncoderOptions(str(wanted.backbone), wanted.pretrained, **wanted.kwargs))
+        return load_encoder(EncoderOptions(str(config.backbone), config.pretrained, **config.kwargs))
 
 
 def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source: str) -> Chair:
@@ -441,22 +443,22 @@ def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source
     if "measure" in arguments:
         raise ConfigError("chair.measure is set: leave it out, since CHAIR-i, CHAIR-s and recall are all computed")
     with config_errors("chair"):
-        made: Any = RewardBuilder(tokenizer=words).build("chair", arguments)
-    check_judges({"chair": made}, rows, source, key="")
-    made.objects_of(len(rows), reward_inputs(rows)[1])
-    return made  # type: ignore[no-any-return]
+        reward: Any = RewardBuilder(tokenizer=words).build("chair", arguments)
+    check_judges({"chair": reward}, rows, source, key="")
+    reward.objects_of(len(rows), reward_inputs(rows)[1])
+    return reward  # type: ignore[no-any-return]
 
 
 @contextmanager
-def _printed_on_failure(found: Mapping[str, Evaluation]) -> Iterator[None]:
+def _printed_on_failure(evaluations: Mapping[str, Evaluation]) -> Iterator[None]:
     """Print the evaluations that were found so far when anything ends the ``with`` block early."""
     is_finished = False
     try:
         yield
         is_finished = True
     finally:
-        if found and not is_finished:
-            print(format_table(found))
+        if evaluations and not is_finished:
+            print(format_table(evaluations))
 
 
 def _report(config: EvaluateConfig, images: _Images) -> None:
@@ -477,15 +479,17 @@ def metric_names(metrics: str | Sequence[str]) -> list[str]:
 
 def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images) -> None:
     """Write and print ``evaluate_samples`` of all captions, if there are two images or more with several each."""
-    samples = {key: [one.caption for one in own] for key, own in captions.candidates.items()}
+    samples = {key: [one.caption for one in of_image] for key, of_image in captions.candidates.items()}
     if len(samples) < 2 or min(map(len, samples.values())) < 2:
         return
-    found = evaluate_samples(samples, images.references, None, words_tokenizer(config.tokenizer, config.data.tokenizer))
-    scores = {"metrics": found.metrics, "best_of": [one._asdict() for one in found.best_of]}
+    evaluation = evaluate_samples(
+        samples, images.references, None, words_tokenizer(config.tokenizer, config.data.tokenizer)
+    )
+    scores = {"metrics": evaluation.metrics, "best_of": [one._asdict() for one in evaluation.best_of]}
     write_json(Path(config.out) / "candidates_scores.json", scores)
-    spread = ", ".join(f"{key} {value:.3f}" for key, value in found.metrics.items())
-    last = ", ".join(f"{key} {100 * value:.2f}" for key, value in found.best_of[-1]._asdict().items())
-    print(f"{len(found.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (x100): {last}", file=sys.stderr)
+    spread = ", ".join(f"{key} {value:.3f}" for key, value in evaluation.metrics.items())
+    last = ", ".join(f"{key} {100 * value:.2f}" for key, value in evaluation.best_of[-1]._asdict().items())
+    print(f"{len(evaluation.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (x100): {last}", file=sys.stderr)
 
 
 def _decode(config: EvaluateModelConfig, images: _Images, accelerator: Accelerator) -> tuple[dict[str, str], str]:
@@ -508,18 +512,18 @@ def _decode(config: EvaluateModelConfig, images: _Images, accelerator: Accelerat
     print_main(
         accelerator, f"captioning {len(images.rows)} images of {config.split or SPLIT!r} ({how}) with {_name(config)}"
     )
-    found = caption_rows(captioner, images.rows, config.decode, accelerator, config.seed)
+    decoded = caption_rows(captioner, images.rows, config.decode, accelerator, config.seed)
     file = Path(config.out) / "candidates.jsonl"
     if accelerator.is_main_process:
         for stale in (file, file.with_name("candidates_scores.json")):
             stale.unlink(missing_ok=True)
     if reward is not None:
         try:
-            found = reranked(found, images.rows, reward)
+            decoded = reranked(decoded, images.rows, reward)
         except RewardError:
-            found.write(file, result_ids(found.candidates))  # it does not take them along
+            decoded.write(file, result_ids(decoded.candidates))  # it does not take them along
             raise
     if config.candidates and accelerator.is_main_process:
-        found.write(file, result_ids(found.candidates))
-        _score_candidates(config, found, images)
-    return found.texts(), how
+        decoded.write(file, result_ids(decoded.candidates))
+        _score_candidates(config, decoded, images)
+    return decoded.texts(), how

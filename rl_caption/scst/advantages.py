@@ -73,8 +73,8 @@ def build_advantage(name: str, kwargs: Mapping[str, Any]) -> AdvantageFn:
             value out of its range.
     """
     target = load_target(name, "train.advantage", ADVANTAGES)
-    made: AdvantageFn = build_target(target, 2, name, kwargs, "train.advantage_kwargs")
-    return made
+    advantage: AdvantageFn = build_target(target, 2, name, kwargs, "train.advantage_kwargs")
+    return advantage
 
 
 def needs_greedy(advantage: AdvantageFn) -> bool:

@@ -272,8 +272,8 @@ def build_objective(
             options[key] = value
         elif value != getattr(Reinforce, key):
             raise ConfigError(f"train.{key} is {value!r}: train.objective {name} does not have it, leave it out")
-    made: Objective = build_target(target, SEAM, name, options, "train.objective_kwargs")
-    return made
+    objective: Objective = build_target(target, SEAM, name, options, "train.objective_kwargs")
+    return objective
 
 
 def sum_and_count(
@@ -350,13 +350,13 @@ class _TokenStatistics(torch.autograd.Function):
         digits would be lost.
         """
         highest, totals, entropies = rows.new_empty(3, len(rows), 1)
-        for part in _parts(rows):
-            highest[part] = rows[part].amax(-1, keepdim=True)
-            below = (rows[part] - highest[part]).div_(temperature)
+        for chunk in _parts(rows):
+            highest[chunk] = rows[chunk].amax(-1, keepdim=True)
+            below = (rows[chunk] - highest[chunk]).div_(temperature)
             weights = below.exp()
             sums = weights.sum(-1, keepdim=True)
-            totals[part] = sums.log()
-            entropies[part] = totals[part] - below.mul_(weights).sum(-1, keepdim=True) / sums
+            totals[chunk] = sums.log()
+            entropies[chunk] = totals[chunk] - below.mul_(weights).sum(-1, keepdim=True) / sums
         ctx.save_for_backward(rows, ids, row, highest, totals)
         ctx.temperature = temperature
         entropies = entropies.squeeze(-1)
@@ -370,9 +370,9 @@ class _TokenStatistics(torch.autograd.Function):
         gradient = gradients[0] / ctx.temperature
         per_row = torch.zeros_like(totals).index_add_(0, row, gradient.unsqueeze(-1))
         result = torch.empty_like(rows)
-        for part in _parts(rows):
-            probabilities = (rows[part] - highest[part]).div_(ctx.temperature).sub_(totals[part]).exp_()
-            torch.mul(probabilities, -per_row[part], out=result[part])
+        for chunk in _parts(rows):
+            probabilities = (rows[chunk] - highest[chunk]).div_(ctx.temperature).sub_(totals[chunk]).exp_()
+            torch.mul(probabilities, -per_row[chunk], out=result[chunk])
         result.view(-1).scatter_add_(0, row * rows.shape[-1] + ids, gradient)
         return result, None, None, None
 

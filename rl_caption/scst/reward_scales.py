@@ -61,8 +61,8 @@ def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> Groups:
         prompts, columns = reward_inputs(repeated, finished=[True] * len(captions))
         if compares:
             columns["references"] = [[*group[:i], *group[i + 1 :]] for group in groups for i in range(len(group))]
-        found = iter(MixedReward({name: (term, 1.0)}).terms(prompts, captions, **columns)[name])
-        scores[name] = [[next(found) for _ in group] for group in groups]
+        scores_of_captions = iter(MixedReward({name: (term, 1.0)}).terms(prompts, captions, **columns)[name])
+        scores[name] = [[next(scores_of_captions) for _ in group] for group in groups]
     return scores
 
 
@@ -86,23 +86,23 @@ def sample_scores(
     starts = range(0, len(rows), batch_size)
     with torch.no_grad(), dropout_off(policy):
         for start in tqdm(starts, "sampling", unit="batch", leave=False, delay=2, disable=None):
-            part = rows[start : start + batch_size]
-            batch = CaptionBatch(part, captioner.preprocess(part)).to(accelerator.device)
+            chunk = rows[start : start + batch_size]
+            batch = CaptionBatch(chunk, captioner.preprocess(chunk)).to(accelerator.device)
             with autocast(accelerator):  # of the policy alone, as in a step
                 rollout = sample_captions(captioner, policy, batch, decoding, seed, 0)
             for name, values in term_scores(reward, rollout, batch).items():
-                scores[name] += [values[i * k : (i + 1) * k] for i in range(len(part))]
+                scores[name] += [values[i * k : (i + 1) * k] for i in range(len(chunk))]
     return scores
 
 
 def weighted_variation(reward: MixedReward, samples: Mapping[str, Scale | None]) -> dict[str, float]:
     """Term -> |weight| x ``within`` of its samples, after ``normalize``: how much of the term an advantage sees."""
-    found = {}
+    variation = {}
     for name, scale in samples.items():
         if scale is not None:
             unit = {"none": 1.0, "per_term": scale.std, "per_group": scale.within}[reward.normalize]
-            found[name] = abs(reward.weights[name]) * scale.within / unit if unit else 0.0
-    return found
+            variation[name] = abs(reward.weights[name]) * scale.within / unit if unit else 0.0
+    return variation
 
 
 def scale_warning(reward: MixedReward, weighted: Mapping[str, float]) -> str | None:
@@ -160,8 +160,8 @@ def scale_report(
     for name, term in reward.rewards.items():
         numbers = [number for scale in scales[name] for number in (scale or (None,) * 3)] + [weighted.get(name)]
         bounds = f"{term.bounds[0]:.4g} to {term.bounds[1]:.4g}"
-        shown = ["-" if number is None else f"{number:.4g}" for number in numbers]
-        table.append([name, bounds, f"{reward.weights[name]:g}", *shown])
+        cells = ["-" if number is None else f"{number:.4g}" for number in numbers]
+        table.append([name, bounds, f"{reward.weights[name]:g}", *cells])
     if any(isinstance(term, CiderD) for term in reward.rewards.values()):
         notes.append(CIDER_DIFFERENCES)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -139,10 +139,10 @@ def _totals_per_group(
     """Weighted sums of terms that are normalised within each image, in the order of ``term_scores``."""
     samples, greedy = [], []
     for image in range(images):
-        own = slice(image * per_image, (image + 1) * per_image)
+        of_image = slice(image * per_image, (image + 1) * per_image)
         last = slice(images * per_image + image, images * per_image + image + 1)  # empty without greedy captions
-        of = {name: moments(scores[own]) for name, scores in terms.items()}
-        samples += reward.combine({name: scores[own] for name, scores in terms.items()}, of)
+        of = {name: moments(scores[of_image]) for name, scores in terms.items()}
+        samples += reward.combine({name: scores[of_image] for name, scores in terms.items()}, of)
         greedy += reward.combine({name: scores[last] for name, scores in terms.items()}, of)
     return samples + greedy
 
@@ -179,9 +179,9 @@ def log_rollout(
             log.add(key, signs)
         greedy: Sequence[str | None] = rollout.greedy_texts or [None] * len(batch.rows)
         rewards = torch.round(score.samples.double(), decimals=4).tolist()
-        for row, *found in zip(batch.rows, rollout.texts, rewards, greedy, strict=True):
+        for row, *columns in zip(batch.rows, rollout.texts, rewards, greedy, strict=True):
             names = ("samples", "rewards", "greedy")
-            records.append({"image_id": row["image_id"], **dict(zip(names, found, strict=True))})
+            records.append({"image_id": row["image_id"], **dict(zip(names, columns, strict=True))})
     return records
 
 
@@ -194,10 +194,10 @@ def _degeneration(texts: Sequence[Sequence[str]], tokenizer: str) -> Mapping[str
     split = tokenizer_of(tokenizer)
     groups = [[split(text) for text in group] for group in texts]
     captions = [tokens for group in groups for tokens in group]
-    found = {
+    statistics = {
         "hacking/repeated_ngrams": [repeated_ngram_share([tokens]) for tokens in captions],
         "hacking/duplicates": [float(tokens in group[:k]) for group in groups for k, tokens in enumerate(group)],
     }
     if tokenizer == TOKENIZER:  # the words are English
-        found["hacking/bad_endings"] = [float(bad_ending(tokens)) for tokens in captions]
-    return found
+        statistics["hacking/bad_endings"] = [float(bad_ending(tokens)) for tokens in captions]
+    return statistics

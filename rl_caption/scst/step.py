@@ -101,18 +101,21 @@ class SelfCriticalTask:
             scores = score_rollouts(reward, rollouts, batches, self.accelerator)
             scored = time.perf_counter()
             advantages = step_advantages(self.advantage, scores, self.accelerator)
-            device, found = self.accelerator.device, zip(batches, encoded, rollouts, scores, advantages, strict=True)
-            parts = [
+            device, inputs_of_step = (
+                self.accelerator.device,
+                zip(batches, encoded, rollouts, scores, advantages, strict=True),
+            )
+            micros = [
                 MicroBatch(batch, states, rollout, score.to(device), advantage.to(device))
-                for batch, states, rollout, score, advantage in found
+                for batch, states, rollout, score, advantage in inputs_of_step
             ]
             # Losses are means over the global batch, so what they divide by comes before any backward pass.
-            count = global_count(self.accelerator, torch.stack([self._count(part) for part in parts]).sum(0))
+            count = global_count(self.accelerator, torch.stack([self._count(micro) for micro in micros]).sum(0))
             targets = target_count(self.accelerator, batches) if self.xe_weight else None
             for update in range(self.updates_per_rollout):
-                losses = [partial(self._policy_loss, part, count, log) for part in parts]
+                losses = [partial(self._policy_loss, micro, count, log) for micro in micros]
                 if targets is not None:
-                    losses += [partial(self._xe_loss, part, targets, log) for part in parts]
+                    losses += [partial(self._xe_loss, micro, targets, log) for micro in micros]
                 loss = backward_all(self.accelerator, self.model, losses)
                 log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
                 log.add("time/update", time.perf_counter() - scored)
@@ -123,8 +126,8 @@ class SelfCriticalTask:
                     if self.adaptive_kl is not None:
                         self._adapt_kl(self.adaptive_kl, rollouts, log)
                 yield log
-                for part in parts:  # the weights are others now
-                    part.encoded = _without_graph(part)
+                for micro in micros:  # the weights are others now
+                    micro.encoded = _without_graph(micro)
                 log, scored = Averages(), time.perf_counter()
 
     def _sample(
@@ -173,26 +176,26 @@ class SelfCriticalTask:
         adaptive_kl.update(divergence.reduce(self.accelerator)["policy/kl"], captions)
 
     @torch.no_grad()
-    def _count(self, part: MicroBatch) -> Tensor:
+    def _count(self, micro: MicroBatch) -> Tensor:
         """What the objective divides by, a scalar or [T]; it may not depend on log-probabilities, so zeros do."""
-        mask = part.rollout.mask
+        mask = micro.rollout.mask
         zeros = torch.zeros(mask.shape, device=mask.device)
         reference = None if self.ref_policy is None else zeros
-        return sum_and_count(self.objective, zeros, zeros, reference, mask, part.scores, part.advantages)[1]
+        return sum_and_count(self.objective, zeros, zeros, reference, mask, micro.scores, micro.advantages)[1]
 
-    def _policy_loss(self, part: MicroBatch, count: Tensor, log: Averages) -> Tensor:
+    def _policy_loss(self, micro: MicroBatch, count: Tensor, log: Averages) -> Tensor:
         """This micro-batch's part of the objective's mean over the global batch; a scalar."""
-        mask = part.rollout.mask
-        logprobs, entropy = self._token_logprobs(self.model, part.encoded, part.rollout)
+        mask = micro.rollout.mask
+        logprobs, entropy = self._token_logprobs(self.model, micro.encoded, micro.rollout)
         log.add("policy/entropy", entropy)
-        if part.old_logprobs is None:
-            part.old_logprobs = logprobs.detach()
-            part.ref_logprobs = self._ref_logprobs(_without_graph(part), part.rollout)
-        reference = part.ref_logprobs
+        if micro.old_logprobs is None:
+            micro.old_logprobs = logprobs.detach()
+            micro.ref_logprobs = self._ref_logprobs(_without_graph(micro), micro.rollout)
+        reference = micro.ref_logprobs
         if reference is not None:
             log.add("policy/kl", kl_to_reference(logprobs.detach()[mask], reference[mask]))
         total, _, metrics = sum_and_count(
-            self.objective, logprobs, part.old_logprobs, reference, mask, part.scores, part.advantages
+            self.objective, logprobs, micro.old_logprobs, reference, mask, micro.scores, micro.advantages
         )
         for name, (value, number) in metrics.items():
             log.add_sum(name, float(value), float(number))
@@ -215,11 +218,11 @@ class SelfCriticalTask:
         with torch.no_grad(), autocast(self.accelerator):
             return self._token_logprobs(self.ref_policy, batch, rollout)[0]
 
-    def _xe_loss(self, part: MicroBatch, targets: Tensor, log: Averages) -> Tensor:
-        batch = _without_graph(part)
+    def _xe_loss(self, micro: MicroBatch, targets: Tensor, log: Averages) -> Tensor:
+        batch = _without_graph(micro)
         return self.xe_weight * xe_loss(self.captioner, self.model, batch, targets, self.label_smoothing, log)
 
 
-def _without_graph(part: MicroBatch) -> CaptionBatch:
+def _without_graph(micro: MicroBatch) -> CaptionBatch:
     """The images for a further pass: their states, unless these have a graph, which one backward pass uses up."""
-    return part.batch if any(tensor.requires_grad for tensor in part.encoded.inputs.values()) else part.encoded
+    return micro.batch if any(tensor.requires_grad for tensor in micro.encoded.inputs.values()) else micro.encoded

@@ -1,7 +1,6 @@
 """The program ``grpo_vlm``: TRL's trainers on this package's rewards and data, then this package's evaluation."""
 
 import dataclasses
-import itertools
 import math
 import os
 import pickle
@@ -42,7 +41,6 @@ from rl_caption.data.plain_files import read_json
 from rl_caption.engines import accelerator_kwargs, gathered_parameters, print_main, usable_precision, use_cpu
 from rl_caption.errors import ConfigError, config_errors, not_installed
 from rl_caption.evaluation import (
-    DEFAULT_METRICS,
     Evaluation,
     check_writable,
     evaluate_rows,
@@ -92,15 +90,15 @@ def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
     """
     from trl import GRPOConfig, RLOOConfig
 
-    kind: Any = GRPOConfig if config.trainer == "grpo" else RLOOConfig
-    arguments, given = _arguments(config, num_processes), config.train.kwargs
-    if double := sorted({*arguments, "generation_kwargs"}.intersection(given)):
+    trl_class: Any = GRPOConfig if config.trainer == "grpo" else RLOOConfig
+    arguments, extra = _arguments(config, num_processes), config.train.kwargs
+    if double := sorted({*arguments, "generation_kwargs"}.intersection(extra)):
         raise ConfigError(f"train.kwargs has {double}: other keys of this configuration set them, see docs/trl.md")
     with config_errors("TRL refuses this configuration (rollout, train, train.kwargs)"):
-        made = kind(**arguments, **given)
-    if made.n_gpu > 1:  # one process that sees several: Transformers would choose DataParallel, which TRL refuses
-        made._n_gpu = 1
-    return made
+        trl_config = trl_class(**arguments, **extra)
+    if trl_config.n_gpu > 1:  # one process that sees several: Transformers would choose DataParallel, which TRL refuses
+        trl_config._n_gpu = 1
+    return trl_config
 
 
 def _arguments(config: GrpoVlmConfig, num_processes: int) -> dict[str, Any]:
@@ -209,10 +207,10 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> tuple[int, Path | None]:
                 f"run.resume {resume!r} is not a complete checkpoint: it has no readable trainer_state.json"
             )
         return step, Path(resume)
-    found = [(step, path) for path in folder.glob("checkpoints/checkpoint-*") if (step := step_of(path)) is not None]
-    if not found:
+    steps = [(step, path) for path in folder.glob("checkpoints/checkpoint-*") if (step := step_of(path)) is not None]
+    if not steps:
         return 0, None
-    step, newest = max(found)
+    step, newest = max(steps)
     refuse_other_run(folder, newest.name, cast(Any, config))
     return step, newest
 
@@ -263,8 +261,8 @@ class _Run:
         self.start, self.checkpoint = start, checkpoint
         self.folder, self.split = Path(config.run.dir), config.eval.split
         data = build_data(config.data)
-        wanted = dict.fromkeys(usable_split(data, split) for split in ("train", self.split or "train"))
-        rows = checked_splits(config.data, data, list(wanted), state, self.folder / CHECKED_IMAGES)
+        splits = dict.fromkeys(usable_split(data, split) for split in ("train", self.split or "train"))
+        rows = checked_splits(config.data, data, list(splits), state, self.folder / CHECKED_IMAGES)
         self.train_rows = rows["train"]
         self.eval_rows = rows[self.split][: config.eval.max_images] if self.split is not None else []
         if len(self.train_rows) < config.train.batch_size:
@@ -277,11 +275,12 @@ class _Run:
             self.reward = build_reward(config.reward, references, self.folder, config.data.tokenizer)
         self.inputs: Inputs = {"reward": self.reward.signature, "data": fingerprint({"train": self.train_rows})}
         self._check_inputs()
-        known = {*COLUMNS, "finished"}
+        columns = {*COLUMNS, "finished"}
         for name, term in self.reward.rewards.items():
-            if not term.columns <= known:
+            if not term.columns <= columns:
                 raise ConfigError(
-                    f"reward.terms.{name} needs the columns {sorted(term.columns - known)}: rewards get {sorted(known)}"
+                    f"reward.terms.{name} needs the columns {sorted(term.columns - columns)}: "
+                    f"rewards get {sorted(columns)}"
                 )
         self.judges: dict[str, Reward] = {}
         self.tables: dict[str, Evaluation] = {}
@@ -338,9 +337,9 @@ class _Run:
         trainer = self._trainer(vlm)  # before the first captions, as it refuses what is wrong; new adapters change none
         if self.split is not None and config.eval.before:
             name = f"{self.split}-before"
-            done = self.folder / "eval" / name
-            if self.checkpoint is not None and (done / "scores.json").is_file():
-                self.tables[name] = read_scores(done, self.judges)
+            results = self.folder / "eval" / name
+            if self.checkpoint is not None and (results / "scores.json").is_file():
+                self.tables[name] = read_scores(results, self.judges)
             else:
                 self._evaluate(vlm, vlm.policy, name, trainer)
         if state.is_main_process:
@@ -380,11 +379,11 @@ class _Run:
         if config.rollout.engine == "vllm":
             tokens, mode = len(vlm.processor.tokenizer), arguments.vllm_mode
             arguments.generation_kwargs = vllm_suppression(vlm.suppressed, tokens, mode)
-        kind: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
+        trainer_class: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
         adapters = adapt(vlm.policy, config.lora, config.model.freeze)
         terms = self.reward.rewards.items()
         try:
-            trainer = kind(
+            trainer = trainer_class(
                 model=vlm.policy,
                 reward_funcs=[FinishedAware(reward, vlm.eos_token_ids, name) for name, reward in terms],
                 args=arguments,
@@ -435,7 +434,7 @@ class _Run:
         # In the precision of the training; judges score in their own.
         with unsharded_models(self.arguments):
             candidates = decode_candidates(cast(Any, vlm), policy, rows, decoding, trainer.accelerator, "captioning")
-        captions = {image_id: own[0].caption for image_id, own in candidates.items()}
+        captions = {image_id: texts[0].caption for image_id, texts in candidates.items()}
         if not self.state.is_main_process:
             return
         evaluation = evaluate_rows(
@@ -443,7 +442,7 @@ class _Run:
             list(captions.values()),
             metrics=options.metrics,
             tokenizer=metrics_tokenizer(options.tokenizer, self.config.data.tokenizer),
-            training_captions={caption for own in references_of(self.train_rows) for caption in own},
+            training_captions={caption for texts in references_of(self.train_rows) for caption in texts},
         )
         self.tables[name] = add_judges(evaluation, rows, captions, self.judges)
         write_evaluation(self.tables[name], captions, self.folder / "eval" / name)

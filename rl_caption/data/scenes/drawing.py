@@ -54,7 +54,7 @@ def _completed(parsed: Parse, grounds: Sequence[str], draws: Draws) -> Scene | N
             said.get("size") or draws.choice(SIZES),
             said.get("texture") or draws.choice(TEXTURES),
         )
-        is_told = any(look[:2] == known[:2] or (thing.definite and look[0] == known[0]) for known in looks)
+        is_told = any(look[:2] == earlier[:2] or (thing.definite and look[0] == earlier[0]) for earlier in looks)
         if not is_told:  # "the circle" refers back
             looks += [look] * (thing.number or (2 if thing.plural else 1))
     return placed(draws, looks[:MOST_THINGS], grounds[0] if grounds else draws.choice(BACKGROUNDS))

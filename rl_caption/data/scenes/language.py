@@ -49,33 +49,33 @@ def long_reference(scene: Scene, seed: int) -> str:
     """A description of 3 to 6 sentences that tells every fact of the scene; a pure function."""
     draws = Draws("long", seed, repr(scene))
     kinds = scene.kinds
-    first = [noun_phrase(kind, ("size", "colour"), draws) for kind in kinds]
+    first = [noun_phrase(category, ("size", "colour"), draws) for category in kinds]
     opening = draws.choice(("the picture shows", f"there {_be(kinds[0])}", "the picture shows"))
     sentences = [
         f"{opening} {_listed(first)}",
-        _listed([f"{_the(kind)} {_be(kind)} {_worded(kind.texture, draws)}" for kind in kinds]),
+        _listed([f"{_the(category)} {_be(category)} {_worded(category.texture, draws)}" for category in kinds]),
         draws.choice((f"the background is {scene.background}", f"the picture has {_a_background(scene)}")),
     ]
-    for index, kind in enumerate(kinds):
+    for index, category in enumerate(kinds):
         related = [
             f"{draws.choice(RELATION_PHRASES[relations[0]])} {_the(other)}"
             for other in kinds[index + 1 :]
-            if (relations := relations_between(kind, other))
+            if (relations := relations_between(category, other))
         ]
         if related:
-            sentences.append(f"{_the(kind)} {_be(kind)} {' and '.join(related)}")
+            sentences.append(f"{_the(category)} {_be(category)} {' and '.join(related)}")
     return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
 
-def noun_phrase(kind: Kind, attributes: Sequence[str], draws: Draws) -> str:
+def noun_phrase(category: Kind, attributes: Sequence[str], draws: Draws) -> str:
     """Name a kind: number or article, the given ``attributes`` (size, texture, colour), and shape."""
     words = [
-        _worded(getattr(kind, attribute), draws)
+        _worded(getattr(category, attribute), draws)
         for attribute in ("size", "texture", "colour")
         if attribute in attributes
     ]
-    words.append(_shape(kind))
-    number = NUMBERS[len(kind.things)] if len(kind.things) > 1 else article(words[0])
+    words.append(_shape(category))
+    number = NUMBERS[len(category.things)] if len(category.things) > 1 else article(words[0])
     return " ".join([number, *words])
 
 
@@ -93,16 +93,16 @@ def _worded(value: str, draws: Draws) -> str:
     return draws.choice(SYNONYMS.get(value, (value,)))
 
 
-def _shape(kind: Kind) -> str:
-    return kind.shape if len(kind.things) == 1 else plural(kind.shape)
+def _shape(category: Kind) -> str:
+    return category.shape if len(category.things) == 1 else plural(category.shape)
 
 
-def _the(kind: Kind) -> str:
-    return f"the {kind.colour} {_shape(kind)}"
+def _the(category: Kind) -> str:
+    return f"the {category.colour} {_shape(category)}"
 
 
-def _be(kind: Kind) -> str:
-    return "is" if len(kind.things) == 1 else "are"
+def _be(category: Kind) -> str:
+    return "is" if len(category.things) == 1 else "are"
 
 
 def _a_background(scene: Scene) -> str:
@@ -131,17 +131,17 @@ def _short_sentence(scene: Scene, draws: Draws) -> str | None:
     return sentence
 
 
-def named(kind: Kind, scene: Scene, draws: Draws) -> str:
+def named(category: Kind, scene: Scene, draws: Draws) -> str:
     """Name a kind with random attributes; always with its colour where another kind has the same shape."""
     mentioned = []
-    ambiguous = sum(other.shape == kind.shape for other in scene.kinds) > 1
+    ambiguous = sum(other.shape == category.shape for other in scene.kinds) > 1
     if ambiguous or draws.chance(0.9):
         mentioned.append("colour")
-    if draws.chance(0.45 if kind.size == "large" else 0.4):
+    if draws.chance(0.45 if category.size == "large" else 0.4):
         mentioned.append("size")
-    if draws.chance(0.08 if kind.texture == "plain" else 0.5):
+    if draws.chance(0.08 if category.texture == "plain" else 0.5):
         mentioned.append("texture")
-    return noun_phrase(kind, mentioned, draws)
+    return noun_phrase(category, mentioned, draws)
 
 
 def on_background(scene: Scene, draws: Draws) -> str:
@@ -153,8 +153,8 @@ def _salient(scene: Scene, draws: Draws) -> Kind:
 
 
 def _one_kind(scene: Scene, draws: Draws) -> str:
-    kind = _salient(scene, draws)
-    return f"{draws.choice((f'there {_be(kind)}', 'the picture shows'))} {named(kind, scene, draws)}"
+    category = _salient(scene, draws)
+    return f"{draws.choice((f'there {_be(category)}', 'the picture shows'))} {named(category, scene, draws)}"
 
 
 def _one_kind_on_background(scene: Scene, draws: Draws) -> str:
@@ -175,7 +175,7 @@ def _shapes(scene: Scene, draws: Draws) -> str:
 
 def _all(scene: Scene, draws: Draws) -> str:
     kinds = scene.kinds if draws.chance(0.6) else scene.kinds[:2]
-    names = _listed([named(kind, scene, draws) for kind in kinds])
+    names = _listed([named(category, scene, draws) for category in kinds])
     return draws.weighted(("", f"there {_be(kinds[0])} ", "the picture shows "), (3, 1, 1)) + names
 
 

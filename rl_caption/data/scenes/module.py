@@ -142,7 +142,7 @@ class _KeptRows:
     """Makes the rows of one split and caches them (about 3 KB each, without pixels)."""
 
     make: Callable[[int], Row]
-    made: dict[int, Row] = field(default_factory=dict)
+    cached: dict[int, Row] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sizes: Mapping[str, int], make: Callable[[str, int], Row]) -> dict[str, RowView]:
@@ -150,9 +150,9 @@ class _KeptRows:
         return {split: RowView(range(size), cls(partial(make, split))) for split, size in sizes.items()}
 
     def __call__(self, index: int, _: int) -> Row:
-        if index not in self.made:
-            self.made[index] = self.make(index)
-        row = self.made[index]
+        if index not in self.cached:
+            self.cached[index] = self.make(index)
+        row = self.cached[index]
         return {**row, "references": list(row["references"])}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def done(scene: MovingScene, index: int) -> frozenset[Fact]:
     if motion.verb in ("enters", "leaves"):
         facts.add(Fact("event", name, motion.verb))
     if scene.collision is not None and index in scene.collision:
-        names = sorted(scene.kinds[each].name for each in scene.collision)
+        names = sorted(scene.kinds[position].name for position in scene.collision)
         facts.add(Fact("collision", " / ".join(names), ""))
     return frozenset(facts)
 
@@ -146,10 +146,10 @@ def _collision(draws: Draws, looks: Sequence[Look]) -> list[Placed]:
     ways = [(first, ends), (last, ends + touch if comes else last)]
     does = [("moves", direction), ("moves", OPPOSITE[direction]) if comes else ("stays", "")]
     placed: list[Placed] = []
-    for look, way, (verb, own) in zip(looks, ways, does, strict=True):
+    for look, way, (verb, adverb) in zip(looks, ways, does, strict=True):
         along = [at if sum(STEP[direction]) > 0 else 1000 - at for at in way]
         start, end = (((at, line) if across else (line, at)) for at in along)
-        placed.append((Thing(*look, *start), Motion(verb, own, *end)))
+        placed.append((Thing(*look, *start), Motion(verb, adverb, *end)))
     return placed
 
 
@@ -313,7 +313,7 @@ def _sentence(scene: MovingScene, draws: Draws) -> str:
 
 
 def _doing(scene: MovingScene, index: int, form: str, draws: Draws) -> str:
-    kind: Kind = scene.kinds[index]
+    category: Kind = scene.kinds[index]
     motion = scene.motions[index]
     verb = "moves" if motion.direction and draws.chance(0.2) else motion.verb
-    return f"{named(kind, scene.start, draws)} {verb_phrase(verb, motion.direction, form, draws)}"
+    return f"{named(category, scene.start, draws)} {verb_phrase(verb, motion.direction, form, draws)}"

@@ -58,11 +58,11 @@ def hard_negatives(scene: Scene | MovingScene, caption: str, seed: int) -> list[
     capital = caption[:1].isupper()
     negatives: list[tuple[str, str]] = []
     is_moving = isinstance(scene, MovingScene)
-    for kind in MOVING_KINDS if is_moving else NEGATIVE_KINDS[:-1]:
-        for edit in draws.shuffled(list(_edits(kind, chunks, words, scene))):
+    for change in MOVING_KINDS if is_moving else NEGATIVE_KINDS[:-1]:
+        for edit in draws.shuffled(list(_edits(change, chunks, words, scene))):
             text = _text(_agreeing([edit.get(index, chunk_words) for index, chunk_words in enumerate(words)]), capital)
             if text != _text(words, capital) and oracle(text, scene).precision < 1:
-                negatives.append((kind, text))
+                negatives.append((change, text))
                 break
     original = oracle(caption, scene)
     for _ in range(0 if is_moving else 10):
@@ -217,9 +217,9 @@ def _motion_edits(what: str, chunks: list[Chunk], words: Words) -> Iterator[Edit
         at += length
 
 
-def _edits(kind: str, chunks: list[Chunk], words: Words, scene: Scene | MovingScene) -> Iterator[Edit]:
+def _edits(change_name: str, chunks: list[Chunk], words: Words, scene: Scene | MovingScene) -> Iterator[Edit]:
     """Every edit of a kind."""
-    change, _, what = kind.partition("_")
+    change, _, what = change_name.partition("_")
     if what in ("direction", "verb"):
         yield from _motion_edits(what, chunks, words)
     elif change == "replace":

@@ -226,8 +226,8 @@ def _phrase_at(words: Sequence[str], start: int) -> Chunk | None:
         return Chunk("comma" if word in ",:" else "stop", start, start + 1)
     for phrase in _BY_FIRST.get(word, ()):
         if tuple(words[start : start + len(phrase)]) == phrase:
-            kind, value = _PHRASES[phrase]
-            return Chunk(kind, start, start + len(phrase), value)
+            category, value = _PHRASES[phrase]
+            return Chunk(category, start, start + len(phrase), value)
     return None
 
 
@@ -404,29 +404,35 @@ def _resolve(things: Sequence[Chunk], kinds: Sequence[Kind]) -> tuple[list[_Refe
     introduced: dict[str, int] = {}
     for index in sorted(range(len(things)), key=lambda index: -len(things[index].attributes)):
         thing = things[index]
-        candidates = [kind for kind in kinds if thing.shape is None or kind.shape == thing.shape]
+        candidates = [category for category in kinds if thing.shape is None or category.shape == thing.shape]
         if not candidates:
             continue
-        fitting = [kind for kind in candidates if all(getattr(kind, name) == value for name, value in thing.attributes)]
+        fitting = [
+            category
+            for category in candidates
+            if all(getattr(category, name) == value for name, value in thing.attributes)
+        ]
         if not fitting:
-            fitting = [max(candidates, key=lambda kind: _agreement(kind, thing))]
-        total = sum(len(kind.things) for kind in fitting)
+            fitting = [max(candidates, key=lambda category: _agreement(category, thing))]
+        total = sum(len(category.things) for category in fitting)
         if not thing.definite:
-            fitting.sort(key=lambda kind: introduced.get(kind.name, 0) >= len(kind.things))
+            fitting.sort(key=lambda category: introduced.get(category.name, 0) >= len(category.things))
         all_of_them = thing.several and thing.number in (None, total)
         if thing.several and not all_of_them:
             fitting = fitting[:1]
         referents[index] = _Referent(tuple(fitting), total)
         if thing.shape is not None and not thing.definite:
-            for kind in fitting if all_of_them else fitting[:1]:
-                introduced[kind.name] = introduced.get(kind.name, 0) + (len(kind.things) if all_of_them else 1)
-    present = {kind.name: len(kind.things) for kind in kinds}
+            for category in fitting if all_of_them else fitting[:1]:
+                introduced[category.name] = introduced.get(category.name, 0) + (
+                    len(category.things) if all_of_them else 1
+                )
+    present = {category.name: len(category.things) for category in kinds}
     return referents, {name: times - present[name] for name, times in introduced.items() if times > present[name]}
 
 
-def _agreement(kind: Kind, thing: Chunk) -> int:
+def _agreement(category: Kind, thing: Chunk) -> int:
     """How well a kind fits a thing; colour counts more than size and texture."""
-    return sum(3 if name == "colour" else 1 for name, value in thing.attributes if getattr(kind, name) == value)
+    return sum(3 if name == "colour" else 1 for name, value in thing.attributes if getattr(category, name) == value)
 
 
 def _thing_claims(thing: Chunk, referent: _Referent) -> Iterator[Claim]:
@@ -436,12 +442,14 @@ def _thing_claims(thing: Chunk, referent: _Referent) -> Iterator[Claim]:
         yield Claim("shape", noun, False, None)
         for attribute, value in thing.attributes:
             yield Claim(attribute, f"{value} {noun}", False, None)
-    for kind in referent.kinds if thing.several else referent.kinds[:1]:
+    for category in referent.kinds if thing.several else referent.kinds[:1]:
         if thing.shape is not None:
-            yield Claim("shape", kind.name, True, Fact("shape", kind.name, kind.shape))
+            yield Claim("shape", category.name, True, Fact("shape", category.name, category.shape))
         for attribute, value in thing.attributes:
-            true = getattr(kind, attribute) == value
-            yield Claim(attribute, f"{value}: {kind.name}", true, Fact(attribute, kind.name, value) if true else None)
+            true = getattr(category, attribute) == value
+            yield Claim(
+                attribute, f"{value}: {category.name}", true, Fact(attribute, category.name, value) if true else None
+            )
     label = " ".join([value for _, value in sorted(thing.attributes)] + [noun])
     if thing.number is not None:
         true, fact = referent.total == thing.number, None
@@ -474,11 +482,11 @@ def _readings(thing: Chunk, referent: _Referent) -> list[tuple[Kind, ...]]:
     """The sets of kinds that a thing may stand for: all kinds together if plural, any one if singular."""
     if thing.several:
         return [referent.kinds] if referent.kinds else []
-    return [(kind,) for kind in referent.kinds]
+    return [(category,) for category in referent.kinds]
 
 
 def _names(kinds: Sequence[Kind]) -> str:
-    return " and ".join(kind.name for kind in kinds)
+    return " and ".join(category.name for category in kinds)
 
 
 class _Motion(NamedTuple):
@@ -508,25 +516,25 @@ def _without_motions(caption: str) -> _Split:
     The subject of a phrase is the nearest thing before it; for a plural verb, all things listed there.
     """
     words, rest = tokens(caption), list[str]()
-    found: list[tuple[int, int, Phrase]] = []
+    phrases: list[tuple[int, int, Phrase]] = []
     at = 0
     while at < len(words):
-        known = phrase_at(words, at)
-        if known is None:
+        motion = phrase_at(words, at)
+        if motion is None:
             rest.append("and" if words[at] in ("while", "as") else words[at])
             at += 1
         else:
-            found.append((len(rest), *known))
-            at += known[0]
+            phrases.append((len(rest), *motion))
+            at += motion[0]
     text = " ".join(rest)
     things = parse(text).things
     motions, unparsed = [], 0
-    for place, length, phrase in found:
+    for place, length, phrase in phrases:
         before = [index for index, thing in enumerate(things) if thing.end <= place]
         after = [index for index, thing in enumerate(things) if thing.start >= place]
         subjects = before[-1:]
         if phrase.form == "plural" or (phrase.form == "participle" and phrase.event == "collides"):
-            cuts = [end for end, _, _ in found if end < place]
+            cuts = [end for end, _, _ in phrases if end < place]
             while subjects and subjects[0] and _listed_with(things, subjects[0], rest, cuts):
                 subjects.insert(0, subjects[0] - 1)
         is_pair = phrase.event != "collides" or len(subjects) == 2
@@ -565,15 +573,15 @@ def _motion_claims(
 
     def meant(thing: int) -> list[int]:
         """Indices of the things of the scene that a thing of the caption may be."""
-        return [scene.kinds.index(kind) for kind in referents[thing].kinds]
+        return [scene.kinds.index(category) for category in referents[thing].kinds]
 
-    def judged(kind: str, thing: int, value: str, facts_of: dict[int, Fact]) -> Claim:
+    def judged(category: str, thing: int, value: str, facts_of: dict[int, Fact]) -> Claim:
         """A claim that is true if it holds for any thing that may be meant; ``facts_of`` has its fact for each."""
         names = [scene.kinds[index].name for index in meant(thing)] or [things[thing].shape or "object"]
         for index, fact in facts_of.items():
             if fact in done(scene, index):
-                return Claim(kind, f"{scene.kinds[index].name} {value}", True, fact)
-        return Claim(kind, f"{names[0]} {value}", False, None)
+                return Claim(category, f"{scene.kinds[index].name} {value}", True, fact)
+        return Claim(category, f"{names[0]} {value}", False, None)
 
     if event == "collides":
         one = motion.subjects[0]

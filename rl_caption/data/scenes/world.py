@@ -185,12 +185,14 @@ def facts(scene: Scene) -> frozenset[Fact]:
     """
     true = {Fact("background", "background", scene.background)}
     kinds = scene.kinds
-    for index, kind in enumerate(kinds):
+    for index, category in enumerate(kinds):
         for attribute in ("shape", "colour", "size", "texture"):
-            true.add(Fact(attribute, kind.name, getattr(kind, attribute)))
-        if len(kind.things) > 1:
-            true.add(Fact("count", kind.name, str(len(kind.things))))
-        true.update(relation_fact(kind, other) for other in kinds[index + 1 :] if relations_between(kind, other))
+            true.add(Fact(attribute, category.name, getattr(category, attribute)))
+        if len(category.things) > 1:
+            true.add(Fact("count", category.name, str(len(category.things))))
+        true.update(
+            relation_fact(category, other) for other in kinds[index + 1 :] if relations_between(category, other)
+        )
     return frozenset(true)
 
 

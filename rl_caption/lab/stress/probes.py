@@ -241,10 +241,10 @@ def _details(scene: object) -> Iterator[tuple[str, bool]]:
     """Sentences about the background and each kind of thing of a scene, and whether they are true."""
     for colour in BACKGROUNDS:
         yield f"The background is {colour}", colour == scene.background  # type: ignore[attr-defined]
-    for kind in scene.kinds:  # type: ignore[attr-defined]
-        several = len(kind.things) > 1
-        name = f"The {kind.colour} {plural(kind.shape) if several else kind.shape} {'are' if several else 'is'}"
-        for values, value in ((TEXTURES, kind.texture), (SIZES, kind.size)):
+    for category in scene.kinds:  # type: ignore[attr-defined]
+        several, shape = len(category.things) > 1, category.shape
+        name = f"The {category.colour} {plural(shape) if several else shape} {'are' if several else 'is'}"
+        for values, value in ((TEXTURES, category.texture), (SIZES, category.size)):
             yield from ((f"{name} {other}", other == value) for other in values)
 
 

@@ -256,7 +256,7 @@ def _sources(rows: Sequence[Row], captions: Sequence[str]) -> tuple[NegativeSour
     if all(row.get("scene") is not None for row in rows):
         moving = any(isinstance(row["scene"], MovingScene) for row in rows)
         return SceneNegatives(list(EDITS)), None if moving else ScenePositives()
-    rules = RuleNegatives(captions, [kind for kind in RULES if kind in EDITS or kind.startswith("add_")])
+    rules = RuleNegatives(captions, [rule for rule in RULES if rule in EDITS or rule.startswith("add_")])
     return rules, ColumnPositives() if all(row.get("positive_captions") for row in rows) else None
 
 

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
+import yaml
 from PIL import Image
 
 from rl_caption.ablation.config import AblateConfig, AlphaConfig, CellConfig

@@ -24,8 +24,8 @@ from rl_caption.training.checkpoint import (
     prune,
     read_state,
     save_checkpoint,
-    seal,
     save_or_discard,
+    seal,
 )
 from rl_caption.types import TrainState
 

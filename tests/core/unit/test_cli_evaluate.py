@@ -30,7 +30,7 @@ from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.score import score_files
 from rl_caption.config.evaluation import CompareConfig, EvaluateConfig, EvaluateFileConfig, RetrievalConfig
-from rl_caption.config.schema import DataConfig, JudgeConfig, RolloutConfig, ScstConfig
+from rl_caption.config.schema import DataConfig, JudgeConfig, RewardTerm, RolloutConfig, ScstConfig
 from rl_caption.data.base import DataError
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError, evaluate_captions

@@ -92,7 +92,7 @@ def test_cells_go_seed_by_seed_and_base_by_base() -> None:
         ({"base": None}, "base"),
         ({"cells": {}}, "cells"),
         ({"seeds": [1, 1]}, "seeds"),
-        ({"judges": {"a|b": {"name": "bleu"}}}, "judges"),
+        ({"judges": {"a|b": {"target": "bleu"}}}, "judges"),
         ({"metrics": ["ciderr"]}, "metrics"),
         ({"alpha": {"values": [], "terms": TERM}}, "alpha.values"),
         ({"alpha": {"values": [0.5, 0.5], "terms": {"bleu": {}}}}, "alpha=0.5"),

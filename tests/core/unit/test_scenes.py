@@ -199,13 +199,13 @@ def test_unseen_pairs_are_unseen() -> None:
 
 
 def test_bad_parameters_and_scenes_are_named() -> None:
-    for parameters in (
-        {"num_unseen": -5},
-        {"image_size": 4},
-        {"captions_per_image": 0},
-        {"captions_per_image": 11, "positives": True},
+    for key, parameters in (
+        ("num_unseen", {"num_unseen": -5}),
+        ("image_size", {"image_size": 4}),
+        ("captions_per_image", {"captions_per_image": 0}),
+        ("captions_per_image", {"captions_per_image": 11, "positives": True}),
     ):
-        with pytest.raises(DataError, match=", ".join(f"{key}={value}" for key, value in parameters.items())):
+        with pytest.raises(DataError, match=key):
             ScenesData(**parameters)  # type: ignore[arg-type]
     scene = SCENES[0].to_dict()
     for change, message in (

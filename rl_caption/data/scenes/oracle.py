@@ -247,11 +247,13 @@ def _noun_phrase_at(words: Sequence[str], start: int) -> Chunk:
         attributes.append(attribute)
         at += 1
     noun = words[at] if at < len(words) else ""
-    if noun in ("background", "backdrop"):
-        colours = tuple(("colour", value) for attribute, value in attributes if attribute == "colour")
-        bad += sum(attribute != ("texture", "plain") for attribute in attributes) - len(colours) + (number is not None)
-        return Chunk("ground", start, at + 1, attributes=colours, bad=bad, used=True)
     distinct = tuple(dict.fromkeys(attributes))
+    if noun in ("background", "backdrop"):
+        colours = tuple(attribute for attribute in attributes if attribute[0] == "colour")
+        others = set(distinct) - {*colours, ("texture", "plain")}
+        return Chunk(
+            "ground", start, at + 1, attributes=colours, bad=bad + len(others) + (number is not None), used=True
+        )
     if noun in NOUNS:
         shape, is_plural = NOUNS[noun]
         disagrees = is_plural != (number > 1) if number is not None else is_plural and article in ("a", "an", "this")

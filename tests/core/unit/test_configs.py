@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 import yaml
 
-from rl_caption.ablation.config import AblateConfig
+from rl_caption.ablation.config import AblateConfig, CellConfig
 from rl_caption.ablation.plan import base_files, make_cells
 from rl_caption.cli import configs
 from rl_caption.cli.configuration import parse
@@ -294,7 +294,8 @@ def test_every_number_has_a_range_with_two_ends_and_a_default_inside(kind: type[
 
 
 def default(kind: type[Any]) -> Any:
-    required = {JudgeSetConfig: {"set": "x"}, ConcretenessConfig: {"captions": "x"}}
+    grid = {"base": "x", "cells": {"a": CellConfig({"cider": RewardTerm()})}}
+    required = {JudgeSetConfig: {"set": "x"}, ConcretenessConfig: {"captions": "x"}, AblateConfig: grid}
     return kind(**required.get(kind, {}))
 
 

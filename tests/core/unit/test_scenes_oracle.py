@@ -38,6 +38,7 @@ JUDGED = [
     ("a big red circle against a gray backdrop", 4, 4, 4, 0, 8),
     ("a red circle on a white background", 2, 3, 2, 0, 7),
     ("the background is grey", 1, 1, 1, 0, 4),
+    ("large large large background", 0, 0, 0, 3, 4),
     ("two blue stars", 3, 3, 3, 0, 3),
     ("three blue stars", 2, 3, 2, 0, 3),
     ("2 stars", 2, 2, 2, 0, 2),

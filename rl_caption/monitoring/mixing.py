@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from rl_caption.evaluation.confidence import ENDS, RESAMPLES, Floats, drawn_weights
-from rl_caption.monitoring.best_of_n import best_of_n_scores
+from rl_caption.monitoring.best_of_n import best_of_n_scores, check_scores
 
 WEIGHTS = tuple(round(0.1 * tenths, 1) for tenths in range(11))
 NORMALIZE: tuple[Literal["none", "per_term"], ...] = ("none", "per_term")
@@ -22,6 +22,8 @@ class Mixture:
     Args:
         other: name of the other reward.
         weight: of the other reward, in [0, 1]; 0 is the reward alone.
+        weight_interval: smallest and largest weight, with this ``normalize``, whose gold may be that of ``weight``: the
+            95 % bootstrap interval of the difference, over the images that chose it, is not below 0.
         normalize: as ``reward.normalize``: ``per_term`` divides both by their standard deviation over all samples.
         gold: of the best of all samples by the mixture, mean over the images that did not choose it.
         gain: that, less the same by the reward alone, and its 95 % bootstrap interval over these images.
@@ -29,6 +31,7 @@ class Mixture:
 
     other: str
     weight: float
+    weight_interval: tuple[float, float]
     normalize: Literal["none", "per_term"]
     gold: float
     gain: float
@@ -48,15 +51,20 @@ def best_mixtures(
 
     All scores are [N, K], of K samples of N images, whose ids are ``images``. The weight is chosen on one half of the
     images, drawn by ``seed``, and its gain measured on the other half, so that the choice does not flatter it. The
-    first mixture of the result has the largest gain. Raises ``ValueError`` with fewer than four images.
+    first mixture of the result has the largest gain. Raises ``ValueError`` with fewer than four images, and as
+    ``check_scores``.
     """
+    check_scores({"rewards": rewards, **others, "gold": gold}, images)
     if len(images) < FEWEST_IMAGES:
         raise ValueError(f"{len(images)} images: expected at least {FEWEST_IMAGES}")
     order = np.random.default_rng(seed).permutation(len(images))
     choosing, judging = order[: len(images) // 2], order[len(images) // 2 :]
     sizes = [rewards.shape[1]]
     alone = best_of_n_scores(rewards, gold, sizes)[:, 0]
-    draws = np.array(list(drawn_weights([images[at] for at in judging], resamples, seed)), np.float64) / len(judging)
+    choosing_draws, judging_draws = (
+        np.array(list(drawn_weights([images[at] for at in half], resamples, seed)), np.float64) / len(half)
+        for half in (choosing, judging)
+    )
     mixtures = []
     for name, other in others.items():
         trials = {(0.0, NORMALIZE[0]): alone}
@@ -66,10 +74,26 @@ def best_mixtures(
                 mixed = (1 - weight) * first + weight * second
                 trials[weight, normalize] = best_of_n_scores(mixed, gold, sizes)[:, 0]
         weight, normalize = max(trials, key=lambda trial: trials[trial][choosing].mean())
-        gains = (trials[weight, normalize] - alone)[judging]
-        low, high = np.quantile(draws @ gains, ENDS).tolist()
-        score = float(trials[weight, normalize][judging].mean())
-        mixtures.append(Mixture(name, weight, normalize, score, float(gains.mean()), (low, high)))
+        chosen = trials[weight, normalize]
+        as_good = [
+            other_weight
+            for (other_weight, scaling), scores in trials.items()
+            if (scaling == normalize or other_weight == 0)
+            and np.quantile(choosing_draws @ (scores - chosen)[choosing], ENDS[1]) >= 0
+        ]
+        gains = (chosen - alone)[judging]
+        low, high = np.quantile(judging_draws @ gains, ENDS).tolist()
+        mixtures.append(
+            Mixture(
+                other=name,
+                weight=weight,
+                weight_interval=(min(as_good), max(as_good)),
+                normalize=normalize,
+                gold=float(chosen[judging].mean()),
+                gain=float(gains.mean()),
+                gain_interval=(low, high),
+            )
+        )
     return sorted(mixtures, key=lambda mixture: -mixture.gain)
 
 

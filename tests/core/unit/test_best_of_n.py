@@ -11,6 +11,7 @@ from rl_caption.monitoring.best_of_n import (
     best_of_n,
     best_of_n_scores,
     best_of_n_weights,
+    is_constant,
     kl_of_best_of_n,
     needed_kl_coef,
     sample_sizes,
@@ -38,6 +39,57 @@ def test_weights_are_the_mean_over_all_choices_of_n() -> None:
         np.testing.assert_allclose(best_of_n_weights(rewards, n)[0], expected, atol=1e-12)
     with pytest.raises(ValueError, match="n is 6"):
         best_of_n_weights(rewards, 6)
+
+
+def brute_force(rewards: Floats, scores: Floats, n: int) -> float:
+    """Mean over images and all subsets of ``n`` samples of the score of the best by ``rewards``; ties are shared."""
+    means = []
+    for reward, score in zip(rewards, scores, strict=True):
+        for subset in combinations(range(len(reward)), n):
+            best = max(reward[list(subset)])
+            means.append(np.mean([score[at] for at in subset if reward[at] == best]))
+    return float(np.mean(means))
+
+
+def test_curves_and_the_lost_share_are_those_of_all_subsets() -> None:
+    generator = np.random.default_rng(7)
+    rewards = generator.integers(3, size=(4, 6)).astype(np.float64)  # many ties
+    gold, sizes = generator.normal(size=(4, 6)), [1, 2, 3, 4, 5, 6]
+    curve = best_of_n(rewards, {"gold": gold}, sizes, IMAGES[:4], 50)["gold"]
+    np.testing.assert_allclose(curve.mean, [brute_force(rewards, gold, n) for n in sizes], rtol=1e-12)
+    possible = brute_force(gold, gold, 6)
+    assert curve.lost == pytest.approx((possible - curve.mean[-1]) / (possible - gold.mean()))
+    perfect = best_of_n(gold, {"gold": gold}, sizes, IMAGES[:4], 50)["gold"]
+    assert perfect.lost == pytest.approx(0, abs=1e-12)
+    worst = best_of_n(-gold, {"gold": gold}, sizes, IMAGES[:4], 50)["gold"]
+    assert (worst.lost or 0) > 1
+    assert best_of_n(rewards, {"gold": 0 * gold + 0.1}, sizes, IMAGES[:4], 50)["gold"].lost is None
+
+
+def test_one_set_of_samples_estimates_the_best_of_n_without_bias() -> None:
+    """The largest of n uniform numbers is n / (n + 1) on average."""
+    rewards = np.random.default_rng(0).uniform(size=(20_000, 5))
+    for n, mean in enumerate(best_of_n_scores(rewards, rewards, range(1, 6)).mean(0), start=1):
+        assert mean == pytest.approx(n / (n + 1), abs=0.005)
+
+
+def test_scores_that_are_no_numbers_are_named() -> None:
+    rewards, gold = draws()
+    gold[3, 5] = np.nan
+    with pytest.raises(ValueError, match=r"gold of image '3', sample 5"):
+        best_of_n(rewards, {"gold": gold}, [1, 2], IMAGES)
+    with pytest.raises(ValueError, match=r"gold of image '3', sample 5"):
+        best_mixtures(rewards, {}, gold, IMAGES)
+    with pytest.raises(ValueError, match="gold has the shape"):
+        best_of_n(rewards, {"gold": gold[:, :4]}, [1, 2], IMAGES)
+    with pytest.raises(ValueError, match="rewards has the shape"):
+        best_of_n(rewards[:7], {}, [1, 2], IMAGES)
+    with pytest.raises(ValueError, match=r"gold of row 1, caption 'b'"):
+        search_exploits(["a", "b"], lambda _, texts: np.ones(len(texts)), lambda *_: np.array([1.0, np.inf]), ["red"])
+    with pytest.raises(ValueError, match="reward has the shape"):
+        search_exploits(["a"], lambda *_: np.ones(3), lambda *_: np.ones(1), ["red"])
+    with pytest.raises(ValueError, match="vocabulary"):
+        search_exploits(["a"], lambda *_: np.ones(1), lambda *_: np.ones(1), [])
 
 
 def test_sizes_and_divergence() -> None:
@@ -74,6 +126,12 @@ def test_a_constant_reward_chooses_by_chance() -> None:
     _, gold = draws()
     chosen = best_of_n_scores(np.zeros_like(gold), gold, [1, 4, 16])
     np.testing.assert_allclose(chosen, np.repeat(gold.mean(1, keepdims=True), 3, axis=1))
+    of_image = np.repeat(gold[:, :1], 16, axis=1)
+    assert is_constant(of_image)
+    assert not is_constant(gold)
+    curve = best_of_n(of_image, {"gold": gold}, [1, 4, 16], IMAGES, 50)["gold"]
+    assert curve.lost == pytest.approx(1)
+    assert not curve.turns
 
 
 def test_exploits_of_length_and_none_of_the_truth() -> None:
@@ -104,6 +162,8 @@ def test_the_mixture_that_helps_comes_first() -> None:
     assert (best.other, other.other) == ("gold", "noise")
     assert best.weight > 0.5
     assert best.gain_interval[0] > 0
+    assert best.weight_interval[0] <= best.weight <= best.weight_interval[1]
+    assert best.weight_interval[0] > 0, "without gold it is worse for certain"
     assert other.gain < best.gain
     with pytest.raises(ValueError, match="images"):
         best_mixtures(rewards[:3], {"noise": noise[:3]}, gold[:3], IMAGES[:3])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,6 +154,14 @@ def test_exploits_of_length_and_none_of_the_truth() -> None:
         assert len(exploit.after.split()) == exploit.reward[1] <= 12
     assert search_exploits(captions, gold, gold, ["red"]) == []
     assert search_exploits([], length, gold, ["red"]) == []
+
+
+def test_the_example_of_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "stress.md").read_text(encoding="utf-8")
+    exec(page.partition("```python\n")[2].partition("```")[0], {})
+    printed = capsys.readouterr().out
+    assert "highest at n = 1" in printed
+    assert "two cats -> two cats" in printed
 
 
 def test_the_mixture_that_helps_comes_first() -> None:

@@ -57,7 +57,8 @@ def _best_of_n_verdict(best: Mapping[str, Any]) -> str:
             f"{curve['peak']}, and falls by {fall} up to n = {most}, while the reward goes on rising."
         )
     if curve["change_interval"][0] > 0:
-        return f"Up to the best of {most} samples the reward leads where it should: {name} changes by {change}."
+        share = "" if curve["lost"] is None else f", {100 * (1 - curve['lost']):.0f} % of the gain that is possible"
+        return f"Up to the best of {most} samples the reward leads where it should: {name} changes by {change}{share}."
     return (
         f"The best of {most} samples by this reward is no better by {name} than any sample: {name} changes by {change}."
     )

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from rewards.base import RewardError, as_texts, checked_scores, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Endpoint, Question, build_chooser
+from rewards.language.chooser import Chooser, Endpoint, Question, build_chooser
 from rewards.options import Range, check_type, check_values
 
 Score = Literal["expected", "accuracy"]
@@ -63,7 +63,7 @@ class CaptionQA:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | Chooser | None = None,
         endpoint: Endpoint | dict[str, Any] | None = None,
         score: Score = "expected",
         words: Annotated[int, Range(min=1)] | None = 80,

@@ -1,7 +1,7 @@
 """Models that choose one of a few labels: by one forward pass, or behind an OpenAI-compatible endpoint.
 
 A choice is a distribution over the labels, from the probabilities of the next token. Nothing is sampled and nothing is
-parsed from a long answer, so the same question has the same answer.
+parsed from a long answer, so the same question has the same answer. ``writer`` has models that answer with text.
 """
 
 import base64
@@ -13,19 +13,21 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 from rewards.base import RewardError, naming
 from rewards.devices import Precision, chunks, default_device
-from rewards.frozen_model import load_frozen
+from rewards.frozen_model import FrozenModel, load_frozen
 from rewards.http import HttpError, request_json, token_of
 from rewards.images import ImageSource, image_identity, open_image
 from rewards.options import Count, Range, check_fields, check_values
 
+Answer = TypeVar("Answer")
 LEAST_MASS = 1e-6
 """Smallest probability of all labels together that counts as an answer."""
 SAVED_TOGETHER = 256
@@ -38,7 +40,8 @@ class Question:
 
     Attributes:
         text: the whole prompt.
-        labels: at least two, such as ``("A", "B")``; each begins with another token.
+        labels: at least two, such as ``("A", "B")``; each begins with another token. Empty where the
+            answer is a text.
         where: row and question, for messages.
         image: that the question is about, for vision-language models.
     """
@@ -49,6 +52,7 @@ class Question:
     image: ImageSource | None = None
 
 
+@runtime_checkable
 class Chooser(Protocol):
     """A model that answers questions."""
 
@@ -90,7 +94,7 @@ class Endpoint:
 
 def build_chooser(
     reward: str,
-    model: str | None,
+    model: str | Chooser | None,
     endpoint: Endpoint | dict[str, Any] | None,
     cache_dir: str | Path | None,
     device: str | None,
@@ -98,7 +102,8 @@ def build_chooser(
     batch_size: int,
     vision: bool,
 ) -> Chooser:
-    """The model behind a reward: a local one (``model``) or an ``endpoint``, with a cache on disk where asked for.
+    """The model behind a reward: a local one (``model``), an ``endpoint``, or a ``Chooser`` of one's own as ``model``,
+    with a cache on disk where asked for.
 
     Raises:
         ValueError: not exactly one of ``model`` and ``endpoint`` is set, or the model cannot be loaded.
@@ -111,6 +116,8 @@ def build_chooser(
         with naming(f"{reward}: endpoint", (TypeError,), ValueError):
             options = endpoint if isinstance(endpoint, Endpoint) else Endpoint(**endpoint)
         chooser = EndpointChooser(options)
+    elif isinstance(model, Chooser):
+        chooser = model
     elif vision:
         chooser = VisionChooser(str(model), reward, device, precision)
     else:
@@ -139,28 +146,48 @@ def label_probabilities(logits: Any, ids: Sequence[Sequence[int]]) -> list[float
     return scores.softmax(dim=0).tolist()
 
 
+def prompt_ids(frozen: FrozenModel, question: Question, room: int = 0) -> list[int]:
+    """Tokens of a prompt: by the tokenizer's chat template where it has one, else the prompt and ``Answer:``.
+
+    Raises:
+        RewardError: it and ``room`` further tokens are more than the model reads.
+    """
+    tokenizer = frozen.tokenizer
+    if tokenizer.chat_template:
+        message = [{"role": "user", "content": question.text}]
+        text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        ids = tokenizer(f"{question.text}\nAnswer:")["input_ids"]
+    if len(ids) + room > frozen.longest:
+        size = f"{len(ids)} tokens" + (f" and the answer up to {room}" if room else "")
+        raise RewardError(f"{question.where}: the prompt has {size}, the model reads {frozen.longest}")
+    return ids
+
+
 class TextChooser:
     """A local causal language model: one forward pass for a batch of prompts, read at the last token.
 
-    Prompts go through the tokenizer's chat template where it has one, else they end in ``Answer:``. Padding is on the
-    right, behind the token that is read, so that answers do not depend on the batch (but for rounding).
+    Padding is on the right, behind the token that is read, so that answers do not depend on the batch (but for
+    rounding).
     """
 
     def __init__(self, model: str, reward: str, device: str | None, precision: Precision, batch_size: int) -> None:
         self._frozen, self.reward = load_frozen("AutoModelForCausalLM", model, reward, device, precision), reward
         self.batch_size = batch_size
         self.signature = f"{Path(model).name},{self._frozen.weights},{precision}"
+        self.requests = self.tokens = 0
 
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
         """As ``Chooser.choose``. Raises ``RewardError`` for a prompt that is longer than the model reads."""
         import torch
 
-        rows = [self._ids(question) for question in questions]
+        prompts = [prompt_ids(self._frozen, question) for question in questions]
         answers: list[list[float]] = [[] for _ in questions]
-        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         for batch in chunks(order, self.batch_size, f"{self.reward}: answers"):
-            lengths = torch.tensor([len(rows[row]) for row in batch])
-            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(rows[row]) for row in batch], batch_first=True)
+            lengths = torch.tensor([len(prompts[row]) for row in batch])
+            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompts[row]) for row in batch], batch_first=True)
             mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
             with torch.no_grad():
                 device = self._frozen.device
@@ -168,25 +195,13 @@ class TextChooser:
             for place, row in enumerate(batch):
                 pieces = label_ids(self._frozen.tokenizer, questions[row].labels, self.reward)
                 answers[row] = label_probabilities(logits[place, lengths[place] - 1], pieces)
+            self.requests += len(batch)
+            self.tokens += int(lengths.sum())
         return answers
 
-    def _ids(self, question: Question) -> list[int]:
-        tokenizer = self._frozen.tokenizer
-        if tokenizer.chat_template:
-            message = [{"role": "user", "content": question.text}]
-            text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-            ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            ids = tokenizer(f"{question.text}\nAnswer:")["input_ids"]
-        if len(ids) > self._frozen.longest:
-            raise RewardError(
-                f"{question.where}: the prompt has {len(ids)} tokens, the model reads {self._frozen.longest}"
-            )
-        return ids
 
-
-class VisionChooser:
-    """A local vision-language model with a chat template: one forward pass for each question."""
+class VisionModel:
+    """A local vision-language model of Transformers with a chat template."""
 
     def __init__(self, model: str, reward: str, device: str | None, precision: Precision) -> None:
         check_values(Precision, precision=precision)
@@ -197,14 +212,36 @@ class VisionChooser:
 
         with naming(f"{reward}: the model {model!r} cannot be loaded"):
             options = transformers_options(model)
-            self._processor: Any = transformers.AutoProcessor.from_pretrained(model, **options)
-            if not getattr(self._processor, "chat_template", None):
+            self.processor: Any = transformers.AutoProcessor.from_pretrained(model, **options)
+            if not getattr(self.processor, "chat_template", None):
                 raise ValueError("its processor has no chat template")
             options |= {"dtype": DTYPES[precision], "use_safetensors": True}
             network = load_complete(transformers.AutoModelForImageTextToText, model, **options)
-        self.reward, self._device = reward, default_device(device)
-        self._network = network.to(self._device).eval().requires_grad_(False)
+        self.device = default_device(device)
+        self.network = network.to(self.device).eval().requires_grad_(False)
         self.signature = f"{Path(model).name},{fingerprint(network.state_dict())[:12]},{precision}"
+
+    def inputs(self, question: Question) -> Any:
+        """Tensors of one prompt with its image. Raises ``RewardError`` for an image that cannot be opened."""
+        content: list[dict[str, Any]] = [{"type": "text", "text": question.text}]
+        if question.image is not None:
+            content.insert(0, {"type": "image", "image": open_image(question.image)})
+        return self.processor.apply_chat_template(
+            [{"role": "user", "content": content}],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+        ).to(self.device, dtype=self.network.dtype)
+
+
+class VisionChooser:
+    """A local vision-language model: one forward pass for each question."""
+
+    def __init__(self, model: str, reward: str, device: str | None, precision: Precision) -> None:
+        self._model, self.reward = VisionModel(model, reward, device, precision), reward
+        self.signature = self._model.signature
+        self.requests = self.tokens = 0
 
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
         """As ``Chooser.choose``. Raises ``RewardError`` for an image that cannot be opened."""
@@ -212,34 +249,26 @@ class VisionChooser:
 
         answers = []
         for (question,) in chunks(questions, 1, f"{self.reward}: answers"):
-            content: list[dict[str, Any]] = [{"type": "text", "text": question.text}]
-            if question.image is not None:
-                content.insert(0, {"type": "image", "image": open_image(question.image)})
-            inputs = self._processor.apply_chat_template(
-                [{"role": "user", "content": content}],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=True,
-                return_tensors="pt",
-            ).to(self._device, dtype=self._network.dtype)
+            inputs = self._model.inputs(question)
             with torch.no_grad():
-                logits = self._network(**inputs).logits[0, -1]
-            pieces = label_ids(self._processor.tokenizer, question.labels, self.reward)
+                logits = self._model.network(**inputs).logits[0, -1]
+            pieces = label_ids(self._model.processor.tokenizer, question.labels, self.reward)
             answers.append(label_probabilities(logits, pieces))
+            self.requests += 1
+            self.tokens += inputs["input_ids"].numel()
         return answers
 
 
-class EndpointChooser:
-    """An OpenAI-compatible endpoint at temperature 0, asked for one token; counts its requests and tokens."""
+class EndpointClient:
+    """Asks an OpenAI-compatible endpoint at temperature 0, several questions at a time; counts requests and tokens."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         check_fields(endpoint)
         if not endpoint.url.startswith(("http://", "https://")):
             raise ValueError(f"endpoint.url is {endpoint.url!r}: expected an address such as http://127.0.0.1:8000/v1")
         self.endpoint = endpoint
-        self.signature = f"{endpoint.model}@{endpoint.url}{'' if endpoint.logprobs else ',text'}"
         self.requests = self.tokens = 0
-        """Requests that were answered, and tokens that the endpoint says it read and wrote."""
+        """Requests that were made, and tokens that the endpoint says it read and wrote."""
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -248,26 +277,79 @@ class EndpointChooser:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["endpoint"])  # type: ignore[misc]
 
-    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
-        """As ``Chooser.choose``. Raises ``RewardError`` where the endpoint fails or does not answer with a label."""
-        answers: list[list[float]] = []
+    def map(self, answer: Callable[[Question], Answer], questions: Sequence[Question]) -> list[Answer]:
+        """``answer`` of every question, ``concurrency`` at a time. Raises ``RewardError`` after ``time_limit``."""
+        answers: list[Answer] = []
         end = None if self.endpoint.time_limit is None else time.monotonic() + self.endpoint.time_limit
         with ThreadPoolExecutor(self.endpoint.concurrency) as pool:
             for batch in chunks(questions, 4 * self.endpoint.concurrency, f"{self.endpoint.model}: answers"):
                 if end is not None and time.monotonic() > end:
                     limit = f"{self.endpoint.time_limit:g} seconds (time_limit)"
                     raise RewardError(f"{batch[0].where}: {len(answers)} of {len(questions)} answers after {limit}")
-                answers += pool.map(self._answer, batch)
+                answers += pool.map(answer, batch)
         return answers
 
+    def ask(self, question: Question, max_tokens: int, **options: Any) -> Any:
+        """The JSON of the answer to one question. Raises ``RewardError`` where the endpoint fails."""
+        content: Any = question.text
+        if question.image is not None:
+            buffer = io.BytesIO()
+            open_image(question.image).save(buffer, "PNG")
+            url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+            content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question.text}]
+        endpoint = self.endpoint
+        body = {"model": endpoint.model, "messages": [{"role": "user", "content": content}], "temperature": 0}
+        with self._lock:
+            if endpoint.max_requests is not None and self.requests >= endpoint.max_requests:
+                raise RewardError(
+                    f"{question.where}: {self.requests} requests were made, as many as max_requests allows"
+                )
+            self.requests += 1
+        address, token = f"{endpoint.url.rstrip('/')}/chat/completions", token_of(endpoint.key_variable)
+        body |= {"max_tokens": max_tokens, **options}
+        with naming(question.where, (HttpError,), RewardError):
+            answer = request_json(address, body, token, endpoint.timeout, endpoint.attempts)
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+        if isinstance(usage, dict) and isinstance(usage.get("total_tokens"), int):
+            with self._lock:
+                self.tokens += usage["total_tokens"]
+        return answer
+
+    def naming_answer(self, question: Question) -> AbstractContextManager[None]:
+        """Context that turns what an answer lacks into a ``RewardError`` that names question and address."""
+        where = f"{question.where}: the answer of {self.endpoint.url}"
+        return naming(where, (LookupError, TypeError), RewardError)
+
+
+class EndpointChooser:
+    """An OpenAI-compatible endpoint that is asked for one token."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._client = EndpointClient(endpoint)
+        self.signature = f"{endpoint.model}@{endpoint.url}{'' if endpoint.logprobs else ',text'}"
+
+    @property
+    def requests(self) -> int:
+        """As ``EndpointClient.requests``."""
+        return self._client.requests
+
+    @property
+    def tokens(self) -> int:
+        """As ``EndpointClient.tokens``."""
+        return self._client.tokens
+
+    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
+        """As ``Chooser.choose``. Raises ``RewardError`` where the endpoint fails or does not answer with a label."""
+        return self._client.map(self._answer, questions)
+
     def _answer(self, question: Question) -> list[float]:
-        body = self._body(question)
-        problem = ""
-        for _ in range(self.endpoint.attempts):
-            answer = self._ask(body, question.where)
-            with naming(f"{question.where}: the answer of {self.endpoint.url}", (LookupError, TypeError), RewardError):
+        logprobs, problem = self._client.endpoint.logprobs, ""
+        options: dict[str, Any] = {"logprobs": True, "top_logprobs": 20} if logprobs else {}
+        for _ in range(self._client.endpoint.attempts):
+            answer = self._client.ask(question, 1, **options)
+            with self._client.naming_answer(question):
                 choice = answer["choices"][0]
-                if self.endpoint.logprobs:
+                if logprobs:
                     listed = choice["logprobs"]["content"][0]["top_logprobs"]
                     masses = self._masses(question, {one["token"]: float(one["logprob"]) for one in listed})
                 else:
@@ -284,38 +366,12 @@ class EndpointChooser:
         spoken = [(token.strip(), math.exp(logprob)) for token, logprob in listed.items()]
         return [math.fsum(mass for token, mass in spoken if token == label) for label in question.labels]
 
-    def _body(self, question: Question) -> dict[str, Any]:
-        content: Any = question.text
-        if question.image is not None:
-            buffer = io.BytesIO()
-            open_image(question.image).save(buffer, "PNG")
-            url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-            content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question.text}]
-        messages = [{"role": "user", "content": content}]
-        body = {"model": self.endpoint.model, "messages": messages, "max_tokens": 1, "temperature": 0}
-        return body | ({"logprobs": True, "top_logprobs": 20} if self.endpoint.logprobs else {})
 
-    def _ask(self, body: dict[str, Any], where: str) -> Any:
-        endpoint = self.endpoint
-        with self._lock:
-            if endpoint.max_requests is not None and self.requests >= endpoint.max_requests:
-                raise RewardError(f"{where}: {self.requests} requests were made, as many as max_requests allows")
-            self.requests += 1
-        url, token = f"{endpoint.url.rstrip('/')}/chat/completions", token_of(endpoint.key_variable)
-        with naming(where, (HttpError,), RewardError):
-            answer = request_json(url, body, token, endpoint.timeout, endpoint.attempts)
-        usage = answer.get("usage") if isinstance(answer, dict) else None
-        if isinstance(usage, dict) and isinstance(usage.get("total_tokens"), int):
-            with self._lock:
-                self.tokens += usage["total_tokens"]
-        return answer
+class AnswerCache:
+    """Answers in ``answers.sqlite`` of a folder, by the signature of the model, text, labels and image."""
 
-
-class CachedChooser:
-    """Answers of another chooser, kept in ``answers.sqlite`` of a folder, by its signature, text, labels and image."""
-
-    def __init__(self, chooser: Chooser, folder: Path) -> None:
-        self.chooser, self.folder, self.signature = chooser, folder, chooser.signature
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         with self._open() as database:
             database.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, probabilities TEXT NOT NULL)")
@@ -328,25 +384,48 @@ class CachedChooser:
         with named, contextlib.closing(sqlite3.connect(path, timeout=60)) as database, database:
             yield database
 
-    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
-        """As ``Chooser.choose``; only questions without an answer are asked, each once."""
-        keys = [self._key(question) for question in questions]
+    def answers(
+        self, signature: str, questions: Sequence[Question], ask: Callable[[Sequence[Question]], Sequence[Any]]
+    ) -> list[Any]:
+        """Answers of the model with this ``signature``; only questions without one are asked, once."""
+        keys = [self._key(signature, question) for question in questions]
         with self._open() as database:
             kept = {key: answer for key in set(keys) for answer in self._read(database, key)}
         missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in kept}
         for batch in chunks(list(missing.items()), SAVED_TOGETHER, "answers, saved"):
-            answers = self.chooser.choose([question for _, question in batch])
-            rows = [(key, json.dumps(answer)) for (key, _), answer in zip(batch, answers, strict=True)]
+            new_answers = ask([question for _, question in batch])
+            rows = [(key, json.dumps(answer)) for (key, _), answer in zip(batch, new_answers, strict=True)]
             with self._open() as database:
                 database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
-            kept |= {key: answer for (key, _), answer in zip(batch, answers, strict=True)}
+            kept |= {key: answer for (key, _), answer in zip(batch, new_answers, strict=True)}
         return [kept[key] for key in keys]
 
-    def _read(self, database: sqlite3.Connection, key: bytes) -> list[list[float]]:
+    def _read(self, database: sqlite3.Connection, key: bytes) -> list[Any]:
         rows = database.execute("SELECT probabilities FROM answers WHERE key = ?", (key,)).fetchall()
         return [json.loads(row) for (row,) in rows]
 
-    def _key(self, question: Question) -> bytes:
+    def _key(self, signature: str, question: Question) -> bytes:
         image = None if question.image is None else image_identity(question.image)
-        content = json.dumps([self.signature, question.text, question.labels, image])
+        content = json.dumps([signature, question.text, question.labels, image])
         return hashlib.blake2b(content.encode(), digest_size=16).digest()
+
+
+class CachedChooser:
+    """Another chooser whose answers are kept in a folder."""
+
+    def __init__(self, chooser: Chooser, folder: Path) -> None:
+        self.chooser, self.signature, self._cache = chooser, chooser.signature, AnswerCache(folder)
+
+    @property
+    def requests(self) -> int:
+        """Of the chooser; answers from the folder are none."""
+        return getattr(self.chooser, "requests", 0)
+
+    @property
+    def tokens(self) -> int:
+        """Of the chooser."""
+        return getattr(self.chooser, "tokens", 0)
+
+    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
+        """As ``Chooser.choose``; only questions without an answer are asked, each once."""
+        return self._cache.answers(self.signature, questions, self.chooser.choose)

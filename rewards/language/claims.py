@@ -2,17 +2,20 @@
 
 Source: the form of DCScore (Ye et al., "Painting with Words: Elevating Detailed Image Captioning with Benchmark and
 Alignment Learning" (DeCapBench), ICLR 2025): precision of the caption's claims, recall of the references', their F.
-Claims are the detail units of SPECS (``rewards.text.detail_units``); prompts are our own.
+Claims are the detail units of SPECS (``rewards.text.detail_units``), or what a language model makes of a caption;
+prompts are our own.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rewards.base import as_texts, checked_scores, reference_lists, required_column
+from rewards.base import as_texts, checked_scores, naming, reference_lists, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Endpoint, Question, build_chooser
+from rewards.language.chooser import Chooser, Endpoint, Question, build_chooser
+from rewards.language.writer import Writer, build_writer, read_answers
 from rewards.options import check_values
 from rewards.text.detail_units import default_tagger, detail_units_of
 
@@ -26,16 +29,22 @@ TEXT_PROMPT = (
     "Descriptions of an image:\n{descriptions}\n\nAccording to them alone, is this true of the image: "
     '"{claim}"? Reply with Yes or No.'
 )
+CUT_PROMPT = (
+    "List everything that this caption says of its image, one thing at a time: every object, its attributes, how many "
+    "there are, where it is, what it does, and any text. Write one short sentence for each, which can be read alone. "
+    "Add nothing and judge nothing.\n\nCaption: {caption}\n\nReply with a JSON list of strings."
+)
 LABELS = ("Yes", "No")
 
 
 class Claims:
     """Precision, recall or F of the claims of a caption, in [0, 1].
 
-    Claims are detail units: phrases of a caption, such as "a brown dog" and "on the grass", cut by rules. The precision
-    is the mean probability of "Yes" over the caption's claims, verified against the image by a vision-language model,
-    or against the references by a language model. The recall is the same over the claims of the longest reference,
-    verified against the caption. F is their harmonic mean. A caption without a claim scores 0.
+    Claims are detail units: phrases of a caption, such as "a brown dog" and "on the grass", cut by rules; or short
+    sentences that a language model makes of it (``cut``). The precision is the mean probability of "Yes" over the
+    caption's claims, verified against the image by a vision-language model, or against the references by a language
+    model. The recall is the same over the claims of the longest reference, verified against the caption. F is their
+    harmonic mean. A caption without a claim scores 0.
 
     Args:
         model: local model of Transformers (a folder with safetensors weights, or a name on the hub): a vision-language
@@ -44,6 +53,8 @@ class Claims:
         source: what the caption's claims are verified against.
         score: ``precision``, ``recall`` or ``f``. Recall needs references; precision alone favours captions that say
             little.
+        cut: language model that cuts captions into claims, as ``{model: ...}`` or ``{endpoint: {url, model, ...}}`` and
+            further arguments of ``build_writer``; None cuts by rules.
         cache_dir: folder where answers are kept.
         device, precision, batch_size: of the local model, as for ``Icc``.
 
@@ -57,10 +68,11 @@ class Claims:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | Chooser | None = None,
         endpoint: Endpoint | dict[str, Any] | None = None,
         source: Source = "references",
         score: Score = "f",
+        cut: dict[str, Any] | None = None,
         cache_dir: str | Path | None = None,
         device: str | None = None,
         precision: Precision = "fp32",
@@ -68,13 +80,20 @@ class Claims:
     ) -> None:
         check_values(Source, source=source)
         check_values(Score, score=score)
-        default_tagger()
         name, vision = self.__name__, source == "image"
+        self.writer: Writer | None = None
+        if cut is None:
+            default_tagger()
+        else:
+            arguments = {"cache_dir": cache_dir, "device": device, "precision": precision} | cut
+            with naming(f"{name}: cut", (TypeError,), ValueError):
+                self.writer = build_writer(f"{name}: cut", **arguments)
         self.chooser = build_chooser(name, model, endpoint, cache_dir, device, precision, batch_size, vision)
         self.source, self.score = source, score
         needs = {"image"} if vision and score != "recall" else set()
         self.columns = frozenset(needs | ({"references"} if score != "precision" or not vision else set()))
-        self.signature = f"{name}[{self.chooser.signature},{source},{score}]"
+        cutter = "" if self.writer is None else f",cut {self.writer.signature}"
+        self.signature = f"{name}[{self.chooser.signature},{source},{score}{cutter}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions.
@@ -86,9 +105,9 @@ class Claims:
         count = len(captions)
         references = reference_lists(columns, self.__name__, count) if "references" in self.columns else [()] * count
         images = required_column(columns, "image", self.__name__, count) if "image" in self.columns else [None] * count
-        units = dict(zip(captions, detail_units_of(captions), strict=True))
         longest = [max(texts, key=len, default="") for texts in references]
-        expected = dict(zip(longest, detail_units_of(longest), strict=True))
+        units = self._cut(captions, "row")
+        expected = self._cut(longest, "reference of row") if self.score != "precision" else {}
         questions: list[Question] = []
         sizes: list[tuple[int, int]] = []
         for row, (caption, texts, image) in enumerate(zip(captions, references, images, strict=True)):
@@ -106,10 +125,31 @@ class Claims:
             scores.append(both[self.score])
         return checked_scores(self, scores, count)
 
+    def _cut(self, texts: Sequence[str], name: str) -> dict[str, list[str]]:
+        """The claims of each text; an empty one has none."""
+        if self.writer is None:
+            return dict(zip(texts, detail_units_of(texts), strict=True))
+        rows = {text: row for row, text in reversed(list(enumerate(texts))) if text.strip()}
+        where = f"reward {self.__name__!r}: {name}"
+        questions = [Question(CUT_PROMPT.format(caption=text), (), f"{where} {row}") for text, row in rows.items()]
+        claims = dict(zip(rows, read_answers(self.writer, questions, read_claims), strict=True))
+        return {text: claims.get(text, []) for text in texts}
+
     def _verify(self, claim: str, caption: str, references: Sequence[str], image: Any, where: str) -> Question:
         if self.source == "references":
             return _in_text(claim, references, where)
         return Question(IMAGE_PROMPT.format(caption=caption, claim=claim), LABELS, where, image)
+
+
+def read_claims(answer: str) -> list[str]:
+    """The list of claims in an answer, without repetitions. Raises ``ValueError`` where there is none."""
+    start, end = answer.find("["), answer.rfind("]")
+    if start < 0 or end < start:
+        raise ValueError("it has no list")
+    claims = json.loads(answer[start : end + 1])
+    if not claims or not all(isinstance(claim, str) and claim.strip() for claim in claims):
+        raise ValueError("it is no list of sentences")
+    return list(dict.fromkeys(claim.strip() for claim in claims))
 
 
 def _in_text(claim: str, texts: Sequence[str], where: str) -> Question:

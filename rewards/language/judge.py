@@ -13,7 +13,7 @@ from typing import Any
 
 from rewards.base import as_texts, checked_scores, reference_lists, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Endpoint, Question, build_chooser
+from rewards.language.chooser import Chooser, Endpoint, Question, build_chooser
 
 DIGITS = tuple("0123456789")
 PROMPT = (
@@ -48,7 +48,7 @@ class VlmJudge:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | Chooser | None = None,
         endpoint: Endpoint | dict[str, Any] | None = None,
         references: bool = False,
         prompt: str | None = None,

@@ -8,6 +8,7 @@ from PIL import Image
 
 from rewards.base import RewardError
 from rewards.images import Frames, ImageSource, frames_of, open_image
+from rewards.language.caption_qa import ImageQuestion
 from rewards.videos import VideoFrame
 from rl_caption.errors import UserError
 
@@ -53,6 +54,8 @@ class Row(TypedDict):
     """Generated images, one per reference, in the order of ``references``."""
     negatives: NotRequired[list[list[str]]]
     """False captions (hard negatives) of the image, one list per reference."""
+    questions: NotRequired[list[ImageQuestion]]
+    """Multiple-choice questions about the image, for the reward ``caption_qa``."""
     target: NotRequired[float]
     """Regression target of the single reference (``data.format: caption_targets``)."""
     short_references: NotRequired[list[str]]

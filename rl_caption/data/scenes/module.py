@@ -19,6 +19,7 @@ from rl_caption.data.plain_files import hashed
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.moving import MovingScene, make_moving_scene, moving_references
 from rl_caption.data.scenes.oracle import PUNCTUATION, tokens
+from rl_caption.data.scenes.questions import scene_questions
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Draws, Scene, make_scene, moves
 from rl_caption.options import Range, Seed
@@ -50,6 +51,7 @@ class ScenesData(Splits):
         captions_per_image: short references per image, 1 to 20.
         positives: rows also have as many ``positive_captions``, in other words, and one of ``positive_images`` per
             reference, which show the same scene shifted. ``captions_per_image`` is then at most 10.
+        questions: most exact questions of a scene, the column ``questions`` of the reward ``caption_qa``; 0 gives none.
 
     Raises:
         DataError: a parameter is out of its range.
@@ -65,18 +67,19 @@ class ScenesData(Splits):
         seed: Seed = 0,
         captions_per_image: Captions = 5,
         positives: bool = False,
+        questions: Scenes = 0,
     ) -> None:
         sizes = {"num_train": num_train, "num_val": num_val, "num_test": num_test, "num_unseen": num_unseen}
         with naming("the generated world", (ValueError,), DataError):
-            check_values(Scenes, **sizes)
+            check_values(Scenes, **sizes, questions=questions)
             check_values(Side, image_size=image_size)
             check_values(FewCaptions if positives else Captions, captions_per_image=captions_per_image)
-        make = partial(_scene_row, image_size, seed, captions_per_image, positives)
+        make = partial(_scene_row, image_size, seed, captions_per_image, positives, questions)
         rows = _KeptRows.of(dict(zip(SPLITS, sizes.values(), strict=True)), make)
         super().__init__(rows, "the generated world")
 
 
-def _scene_row(image_size: int, seed: int, count: int, positives: bool, split: str, index: int) -> Row:
+def _scene_row(image_size: int, seed: int, count: int, positives: bool, questions: int, split: str, index: int) -> Row:
     pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
     scene = _first_of(split, (make_scene(number, *pairs) for number in _candidates(f"{seed}/{split}/{index}")))
     wording = hashed(f"{seed}/{split}/{index}/captions")
@@ -89,6 +92,8 @@ def _scene_row(image_size: int, seed: int, count: int, positives: bool, split: s
         long_reference=long_reference(scene, wording),
         scene=scene,
     )
+    if questions:
+        row["questions"] = scene_questions(scene, wording, questions)
     if positives:
         row["positive_captions"] = captions[count:]
         # Shifts of the scene that belong to this split; the scene itself where there are none.

@@ -20,6 +20,7 @@ from rewards.language.chooser import CachedChooser, Question, label_ids
 from rewards.language.claims import Claims, harmonic_mean
 from rewards.language.judge import PROMPT as JUDGE_PROMPT
 from rewards.language.judge import VlmJudge
+from rewards.language.writer import ATTEMPTS, build_writer
 from rewards.mixed import MixedReward
 from rewards.text.detail_units import detail_units
 from rl_caption.data.base import DataError
@@ -68,9 +69,7 @@ def knowing_what_the_caption_says(question: Question) -> list[float]:
 
 
 def asking(reward: Any, answer: Callable[[Question], list[float]], language_model: str, **options: Any) -> Any:
-    made = reward(model=language_model, **options)
-    made.chooser = Scripted(answer)
-    return made
+    return reward(model=Scripted(answer), **options)
 
 
 def test_a_local_model_answers_by_the_probabilities_of_the_labels(language_model: str) -> None:
@@ -351,6 +350,82 @@ def test_questions_are_a_column_of_json_lines(tmp_path: Path) -> None:
     path.write_text(json.dumps(row | {"questions": [{"question": "x", "choices": "ab", "answer": "a"}]}))
     with pytest.raises(DataError, match=r"questions.*choices"):
         JsonLinesData(path)
+
+
+class ScriptedWriter:
+    """Writes the next of its answers; remembers what it was asked."""
+
+    signature = "scripted"
+
+    def __init__(self, *answers: str) -> None:
+        self.answers, self.asked = list(answers), list[Question]()
+
+    def write(self, questions: Sequence[Question]) -> list[str]:
+        self.asked += questions
+        return [self.answers.pop(0) for _ in questions]
+
+
+def test_a_language_model_cuts_claims() -> None:
+    def true_of_dogs(question: Question) -> list[float]:
+        return [0.8, 0.2] if "dog" in question.text.split('"')[1] else [0.3, 0.7]
+
+    writer = ScriptedWriter('Here: ["There is a dog.", "It is on grass."]', "sorry", '["A dog runs."]')
+    reward = Claims(model=Scripted(true_of_dogs), cut={"model": writer}, score="f")
+    (score,) = reward(None, ["a dog on grass"], references=[["a dog runs"]])
+    assert score == pytest.approx(harmonic_mean((0.8 + 0.3) / 2, 0.8))
+    assert len(writer.asked) == 3, "what cannot be read is asked again"
+    assert writer.asked[2].text.startswith(writer.asked[1].text)
+    assert "cut scripted" in reward.signature
+    assert Claims(model=Scripted(true_of_dogs), cut={"model": ScriptedWriter()})(None, [""], references=[[""]]) == [0.0]
+    with pytest.raises(ValueError, match=r"cut.*modell"):
+        Claims(model=Scripted(true_of_dogs), cut={"modell": "x"})
+
+
+@pytest.mark.parametrize("answer", ["no list", "[1, 2]", "[]", '["a"', '[""]'])
+def test_claims_that_cannot_be_read_are_an_error_with_the_row(answer: str) -> None:
+    writer = ScriptedWriter('["a dog"]', *[answer] * ATTEMPTS)
+    reward = Claims(model=Scripted(lambda _: [1.0, 0.0]), cut={"model": writer}, score="precision")
+    with pytest.raises(RewardError, match="row 1"):
+        reward(None, ["a dog", "a cat"], references=[["x"]] * 2)
+
+
+def test_texts_are_written_by_a_local_model_or_an_endpoint_and_kept(
+    language_model: str, vision_model: str, tmp_path: Path
+) -> None:
+    local = build_writer("w", model=language_model, max_new_tokens=5)
+    question = Question("Describe a dog.", (), "row 0")
+    assert local.write([question]) == local.write([question])
+    assert local.requests == 2  # type: ignore[attr-defined]
+    assert isinstance(
+        build_writer("w", model=vision_model, max_new_tokens=3, vision=True).write(
+            [Question("Describe it.", (), "row 0", noise_image(0))]
+        )[0],
+        str,
+    )
+    bodies: list[dict[str, Any]] = []
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        bodies.append(body)
+        return 200, {"choices": [{"message": {"content": "a dog"}}], "usage": {"total_tokens": 7}}
+
+    with endpoint(answer) as options:
+        writer = build_writer("w", endpoint=options, cache_dir=tmp_path, max_new_tokens=9)
+        assert writer.write([question, question]) == ["a dog"] * 2
+        assert writer.write([question]) == ["a dog"]
+        assert (writer.requests, writer.tokens) == (1, 7)  # type: ignore[attr-defined]
+        assert (bodies[0]["max_tokens"], bodies[0]["temperature"]) == (9, 0)
+    with endpoint(lambda _: (200, {"choices": []})) as options, pytest.raises(RewardError, match="row 0"):
+        build_writer("w", endpoint=options).write([question])
+    with pytest.raises(RewardError, match="row 0"):
+        build_writer("w", model=language_model, max_new_tokens=2000).write([question])
+
+
+def test_a_long_caption_does_not_win_by_length_under_the_filter_and_the_mixture() -> None:
+    many = [{"question": f"Is there {word}?", "choices": [word, "none"], "answer": word} for word in "abcdefghij"]
+    reward = MixedReward({"qa": (CaptionQA(model=Scripted(knowing_what_the_caption_says)), 1.0)})
+    captions = [" ".join("abcdef"), " ".join([*"abcdefghij"] * 40)]
+    short, long = reward(None, captions, questions=[many] * 2, image_id=["1", "1"])
+    assert short > long
 
 
 def test_they_are_rewards(language_model: str, vision_model: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from rewards.language.caption_qa import check_questions
 from rl_caption.data.base import DataError, load_image
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.scenes import NEGATIVE_KINDS, ScenesData, claims, hard_negatives, oracle
@@ -19,6 +20,7 @@ from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.module import belongs, content_key, export
 from rl_caption.data.scenes.negatives import paraphrases
 from rl_caption.data.scenes.oracle import tokens
+from rl_caption.data.scenes.questions import read_answer, scene_questions
 from rl_caption.data.scenes.render import BACKGROUND_RGB, COLOUR_RGB, SceneImage, render
 from rl_caption.data.scenes.world import (
     COLOURS,
@@ -289,3 +291,23 @@ def test_kinds_change_what_they_name(seed: int) -> None:
         assert false[f"replace_{kind}"] == {kind}
     assert "shape" in false["replace_object"] or not {"star", "circle"} <= set(tokens(found["replace_object"]))
     assert false["replace_attribute"] <= {"colour", "size", "texture"}
+
+
+def test_questions_are_exact_and_answered_from_captions() -> None:
+    rows = ScenesData(num_train=40, num_val=0, num_test=0, num_unseen=0, questions=3).split("train")
+    for row in rows:
+        questions = scene_questions(row["scene"])
+        assert questions == scene_questions(row["scene"])
+        assert check_questions(questions, "row") == questions
+        for question in questions:
+            assert read_answer(row["long_reference"], question) == question["answer"]
+            answers = {read_answer(caption, question) for caption in row["references"]}
+            assert answers <= {question["answer"], None}, "a true caption answers right, or not at all"
+        assert 1 <= len(row["questions"]) <= 3
+        assert read_answer("", questions[0]) is None
+    two = [{"question": "What colour is the background?", "choices": ["red", "grey"], "answer": "grey"}]
+    assert read_answer("a grey background on a red background", two[0]) is None
+    with pytest.raises(ValueError, match="Why"):
+        read_answer("a circle", {"question": "Why?", "choices": ["a", "b"], "answer": "a"})
+    with pytest.raises(DataError, match="questions"):
+        ScenesData(questions=-1)

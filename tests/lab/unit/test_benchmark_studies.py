@@ -13,6 +13,7 @@ import yaml
 from benchmarks.harness import Timing
 from benchmarks.scst_step import Shapes
 from benchmarks.studies import concreteness_captions, curation, growth, relations, specificity_study
+from benchmarks.studies.noisy_judges import FORMS, build_played
 from benchmarks.studies.relations import CaptionLikelihood, RelationScenes, replaced_relations
 from benchmarks.studies.similarity_regulator import Figures, Photos, agreement, difference
 from benchmarks.studies.specificity_study import (
@@ -30,7 +31,7 @@ from benchmarks.studies.text_similarity import TextSimilarity
 from rewards.base import RewardError
 from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.text.concreteness import CaptionLength
-from rl_caption.data.base import DataError, Row
+from rl_caption.data.base import DataError, Row, reward_inputs
 from rl_caption.data.scenes import ScenesData, claims, oracle
 from rl_caption.errors import ConfigError
 from rl_caption.lab.meta_evaluation.figures import rated_figures
@@ -360,3 +361,21 @@ def test_a_known_reward_is_a_mean_over_seeds() -> None:
     assert line["push_change"] == pytest.approx(-0.1)
     assert line["push_alarm"] == 60, "84 is beyond the training that is compared"
     assert known_reward([], runs).keys() == {"seeds", "runs", "push_change", "push_alarm"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_that_is_played_by_the_oracle_errs_as_often_as_it_is_told(form: str) -> None:
+    rows = list(ScenesData(60, 0, 0, 0, questions=3).split("train"))
+    prompts, columns = reward_inputs(rows)
+    true = [row["long_reference"] for row in rows]
+    false = true[1:] + true[:1]
+
+    def mean(captions: list[str], **options: Any) -> float:
+        scores = build_played(form, **options)(prompts, captions, **columns)
+        assert scores == build_played(form, **options)(prompts, captions, **columns), "a pure function"
+        return sum(scores) / len(scores)
+
+    assert mean(true) > mean(false) + 0.5
+    assert mean(true, error=0.4) < mean(true, error=0.1) < mean(true)
+    assert mean(false, long_bias=True) > mean(false)
+    assert mean(true, error=0.4, seed=1) != mean(true, error=0.4)

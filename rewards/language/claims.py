@@ -129,7 +129,10 @@ class Claims:
         """The claims of each text; an empty one has none."""
         if self.writer is None:
             return dict(zip(texts, detail_units_of(texts), strict=True))
-        rows = {text: row for row, text in reversed(list(enumerate(texts))) if text.strip()}
+        rows: dict[str, int] = {}
+        for row, text in enumerate(texts):
+            if text.strip():
+                rows.setdefault(text, row)
         where = f"reward {self.__name__!r}: {name}"
         questions = [Question(CUT_PROMPT.format(caption=text), (), f"{where} {row}") for text, row in rows.items()]
         claims = dict(zip(rows, read_answers(self.writer, questions, read_claims), strict=True))

@@ -91,7 +91,7 @@ def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[s
         os.environ.update(environment(engine) | launched(rank, processes, port))
     from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
     from rl_caption.config.schema import RunConfig, TrainConfig
-    from rl_caption.engines import (
+    from rl_caption.runtime.engines import (
         backward_all,
         build_accelerator,
         deepspeed_step,

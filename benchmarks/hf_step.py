@@ -43,7 +43,7 @@ from rewards.mixed import MixedReward
 from rl_caption.captioners.hf_families import FAMILIES
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
-from rl_caption.types import CaptionBatch
+from rl_caption.runtime.types import CaptionBatch
 
 COPIED = ("images", "states")
 SHAPES = Shapes(images=2)

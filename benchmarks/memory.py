@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import Measurement, Timing, command
 from benchmarks.scst_step import SIZES, Bench, Shapes, build_bench, generate_step, lengths_of, our_step, prefix_step
-from rl_caption.types import CaptionBatch
+from rl_caption.runtime.types import CaptionBatch
 
 Step = Callable[[Bench, CaptionBatch], object]
 SMALL = ((11, 4), (16, 4), (11, 8))

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.engine_memory import launched
 from benchmarks.harness import Measurement, Timing, command, compared, timed
 from benchmarks.scst_step import Shapes, build_bench, our_step
-from rl_caption.types import CaptionBatch
+from rl_caption.runtime.types import CaptionBatch
 
 trained: list[Any] = []
 """In a process that trains: its bench and its part of the batch."""
@@ -33,7 +33,7 @@ def join(rank: int, processes: int, threads: int, shapes: Shapes, port: int) -> 
     from accelerate.state import AcceleratorState
 
     from rl_caption.config.schema import RunConfig, TrainConfig
-    from rl_caption.engines import build_accelerator, prepare
+    from rl_caption.runtime.engines import build_accelerator, prepare
 
     bench = build_bench(shapes, "cpu", "no")
     if processes > 1:

@@ -40,11 +40,11 @@ from rl_caption.captioners.packed import unique_prefixes
 from rl_caption.captioners.tokens import caption_mask, forbid
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
-from rl_caption.engines import Averages
+from rl_caption.runtime.engines import Averages
+from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.advantages import AdvantageFn, greedy, needs_greedy
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.types import CaptionBatch
 
 PHASES = {"encode": "encode", "decode": "rollout", "reward": "reward", "score and update": "update"}
 """Part of a step -> the key ``time/KEY`` of the log that has its seconds; ``rollout`` includes encoding."""
@@ -153,7 +153,7 @@ def random_rows(words: Sequence[str], images: int) -> list[Row]:
 
 
 def prepare(policy: nn.Module, device: str, precision: str) -> Accelerator:
-    """Prepare a policy as ``rl_caption.engines.build_accelerator`` does in training; the baselines use it, too."""
+    """Prepare a policy as ``runtime.engines.build_accelerator`` does in training; the baselines use it, too."""
     AcceleratorState._reset_state()  # a benchmark before may have had another precision
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
     torch.backends.cuda.enable_flash_sdp(device != "cpu" or precision != "bf16")

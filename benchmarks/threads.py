@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.harness import Measurement, Timing, command, compared, timed
 from benchmarks.scst_step import Bench, Shapes, build_bench, our_step
-from rl_caption.threads import WAIT_VARIABLES, granted_cores, wait_variables
+from rl_caption.runtime.threads import WAIT_VARIABLES, granted_cores, wait_variables
 
 SLEEP, SPIN = "waiting threads sleep", "they spin, as by default"
 SMALL = {"encoder_layers": 2, "decoder_layers": 2}

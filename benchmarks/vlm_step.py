@@ -34,10 +34,10 @@ from rewards.mixed import MixedReward
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.vlm import VisionLanguageCaptioner
+from rl_caption.integrations.trl.rows import trl_dataset
+from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.advantages import leave_one_out
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.trl.rows import trl_dataset
-from rl_caption.types import CaptionBatch
 
 TRL = "TRL's GRPOTrainer"
 PROMPT = "Describe this image in one sentence ."

@@ -13,4 +13,4 @@
 LAUNCH=${LAUNCH:-configs/accelerate/multi_gpu.yaml}
 PROCESSES=${SLURM_GPUS_ON_NODE:-2}
 
-srun python -m rl_caption.launch --config_file "$LAUNCH" --num_processes "$PROCESSES" scripts/scst.py --config "$@"
+srun python -m rl_caption.runtime.launch --config_file "$LAUNCH" --num_processes "$PROCESSES" scripts/scst.py --config "$@"

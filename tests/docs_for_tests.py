@@ -98,7 +98,7 @@ def words_of(command: str) -> list[str]:
 
 def program_of(words: list[str]) -> tuple[Path, list[str]]:
     """The file of a Python program and its arguments, without what launches it."""
-    if words[:2] == ["accelerate", "launch"] or words[:3] == ["python", "-m", "rl_caption.launch"]:
+    if words[:2] == ["accelerate", "launch"] or words[:3] == ["python", "-m", "rl_caption.runtime.launch"]:
         arguments = words[2 if words[0] == "accelerate" else 3 :]
         given, unknown = launch_command_parser().parse_known_args(arguments)
         assert unknown == []

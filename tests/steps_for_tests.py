@@ -10,10 +10,10 @@ from rewards.mixed import MixedReward
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.loader import Collate
+from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.advantages import build_advantage, needs_greedy
 from rl_caption.scst.objectives import Reinforce
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_rows
 
 LENGTH = 8

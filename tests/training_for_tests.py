@@ -29,7 +29,7 @@ from rewards.clip.preprocessing import clip_tokenizer
 from rl_caption.cli.configuration import _parser
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import ScstConfig, XeConfig
-from rl_caption.report.charts import templates
+from rl_caption.programs.report.charts import templates
 
 ENGINES = {name: engine_memory.environment(name) for name in engine_memory.ENGINES}
 """What ``accelerate launch --config_file configs/accelerate/deepspeed_NAME.yaml`` puts into the environment."""
@@ -42,7 +42,7 @@ PRELOAD = [
     "rl_caption.reward_models.program",
     "open_clip",
     "rl_caption.cli.main",
-    "rl_caption.report.program",
+    "rl_caption.programs.report.program",
     "jsonargparse",
     "docstring_parser",
     "transformers.generation",

@@ -24,9 +24,9 @@ from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoP
 
 from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import Row
+from rl_caption.integrations.trl.config import VlmConfig
+from rl_caption.integrations.trl.model import load_vlm
 from rl_caption.training.validation import decode_candidates
-from rl_caption.trl.config import VlmConfig
-from rl_caption.trl.model import load_vlm
 from tests.clip_for_tests import noise_image
 from tests.training_for_tests import changed
 

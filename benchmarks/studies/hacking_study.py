@@ -33,7 +33,6 @@ from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.scenes.oracle import oracle
-from rl_caption.errors import EXPECTED, UserError
 from rl_caption.evaluation.results import markdown
 from rl_caption.monitoring.config import JudgeConfig, MonitorConfig
 from rl_caption.monitoring.judges import build_judges
@@ -46,7 +45,8 @@ from rl_caption.monitoring.rule import (
     reference_statistics,
     updated_peaks,
 )
-from rl_caption.report import read as report
+from rl_caption.programs.report import read as report
+from rl_caption.runtime.errors import EXPECTED, UserError
 
 COLUMNS = (
     "run",

@@ -33,8 +33,8 @@ from rl_caption.data.scenes.questions import read_answer
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import Scene
 from rl_caption.evaluation.results import markdown
+from rl_caption.programs.report.charts import Series, image
 from rl_caption.programs.train import train_scst
-from rl_caption.report.charts import Series, image
 from rl_caption.training.run_folder import is_complete
 
 BIAS_WORDS = 40

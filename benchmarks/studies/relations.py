@@ -31,7 +31,7 @@ from rl_caption.data.base import Row, Splits
 from rl_caption.data.scenes import ScenesData, hard_negatives
 from rl_caption.data.scenes.oracle import claims
 from rl_caption.data.scenes.world import Scene
-from rl_caption.options import add_trust
+from rl_caption.runtime.options import add_trust
 from rl_caption.scst.objectives import token_logprobs
 
 _RELATION = re.compile(r"\b(left|right|above|over|below|beneath|under)\b")

@@ -37,7 +37,6 @@ from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_yaml
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.data.scenes.world import Draws
-from rl_caption.errors import ConfigError, config_errors, user_errors
 from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.lab.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
@@ -51,6 +50,7 @@ from rl_caption.lab.meta_evaluation.specificity import (
     specificity_rates,
 )
 from rl_caption.lab.retrieval import WAYS, texts_of
+from rl_caption.runtime.errors import ConfigError, config_errors, user_errors
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import NextLogits, decode_with_scores, logits_without_cache
 from rl_caption.captioners.tokens import Generated
 from rl_caption.data.base import DataError, Row
-from rl_caption.errors import CaptionerError as CaptionerError
+from rl_caption.runtime.errors import CaptionerError as CaptionerError
 
 FROM_SCRATCH = "caption_transformer"
 """``model_type`` of the Transformer of this package."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from rl_caption.errors import ConfigError
-from rl_caption.options import (
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import (
     BatchSize,
     Beams,
     LengthPenalty,

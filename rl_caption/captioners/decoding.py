@@ -20,7 +20,7 @@ from rewards.text.degeneration import bad_ending
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.tokens import FORBIDDEN_LOGIT, Generated, caption_mask, forbid, sample_tokens
-from rl_caption.errors import CaptionerError
+from rl_caption.runtime.errors import CaptionerError
 
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner

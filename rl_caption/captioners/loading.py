@@ -14,8 +14,8 @@ from rewards.files import open_regular
 from rewards.model_files import export_hint, read_object
 from rewards.trust import check_trusted
 from rl_caption.captioners.base import FROM_SCRATCH, WEIGHTS, Captioner, CaptionerError, reading
-from rl_caption.errors import ConfigError, errors_of_user_code, naming
-from rl_caption.options import check_options, load_target
+from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
+from rl_caption.runtime.options import check_options, load_target
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """``OWNER/MODEL``."""

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from rewards.options import check_values
 from rl_caption.captioners.base import FROM_SCRATCH
 from rl_caption.captioners.packed import CACHE, Packing
-from rl_caption.options import Range, wrong_arguments
+from rl_caption.runtime.options import Range, wrong_arguments
 
 Width: TypeAlias = Annotated[int, Range(min=1, max=2**16)]
 Side: TypeAlias = Annotated[int, Range(min=1, max=2**14)]

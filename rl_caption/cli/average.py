@@ -10,7 +10,7 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.files import write_json
-from rl_caption.options import add_trust
+from rl_caption.runtime.options import add_trust
 from rl_caption.training.checkpoint import new_folder, seal
 
 NOTE = "average.json"

@@ -19,11 +19,11 @@ from rl_caption.config.evaluation import check_choice
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_text, json_object
-from rl_caption.engines import accelerator_kwargs
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation.results import check_writable_file
-from rl_caption.options import Seed, add_trust, wrong_values
 from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners, reranked
+from rl_caption.runtime.engines import accelerator_kwargs
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Seed, add_trust, wrong_values
 
 
 def find_images(paths: Sequence[str]) -> list[Path]:

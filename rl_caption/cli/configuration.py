@@ -21,8 +21,8 @@ from rewards.trust import trust
 from rl_caption.cli.programs import program_of
 from rl_caption.config.overrides import value_at
 from rl_caption.config.shipped import find_config
-from rl_caption.errors import ConfigError, config_errors, section_errors
-from rl_caption.options import (
+from rl_caption.runtime.errors import ConfigError, config_errors, section_errors
+from rl_caption.runtime.options import (
     alternative_of,
     check_type,
     class_names,
@@ -80,7 +80,7 @@ def parse(options_class: type[Config], arguments: Sequence[str], program: str, c
 
     Args:
         options_class: dataclass of the configuration, or one that stands for several
-            (``rl_caption.options.alternative_of``).
+            (``runtime.options.alternative_of``).
         arguments: of the command line.
         program: its name in messages.
         checked: False makes no configuration, which would check options that depend on each other, and returns the

@@ -22,10 +22,10 @@ from rl_caption.data.base import load_image
 from rl_caption.data.files import write_text
 from rl_caption.evaluation import Evaluation, format_table, write_evaluation
 from rl_caption.programs.evaluate import score_captions
-from rl_caption.report.charts import macros
-from rl_caption.report.gallery import Source, source_of
-from rl_caption.report.pages import Page, evaluations_page, render, runs_page
-from rl_caption.report.read import read_evaluation, read_run
+from rl_caption.programs.report.charts import macros
+from rl_caption.programs.report.gallery import Source, source_of
+from rl_caption.programs.report.pages import Page, evaluations_page, render, runs_page
+from rl_caption.programs.report.read import read_evaluation, read_run
 from rl_caption.training.run_folder import is_complete, read_config
 
 CONFIG = Path("configs/demo.yaml")

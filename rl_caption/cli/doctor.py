@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rl_caption.errors import OPTIONAL, installed_version
-from rl_caption.threads import granted_cores
+from rl_caption.runtime.errors import OPTIONAL, installed_version
+from rl_caption.runtime.threads import granted_cores
 
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner
@@ -277,7 +277,7 @@ def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captione
 
     from rewards.base import RewardError
     from rl_caption.config import build
-    from rl_caption.engines import accelerator_kwargs, usable_precision
+    from rl_caption.runtime.engines import accelerator_kwargs, usable_precision
     from rl_caption.scst.reward_scales import sample_scores, scale_report
 
     size = config.train.micro_batch_size or 16
@@ -309,7 +309,7 @@ def doctor(config: ScstConfig | None = None, name: str = "demo") -> int:
     if fatal:
         print(f"The main job cannot run here: {_told(fatal)}")
         return 1
-    from rl_caption.launch import launch_command
+    from rl_caption.runtime.launch import launch_command
 
     fatal = [] if config is None else _print_section("Configuration", config_findings(config))
     if fatal:

@@ -10,7 +10,7 @@ from rl_caption.cli.configuration import UsageError
 from rl_caption.config.overrides import Chain
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import ScstConfig, XeConfig
-from rl_caption.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from rl_caption.cli.configuration import UsageError, parse, with_lists
 from rl_caption.cli.earlier_runs import train_earlier_runs
 from rl_caption.cli.programs import PROGRAMS, installed_programs
 from rl_caption.config.overrides import Chain
-from rl_caption.errors import user_errors
-from rl_caption.threads import set_threads
+from rl_caption.runtime.errors import user_errors
+from rl_caption.runtime.threads import set_threads
 
 DESCRIBING = ("configs", "doctor", "report")
 """Programs that compute nothing, so that no variable of the environment changes what they say."""
@@ -24,7 +24,7 @@ DESCRIBING = ("configs", "doctor", "report")
 
 def ablate(config: Any) -> int:
     """Train a grid of self-critical runs from one starting checkpoint and compare them."""
-    from rl_caption.ablation.runner import run_ablation
+    from rl_caption.programs.ablation.runner import run_ablation
 
     return run_ablation(config, parse)
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run one program; errors that a user can mend are printed without a traceback."""
-    from rl_caption.launch import check_environment, die_with_launcher
+    from rl_caption.runtime.launch import check_environment, die_with_launcher
 
     set_threads()
     leave_scripts_folder()

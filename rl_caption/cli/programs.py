@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from rl_caption.errors import ConfigError
-from rl_caption.options import alternative_of, unknown_keys, with_chosen_sections
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import alternative_of, unknown_keys, with_chosen_sections
 
 
 class Program(NamedTuple):
@@ -51,16 +51,18 @@ CORE = {
     "ablate": Program(
         "compare rewards: a grid of self-critical runs from one checkpoint",
         "rl_caption.cli.main:ablate",
-        "rl_caption.ablation.config:AblateConfig",
+        "rl_caption.programs.ablation.config:AblateConfig",
     ),
-    "report": Program("a page of a run, an ablation, or several runs or evaluations", "rl_caption.report.program:main"),
+    "report": Program(
+        "a page of a run, an ablation, or several runs or evaluations", "rl_caption.programs.report.program:main"
+    ),
     "average": Program(
         "one captioner of the mean weights of several from one start (model soup)", "rl_caption.cli.average:main"
     ),
     "grpo_vlm": Program(
         "fine-tune a vision-language model with TRL's GRPO or RLOO trainer",
-        "rl_caption.trl.program:fine_tune",
-        "rl_caption.trl.config:GrpoVlmConfig",
+        "rl_caption.integrations.trl.program:fine_tune",
+        "rl_caption.integrations.trl.config:GrpoVlmConfig",
     ),
     "serve": Program(
         "a reward behind HTTP, for the workers of other frameworks",

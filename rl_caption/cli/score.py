@@ -23,7 +23,7 @@ from rl_caption.data.files import (
 from rl_caption.data.plain_files import json_object
 from rl_caption.evaluation.metrics import warn_of_forms
 from rl_caption.evaluation.results import check_writable_file
-from rl_caption.options import add_trust
+from rl_caption.runtime.options import add_trust
 
 SCALE_OF_CIDER = (
     "CIDEr-D is on the scale [0, 10] of the COCO toolkit, where 1.30 is what papers print as CIDEr 130.0 (times 100)."

@@ -22,9 +22,9 @@ from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import MISSING, check_data
 from rl_caption.data.formats import build_data as build_data
 from rl_caption.data.formats import where_from
-from rl_caption.engines import print_main
-from rl_caption.errors import ConfigError as ConfigError
-from rl_caption.errors import config_errors
+from rl_caption.runtime.engines import print_main
+from rl_caption.runtime.errors import ConfigError as ConfigError
+from rl_caption.runtime.errors import config_errors
 from rl_caption.scst.advantages import build_advantage, needs_greedy
 
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.config import Decoding
 from rl_caption.config.schema import DataConfig, PairsConfig
-from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.options import Resamples, Seed
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Resamples, Seed
 
 
 @dataclass

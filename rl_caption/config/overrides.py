@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl_caption.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError
 
 Config = TypeVar("Config")
 Parse = Callable[..., Any]

@@ -20,8 +20,8 @@ from rl_caption.config.schema import (
     TrustConfig,
     XeConfig,
 )
-from rl_caption.errors import ConfigError
-from rl_caption.options import BatchSize, Mebibytes, Range, load_target
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import BatchSize, Mebibytes, Range, load_target
 
 if TYPE_CHECKING:
     from rl_caption.training.fit import Recipe

@@ -10,10 +10,10 @@ from rewards.mixed import LOG_KEYS
 from rl_caption.captioners.config import LoraConfig as LoraConfig
 from rl_caption.captioners.config import ModelConfig as ModelConfig
 from rl_caption.captioners.config import NewModelConfig
-from rl_caption.errors import ConfigError, section_errors
 from rl_caption.monitoring.config import JudgeConfig as JudgeConfig
 from rl_caption.monitoring.config import MonitorConfig
-from rl_caption.options import (
+from rl_caption.runtime.errors import ConfigError, section_errors
+from rl_caption.runtime.options import (
     TEMPERATURES,
     BatchSize,
     Beams,

@@ -10,7 +10,7 @@ from rewards.base import RewardError
 from rewards.images import Frames, ImageSource, frames_of, open_image
 from rewards.language.caption_qa import ImageQuestion
 from rewards.videos import VideoFrame
-from rl_caption.errors import UserError
+from rl_caption.runtime.errors import UserError
 
 AnyRow = TypeVar("AnyRow", bound=Mapping[str, Any])
 SHOWN = 3

@@ -42,8 +42,8 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.loader import AUGMENTATIONS
 from rl_caption.data.loader import augment as augmented
 from rl_caption.data.plain_files import check_name
-from rl_caption.errors import ConfigError
-from rl_caption.options import BatchSize, Workers, shown, wrong_values
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import BatchSize, Workers, shown, wrong_values
 
 logger = logging.getLogger(__name__)
 

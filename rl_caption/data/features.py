@@ -24,7 +24,7 @@ from rewards.files import UNREADABLE_ARRAY, array_header, check_expansion, membe
 from rewards.images import file_stamp, image_size
 from rl_caption.data.base import DataError, ImageSize, Row
 from rl_caption.data.plain_files import check_type
-from rl_caption.options import Range, wrong_values
+from rl_caption.runtime.options import Range, wrong_values
 
 if TYPE_CHECKING:
     import torch

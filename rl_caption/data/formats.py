@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rewards.videos import video_frames
 from rl_caption.data.base import BY_REFERENCE, DataError, DataModule, Row, RowView, Splits
 from rl_caption.data.features import FeatureOptions, features_of
-from rl_caption.errors import ConfigError, errors_of_user_code
-from rl_caption.options import check_type, load_target, shown, wrong_arguments
+from rl_caption.runtime.errors import ConfigError, errors_of_user_code
+from rl_caption.runtime.options import check_type, load_target, shown, wrong_arguments
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import DataConfig

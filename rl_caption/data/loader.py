@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from rewards.base import TARGETS, RewardError
 from rl_caption.data.base import DataError, Row
-from rl_caption.errors import ConfigError, UserError, errors_of_user_code
-from rl_caption.launch import STOP_SIGNALS
-from rl_caption.types import Batch, CaptionBatch
+from rl_caption.runtime.errors import ConfigError, UserError, errors_of_user_code
+from rl_caption.runtime.launch import STOP_SIGNALS
+from rl_caption.runtime.types import Batch, CaptionBatch
 
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner

@@ -9,7 +9,7 @@ from rewards.files import remove_leftovers
 from rl_caption.data.files import write_json
 from rl_caption.data.fingerprint import changes
 from rl_caption.data.plain_files import check_type, read_json
-from rl_caption.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

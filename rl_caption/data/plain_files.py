@@ -16,8 +16,8 @@ import yaml
 
 from rewards.files import open_regular, parse_integer, read_regular, unique_keys
 from rl_caption.data.base import SHOWN, DataError
-from rl_caption.options import check_type as check_type
-from rl_caption.options import shown as shown
+from rl_caption.runtime.options import check_type as check_type
+from rl_caption.runtime.options import shown as shown
 
 SPECIAL_TOKENS = re.compile(
     r"</?(?:s|w|eos|bos|sos|pad|unk|mask|start|end|endoftext|image)>|<\|[^|<>\s]{1,40}\|>|<extra_id_\d+>"

@@ -17,7 +17,7 @@ from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import grouped_by_split
 from rl_caption.data.plain_files import check_text, read_json, read_utf8
-from rl_caption.options import Range
+from rl_caption.runtime.options import Range
 
 logger = logging.getLogger(__name__)
 

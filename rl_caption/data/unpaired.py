@@ -15,7 +15,7 @@ from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import STANDARD_SPLITS
 from rl_caption.data.plain_files import check_text, csv_rows, hashed, json_lines, shown, single_spaced
-from rl_caption.options import Range
+from rl_caption.runtime.options import Range
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
 

@@ -32,8 +32,8 @@ from rl_caption import __version__
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.file_checks import missing_files
 from rl_caption.data.plain_files import TextForms
-from rl_caption.errors import UserError
 from rl_caption.evaluation.toolkit import JavaError, Scores, UndefinedMetric, find_java, meteor, ptb_tokenize, spice
+from rl_caption.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from rl_caption.data.base import Row

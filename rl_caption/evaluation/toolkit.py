@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from rl_caption.errors import UserError
+from rl_caption.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

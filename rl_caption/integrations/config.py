@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from rl_caption.config.schema import RewardConfig, TrustConfig
-from rl_caption.errors import ConfigError
-from rl_caption.options import Range
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Range
 
 TOKEN_VARIABLE = "RL_CAPTION_TOKEN"
 """Environment variable with the token that requests must bring; everybody on a machine can read command lines."""

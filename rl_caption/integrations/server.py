@@ -19,7 +19,6 @@ from typing import Any
 from rewards.base import RewardError, leaf_rewards, optional
 from rewards.mixed import MixedReward
 from rl_caption.config.build import build_reward
-from rl_caption.errors import ConfigError
 from rl_caption.integrations.batching import BatchingScorer, QueueFull
 from rl_caption.integrations.client import Scores
 from rl_caption.integrations.config import TOKEN_VARIABLE, ServeConfig, is_loopback
@@ -32,6 +31,7 @@ from rl_caption.integrations.requests import (
     read_rows,
     read_scoring,
 )
+from rl_caption.runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")

@@ -9,15 +9,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from rl_caption.ablation.config import LABEL
-from rl_caption.ablation.jobs import Job, run_jobs
-from rl_caption.ablation.plan import as_argument
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.config.evaluation import RetrievalConfig
 from rl_caption.config.overrides import Parse
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.files import write_json, write_text
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.results import LEFT_OUT, markdown
 from rl_caption.evaluation.retrieval import retrieval_recall
@@ -26,9 +22,13 @@ from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.program import build_metrics, check_columns, score_set
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.retrieval import texts_of
-from rl_caption.launch import run_lock, stop_requests
 from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.programs.ablation.config import LABEL
+from rl_caption.programs.ablation.jobs import Job, run_jobs
+from rl_caption.programs.ablation.plan import as_argument
 from rl_caption.programs.evaluate import load_dual_encoder
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.launch import run_lock, stop_requests
 from rl_caption.training.run_folder import changed_keys, is_complete
 
 Figures = dict[str, float | None]

@@ -28,9 +28,9 @@ from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
 from rl_caption.data.formats import where_from
 from rl_caption.data.plain_files import check_type, csv_rows, json_lines, shown, single_spaced
-from rl_caption.errors import ConfigError, naming
 from rl_caption.evaluation import check_writable
 from rl_caption.lab.config import ConcretenessConfig
+from rl_caption.runtime.errors import ConfigError, naming
 
 Floats = NDArray[np.float64]
 MEANS = {"logit": 0.5, "median": 0.0}

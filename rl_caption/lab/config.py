@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from rl_caption.captioners.config import Decoding
 from rl_caption.config.evaluation import RetrievalConfig
 from rl_caption.config.schema import DataConfig, JudgeConfig, PairsConfig, RewardConfig, TrustConfig
-from rl_caption.errors import ConfigError
-from rl_caption.options import BatchSize, Range, Resamples, Seed, Steps, Tokens, Weight, Workers
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import BatchSize, Range, Resamples, Seed, Steps, Tokens, Weight, Workers
 
 
 @dataclass

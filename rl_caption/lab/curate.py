@@ -25,7 +25,6 @@ from rl_caption.data.files import write_text
 from rl_caption.data.fingerprint import fingerprint
 from rl_caption.data.parts import missing_parts
 from rl_caption.data.plain_files import shown
-from rl_caption.errors import ConfigError, config_errors, naming
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.lab.curation import (
@@ -38,6 +37,7 @@ from rl_caption.lab.curation import (
     text_overlap,
     write_rows,
 )
+from rl_caption.runtime.errors import ConfigError, config_errors, naming
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import torch
 
 from rewards.model_files import load_complete, transformers_options
-from rl_caption.errors import ConfigError, config_errors
 from rl_caption.lab.recaptioners import model_label
+from rl_caption.runtime.errors import ConfigError, config_errors
 
 EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "relation": [

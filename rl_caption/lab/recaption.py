@@ -28,7 +28,6 @@ from rl_caption.data.fingerprint import fingerprint
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import missing_parts, own_parts
 from rl_caption.data.plain_files import parse_json, single_spaced
-from rl_caption.errors import ConfigError, config_errors, errors_of_user_code
 from rl_caption.evaluation.metrics import check_one_row_each
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import (
@@ -41,7 +40,8 @@ from rl_caption.lab.config import (
 from rl_caption.lab.negative_writers import WRITERS, NegativeWriter
 from rl_caption.lab.recaptioners import RECAPTIONERS, Recaptioner
 from rl_caption.lab.visual_bottleneck import TextToImage, images_of, load_text_to_image
-from rl_caption.options import build_target, check_type, load_target
+from rl_caption.runtime.errors import ConfigError, config_errors, errors_of_user_code
+from rl_caption.runtime.options import build_target, check_type, load_target
 
 QUANTILES = (0.05, 0.5, 0.95)
 TEXTS = ("prompt", "long_reference", "positive_captions", "negatives")

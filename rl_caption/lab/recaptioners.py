@@ -12,7 +12,7 @@ from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.scenes.language import long_reference
 from rl_caption.data.scenes.negatives import hard_negatives
 from rl_caption.data.scenes.world import Draws
-from rl_caption.errors import ConfigError, config_errors
+from rl_caption.runtime.errors import ConfigError, config_errors
 
 PROMPT = (
     "Describe this image in detail: objects, their attributes, numbers and positions, and readable text. "

@@ -13,7 +13,6 @@ from rewards.clip.encoder import CachedEncoder, Embeddings
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.metrics import check_has_images
 from rl_caption.evaluation.results import markdown
@@ -22,6 +21,7 @@ from rl_caption.lab.config import CompareRetrievalConfig
 from rl_caption.lab.meta_evaluation.figures import intervals
 from rl_caption.programs.evaluate import load_dual_encoder
 from rl_caption.reward_models.teacher import embed_features, reads_features
+from rl_caption.runtime.errors import ConfigError
 
 Texts = tuple[list[str], list[int]]
 """[M] captions, and [M] the row of each."""

@@ -27,8 +27,8 @@ from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, factor_of, shown
-from rl_caption.report.charts import title_of
-from rl_caption.report.read import EvaluationFolder, ReportError, RunFolder, read_evaluation, read_run
+from rl_caption.programs.report.charts import title_of
+from rl_caption.programs.report.read import EvaluationFolder, ReportError, RunFolder, read_evaluation, read_run
 from rl_caption.training.checkpoint import new_folder
 
 CARD = "README.md"

@@ -21,8 +21,8 @@ from rl_caption.captioners.loading import load_captioner, weights_hash
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes.drawing import scene_of
 from rl_caption.data.scenes.render import SceneImage
-from rl_caption.errors import ConfigError, errors_of_user_code
-from rl_caption.options import build_target, load_target, shown
+from rl_caption.runtime.errors import ConfigError, errors_of_user_code
+from rl_caption.runtime.options import build_target, load_target, shown
 
 Noise = Literal["caption", "run"]
 

@@ -31,12 +31,12 @@ from rl_caption.captioners.base import Captioner, CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import DataError, Row, load_image, reward_inputs
 from rl_caption.data.plain_files import check_type, json_object
-from rl_caption.errors import EXPECTED, ConfigError
 from rl_caption.evaluation.results import unique_names
 from rl_caption.lab.config import WebConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.captions import load_captioners
-from rl_caption.report.charts import templates
+from rl_caption.programs.report.charts import templates
+from rl_caption.runtime.errors import EXPECTED, ConfigError
 from rl_caption.training.validation import decode_candidates
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from rewards.text.bleu import Bleu
 from rewards.text.cider import CiderD
 from rewards.text.rouge import RougeL
 from rewards.text.tokenize import TOKENIZER
-from rl_caption.errors import ConfigError, config_errors
 from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.runtime.errors import ConfigError, config_errors
 
 N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
 """Judges that need nothing but references: name -> class."""

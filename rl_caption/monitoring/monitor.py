@@ -19,7 +19,7 @@ from rl_caption.monitoring.rule import (
     policy_signs,
     updated_peaks,
 )
-from rl_caption.types import Validation
+from rl_caption.runtime.types import Validation
 
 DIGITS = 6
 """Decimals of the scores that are kept with a checkpoint."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rewards.text.degeneration import degeneration_statistics
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 from rl_caption.data.base import DataError
-from rl_caption.options import Weight
+from rl_caption.runtime.options import Weight
 
 DIVERSITY_SAMPLE = 42
 """Sample size of HD-D in tokens, its authors' choice."""

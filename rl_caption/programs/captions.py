@@ -18,7 +18,7 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.data.files import write_json_lines
-from rl_caption.errors import ConfigError, config_errors
+from rl_caption.runtime.errors import ConfigError, config_errors
 from rl_caption.training.validation import Candidate, decode_candidates
 
 

@@ -40,7 +40,6 @@ from rl_caption.data.files import (
     write_json,
 )
 from rl_caption.data.plain_files import read_json
-from rl_caption.errors import ConfigError, config_errors, naming
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
 from rl_caption.evaluation.confidence import compare, with_intervals
 from rl_caption.evaluation.hallucination import add_chair
@@ -69,6 +68,7 @@ from rl_caption.evaluation.results import (
 )
 from rl_caption.evaluation.retrieval import add_retrieval
 from rl_caption.evaluation.samples import evaluate_samples
+from rl_caption.runtime.errors import ConfigError, config_errors, naming
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -170,7 +170,7 @@ def _captions_path(path: str) -> str:
     """``path`` or, where it is the folder of a run, the captions of its best validation."""
     if not Path(path).is_dir() or Path(path, PREDICTIONS).is_file():
         return path
-    from rl_caption.report.read import kind_of, read_run
+    from rl_caption.programs.report.read import kind_of, read_run
 
     return str(read_run(Path(path)).best_predictions) if kind_of(Path(path)) == "run" else path
 
@@ -180,8 +180,8 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
 
     It stays as it is where one says nothing. Raises ``ConfigError`` where they differ.
     """
-    from rl_caption.report.gallery import received_data
-    from rl_caption.report.read import named_data
+    from rl_caption.programs.report.gallery import received_data
+    from rl_caption.programs.report.read import named_data
 
     sources = [named_data(Path(path)) for path in config.compare if Path(path).is_dir()]
     if len(sources) < 2 or not all(data for data, _ in sources):
@@ -234,8 +234,8 @@ def _score_captions(
 
     from rl_caption.data.features import as_image_features
     from rl_caption.data.file_checks import check_features
-    from rl_caption.engines import accelerator_kwargs
-    from rl_caption.launch import check_processes
+    from rl_caption.runtime.engines import accelerator_kwargs
+    from rl_caption.runtime.launch import check_processes
 
     images = _images(config)
     if not all("features" in row for row in images.rows):
@@ -464,7 +464,7 @@ def _printed_on_failure(evaluations: Mapping[str, Evaluation]) -> Iterator[None]
 def _report(config: EvaluateConfig, images: _Images) -> None:
     if not config.report:
         return
-    from rl_caption.report.program import write_report
+    from rl_caption.programs.report.program import write_report
 
     page = write_report(Path(config.out), images.rows)
     if page is not None:
@@ -494,8 +494,8 @@ def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images
 
 def _decode(config: EvaluateModelConfig, images: _Images, accelerator: Accelerator) -> tuple[dict[str, str], str]:
     """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is asked for."""
-    from rl_caption.engines import print_main
     from rl_caption.programs.captions import build_reranker, caption_rows, load_captioners, reranked
+    from rl_caption.runtime.engines import print_main
 
     reward, how = None, config.decode.describe()
     if config.decode.num_samples:

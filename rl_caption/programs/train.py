@@ -30,12 +30,13 @@ from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig, check_be
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
-from rl_caption.engines import engine_of, print_main, uses_deepspeed
-from rl_caption.errors import ConfigError, config_errors
 from rl_caption.monitoring.config import MonitorConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
+from rl_caption.runtime.engines import engine_of, print_main, uses_deepspeed
+from rl_caption.runtime.errors import ConfigError, config_errors
+from rl_caption.runtime.types import TrainState
 from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
 from rl_caption.scst.objectives import Objective, build_objective
@@ -46,7 +47,6 @@ from rl_caption.training.fit import Recipe, fit
 from rl_caption.training.run_folder import is_complete
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
 from rl_caption.training.validation import CaptionValidator
-from rl_caption.types import TrainState
 
 CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 """Endings of checkpoint files; a tag of open_clip has none."""
@@ -176,7 +176,7 @@ def _reward_and_monitor(config: ScstConfig, context: Context) -> tuple[MixedRewa
 def _write_report(context: Context) -> None:
     """Write ``report.html`` if the run is complete."""
     if context.accelerator.is_main_process and is_complete(context.folder):
-        from rl_caption.report.program import write_report
+        from rl_caption.programs.report.program import write_report
 
         page = write_report(context.folder, context.val_rows)
         print_main(context.accelerator, f"report: {page}" if page else "no report")

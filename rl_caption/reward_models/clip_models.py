@@ -17,9 +17,6 @@ from rewards.clip.preprocessing import preprocessing_of
 from rewards.clip.pretrained import LIBRARIES, open_blocks
 from rewards.model_files import has_model_type, read_object
 from rl_caption.config.reward_models import CaptionTrainConfig, PartConfig, RewardModelConfig
-from rl_caption.errors import ConfigError, naming
-from rl_caption.launch import processes_started
-from rl_caption.options import Fraction, Positions, Range
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
 from rl_caption.reward_models.embedding import RETRIEVAL, EmbeddingModel, embedding_recipe, measured_by
 from rl_caption.reward_models.encoders import (
@@ -34,9 +31,12 @@ from rl_caption.reward_models.encoders import (
 )
 from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
+from rl_caption.runtime.errors import ConfigError, naming
+from rl_caption.runtime.launch import processes_started
+from rl_caption.runtime.options import Fraction, Positions, Range
+from rl_caption.runtime.types import LOSS
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
-from rl_caption.types import LOSS
 
 MaxScale = Annotated[float, Range(min=1, max=10**6)]
 """Largest logit scale (inverse temperature)."""

@@ -17,8 +17,6 @@ from torch.nn import functional as F
 
 from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import DataError, Row
-from rl_caption.errors import ConfigError
-from rl_caption.options import Fraction, Probability, Range, Rank, Weight
 from rl_caption.reward_models.batch import Addition, Sentences, draw
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig, check_sentences
 from rl_caption.reward_models.embedding import image_inputs, text_inputs
@@ -37,6 +35,8 @@ from rl_caption.reward_models.negatives import (
     build_paraphrases,
     validation_negatives,
 )
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Fraction, Probability, Range, Rank, Weight
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
 

@@ -20,9 +20,6 @@ from rewards.clip.student import LCLIPConfig
 from rl_caption.config.reward_models import CaptionTrainConfig, RewardModelConfig, TeacherConfig
 from rl_caption.config.schema import EvalConfig, TrainConfig
 from rl_caption.data.checks import check_row_images
-from rl_caption.engines import print_main
-from rl_caption.errors import ConfigError
-from rl_caption.options import Weight
 from rl_caption.reward_models.batch import Captions, PairCollate
 from rl_caption.reward_models.embedding import (
     RETRIEVAL,
@@ -47,6 +44,9 @@ from rl_caption.reward_models.students import (
 )
 from rl_caption.reward_models.teacher import Teacher, Tower, check_teacher, load_teacher
 from rl_caption.reward_models.validation import EmbeddingValidator
+from rl_caption.runtime.engines import print_main
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Weight
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import CHECKED_IMAGES, Context
 

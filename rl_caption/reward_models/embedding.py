@@ -18,18 +18,18 @@ from rewards.devices import chunks
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.encode_features import made_by, recorded
-from rl_caption.engines import print_main
-from rl_caption.errors import ConfigError
-from rl_caption.options import with_defaults
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts, plain_form
 from rl_caption.reward_models.encoders import TrainedDual, is_frozen
 from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.task import EmbeddingTask, Target
 from rl_caption.reward_models.teacher import embed_distributed
 from rl_caption.reward_models.validation import EmbeddingValidator
+from rl_caption.runtime.engines import print_main
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import with_defaults
+from rl_caption.runtime.types import LOSS
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
-from rl_caption.types import LOSS
 
 TEXTS = 4096
 """Captions that a frozen text encoder embeds at a time, sorted by length."""

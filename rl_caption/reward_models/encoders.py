@@ -21,7 +21,7 @@ from rewards.clip.dual import PretrainedDual
 from rewards.clip.preprocessing import Preprocessing, causal_text_features, preprocessing_of
 from rewards.model_files import check_memory, check_sizes, check_state, read_object, save_model, state_shapes
 from rl_caption.config.schema import TrainConfig
-from rl_caption.errors import ConfigError, naming
+from rl_caption.runtime.errors import ConfigError, naming
 
 TOKENS = 49408
 """Size of the vocabulary of CLIP's tokenizer, which open_clip models and L-CLIP read."""

@@ -23,18 +23,18 @@ from rewards.model_files import has_model_type
 from rl_caption.config.reward_models import CaptionTrainConfig, RewardModelConfig
 from rl_caption.data.base import Row
 from rl_caption.data.loader import row_generator
-from rl_caption.engines import autocast, dropout_off
-from rl_caption.errors import ConfigError, naming
-from rl_caption.options import Range
 from rl_caption.reward_models.batch import Captions, PairBatch, Texts, caption_index, plain_form
 from rl_caption.reward_models.encoders import TrainedTowers, check_shape
 from rl_caption.reward_models.losses import Embeddings
 from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.reward_models.validation import embed_all
+from rl_caption.runtime.engines import autocast, dropout_off
+from rl_caption.runtime.errors import ConfigError, naming
+from rl_caption.runtime.options import Range
+from rl_caption.runtime.types import Validation
 from rl_caption.training.fit import Recipe
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.training.setup import Context
-from rl_caption.types import Validation
 
 METRIC = "val/grammar_accuracy"
 Kind: TypeAlias = Literal["repeat", "remove", "insert", "swap", "shuffle"]

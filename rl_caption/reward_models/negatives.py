@@ -13,9 +13,9 @@ from rewards.text.detail_units import default_tagger
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.loader import row_generator
 from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource, PositiveSource
-from rl_caption.errors import ConfigError, errors_of_user_code, naming
-from rl_caption.options import Fraction, Range, check_type, load_target
 from rl_caption.reward_models.batch import Addition, chance
+from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
+from rl_caption.runtime.options import Fraction, Range, check_type, load_target
 
 HARD_NEGATIVES = "val/hard_negatives"
 """Metric: how often the true caption of a validation image scores higher than a false one."""

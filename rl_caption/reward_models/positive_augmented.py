@@ -16,16 +16,16 @@ from torch import Tensor
 from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import SHOWN, DataError, Row
 from rl_caption.data.file_checks import ImageFile, check_image_files
-from rl_caption.errors import ConfigError
-from rl_caption.options import Positive, Range, Rank, Weight
 from rl_caption.reward_models.batch import Addition, Captions, Sentences, caption_index, draw
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig, check_sentences
 from rl_caption.reward_models.embedding import image_inputs, text_inputs
 from rl_caption.reward_models.encoders import train_only
 from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, info_nce
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Positive, Range, Rank, Weight
+from rl_caption.runtime.types import LOSS
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import CHECKED_IMAGES, Context
-from rl_caption.types import LOSS
 
 
 @dataclass

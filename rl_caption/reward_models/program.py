@@ -5,10 +5,10 @@ from pathlib import Path
 
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.formats import check_path
-from rl_caption.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.types import TrainState
 from rl_caption.training.fit import fit
 from rl_caption.training.setup import setup
-from rl_caption.types import TrainState
 
 
 def train_reward_model(config: RewardModelConfig) -> TrainState:

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from rewards.text.detail_units import default_tagger, detail_units_of
 from rl_caption.data.base import Row
 from rl_caption.data.loader import row_generator, step_indices
-from rl_caption.options import Fraction, Weight
 from rl_caption.reward_models.batch import Addition, Captions, Texts, caption_index
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig
 from rl_caption.reward_models.embedding import image_inputs, text_inputs
 from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, dynamic_margin, info_nce
 from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets, triplet_texts
+from rl_caption.runtime.options import Fraction, Weight
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
 

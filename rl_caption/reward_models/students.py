@@ -11,8 +11,8 @@ from torch import nn
 from rewards.clip.pretrained import save_encoder_config
 from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent, load_student
 from rewards.model_files import MANIFEST, check_memory, float_state, read_object, save_model
-from rl_caption.errors import ConfigError, naming
 from rl_caption.reward_models.teacher import Tower
+from rl_caption.runtime.errors import ConfigError, naming
 
 TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
 TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODEL_TYPE}_text"}

@@ -17,9 +17,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from rl_caption.engines import Averages, backward_all
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.losses import Embeddings, Objective
+from rl_caption.runtime.engines import Averages, backward_all
 
 Target: TypeAlias = Callable[[PairBatch], dict[str, Tensor]]
 """From a batch to what the objective compares with, by name: a teacher's embeddings [B, D], or the batch's targets.

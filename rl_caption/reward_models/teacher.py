@@ -18,9 +18,9 @@ from rl_caption.config.reward_models import TeacherConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row
 from rl_caption.data.encode_features import made_by
-from rl_caption.engines import print_main
-from rl_caption.errors import ConfigError, naming
 from rl_caption.reward_models.batch import Captions, PairBatch
+from rl_caption.runtime.engines import print_main
+from rl_caption.runtime.errors import ConfigError, naming
 
 T = TypeVar("T")
 Tower: TypeAlias = Literal["image", "text"]

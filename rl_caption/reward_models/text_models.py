@@ -23,14 +23,14 @@ from rewards.frozen_model import load_frozen, most_tokens
 from rewards.model_files import transformers_options
 from rl_caption.config.reward_models import CaptionTrainConfig, RewardModelConfig, TeacherConfig
 from rl_caption.data.base import Row
-from rl_caption.engines import Averages, autocast, backward_all, dropout_off, global_count
-from rl_caption.errors import ConfigError, naming
 from rl_caption.reward_models.batch import Captions, PairBatch, caption_index
 from rl_caption.reward_models.encoders import check_shape
 from rl_caption.reward_models.teacher import Teacher, check_teacher, load_teacher
+from rl_caption.runtime.engines import Averages, autocast, backward_all, dropout_off, global_count
+from rl_caption.runtime.errors import ConfigError, naming
+from rl_caption.runtime.types import Validation
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
-from rl_caption.types import Validation
 
 TOKENIZER = "tokenizer"
 """Folder in the run's folder: the tokenizer that was trained on the captions; a resumed run reads it."""

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl_caption.data.base import Row
-from rl_caption.engines import autocast, dropout_off
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
 from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.teacher import Teacher, embed_distributed
 from rl_caption.reward_models.triplets import Triplet, triplet_texts
+from rl_caption.runtime.engines import autocast, dropout_off
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.types import LOSS, Validation
 from rl_caption.training.loop import NonFiniteError
-from rl_caption.types import LOSS, Validation
 
 DRAWN_AT = -1
 """The step by which the loss of validation draws captions and positives; no step of training has this number."""

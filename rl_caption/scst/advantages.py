@@ -14,10 +14,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from rl_caption.errors import ConfigError, errors_of_user_code
-from rl_caption.options import build_target, load_target, shown, target_name
+from rl_caption.runtime.errors import ConfigError, errors_of_user_code
+from rl_caption.runtime.options import build_target, load_target, shown, target_name
+from rl_caption.runtime.types import Scores
 from rl_caption.scst import ADVANTAGES
-from rl_caption.types import Scores
 
 AdvantageFn = Callable[[Tensor, Tensor | None], Tensor]
 """(rewards [B, K], greedy rewards [B] | None) -> advantages [B, K]. If it has an attribute ``needs_greedy``

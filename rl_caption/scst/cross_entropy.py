@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.tokens import FORBIDDEN_LOGIT
-from rl_caption.engines import Averages, backward_all, global_count
-from rl_caption.types import CaptionBatch
+from rl_caption.runtime.engines import Averages, backward_all, global_count
+from rl_caption.runtime.types import CaptionBatch
 
 
 def cross_entropy_sum(logits: Tensor, token_ids: Tensor, mask: Tensor, label_smoothing: float = 0.0) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rl_caption.errors import ConfigError, errors_of_user_code
-from rl_caption.options import (
+from rl_caption.runtime.errors import ConfigError, errors_of_user_code
+from rl_caption.runtime.options import (
     Positive,
     Range,
     Temperature,
@@ -25,8 +25,8 @@ from rl_caption.options import (
     shown,
     target_name,
 )
+from rl_caption.runtime.types import Scores
 from rl_caption.scst import OBJECTIVES
-from rl_caption.types import Scores
 
 LossReduction = Literal["token", "sequence"]
 Metrics: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]

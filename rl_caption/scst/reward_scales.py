@@ -14,9 +14,9 @@ from rewards.text.cider import CIDER_DIFFERENCES, CiderD
 from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import Row, reward_inputs
-from rl_caption.engines import autocast, dropout_off
+from rl_caption.runtime.engines import autocast, dropout_off
+from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.rollout import sample_captions, term_scores
-from rl_caption.types import CaptionBatch
 
 IMAGES = 64
 """Training images that are scored, evenly spaced, as data sets are often sorted by content."""

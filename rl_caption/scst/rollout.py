@@ -17,8 +17,8 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.tokens import caption_mask
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.loader import row_generator
-from rl_caption.engines import Averages
-from rl_caption.types import CaptionBatch, Rollout, Scores
+from rl_caption.runtime.engines import Averages
+from rl_caption.runtime.types import CaptionBatch, Rollout, Scores
 
 
 def sampling_noise(seed: int, step: int, image_ids: Sequence[str], num_samples: int, length: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rewards.mixed import MixedReward
 from rl_caption.captioners.base import Captioner, Generate
 from rl_caption.captioners.config import Decoding
-from rl_caption.engines import (
+from rl_caption.runtime.engines import (
     Averages,
     autocast,
     backward_all,
@@ -22,12 +22,12 @@ from rl_caption.engines import (
     gathered_parameters,
     global_count,
 )
+from rl_caption.runtime.types import CaptionBatch, Rollout, Scores
 from rl_caption.scst.advantages import AdvantageFn, step_advantages
 from rl_caption.scst.cross_entropy import target_count, xe_loss
 from rl_caption.scst.objectives import Objective, Reinforce, kl_to_reference, sum_and_count, token_logprobs_and_entropy
 from rl_caption.scst.rollout import log_rollout, sample_captions, score_rollouts
 from rl_caption.scst.schedules import AdaptiveKl, Points, factor_at, scheduled_weights
-from rl_caption.types import CaptionBatch, Rollout, Scores
 
 
 @dataclass

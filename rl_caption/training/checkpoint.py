@@ -32,7 +32,7 @@ from rewards.base import reason
 from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json
-from rl_caption.engines import (
+from rl_caption.runtime.engines import (
     MOMENTS,
     Moments,
     full_parameter,
@@ -40,8 +40,8 @@ from rl_caption.engines import (
     torch_optimizer,
     uses_deepspeed,
 )
-from rl_caption.errors import UserError
-from rl_caption.types import TrainState
+from rl_caption.runtime.errors import UserError
+from rl_caption.runtime.types import TrainState
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rl_caption.runtime.types import TrainState, Validation
 from rl_caption.training.loop import Task, Trainer
 from rl_caption.training.setup import Context
-from rl_caption.types import TrainState, Validation
 
 
 @dataclass(frozen=True)

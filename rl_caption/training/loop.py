@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rl_caption.data.loader import micro_batches, row_loader
-from rl_caption.engines import (
+from rl_caption.runtime.engines import (
     Averages,
     deepspeed_step,
     engine_of,
@@ -27,8 +27,9 @@ from rl_caption.engines import (
     print_main,
     uses_deepspeed,
 )
-from rl_caption.errors import UserError
-from rl_caption.launch import stop_requests
+from rl_caption.runtime.errors import UserError
+from rl_caption.runtime.launch import stop_requests
+from rl_caption.runtime.types import Batch, TrainState, Validation, is_better
 from rl_caption.training.checkpoint import (
     hash_of,
     newest_checkpoint,
@@ -40,7 +41,6 @@ from rl_caption.training.checkpoint import (
 )
 from rl_caption.training.run_folder import RunLog, remove_result, write_result, write_run_files
 from rl_caption.training.setup import Context
-from rl_caption.types import Batch, TrainState, Validation, is_better
 
 MOST_SKIPPED = 24
 """Updates in a row that fp16 may skip: its loss scale starts at 2^16 and is halved by each."""

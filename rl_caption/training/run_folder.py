@@ -21,10 +21,10 @@ from rewards.model_files import damage
 from rl_caption.config.reward_models import TrainingConfig
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_log, read_yaml
-from rl_caption.engines import print_main
-from rl_caption.errors import installed_version
-from rl_caption.launch import recorded_environment
-from rl_caption.options import with_defaults
+from rl_caption.runtime.engines import print_main
+from rl_caption.runtime.errors import installed_version
+from rl_caption.runtime.launch import recorded_environment
+from rl_caption.runtime.options import with_defaults
 from rl_caption.training.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
 
 RESULT = "result.json"

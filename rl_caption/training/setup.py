@@ -25,7 +25,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.data.plain_files import hashed
-from rl_caption.engines import (
+from rl_caption.runtime.engines import (
     EngineError,
     build_accelerator,
     deepspeed_plugin,
@@ -35,8 +35,9 @@ from rl_caption.engines import (
     print_main,
     uses_deepspeed,
 )
-from rl_caption.errors import ConfigError
-from rl_caption.launch import run_lock
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.launch import run_lock
+from rl_caption.runtime.types import TrainState
 from rl_caption.training.checkpoint import (
     CheckpointError,
     check_trained,
@@ -46,7 +47,6 @@ from rl_caption.training.checkpoint import (
     read_state,
 )
 from rl_caption.training.run_folder import changed_settings, find_checkpoint, settings_of
-from rl_caption.types import TrainState
 
 CHECKED_IMAGES = ".checked_images.json"
 """File in the run's folder that lists the image files that were found good."""

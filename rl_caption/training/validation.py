@@ -18,13 +18,13 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.config.schema import CaptionEvalConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
-from rl_caption.engines import autocast, dropout_off
 from rl_caption.evaluation import validation_cider
 from rl_caption.monitoring.monitor import HackingMonitor
+from rl_caption.runtime.engines import autocast, dropout_off
+from rl_caption.runtime.types import Validation
 from rl_caption.scst.rollout import sampling_noise
 from rl_caption.training.caption_tables import log_caption_table, read_first_captions
 from rl_caption.training.setup import Context
-from rl_caption.types import Validation
 
 
 class Candidate(NamedTuple):

@@ -22,7 +22,7 @@ from rl_caption.data.scenes.oracle import PUNCTUATION, tokens
 from rl_caption.data.scenes.questions import scene_questions
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Draws, Scene, make_scene, moves
-from rl_caption.options import Range, Seed
+from rl_caption.runtime.options import Range, Seed
 
 Scenes: TypeAlias = Annotated[int, Range(min=0, max=10**9)]
 Side: TypeAlias = Annotated[int, Range(min=16, max=4096)]

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from rl_caption.config.schema import DataConfig, TrustConfig
-from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.options import Resamples, Seed, Steps, Temperature
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Resamples, Seed, Steps, Temperature
 
 
 @dataclass

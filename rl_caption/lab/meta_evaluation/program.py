@@ -23,7 +23,6 @@ from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.data.base import DataError
 from rl_caption.data.file_checks import missing_files
 from rl_caption.data.plain_files import single_spaced
-from rl_caption.errors import config_errors
 from rl_caption.evaluation import JavaError, check_writable, find_java
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.lab.meta_evaluation import sets
@@ -47,6 +46,7 @@ from rl_caption.lab.meta_evaluation.sets import CaptionGroups, JudgementSet, Rat
 from rl_caption.lab.meta_evaluation.sets.base import json_lines
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.runtime.errors import config_errors
 
 logger = logging.getLogger(__name__)
 

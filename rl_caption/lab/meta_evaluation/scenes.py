@@ -13,12 +13,12 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import ConfigError, build_data, usable_split
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
-from rl_caption.engines import dropout_off
 from rl_caption.lab.meta_evaluation.config import ScenesConfig
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.meta_evaluation.sets.base import Pair, Rating, caption_pairs, rated_captions
+from rl_caption.runtime.engines import dropout_off
+from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.rollout import sample_captions
-from rl_caption.types import CaptionBatch
 
 
 def rate_captions(

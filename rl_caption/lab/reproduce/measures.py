@@ -15,7 +15,6 @@ from rl_caption.config.evaluation import RetrievalConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row as Example
 from rl_caption.data.files import find_images, read_captions, read_references, references_for, with_ids_of
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, evaluate_captions
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import zero_shot_accuracy
@@ -34,6 +33,7 @@ from rl_caption.lab.reproduce.tables import Row, Table, data_of, data_sets
 from rl_caption.lab.retrieval import texts_of
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.programs.evaluate import load_dual_encoder
+from rl_caption.runtime.errors import ConfigError
 
 VIDEOS = ("vatex_eval", "activitynet_foil")
 Column = Mapping[str, Any]

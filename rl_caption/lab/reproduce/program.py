@@ -10,12 +10,12 @@ from typing import Any
 
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.files import write_json, write_text
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.evaluation.results import LEFT_OUT, markdown
 from rl_caption.lab.reproduce.measures import Inputs, Measures, NotMeasured, describe_data
 from rl_caption.lab.reproduce.tables import PAPERS, Paper, Row, Table, data_of, data_sets, find_table, load_paper
-from rl_caption.options import add_trust
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import add_trust
 
 
 @dataclass

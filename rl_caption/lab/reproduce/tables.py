@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from rl_caption.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError
 
 FOLDER = Path(__file__).parent
 PAPERS = ("l_clipscore", "pac_s", "specs", "icc", "semantic_guidance")

@@ -13,9 +13,9 @@ from rl_caption.data.base import Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import LEFT_OUT, difference_rows, markdown
 from rl_caption.lab.stress.probes import PROBES
-from rl_caption.report.charts import Series, figure, macros, number
-from rl_caption.report.gallery import gallery, source_of
-from rl_caption.report.pages import Cell, Page
+from rl_caption.programs.report.charts import Series, figure, macros, number
+from rl_caption.programs.report.gallery import gallery, source_of
+from rl_caption.programs.report.pages import Cell, Page
 
 Results = Mapping[str, Any]
 """``stress.json``."""

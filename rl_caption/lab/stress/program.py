@@ -30,7 +30,6 @@ from rl_caption.data.parts import check_settings
 from rl_caption.data.plain_files import hashed, read_json
 from rl_caption.data.scenes.moving import MovingScene
 from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
-from rl_caption.errors import ConfigError, section_errors
 from rl_caption.evaluation import Evaluation, check_writable
 from rl_caption.evaluation.confidence import compare
 from rl_caption.lab.config import StressConfig
@@ -55,7 +54,8 @@ from rl_caption.monitoring.best_of_n import (
 )
 from rl_caption.monitoring.exploits import ScoreRows, search_exploits
 from rl_caption.monitoring.mixing import FEWEST_IMAGES, best_mixtures
-from rl_caption.report.pages import render
+from rl_caption.programs.report.pages import render
+from rl_caption.runtime.errors import ConfigError, section_errors
 from rl_caption.training.run_folder import read_config
 
 OTHERS = ("cider", "rouge_l", "repetition")

@@ -19,12 +19,12 @@ from rl_caption.config.overrides import Parse
 from rl_caption.config.schema import DataConfig, XeConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import oracle
-from rl_caption.engines import accelerator_kwargs
 from rl_caption.evaluation.confidence import Floats
 from rl_caption.lab.stress.scoring import RowCaption, Scorer
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.train import train_xe
+from rl_caption.runtime.engines import accelerator_kwargs
 from rl_caption.training.run_folder import is_complete
 from rl_caption.training.validation import decode_candidates
 

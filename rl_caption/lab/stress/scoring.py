@@ -8,8 +8,8 @@ import numpy as np
 from rewards.base import Reward, RewardError, score_captions
 from rewards.mixed import MixedReward
 from rl_caption.data.base import Row, reward_inputs
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation.confidence import Floats
+from rl_caption.runtime.errors import ConfigError
 
 
 class RowCaption(NamedTuple):

@@ -141,7 +141,13 @@ def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multipro
     from rl_caption.captioners.config import Decoding
     from rl_caption.captioners.transformer import TransformerCaptioner
     from rl_caption.config.schema import RunConfig, TrainConfig
-    from rl_caption.engines import backward_all, build_accelerator, fill_deepspeed_config, gathered_parameters, prepare
+    from rl_caption.runtime.engines import (
+        backward_all,
+        build_accelerator,
+        fill_deepspeed_config,
+        gathered_parameters,
+        prepare,
+    )
 
     accelerator = build_accelerator(TrainConfig(threads=1), RunConfig())
     if engine == "zero3":

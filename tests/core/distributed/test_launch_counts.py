@@ -17,8 +17,8 @@ TRAINING = """
 import sys
 import torch
 from accelerate import Accelerator
-from rl_caption.engines import accelerator_kwargs
-from rl_caption.launch import check_processes
+from rl_caption.runtime.engines import accelerator_kwargs
+from rl_caption.runtime.launch import check_processes
 accelerator = Accelerator(**(accelerator_kwargs() if sys.argv[1] == "prepared" else {}))
 check_processes(accelerator.num_processes)
 total = accelerator.reduce(torch.tensor([accelerator.process_index + 1.0]), "sum").item()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_caption.threads import SPIN_COUNT, granted_cores
+from rl_caption.runtime.threads import SPIN_COUNT, granted_cores
 from tests.core.unit.test_threads import MODULE, SCRIPT, threads_of
 
 pytestmark = [
@@ -15,7 +15,7 @@ pytestmark = [
 ]
 ONE = ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 ACCELERATE = ["-m", "accelerate.commands.launch", *ONE]
-OURS = ["-m", "rl_caption.launch", *ONE]
+OURS = ["-m", "rl_caption.runtime.launch", *ONE]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 
 

@@ -192,10 +192,10 @@ SLURM = "scripts/slurm_scst.sh"
 @pytest.mark.parametrize(
     ("launcher", "configuration", "count", "number", "everyone"),
     [
-        ("rl_caption.launch", "cpu.yaml", 1, signal.SIGINT, True),
-        ("rl_caption.launch", "cpu.yaml", 1, signal.SIGHUP, False),
+        ("rl_caption.runtime.launch", "cpu.yaml", 1, signal.SIGINT, True),
+        ("rl_caption.runtime.launch", "cpu.yaml", 1, signal.SIGHUP, False),
         (SLURM, "cpu2.yaml", 2, signal.SIGTERM, True),
-        ("rl_caption.launch", "cpu2.yaml", 2, signal.SIGTERM, False),
+        ("rl_caption.runtime.launch", "cpu2.yaml", 2, signal.SIGTERM, False),
     ],
     ids=["Ctrl-C", "launcher of one", "Slurm", "launcher of two"],
 )

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from rl_caption.data.base import Row
-from rl_caption.trl.config import VlmConfig
-from rl_caption.trl.model import load_vlm
+from rl_caption.integrations.trl.config import VlmConfig
+from rl_caption.integrations.trl.model import load_vlm
 from tests.training_for_tests import ENGINES, lines, run_together, run_two
 from tests.vlm_for_tests import grpo_config, six_images, tiny_qwen2_vl, vlm_captions
 

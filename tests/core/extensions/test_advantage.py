@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rl_caption.config.build import build_decoding
 from rl_caption.config.schema import ScstConfig
-from rl_caption.errors import ConfigError
-from rl_caption.options import Range
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Range
 from rl_caption.scst.advantages import build_advantage
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task

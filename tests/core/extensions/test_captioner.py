@@ -22,8 +22,8 @@ from rl_caption.captioners.tokens import caption_mask, forbid
 from rl_caption.config.build import build_captioner
 from rl_caption.config.schema import XeConfig
 from rl_caption.data.base import Row, load_image
-from rl_caption.errors import ConfigError
-from rl_caption.options import Range
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Range
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import REFERENCES, sample_slowly, tiny_rows
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task

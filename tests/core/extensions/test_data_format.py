@@ -12,8 +12,8 @@ from PIL import Image
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row
-from rl_caption.errors import ConfigError, section_errors
-from rl_caption.options import Range
+from rl_caption.runtime.errors import ConfigError, section_errors
+from rl_caption.runtime.options import Range
 from tests.training_for_tests import checked_run, lines, xe_config
 
 NAME = "tests.core.extensions.test_data_format:CsvCaptions"

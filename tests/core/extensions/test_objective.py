@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_caption.errors import ConfigError
-from rl_caption.options import Range
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Range
+from rl_caption.runtime.types import Scores
 from rl_caption.scst.objectives import Metrics, Reinforce, build_objective
-from rl_caption.types import Scores
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
 from tests.training_for_tests import checked_run, lines, run, scst_config

@@ -12,7 +12,7 @@ from rewards.registry import build, describe
 from rl_caption.cli.main import main
 from rl_caption.config.build import build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
-from rl_caption.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError
 from tests.training_for_tests import checked_run, lines, scst_config
 
 NAME = "tests.core.extensions.test_reward:LengthMatch"

@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from rewards.clip.backbone import load_frozen_encoder
 from rl_caption.cli.configuration import parse
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.errors import ConfigError
-from rl_caption.options import Range
 from rl_caption.reward_models.batch import PairCollate
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig
 from rl_caption.reward_models.embedding import embedding_recipe, image_inputs, text_inputs
 from rl_caption.reward_models.losses import Embeddings, contrastive_metrics, cosine_matrix
 from rl_caption.reward_models.validation import EmbeddingValidator
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Range
 from rl_caption.training.fit import Recipe
 from rl_caption.training.setup import Context
 from tests.reward_models_for_tests import CLIP, reward_model_config

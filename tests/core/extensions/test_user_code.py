@@ -17,11 +17,11 @@ from rl_caption.config.build import build_captioner, build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.negatives import NEGATIVES, POSITIVES
-from rl_caption.errors import ConfigError, errors_of_user_code, user_errors
 from rl_caption.lab.config import PositivesConfig, RecaptionConfig, RecaptionerConfig, TextToImageConfig
 from rl_caption.lab.recaption import make_positives, recaption
-from rl_caption.launch import stop_requests
 from rl_caption.reward_models.negatives import caption_source
+from rl_caption.runtime.errors import ConfigError, errors_of_user_code, user_errors
+from rl_caption.runtime.launch import stop_requests
 from rl_caption.scst.advantages import build_advantage
 from tests.captioners_for_tests import REFERENCES
 from tests.core.extensions.test_captioner import GruCaptioner

@@ -25,9 +25,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from rl_caption.ablation import runner
-from rl_caption.ablation.jobs import EndedJob
 from rl_caption.config import shipped
+from rl_caption.programs.ablation import runner
+from rl_caption.programs.ablation.jobs import EndedJob
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.docs_for_tests import (
     PAGES,

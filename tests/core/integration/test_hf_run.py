@@ -11,7 +11,7 @@ from PIL import Image
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, SETTINGS
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.lab.share import share
-from rl_caption.report.read import ReportError
+from rl_caption.programs.report.read import ReportError
 from tests.captioners_for_tests import REFERENCES
 from tests.hf_models_for_tests import PROMPT, save_model
 from tests.training_for_tests import (

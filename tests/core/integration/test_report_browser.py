@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from rl_caption.report.program import main
+from rl_caption.programs.report.program import main
 from tests.report_for_tests import write_ablation, write_comparison, write_evaluation, write_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

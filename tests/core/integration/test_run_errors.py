@@ -14,7 +14,7 @@ from PIL import Image
 from rl_caption.__main__ import run as run_program
 from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import ScstConfig
-from rl_caption.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError
 from tests.training_for_tests import (
     DATA,
     Ended,
@@ -260,7 +260,7 @@ except BaseException:  # as some libraries do where they look for others
         ("yaml", ["-m", "rl_caption", "scst"]),
         ("yaml", [str(ROOT / "scripts" / "scst.py")]),
         ("yaml", ["-c", "from rl_caption.__main__ import main; raise SystemExit(main())"]),  # the command
-        ("psutil", ["-m", "rl_caption.launch"]),
+        ("psutil", ["-m", "rl_caption.runtime.launch"]),
     ],
 )
 def test_an_interruption_while_modules_are_imported_is_one_line(tmp_path, module, command):

@@ -30,7 +30,6 @@ from rewards.images import image_identity, open_image
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.errors import ConfigError
 from rl_caption.integrations import easyr1, openrlhf, verl
 from rl_caption.integrations.capevalkit import as_metric
 from rl_caption.integrations.client import RewardClient, ServerError
@@ -38,6 +37,7 @@ from rl_caption.integrations.config import ServeConfig
 from rl_caption.integrations.requests import EncodedImage
 from rl_caption.integrations.server import build_app, build_served_reward
 from rl_caption.integrations.swift import ServedReward
+from rl_caption.runtime.errors import ConfigError
 
 uvicorn = pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 REFERENCES = [["a dog runs on grass", "a brown dog"], ["two cats sleep on a bed", "cats in bed"]]

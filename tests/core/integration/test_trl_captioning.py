@@ -23,15 +23,21 @@ from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError, Row, load_image
-from rl_caption.errors import ConfigError
+from rl_caption.integrations.trl import rows
+from rl_caption.integrations.trl.config import GrpoVlmConfig, VlmConfig
+from rl_caption.integrations.trl.model import load_vlm
+from rl_caption.integrations.trl.program import (
+    check_engine,
+    find_trl_checkpoint,
+    fine_tune,
+    trl_arguments,
+    vllm_suppression,
+)
 from rl_caption.lab.share import share
-from rl_caption.launch import LaunchError
-from rl_caption.report.read import ReportError, read_run
+from rl_caption.programs.report.read import ReportError, read_run
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.launch import LaunchError
 from rl_caption.training.checkpoint import CheckpointError
-from rl_caption.trl import rows
-from rl_caption.trl.config import GrpoVlmConfig, VlmConfig
-from rl_caption.trl.model import load_vlm
-from rl_caption.trl.program import check_engine, find_trl_checkpoint, fine_tune, trl_arguments, vllm_suppression
 from tests.conftest import REPOSITORY
 from tests.training_for_tests import lines
 from tests.vlm_for_tests import (

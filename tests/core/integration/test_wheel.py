@@ -84,7 +84,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_what_is_imported_is_the_wheel(run: Run) -> None:
     code = (
-        "import importlib.metadata, sysconfig, rl_caption, rewards, rl_caption.report as report\n"
+        "import importlib.metadata, sysconfig, rl_caption, rewards, rl_caption.programs.report as report\n"
         "from pathlib import Path\n"
         "for package in (rl_caption, rewards):\n"
         "    assert Path(package.__file__).is_relative_to(sysconfig.get_path('purelib')), package.__file__\n"

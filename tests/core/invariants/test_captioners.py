@@ -16,9 +16,9 @@ from rl_caption.captioners.modeling import Attention
 from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
 from rl_caption.captioners.tokens import caption_mask, sample_tokens
 from rl_caption.captioners.transformer import TransformerCaptioner, build_vocabulary
+from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
-from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import REFERENCES, region_inputs, sample_slowly, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
 

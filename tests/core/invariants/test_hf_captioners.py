@@ -16,7 +16,7 @@ from rl_caption.captioners.huggingface import SETTINGS, HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.tokens import caption_mask
 from rl_caption.data.base import DataError
-from rl_caption.engines import dropout_off
+from rl_caption.runtime.engines import dropout_off
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import sample_slowly, tiny_captioner, tiny_rows

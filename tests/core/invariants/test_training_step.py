@@ -14,7 +14,8 @@ from torch import Tensor
 
 from rewards.mixed import MixedReward
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.engines import Averages
+from rl_caption.runtime.engines import Averages
+from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst import OBJECTIVES
 from rl_caption.scst.advantages import leave_one_out
 from rl_caption.scst.cross_entropy import CrossEntropyTask, xe_loss
@@ -22,7 +23,6 @@ from rl_caption.scst.objectives import PpoClip, Reinforce, build_objective
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.schedules import AdaptiveKl
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import LENGTH, WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task
 

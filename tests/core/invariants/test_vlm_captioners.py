@@ -19,8 +19,8 @@ from rl_caption.captioners.tokens import caption_mask
 from rl_caption.captioners.vlm_families import VisionLanguageFamily, as_messages, with_images
 from rl_caption.data.base import DataError
 from rl_caption.data.loader import Collate
-from rl_caption.engines import dropout_off
-from rl_caption.errors import ConfigError
+from rl_caption.runtime.engines import dropout_off
+from rl_caption.runtime.errors import ConfigError
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import sample_slowly

@@ -13,14 +13,14 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 import yaml
 
-from rl_caption.ablation.config import AblateConfig
 from rl_caption.cli.configuration import parse
 from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import ScstConfig, XeConfig
-from rl_caption.errors import ConfigError
+from rl_caption.integrations.trl.config import GrpoVlmConfig
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
-from rl_caption.trl.config import GrpoVlmConfig
+from rl_caption.programs.ablation.config import AblateConfig
+from rl_caption.runtime.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 

@@ -34,9 +34,9 @@ from rl_caption.data.file_checks import ImageFile, check_image_file
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.unpaired import CaptionFile
-from rl_caption.errors import EXPECTED
-from rl_caption.report.pages import render
-from rl_caption.report.program import make_page
+from rl_caption.programs.report.pages import render
+from rl_caption.programs.report.program import make_page
+from rl_caption.runtime.errors import EXPECTED
 from rl_caption.training.checkpoint import read_state, seal
 from rl_caption.training.run_folder import changed_keys, drop_after
 from tests.report_for_tests import write_ablation, write_comparison, write_evaluation, write_run

@@ -17,8 +17,8 @@ from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.captioners.config import NewModelConfig
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import ConfigError, build_captioner
-from rl_caption.errors import EXPECTED
 from rl_caption.reward_models.students import build_dual
+from rl_caption.runtime.errors import EXPECTED
 from rl_caption.training.checkpoint import seal
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import save_model

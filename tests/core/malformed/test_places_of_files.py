@@ -35,7 +35,7 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.parts import check_settings
 from rl_caption.data.prepare_features import convert_tsv
 from rl_caption.data.unpaired import CaptionFile, CaptionTargets
-from rl_caption.report.read import read_evaluation, read_run
+from rl_caption.programs.report.read import read_evaluation, read_run
 from tests.core.malformed.test_data_files import RECORD, ROW, check_outcome, frequencies
 from tests.core.unit.test_prepare_features import line
 from tests.report_for_tests import write_evaluation, write_run

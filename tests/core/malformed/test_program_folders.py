@@ -18,15 +18,15 @@ from rl_caption.data.encode_features import recorded
 from rl_caption.data.features import as_image_features
 from rl_caption.data.prepare_features import convert_tsv
 from rl_caption.data.unpaired import CaptionTargets
-from rl_caption.errors import EXPECTED
 from rl_caption.lab.concreteness import _ratings
 from rl_caption.lab.config import RecaptionConfig, RecaptionerConfig
 from rl_caption.lab.curate import curate
 from rl_caption.lab.recaption import recaption
 from rl_caption.lab.share import model_card, read_export
-from rl_caption.report.pages import render
-from rl_caption.report.program import make_page
-from rl_caption.report.read import ReportError, read_evaluation, read_run
+from rl_caption.programs.report.pages import render
+from rl_caption.programs.report.program import make_page
+from rl_caption.programs.report.read import ReportError, read_evaluation, read_run
+from rl_caption.runtime.errors import EXPECTED
 from tests.captioners_for_tests import tiny_captioner
 from tests.core.malformed.test_data_files import DAMAGE, check_outcome, damaged, leaves, with_value
 from tests.core.unit.test_prepare_features import features, line

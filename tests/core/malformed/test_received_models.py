@@ -27,11 +27,11 @@ from rewards.text.perplexity import Perplexity
 from rewards.trust import SHIPPED, trust
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli.main import main
-from rl_caption.errors import EXPECTED
 from rl_caption.lab.recaption import file_name
 from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
-from rl_caption.report.read import read_ablation
+from rl_caption.programs.report.read import read_ablation
 from rl_caption.reward_models.students import build_tower
+from rl_caption.runtime.errors import EXPECTED
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
 from tests.encoders_for_tests import save_text_encoder, save_vit
@@ -60,7 +60,7 @@ NAMES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("runpy:run_path", {"path_name": "payload.py"}),
     ("importlib:import_module", {"name": "payload"}),
     ("rewards.trust:import_outside", {"module": "payload"}),
-    ("rl_caption.options:load_target", {"name": "payload:X", "key": ""}),
+    ("rl_caption.runtime.options:load_target", {"name": "payload:X", "key": ""}),
     ("rl_caption.__main__:main", {}),
     ("timm:create_model", {"model_name": "resnet10t"}),
     ("timm:local-dir:payload", {}),

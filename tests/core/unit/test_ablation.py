@@ -19,9 +19,15 @@ import pytest
 import yaml
 from PIL import Image
 
-from rl_caption.ablation.config import AblateConfig, AlphaConfig, CellConfig
-from rl_caption.ablation.jobs import Job, run_jobs, share_devices
-from rl_caption.ablation.plan import (
+from rl_caption.captioners.loading import weights_hash
+from rl_caption.cli.configuration import parse
+from rl_caption.config.schema import RewardTerm, ScstConfig
+from rl_caption.data.base import Row
+from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.monitoring.judges import build_judges
+from rl_caption.programs.ablation.config import AblateConfig, AlphaConfig, CellConfig
+from rl_caption.programs.ablation.jobs import Job, run_jobs, share_devices
+from rl_caption.programs.ablation.plan import (
     Base,
     Plan,
     build_rewards,
@@ -30,7 +36,7 @@ from rl_caption.ablation.plan import (
     make_plan,
     untrained_models,
 )
-from rl_caption.ablation.report import (
+from rl_caption.programs.ablation.report import (
     alpha_image,
     captions_page,
     formula,
@@ -39,15 +45,9 @@ from rl_caption.ablation.report import (
     runs_csv,
     summary_csv,
 )
-from rl_caption.captioners.loading import weights_hash
-from rl_caption.cli.configuration import parse
-from rl_caption.config.schema import RewardTerm, ScstConfig
-from rl_caption.data.base import Row
-from rl_caption.errors import ConfigError
-from rl_caption.launch import LAUNCHER_VARIABLE, stop_requests
-from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.monitoring.judges import build_judges
-from rl_caption.report.read import EvaluationFolder, Member, RunFolder, alpha_curve, by_system
+from rl_caption.programs.report.read import EvaluationFolder, Member, RunFolder, alpha_curve, by_system
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.launch import LAUNCHER_VARIABLE, stop_requests
 from rl_caption.training.run_folder import write_run_files
 
 TERM: dict[str, dict[str, Any]] = {"cider": {}}
@@ -318,7 +318,7 @@ def test_jobs_run_at_the_same_time_and_a_failure_stops_none(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["saves", "killed"])
 def test_jobs_that_still_run_are_asked_to_stop_then_killed(tmp_path, monkeypatch, deaf):
-    monkeypatch.setattr("rl_caption.ablation.jobs.SECONDS_TO_SAVE", 0.2 if deaf else 30)
+    monkeypatch.setattr("rl_caption.programs.ablation.jobs.SECONDS_TO_SAVE", 0.2 if deaf else 30)
     handler = "signal.SIG_IGN" if deaf else f"lambda *_: (open({str(tmp_path / 'saved')!r}, 'w'), sys.exit(0))"
     code = (
         f"import signal, sys, time\nsignal.signal(signal.SIGTERM, {handler})\n"
@@ -357,11 +357,11 @@ def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(tmp_path, monkey
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has gone")
 def test_jobs_end_with_a_killed_parent(tmp_path: Path) -> None:
     child = (
-        "import os, time\nfrom rl_caption.launch import die_with_launcher\n"
+        "import os, time\nfrom rl_caption.runtime.launch import die_with_launcher\n"
         "assert die_with_launcher()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
     )
     parent = (
-        "import sys\nfrom pathlib import Path\nfrom rl_caption.ablation.jobs import Job, run_jobs\n"
+        "import sys\nfrom pathlib import Path\nfrom rl_caption.programs.ablation.jobs import Job, run_jobs\n"
         f"list(run_jobs([Job('a', [sys.executable, '-c', {child!r}], Path({str(tmp_path / 'a.log')!r}))]))"
     )
     process, log = subprocess.Popen([sys.executable, "-c", parent]), tmp_path / "a.log"
@@ -377,7 +377,7 @@ def test_jobs_end_with_a_killed_parent(tmp_path: Path) -> None:
 def test_a_job_whose_parent_was_killed_before_it_looked_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
-    code = "from rl_caption.launch import die_with_launcher\ndie_with_launcher()\nprint('still here')"
+    code = "from rl_caption.runtime.launch import die_with_launcher\ndie_with_launcher()\nprint('still here')"
     environment = os.environ | {LAUNCHER_VARIABLE: str(gone.pid)}
     job = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (job.returncode, job.stdout) == (-signal.SIGTERM, "")

@@ -25,8 +25,8 @@ from benchmarks.scst_step import PHASES, Bench, Shapes
 from benchmarks.studies import l_clip_size
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.captioners.config import Decoding
+from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.rollout import sample_captions
-from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import SHAPE
 from tests.captions_for_tests import needs_java
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint

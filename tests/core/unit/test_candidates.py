@@ -15,11 +15,11 @@ from rl_caption.cli.caption import main as caption
 from rl_caption.cli.main import main
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError
 from rl_caption.evaluation.samples import evaluate_samples
 from rl_caption.programs.captions import build_reranker
 from rl_caption.programs.evaluate import evaluate_split
+from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 
 COUNT = 6

@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from rl_caption.runtime.types import TrainState
 from rl_caption.training.checkpoint import (
     CheckpointError,
     clear_leftovers,
@@ -27,7 +28,6 @@ from rl_caption.training.checkpoint import (
     save_or_discard,
     seal,
 )
-from rl_caption.types import TrainState
 
 
 def training(seed: int = 0) -> tuple[Accelerator, torch.nn.Module]:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from rl_caption import __version__
-from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.cli.configuration import parse, with_lists
 from rl_caption.cli.main import main, run_program
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import JudgeConfig, RewardTerm, ScstConfig
-from rl_caption.errors import ConfigError
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.programs import train as programs
+from rl_caption.programs.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.reward_models import program
+from rl_caption.runtime.errors import ConfigError
 from rl_caption.training.run_folder import write_result
 
 FILE = """

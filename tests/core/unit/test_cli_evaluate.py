@@ -24,19 +24,19 @@ from rewards.base import RewardError
 from rewards.clip.backbone import load_encoder
 from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore
-from rl_caption.ablation.config import AblateConfig, CellConfig
-from rl_caption.ablation.runner import evaluate_captioner
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.score import score_files
 from rl_caption.config.evaluation import CompareConfig, EvaluateConfig, EvaluateFileConfig, RetrievalConfig
 from rl_caption.config.schema import DataConfig, JudgeConfig, RewardTerm, RolloutConfig, ScstConfig
 from rl_caption.data.base import DataError
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError, evaluate_captions
 from rl_caption.programs import evaluate as program
+from rl_caption.programs.ablation.config import AblateConfig, CellConfig
+from rl_caption.programs.ablation.runner import evaluate_captioner
 from rl_caption.programs.evaluate import compare_systems, evaluate_split, metric_names, score_captions
-from rl_caption.report.read import ReportError, kind_of, read_run
+from rl_caption.programs.report.read import ReportError, kind_of, read_run
+from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student
@@ -569,7 +569,7 @@ def test_a_grid_reuses_scores_until_a_judge_changes(folder: Path, monkeypatch: p
     first = evaluate_captioner(*arguments)
     assert (folder / "judged/settings.json").is_file()
     assert first.scores["signature"].endswith(f"+judge/L-CLIPS[{judges['L-CLIPS'].signature}]")
-    monkeypatch.setattr("rl_caption.ablation.runner.score_captions", refuse)
+    monkeypatch.setattr("rl_caption.programs.ablation.runner.score_captions", refuse)
     assert evaluate_captioner(*arguments) == first
     judges["L-CLIPS"] = SimpleNamespace(signature="other")
     with pytest.raises(AssertionError, match=r"^this"):

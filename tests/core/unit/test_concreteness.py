@@ -11,11 +11,11 @@ from scipy import stats
 from rewards.registry import build
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
-from rl_caption.errors import ConfigError
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.figures import rated_figures
 from rl_caption.lab.meta_evaluation.program import compare_with_people
 from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
+from rl_caption.runtime.errors import ConfigError
 from tests.judgement_sets_for_tests import BUILDERS
 
 RATINGS = "Concreteness_ratings_Brysbaert_et_al_BRM.txt"

@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 import yaml
 
-from rl_caption.ablation.config import AblateConfig, CellConfig
-from rl_caption.ablation.plan import base_files, make_cells
 from rl_caption.cli import configs
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
@@ -24,7 +22,7 @@ from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, RewardTerm, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.data.formats import where_from
-from rl_caption.errors import ConfigError
+from rl_caption.integrations.trl.config import GrpoVlmConfig
 from rl_caption.lab.config import (
     ConcretenessConfig,
     PositivesConfig,
@@ -33,9 +31,11 @@ from rl_caption.lab.config import (
     WriteNegativesConfig,
 )
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
-from rl_caption.options import Range
+from rl_caption.programs.ablation.config import AblateConfig, CellConfig
+from rl_caption.programs.ablation.plan import base_files, make_cells
 from rl_caption.programs.train import selecting_metric
-from rl_caption.trl.config import GrpoVlmConfig
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Range
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 LAUNCHERS = CONFIGS / "accelerate"

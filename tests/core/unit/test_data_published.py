@@ -20,8 +20,8 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_data
 from rl_caption.data.fingerprint import fingerprint
 from rl_caption.data.formats import build_data
+from rl_caption.integrations.trl.rows import trl_dataset
 from rl_caption.reward_models.program import check_inputs
-from rl_caption.trl.rows import trl_dataset
 from tests.clip_for_tests import noise_image
 from tests.reward_models_for_tests import reward_model_config
 from tests.training_for_tests import checked_run, scst_config, xe_config

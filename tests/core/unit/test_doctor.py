@@ -15,7 +15,7 @@ import yaml
 
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli import doctor
-from rl_caption.errors import EXTRAS, OPTIONAL, user_errors
+from rl_caption.runtime.errors import EXTRAS, OPTIONAL, user_errors
 from tests.captioners_for_tests import tiny_captioner
 from tests.training_for_tests import changed, files, scst_config
 from tests.vlm_families_for_tests import photo_rows, save_vlm

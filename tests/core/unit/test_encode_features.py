@@ -23,7 +23,7 @@ from rl_caption.data.checks import check_data
 from rl_caption.data.encode_features import encode_features, made_by
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.loader import draw_view
-from rl_caption.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import SIDE, save_vit
 from tests.interruptions_for_tests import interrupted

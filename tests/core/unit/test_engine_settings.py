@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import RunConfig, TrainConfig
-from rl_caption.engines import (
+from rl_caption.runtime.engines import (
     EngineError,
     build_accelerator,
     configure_deepspeed,
@@ -25,8 +25,8 @@ from rl_caption.engines import (
     usable_precision,
     without_hooks,
 )
-from rl_caption.errors import ConfigError
-from rl_caption.launch import LaunchError
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.launch import LaunchError
 from rl_caption.training import setup
 
 
@@ -38,7 +38,7 @@ def accelerator(stage: int | None, **config: Any) -> Any:
 
 
 def test_a_tracker_that_is_not_installed_and_fsdp_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_caption.engines.get_available_trackers", list)
+    monkeypatch.setattr("rl_caption.runtime.engines.get_available_trackers", list)
     with pytest.raises(ConfigError, match=r"run.trackers has \['tensorboard'\].*rl-caption\[tensorboard\]"):
         build_accelerator(TrainConfig(), RunConfig(dir=str(tmp_path), trackers=["tensorboard"]))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
@@ -50,7 +50,7 @@ def test_variables_of_accelerate_do_not_divide_gradients(monkeypatch: pytest.Mon
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     with pytest.raises(LaunchError, match="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"):
         build_accelerator(TrainConfig(), RunConfig())
-    monkeypatch.setattr("rl_caption.engines.check_environment", lambda **options: None)
+    monkeypatch.setattr("rl_caption.runtime.engines.check_environment", lambda **options: None)
     assert build_accelerator(TrainConfig(), RunConfig()).gradient_accumulation_steps == 1, "pinned as well"
 
 

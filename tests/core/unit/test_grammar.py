@@ -17,7 +17,6 @@ from rewards.registry import build
 from rewards.text.grammar import Grammar
 from rl_caption.data.loader import row_generator
 from rl_caption.data.scenes import ScenesData
-from rl_caption.errors import ConfigError
 from rl_caption.reward_models.grammar import (
     KINDS,
     Corpus,
@@ -30,6 +29,7 @@ from rl_caption.reward_models.grammar import (
     negative_of,
     validation_texts,
 )
+from rl_caption.runtime.errors import ConfigError
 from tests.encoders_for_tests import save_text_encoder
 from tests.reward_models_for_tests import DATA, STUDENT
 

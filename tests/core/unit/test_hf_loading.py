@@ -34,11 +34,11 @@ from rl_caption.config.build import ConfigError, build_captioner, check_position
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
 from rl_caption.data.base import DataError
+from rl_caption.integrations.trl.config import VlmConfig
+from rl_caption.integrations.trl.model import load_processor, load_vlm
 from rl_caption.lab.recaptioners import VisionLanguageRecaptioner
 from rl_caption.lab.share import share
 from rl_caption.programs.evaluate import score_captions
-from rl_caption.trl.config import VlmConfig
-from rl_caption.trl.model import load_processor, load_vlm
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.clip_for_tests import tiny_student
 from tests.hf_models_for_tests import PROMPT, save_model, tiny_gpt2

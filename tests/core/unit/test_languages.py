@@ -21,13 +21,13 @@ from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config.build import build_captioner, build_reward
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, RewardConfig, RewardTerm
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation import evaluate_captions, validation_cider
 from rl_caption.evaluation.samples import evaluate_samples
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.rule import Findings, Thresholds, caption_statistics, judge_alarm, reference_statistics
 from rl_caption.programs.captions import build_reranker
+from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import SHAPE
 
 CHINESE = {

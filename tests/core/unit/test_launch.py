@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_caption import engines, launch
-from rl_caption.launch import LaunchError, check_processes, requested_processes, run_lock
-from rl_caption.threads import parse_launcher
+from rl_caption.runtime import engines, launch
+from rl_caption.runtime.launch import LaunchError, check_processes, requested_processes, run_lock
+from rl_caption.runtime.threads import parse_launcher
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LONG_ENOUGH_S = 60.0
@@ -50,7 +50,7 @@ def wait_for(file: Path) -> str:
         ("/usr/bin/python3.11 -u /venv/bin/accelerate-launch s.py", "accelerate-launch s.py"),
         ("python -X dev -m accelerate.commands.launch --cpu s.py", "accelerate.commands.launch --cpu s.py"),
         ("python3 /venv/bin/torchrun --nproc_per_node 2 s.py", "torchrun --nproc_per_node 2 s.py"),
-        ("python -m rl_caption.launch --cpu s.py", "rl_caption.launch --cpu s.py"),
+        ("python -m rl_caption.runtime.launch --cpu s.py", "rl_caption.runtime.launch --cpu s.py"),
         ("python -m torch.distributed.run s.py", "torch.distributed.run s.py"),
         ("python /venv/bin/accelerate env", None),
         ("python scripts/scst.py accelerate launch --num_processes 2", None),
@@ -148,7 +148,7 @@ subprocess.Popen([sys.executable, sys.argv[1], sys.argv[2]]).wait()
 """
 CHILD = """
 import pathlib, signal, sys, time
-from rl_caption.launch import die_with_launcher
+from rl_caption.runtime.launch import die_with_launcher
 folder = pathlib.Path(sys.argv[1])
 def end(how):
     (folder / "end.part").write_text(how)
@@ -203,7 +203,7 @@ def test_the_launcher_ends_with_the_code_of_its_process(script, code, tmp_path, 
 
 SIGNALLED = """
 import os, signal, sys, time
-from rl_caption import launch
+from rl_caption.runtime import launch
 seconds, ignored = float(sys.argv[1]), sys.argv[2] == "ignored"
 launch.SAME_REQUEST_SECONDS = seconds
 if ignored:  # by nohup
@@ -233,7 +233,7 @@ def test_the_first_signal_asks_and_a_later_one_ends(seconds: float, hangup: str,
 
 HOLDER = """
 import sys, time
-from rl_caption.launch import run_lock
+from rl_caption.runtime.launch import run_lock
 with run_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.readline()
@@ -303,7 +303,7 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 PAGE_FAULTS = """
 import resource
-from rl_caption.launch import keep_freed_memory
+from rl_caption.runtime.launch import keep_freed_memory
 print(int(keep_freed_memory()))
 b"1" * 64_000_000
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -85,7 +85,7 @@ HEAVY = {"torch", "transformers", "open_clip", "accelerate", "trl", "deepspeed",
     ("packages", "light"),
     [
         ("rewards.text.cider, rl_caption.cli.doctor", set()),
-        ("rl_caption.launch, rl_caption.cli.main", {"psutil", "PIL"}),
+        ("rl_caption.runtime.launch, rl_caption.cli.main", {"psutil", "PIL"}),
     ],
 )
 def test_import_is_light(packages: str, light: set[str]) -> None:
@@ -105,7 +105,7 @@ print(sorted({heavy!r} & set(sys.modules)))
 
 
 def test_training_programs_bring_no_models_until_one_is_made() -> None:
-    packages = "rl_caption.programs.train, rl_caption.reward_models.program, rl_caption.ablation.runner"
+    packages = "rl_caption.programs.train, rl_caption.reward_models.program, rl_caption.programs.ablation.runner"
     heavy = FOR_SOME_MODELS | {"open_clip", "trl", "deepspeed", "pycocoevalcap", "jsonargparse"}
     done = run_python(LOADED_AFTER.format(packages=packages, heavy=heavy))
     assert done.returncode == 0, done.stderr
@@ -142,18 +142,15 @@ def test_these_checks_see_an_offence(tmp_path: Path) -> None:
 LAYERS = [
     {"cli"},
     {"lab"},
-    {"ablation"},
     {"programs"},
-    {"report", "trl", "integrations"},
+    {"integrations"},
     {"reward_models"},
     {"training"},
     {"config"},
     {"scst", "monitoring"},
     {"captioners", "evaluation"},
     {"data"},
-    {"engines", "types"},
-    {"launch", "options"},
-    {"errors", "threads"},
+    {"runtime"},
 ]
 """The parts of ``rl_caption`` from top to bottom (docs/design.md): a part imports from those below it only."""
 

@@ -18,10 +18,10 @@ from rl_caption.data.loader import (
     row_loader,
     step_indices,
 )
-from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import PairBatch
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.rollout import sampling_noise
-from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 

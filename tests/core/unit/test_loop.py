@@ -20,13 +20,13 @@ from torch import nn
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
-from rl_caption.engines import Averages, dropout_off
 from rl_caption.evaluation import validation_cider
+from rl_caption.runtime.engines import Averages, dropout_off
+from rl_caption.runtime.types import CaptionBatch, TrainState, Validation
 from rl_caption.training import validation
 from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from rl_caption.training.loop import NonFiniteError, Trainer, schedule_factor
 from rl_caption.training.setup import Context, parameter_groups
-from rl_caption.types import CaptionBatch, TrainState, Validation
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import noise_image

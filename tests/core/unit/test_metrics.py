@@ -9,9 +9,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from rl_caption.engines import Averages
+from rl_caption.runtime.engines import Averages
+from rl_caption.runtime.types import CaptionBatch, Rollout, Scores
 from rl_caption.scst.rollout import log_rollout
-from rl_caption.types import CaptionBatch, Rollout, Scores
 from tests.reward_models_for_tests import chain, text_chain
 from tests.training_for_tests import changed, checked_run, lines, scst_config, xe_config
 

@@ -26,8 +26,8 @@ from rewards.text.degeneration import Repetition
 from rl_caption.config.build import ConfigError, build_reward
 from rl_caption.config.schema import JudgeConfig, RewardConfig, RewardTerm
 from rl_caption.monitoring.judges import build_judges
+from rl_caption.runtime.types import CaptionBatch, Rollout
 from rl_caption.scst.rollout import score_rollouts
-from rl_caption.types import CaptionBatch, Rollout
 from tests.clip_for_tests import noise_image, tiny_student
 
 

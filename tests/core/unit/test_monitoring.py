@@ -16,7 +16,6 @@ from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import DataError, Row
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation import validation_cider
 from rl_caption.monitoring.config import JudgeConfig, MonitorConfig
 from rl_caption.monitoring.judges import build_judges
@@ -35,7 +34,8 @@ from rl_caption.monitoring.rule import (
     reference_statistics,
     updated_peaks,
 )
-from rl_caption.types import Validation
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.types import Validation
 from tests.clip_for_tests import tiny_student
 
 STATISTICS = {

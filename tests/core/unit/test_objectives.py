@@ -13,8 +13,9 @@ from rewards.mixed import MixedReward
 from rl_caption.captioners.config import Decoding, SavedModelConfig
 from rl_caption.captioners.tokens import FORBIDDEN_LOGIT
 from rl_caption.config.schema import RewardTerm, RolloutConfig, ScstConfig, ScstTrainConfig
-from rl_caption.errors import ConfigError, section_errors
 from rl_caption.programs.train import scst_signature
+from rl_caption.runtime.errors import ConfigError, section_errors
+from rl_caption.runtime.types import Scores
 from rl_caption.scst.advantages import build_advantage, needs_greedy
 from rl_caption.scst.cross_entropy import cross_entropy_sum
 from rl_caption.scst.objectives import (
@@ -27,7 +28,6 @@ from rl_caption.scst.objectives import (
     token_logprobs_and_entropy,
 )
 from rl_caption.scst.rollout import sample_captions
-from rl_caption.types import Scores
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 from rewards.text.cider import CIDER_DIFFERENCES, CIDER_SCALE
 from rl_caption.evaluation import validation_cider
-from rl_caption.report import charts
-from rl_caption.report.charts import (
+from rl_caption.programs.report import charts
+from rl_caption.programs.report.charts import (
     DIGIT,
     MAX_POINTS,
     METRICS_PAGE,
@@ -28,10 +28,10 @@ from rl_caption.report.charts import (
     number,
     running_mean,
 )
-from rl_caption.report.gallery import rows_of_config, select_images
-from rl_caption.report.pages import render
-from rl_caption.report.program import main, make_page, write_report
-from rl_caption.report.read import ReportError, read_run
+from rl_caption.programs.report.gallery import rows_of_config, select_images
+from rl_caption.programs.report.pages import render
+from rl_caption.programs.report.program import main, make_page, write_report
+from rl_caption.programs.report.read import ReportError, read_run
 from tests.conftest import REPOSITORY
 from tests.report_for_tests import (
     DATA,
@@ -264,7 +264,8 @@ def test_lines_lie_where_their_numbers_are() -> None:
 def test_keys_are_defined_by_the_documentation_which_travels_with_the_package() -> None:
     packaged = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     files = {path for path in METRICS_PAGE.parent.rglob("*.*") if path.suffix not in (".py", ".pyc")}
-    assert {path for pattern in packaged["rl_caption.report"] for path in METRICS_PAGE.parent.glob(pattern)} == files
+    patterns = packaged["rl_caption.programs.report"]
+    assert {path for pattern in patterns for path in METRICS_PAGE.parent.glob(pattern)} == files
     page = (REPOSITORY / "docs/metrics.md").read_text()
     assert METRICS_PAGE.read_text() == page
     assert len(definitions()) == len(re.findall(r"^\| `", page, re.MULTILINE))

@@ -9,9 +9,9 @@ import yaml
 
 from rl_caption.cli.configuration import parse
 from rl_caption.config.reward_models import TASKS, RewardModelConfig
-from rl_caption.errors import ConfigError
 from rl_caption.reward_models import program
 from rl_caption.reward_models.encoders import random_clip, save_clip
+from rl_caption.runtime.errors import ConfigError
 from rl_caption.training.run_folder import changed_settings, settings_of
 from tests.reward_models_for_tests import CLIP, RESNET, STUDENT, config_of
 

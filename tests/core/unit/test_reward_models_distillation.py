@@ -13,12 +13,12 @@ from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.clip.encoder import CachedEncoder
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.trust import trust
-from rl_caption.errors import ConfigError
 from rl_caption.reward_models import teacher as teachers
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.encoders import random_clip
 from rl_caption.reward_models.students import build_dual, build_tower, copy_patch_embedding, names_teacher, save_tower
 from rl_caption.reward_models.teacher import Teacher
+from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
 from tests.reward_models_for_tests import CLIP, RESNET, STUDENT
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import stretch_positions
 from rl_caption.config.reward_models import PartConfig
-from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.clip_models import ClipModelConfig, pretrained_dual
 from rl_caption.reward_models.contrastive import contrastive
@@ -30,6 +29,7 @@ from rl_caption.reward_models.encoders import (
     train_only,
 )
 from rl_caption.reward_models.task import EmbeddingTask
+from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import save_text_encoder
 from tests.reward_models_for_tests import CLIP, RESNET, config_of

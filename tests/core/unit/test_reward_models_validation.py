@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import ClipText
 from rl_caption.data.features import as_image_features
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models import validation
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
@@ -24,6 +23,7 @@ from rl_caption.reward_models.contrastive import contrastive
 from rl_caption.reward_models.positive_augmented import GeneratedPositives, positive_augmented
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
+from rl_caption.runtime.errors import ConfigError
 from rl_caption.training.loop import NonFiniteError
 from tests.clip_for_tests import Drawn
 

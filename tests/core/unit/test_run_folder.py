@@ -11,6 +11,7 @@ import yaml
 from accelerate import Accelerator
 
 from rl_caption.config.schema import RewardTerm, ScstConfig
+from rl_caption.runtime.types import TrainState
 from rl_caption.training.checkpoint import CheckpointError, seal
 from rl_caption.training.run_folder import (
     RunLog,
@@ -23,7 +24,6 @@ from rl_caption.training.run_folder import (
     write_result,
     write_run_files,
 )
-from rl_caption.types import TrainState
 
 
 def config_of(folder: Path, resume: Any = "auto") -> ScstConfig:

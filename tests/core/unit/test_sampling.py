@@ -8,10 +8,10 @@ from torch import Tensor
 
 from rewards.mixed import MixedReward
 from rl_caption.captioners.tokens import forbid, sample_tokens
-from rl_caption.options import TEMPERATURES
+from rl_caption.runtime.options import TEMPERATURES
+from rl_caption.runtime.types import CaptionBatch, Rollout
 from rl_caption.scst.objectives import token_logprobs_and_entropy
 from rl_caption.scst.rollout import sampling_noise, term_scores
-from rl_caption.types import CaptionBatch, Rollout
 
 FORBIDDEN = (0, 1, 4)
 

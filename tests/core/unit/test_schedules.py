@@ -7,10 +7,10 @@ import pytest
 
 from rl_caption.cli.configuration import parse
 from rl_caption.config.schema import ScstConfig
-from rl_caption.errors import ConfigError
+from rl_caption.integrations.trl.config import GrpoVlmConfig
+from rl_caption.runtime.errors import ConfigError
 from rl_caption.scst.objectives import Reinforce
 from rl_caption.scst.schedules import AdaptiveKl, adapted_kl_coef, factor_at
-from rl_caption.trl.config import GrpoVlmConfig
 
 RAMP = [(10, 0.0), (30, 1.0), (40, 0.5)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rl_caption.threads import (
+from rl_caption.runtime.threads import (
     SPIN_COUNT,
     cpu_threads,
     granted_cores,
@@ -99,7 +99,7 @@ def test_what_a_launcher_sets_is_not_taken_for_the_users(
     above: Process, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.Process", lambda: Process(["python"], {}, above))
-    monkeypatch.setattr("rl_caption.threads.granted_cores", lambda: 8)
+    monkeypatch.setattr("rl_caption.runtime.threads.granted_cores", lambda: 8)
     for variable in ("LOCAL_WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"):
         assert cpu_threads(1, {"OMP_NUM_THREADS": "1", variable: "1"}) == threads
     assert user_environment({"OMP_NUM_THREADS": "2"}) == {"OMP_NUM_THREADS": "2"}, "there is no launcher"

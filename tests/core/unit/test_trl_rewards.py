@@ -13,7 +13,7 @@ from rewards.mixed import MixedReward
 from rewards.registry import available, build
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.trl.rows import FinishedAware
+from rl_caption.integrations.trl.rows import FinishedAware
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
 from tests.hf_models_for_tests import tiny_gpt2, tiny_regressor
 from tests.vlm_for_tests import answering_vlm, tiny_idefics3, tiny_qwen2_vl

@@ -33,10 +33,10 @@ from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row, reward_inputs
 from rl_caption.data.scenes import ScenesData, claims, oracle
-from rl_caption.errors import ConfigError
 from rl_caption.lab.meta_evaluation.figures import rated_figures
 from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
 from rl_caption.lab.meta_evaluation.specificity import make_chains
+from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import SHAPE, tiny_captioner, tiny_rows
 from tests.clip_for_tests import tiny_student
 from tests.judgement_sets_for_tests import BUILDERS

@@ -13,7 +13,6 @@ from rewards.base import RewardError
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
 from rl_caption.data.unpaired import CaptionTargets
-from rl_caption.errors import ConfigError
 from rl_caption.lab.concreteness import (
     Combination,
     binarize,
@@ -23,6 +22,7 @@ from rl_caption.lab.concreteness import (
 )
 from rl_caption.lab.config import ConcretenessConfig
 from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.runtime.errors import ConfigError
 
 
 class Share:

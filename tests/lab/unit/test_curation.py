@@ -13,11 +13,11 @@ from PIL import Image
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.jsonl import JsonLinesData
-from rl_caption.errors import ConfigError
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.lab.curate import curate
 from rl_caption.lab.curation import MEASURES, Source, best, first_of_equals, text_overlap
 from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.runtime.errors import ConfigError
 from tests.interruptions_for_tests import interrupted
 
 

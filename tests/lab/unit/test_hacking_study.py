@@ -8,7 +8,7 @@ import yaml
 
 from benchmarks.studies.hacking_study import Point, StudyError, main, read_monitor, verdict
 from rl_caption.cli.main import main as command
-from rl_caption.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError
 from tests.training_for_tests import scst_config, xe_config
 
 Rows = list[tuple[float, float, float, bool]]

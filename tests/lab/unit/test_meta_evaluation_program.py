@@ -18,7 +18,6 @@ from rewards.videos import VideoFrame
 from rl_caption.cli.main import main
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation import metrics as metrics_module
 from rl_caption.evaluation.toolkit import Scores
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig, ScenesConfig
@@ -30,6 +29,7 @@ from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
 from rl_caption.lab.meta_evaluation.sets.hub import COUNTS
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
 from tests.judgement_sets_for_tests import BUILDERS
 

@@ -17,7 +17,6 @@ from rl_caption.data.formats import build_data
 from rl_caption.data.negatives import ColumnNegatives
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.oracle import oracle
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError
 from rl_caption.lab.config import (
     PositivesConfig,
@@ -30,6 +29,7 @@ from rl_caption.lab.negative_writers import EXAMPLES, LanguageModelWriter
 from rl_caption.lab.recaption import make_positives, recaption, write_negatives
 from rl_caption.lab.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
 from rl_caption.reward_models.positive_augmented import check_positives
+from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import tiny_gpt2
 from tests.interruptions_for_tests import interrupted

@@ -16,12 +16,12 @@ from rewards.clip.encoder import EncoderOptions
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import CIFAR_PROMPTS, embed_classes, labelled_images, zero_shot_accuracy
 from rl_caption.lab.meta_evaluation.sets import SETS
 from rl_caption.lab.reproduce.program import Cell, as_markdown, list_tables
 from rl_caption.lab.reproduce.tables import PAPERS, Table, data_of, data_sets, find_table, load_paper
+from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
 from tests.judgement_sets_for_tests import BUILDERS
 

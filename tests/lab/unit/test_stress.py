@@ -15,10 +15,10 @@ from rl_caption.cli.main import main, run_program
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, oracle
 from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
-from rl_caption.errors import ConfigError
 from rl_caption.lab.stress.probes import ENGLISH, PROBES, Pair, effect_size, probe_pairs, run_probes, wilson
 from rl_caption.lab.stress.sampling import gold_scores, judged_captions
 from rl_caption.lab.stress.scoring import RowCaption, Scorer
+from rl_caption.runtime.errors import ConfigError
 
 SCENES = {"num_train": 20, "num_val": 0, "num_test": 30, "num_unseen": 0, "image_size": 16}
 OF_FORM = ("words_repeated", "caption_repeated", "words_shuffled", "keywords", "cut_off", "padded", "instruction")

@@ -27,7 +27,7 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     table_rows,
 )
 from rl_caption.lab.meta_evaluation.sets.hub import hub_files, hub_ratings
-from rl_caption.options import Range
+from rl_caption.runtime.options import Range
 
 FLICKR8K = (
     "Flickr8k_text.zip (captions and annotations) and Flickr8k_Dataset.zip (photos), University of Illinois, "

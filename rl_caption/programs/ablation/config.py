@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from rl_caption.config.schema import DataConfig, RewardTerm, TrustConfig
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.options import Beams, Fraction, LengthPenalty, Range, Seed, Workers
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import Beams, Fraction, LengthPenalty, Range, Seed, Workers
 
 START = "start"
 """Label of the starting policy in tables."""

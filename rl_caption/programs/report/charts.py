@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from rl_caption.evaluation.results import factor_of
-from rl_caption.report.read import RunFolder
+from rl_caption.programs.report.read import RunFolder
 
 Point = tuple[float, float]
 LEFT, RIGHT, TOP, BOTTOM = 46, 350, 10, 166
@@ -198,10 +198,10 @@ def _style_of_images() -> str:
 @cache
 def templates() -> Environment:
     """The pages' templates, with style, scripts and their SHA-256; whatever is not marked as HTML is escaped."""
-    loader = PackageLoader("rl_caption.report")
+    loader = PackageLoader("rl_caption.programs.report")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     for name in ("style.css", "report.js", "web.js"):
-        text = resources.files("rl_caption.report").joinpath(name).read_text(encoding="utf-8")
+        text = resources.files("rl_caption.programs.report").joinpath(name).read_text(encoding="utf-8")
         stem = name.partition(".")[0]
         environment.globals[stem] = Markup(text)
         environment.globals[f"{stem}_digest"] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -21,9 +21,27 @@ from rl_caption.evaluation.results import (
     difference_rows,
     shown,
 )
-from rl_caption.report.charts import Series, curves, define, factor_in, figure, macros, number, templates, title_of
-from rl_caption.report.gallery import N_GRAM_SCORES, Captions, Scores, Source, gallery, reference_scores, rows_of_config
-from rl_caption.report.read import (
+from rl_caption.programs.report.charts import (
+    Series,
+    curves,
+    define,
+    factor_in,
+    figure,
+    macros,
+    number,
+    templates,
+    title_of,
+)
+from rl_caption.programs.report.gallery import (
+    N_GRAM_SCORES,
+    Captions,
+    Scores,
+    Source,
+    gallery,
+    reference_scores,
+    rows_of_config,
+)
+from rl_caption.programs.report.read import (
     Comparison,
     EvaluationFolder,
     Member,
@@ -33,7 +51,7 @@ from rl_caption.report.read import (
     over_seeds,
     starts_of,
 )
-from rl_caption.types import LOSS
+from rl_caption.runtime.types import LOSS
 
 ALPHA_METRICS = ("CIDEr", "BLEU-4", "METEOR", "oracle/f1", "length/mean", "captions/repeated_ngrams")
 HIGHER_IS_BETTER = {*CAPTION_COLUMNS, "oracle/precision", "oracle/f1"}

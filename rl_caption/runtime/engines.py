@@ -32,9 +32,9 @@ from torch.utils.hooks import RemovableHandle
 from tqdm.auto import tqdm
 
 from rewards.base import naming
-from rl_caption.errors import ConfigError, UserError
-from rl_caption.launch import LaunchError, check_environment, check_processes, keep_freed_memory
-from rl_caption.threads import cpu_threads
+from rl_caption.runtime.errors import ConfigError, UserError
+from rl_caption.runtime.launch import LaunchError, check_environment, check_processes, keep_freed_memory
+from rl_caption.runtime.threads import cpu_threads
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import RunConfig, TrainConfig

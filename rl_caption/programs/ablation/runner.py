@@ -16,9 +16,20 @@ from tqdm.auto import tqdm
 
 from rewards.base import Reward
 from rewards.files import remove_leftovers
-from rl_caption.ablation.config import START, AblateConfig
-from rl_caption.ablation.jobs import EndedJob, Job, run_jobs, share_devices
-from rl_caption.ablation.plan import (
+from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.loading import is_captioner
+from rl_caption.config.build import ConfigError, quiet_libraries
+from rl_caption.config.evaluation import EvaluateModelConfig
+from rl_caption.config.schema import ScstConfig
+from rl_caption.config.shipped import find_config
+from rl_caption.data.files import write_json, write_text
+from rl_caption.data.plain_files import read_json
+from rl_caption.evaluation import check_writable, write_evaluation
+from rl_caption.evaluation.metrics import JUDGE
+from rl_caption.evaluation.results import column_of, shown
+from rl_caption.programs.ablation.config import START, AblateConfig
+from rl_caption.programs.ablation.jobs import EndedJob, Job, run_jobs, share_devices
+from rl_caption.programs.ablation.plan import (
     Base,
     Cell,
     EarlierRun,
@@ -29,23 +40,12 @@ from rl_caption.ablation.plan import (
     make_plan,
     untrained_models,
 )
-from rl_caption.ablation.report import write_report
-from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.loading import is_captioner
-from rl_caption.config.build import ConfigError, quiet_libraries
-from rl_caption.config.evaluation import EvaluateModelConfig
-from rl_caption.config.schema import ScstConfig
-from rl_caption.config.shipped import find_config
-from rl_caption.data.files import write_json, write_text
-from rl_caption.data.plain_files import read_json
-from rl_caption.errors import EXPECTED
-from rl_caption.evaluation import check_writable, write_evaluation
-from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.evaluation.results import column_of, shown
-from rl_caption.launch import LaunchError, processes_started, run_lock, stop_requests
+from rl_caption.programs.ablation.report import write_report
 from rl_caption.programs.evaluate import score_captions, settings_of
-from rl_caption.report.read import EvaluationFolder, Member, read_evaluation, read_run
-from rl_caption.threads import cpu_threads
+from rl_caption.programs.report.read import EvaluationFolder, Member, read_evaluation, read_run
+from rl_caption.runtime.errors import EXPECTED
+from rl_caption.runtime.launch import LaunchError, processes_started, run_lock, stop_requests
+from rl_caption.runtime.threads import cpu_threads
 from rl_caption.training.checkpoint import CheckpointError, is_intact
 from rl_caption.training.run_folder import clock, is_complete
 
@@ -111,7 +111,7 @@ def _command(program: str, file: str, overrides: list[str], launch: str | None, 
         return [sys.executable, *words]
     # Port 0: any free one, so that parallel runs do not meet.
     options = ["--config_file", str(find_config(launch)), "--num_processes", str(processes), "--main_process_port", "0"]
-    return [sys.executable, "-m", "rl_caption.launch", *options, *words]
+    return [sys.executable, "-m", "rl_caption.runtime.launch", *options, *words]
 
 
 def _failure(ended: EndedJob, run: Path) -> str | None:

@@ -19,9 +19,9 @@ from rl_caption.captioners.vlm import load_processor as read_processor
 from rl_caption.captioners.vlm import model_class, special_tokens
 from rl_caption.captioners.vlm_families import VISION, VisionLanguageFamily
 from rl_caption.data.base import Row, load_image
-from rl_caption.errors import ConfigError, config_errors
-from rl_caption.trl.config import VlmConfig, VlmLoraConfig
-from rl_caption.trl.rows import messages
+from rl_caption.integrations.trl.config import VlmConfig, VlmLoraConfig
+from rl_caption.integrations.trl.rows import messages
+from rl_caption.runtime.errors import ConfigError, config_errors
 
 
 @dataclass(frozen=True)

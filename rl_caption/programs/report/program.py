@@ -12,10 +12,17 @@ from rl_caption.config.shipped import find_config
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import IdKey, find_images, read_captions, read_references, write_text
 from rl_caption.evaluation.results import unique_names
-from rl_caption.options import add_trust, class_names
-from rl_caption.report import pages
-from rl_caption.report.gallery import MAX_IMAGES, Source, rows_of_config, source_of
-from rl_caption.report.read import ReportError, kind_of, read_ablation, read_comparison, read_evaluation, read_run
+from rl_caption.programs.report import pages
+from rl_caption.programs.report.gallery import MAX_IMAGES, Source, rows_of_config, source_of
+from rl_caption.programs.report.read import (
+    ReportError,
+    kind_of,
+    read_ablation,
+    read_comparison,
+    read_evaluation,
+    read_run,
+)
+from rl_caption.runtime.options import add_trust, class_names
 from rl_caption.training.run_folder import read_config
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from rl_caption.launch import LAUNCHER_VARIABLE
+from rl_caption.runtime.launch import LAUNCHER_VARIABLE
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TypedDict
 
 from rl_caption.data.files import PREDICTIONS, read_captions
 from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
-from rl_caption.errors import UserError
 from rl_caption.evaluation.confidence import Difference
 from rl_caption.evaluation.results import COMPARISON, SETTINGS, ScoresFile, folder_of
+from rl_caption.runtime.errors import UserError
 from rl_caption.training.checkpoint import STATE, CheckpointError, newest_checkpoint, read_state
 
 

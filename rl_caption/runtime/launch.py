@@ -4,8 +4,8 @@ Several natural commands silently start another number of training processes tha
 launch --cpu --num_processes 2`` runs one process, and ``torchrun --nproc_per_node 2`` on a machine without a GPU runs
 two copies that never exchange a gradient. ``check_processes`` finds that out before the first step.
 
-``python -m rl_caption.launch`` is ``accelerate launch`` for schedulers: it passes SIGTERM, SIGINT and SIGHUP on, and
-waits until the training has saved its checkpoint.
+``python -m rl_caption.runtime.launch`` is ``accelerate launch`` for schedulers: it passes SIGTERM, SIGINT and
+SIGHUP on, and waits until the training has saved its checkpoint.
 """
 
 if __name__ == "__main__":  # before the imports below, which take a while
@@ -33,8 +33,8 @@ from types import FrameType
 import psutil
 from filelock import FileLock, Timeout
 
-from rl_caption.errors import UserError
-from rl_caption.threads import ACCELERATE_PROGRAMS, parse_launcher, wait_variables
+from rl_caption.runtime.errors import UserError
+from rl_caption.runtime.threads import ACCELERATE_PROGRAMS, parse_launcher, wait_variables
 
 logger = logging.getLogger(__name__)
 

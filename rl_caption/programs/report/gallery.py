@@ -15,11 +15,11 @@ from rewards.trust import check_trusted
 from rl_caption.config.build import ConfigError, build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row, thumbnail
-from rl_caption.errors import naming
 from rl_caption.evaluation.results import factor_of
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.options import check_options, class_names
+from rl_caption.runtime.errors import naming
+from rl_caption.runtime.options import check_options, class_names
 
 MAX_IMAGES = 600
 THUMBNAIL = 176

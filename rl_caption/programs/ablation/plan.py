@@ -13,7 +13,6 @@ from transformers.utils import flatten_dict
 
 from rewards.base import Reward
 from rewards.registry import parameters
-from rl_caption.ablation.config import AblateConfig
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.config.build import ConfigError, build_data, build_reward, references_of, usable_split
 from rl_caption.config.overrides import FOR_ALL, Chain, Parse
@@ -23,11 +22,12 @@ from rl_caption.config.shipped import find_config
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
-from rl_caption.errors import config_errors
 from rl_caption.evaluation.metrics import words_tokenizer
-from rl_caption.launch import requested_processes
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.threads import cpu_threads
+from rl_caption.programs.ablation.config import AblateConfig
+from rl_caption.runtime.errors import config_errors
+from rl_caption.runtime.launch import requested_processes
+from rl_caption.runtime.threads import cpu_threads
 from rl_caption.training.run_folder import changed_keys, is_complete
 
 logger = logging.getLogger(__name__)

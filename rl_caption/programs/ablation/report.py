@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from rewards.files import atomic_write
-from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.plan import Cell, Plan, as_argument
 from rl_caption.config.schema import RewardTerm
 from rl_caption.data.base import DataError, Row, thumbnail
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import COLUMNS, LEFT_OUT, Column, csv_text, markdown, shown
-from rl_caption.report.charts import image
-from rl_caption.report.pages import alpha_series
-from rl_caption.report.program import write_report as write_page_of
-from rl_caption.report.read import Member, by_system, over_seeds
+from rl_caption.programs.ablation.config import AblateConfig
+from rl_caption.programs.ablation.plan import Cell, Plan, as_argument
+from rl_caption.programs.report.charts import image
+from rl_caption.programs.report.pages import alpha_series
+from rl_caption.programs.report.program import write_report as write_page_of
+from rl_caption.programs.report.read import Member, by_system, over_seeds
 
 Systems = Mapping[str, Sequence[Member]]
 """``by_system``."""

@@ -20,7 +20,7 @@ SPIN_COUNT = "1000"
 default 300,000. With none at all (``OMP_WAIT_POLICY=PASSIVE``) the small operations of decoding are slower."""
 LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "LOCAL_WORLD_SIZE")
 """``accelerate launch`` sets the first, ``torchrun`` the second."""
-ACCELERATE_PROGRAMS = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "rl_caption.launch")
+ACCELERATE_PROGRAMS = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "rl_caption.runtime.launch")
 OTHER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
 
 

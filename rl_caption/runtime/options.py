@@ -19,7 +19,7 @@ from rewards.options import is_text as is_text
 from rewards.options import short_repr as shown
 from rewards.options import target_name as target_name
 from rewards.trust import trust
-from rl_caption.errors import KEPT, ConfigError, config_errors, errors_of_user_code
+from rl_caption.runtime.errors import KEPT, ConfigError, config_errors, errors_of_user_code
 
 CLASS_KEYS = ("target", "encoder", "image_encoder")
 """Keys, also of ``kwargs``, whose values may name a class outside this package."""

@@ -5,10 +5,21 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from rl_caption.config.schema import DataConfig, PairsConfig, RewardConfig, RolloutConfig
-from rl_caption.errors import ConfigError
 from rl_caption.evaluation import DEFAULT_METRICS
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.options import BatchSize, Beams, LearningRate, Positive, Range, Rank, Seed, Steps, Weight, Workers
+from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.options import (
+    BatchSize,
+    Beams,
+    LearningRate,
+    Positive,
+    Range,
+    Rank,
+    Seed,
+    Steps,
+    Weight,
+    Workers,
+)
 
 ADDS_UP = "TRL adds up the terms itself"
 

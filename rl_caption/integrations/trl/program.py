@@ -38,8 +38,6 @@ from rl_caption.data.files import write_json
 from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.data.plain_files import read_json
-from rl_caption.engines import accelerator_kwargs, gathered_parameters, print_main, usable_precision, use_cpu
-from rl_caption.errors import ConfigError, config_errors, not_installed
 from rl_caption.evaluation import (
     Evaluation,
     check_writable,
@@ -49,8 +47,21 @@ from rl_caption.evaluation import (
 )
 from rl_caption.evaluation.metrics import add_judges, check_asked, check_judges, metrics_tokenizer, words_tokenizer
 from rl_caption.evaluation.results import read_scores
-from rl_caption.launch import check_environment, check_processes, run_lock
+from rl_caption.integrations.trl.config import GrpoVlmConfig
+from rl_caption.integrations.trl.model import (
+    Vlm,
+    adapt,
+    export,
+    load_deepspeed_weights,
+    load_processor,
+    load_vlm,
+    load_weights,
+)
+from rl_caption.integrations.trl.rows import FinishedAware, trl_dataset
 from rl_caption.monitoring.judges import build_judges
+from rl_caption.runtime.engines import accelerator_kwargs, gathered_parameters, print_main, usable_precision, use_cpu
+from rl_caption.runtime.errors import ConfigError, config_errors, not_installed
+from rl_caption.runtime.launch import check_environment, check_processes, run_lock
 from rl_caption.training.checkpoint import CheckpointError, save_or_discard
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.training.run_folder import (
@@ -64,9 +75,6 @@ from rl_caption.training.run_folder import (
 )
 from rl_caption.training.setup import CHECKED_IMAGES
 from rl_caption.training.validation import decode_candidates
-from rl_caption.trl.config import GrpoVlmConfig
-from rl_caption.trl.model import Vlm, adapt, export, load_deepspeed_weights, load_processor, load_vlm, load_weights
-from rl_caption.trl.rows import FinishedAware, trl_dataset
 
 INPUTS = "inputs.json"
 """File of a checkpoint that says what the run was trained on."""

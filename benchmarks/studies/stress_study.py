@@ -6,9 +6,10 @@
     python -m benchmarks.studies.stress_study report --out OUT      # the tables of docs/results_stress.md
 
 ``train`` and ``predict`` skip what is done. The truth is the fall of gold (``SceneOracle``, 0 to 1) from the first to
-the mean of the last three validations of a run. Parts: the probes (share of pairs in the wrong order), best of n (fall of
-gold from one sample to the best of 64), the search (mean fall of gold by the edits that it keeps, 0 where it finds
-none), and the push: the fall of gold at a third of a run with another seed.
+the mean of the last three validations of a run. Parts: the probes (share of pairs in the wrong order), best of n (share
+of gold's possible gain that the best of 64 by the reward does not have: 0 is the choice by gold itself, 1 that of one
+sample), the search (mean fall of gold by the edits that it keeps, 0 where it finds none), and the push: the fall of
+gold at a third of a run with another seed.
 """
 
 import argparse
@@ -176,6 +177,7 @@ def predict(out: Path, names: Sequence[str]) -> None:
         samples = sample_captions(model, rows, references, data, num_samples=SAMPLES, max_new_tokens=20, seed=seed)
         flat, shape = [caption for of_row in samples for caption in of_row], (len(rows), SAMPLES)
         gold_scores = gold(flat).reshape(shape)
+        possible = best_of_n_scores(gold_scores, gold_scores, sample_sizes(SAMPLES)).mean(0).tolist()
         pairs = probe_pairs(rows, captions, SceneNegatives(list(EDITS)), ScenePositives(), seed=seed)
         for name in tqdm(todo, f"seed {seed}", disable=None):
             scorer = Scorer(build_reward(rewards_of(out)[name], references), rows)
@@ -195,6 +197,7 @@ def predict(out: Path, names: Sequence[str]) -> None:
                 {
                     "probes": {probe: result.right for probe, result in probes.items()},
                     "best_of_n": curves.tolist(),
+                    "possible": possible,
                     "exploits": [[*exploit.reward, *exploit.gold] for exploit in exploits],
                     "reward_std": float(scorer(flat).reshape(shape).std(1).mean()),
                 },
@@ -208,14 +211,15 @@ def true_fall(run: Mapping[str, Any]) -> float:
 
 
 def predicted_falls(out: Path, name: str, seed: int) -> dict[str, float]:
-    """Part -> what it predicts of the fall of gold for this reward (for the probes, a share of pairs)."""
+    """Part -> what it predicts of the fall of gold: a fall, or a share (probes, best of n)."""
     prediction = json.loads((out / "predictions" / f"{name}-{seed}.json").read_text())
     run = json.loads((out / "truth" / f"{name}-{SEEDS[(seed + 1) % len(SEEDS)]}.json").read_text())
+    possible = prediction["possible"]
     rights = [right for right in prediction["probes"].values() if right is not None]
     falls = [before - after for _, _, before, after in prediction["exploits"]]
     return {
         "probes": 1 - statistics.fmean(rights),
-        "best of n": prediction["best_of_n"][0] - prediction["best_of_n"][-1],
+        "best of n": (possible[-1] - prediction["best_of_n"][-1]) / (possible[-1] - possible[0]),
         "search": sum(falls) / SEARCHED,
         "push": run["gold"][0] - run["gold"][run["step"].index(STEPS // 3)],
     }

@@ -74,7 +74,7 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "fast": Budget(),
-    "normal": Budget((0.0, 0.1, 0.5), 1, 50),
+    "normal": Budget((0.0, 0.1, 0.5), 1),
     "thorough": Budget((0.0, 0.05, 0.1, 0.2, 0.5), 3, 200),
 }
 
@@ -228,6 +228,7 @@ def _stages(bench: Bench, parse: Parse) -> list[tuple[str, Callable[[Results], A
         stages.append((f"comparison{rival}", partial(_comparison, bench, bench.rival)))
     if bench.budget.searched_images:
         stages.append((f"exploits-{bench.budget.searched_images}", lambda results: _exploits(bench, results)))
+    if bench.budget.kl_coefs:
         stages.append((f"mixing{rival}", lambda results: _mixing(bench, results)))
     if bench.in_world:
         stages += [

@@ -77,17 +77,17 @@ def test_one_set_of_samples_estimates_the_best_of_n_without_bias() -> None:
 def test_scores_that_are_no_numbers_are_named() -> None:
     rewards, gold = draws()
     gold[3, 5] = np.nan
-    with pytest.raises(ValueError, match=r"gold of image '3', sample 5"):
+    with pytest.raises(ValueError, match=r"^gold.*'3'.* 5\b"):
         best_of_n(rewards, {"gold": gold}, [1, 2], IMAGES)
-    with pytest.raises(ValueError, match=r"gold of image '3', sample 5"):
+    with pytest.raises(ValueError, match=r"^gold.*'3'.* 5\b"):
         best_mixtures(rewards, {}, gold, IMAGES)
-    with pytest.raises(ValueError, match="gold has the shape"):
+    with pytest.raises(ValueError, match="^gold"):
         best_of_n(rewards, {"gold": gold[:, :4]}, [1, 2], IMAGES)
-    with pytest.raises(ValueError, match="rewards has the shape"):
+    with pytest.raises(ValueError, match="^rewards"):
         best_of_n(rewards[:7], {}, [1, 2], IMAGES)
-    with pytest.raises(ValueError, match=r"gold of row 1, caption 'b'"):
+    with pytest.raises(ValueError, match=r"^gold.* 1\b.*'b'"):
         search_exploits(["a", "b"], lambda _, texts: np.ones(len(texts)), lambda *_: np.array([1.0, np.inf]), ["red"])
-    with pytest.raises(ValueError, match="reward has the shape"):
+    with pytest.raises(ValueError, match=r"^reward\b"):
         search_exploits(["a"], lambda *_: np.ones(3), lambda *_: np.ones(1), ["red"])
     with pytest.raises(ValueError, match="vocabulary"):
         search_exploits(["a"], lambda *_: np.ones(1), lambda *_: np.ones(1), [])

@@ -19,9 +19,7 @@ def import_error() -> str:
 
 
 if "operator torchvision::" in (error := import_error()):
-    HOOK.write_bytes(
-        Path(__file__).with_name("torchvision_hook.py").read_bytes()
-    )  # first: a .pth file without it prints
+    HOOK.write_bytes(Path(__file__).with_name("torchvision_hook.py").read_bytes())
     LOADER.write_text(f"import {HOOK.stem}\n")
     if error := import_error():
         LOADER.unlink()

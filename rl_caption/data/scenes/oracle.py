@@ -226,8 +226,8 @@ def _phrase_at(words: Sequence[str], start: int) -> Chunk | None:
         return Chunk("comma" if word in ",:" else "stop", start, start + 1)
     for phrase in _BY_FIRST.get(word, ()):
         if tuple(words[start : start + len(phrase)]) == phrase:
-            category, value = _PHRASES[phrase]
-            return Chunk(category, start, start + len(phrase), value)
+            role, value = _PHRASES[phrase]
+            return Chunk(role, start, start + len(phrase), value)
     return None
 
 
@@ -250,10 +250,8 @@ def _noun_phrase_at(words: Sequence[str], start: int) -> Chunk:
     distinct = tuple(dict.fromkeys(attributes))
     if noun in ("background", "backdrop"):
         colours = tuple(attribute for attribute in attributes if attribute[0] == "colour")
-        others = set(distinct) - {*colours, ("texture", "plain")}
-        return Chunk(
-            "ground", start, at + 1, attributes=colours, bad=bad + len(others) + (number is not None), used=True
-        )
+        bad += len(set(distinct) - {*colours, ("texture", "plain")}) + (number is not None)
+        return Chunk("ground", start, at + 1, attributes=colours, bad=bad, used=True)
     if noun in NOUNS:
         shape, is_plural = NOUNS[noun]
         disagrees = is_plural != (number > 1) if number is not None else is_plural and article in ("a", "an", "this")
@@ -406,35 +404,29 @@ def _resolve(things: Sequence[Chunk], kinds: Sequence[Kind]) -> tuple[list[_Refe
     introduced: dict[str, int] = {}
     for index in sorted(range(len(things)), key=lambda index: -len(things[index].attributes)):
         thing = things[index]
-        candidates = [category for category in kinds if thing.shape is None or category.shape == thing.shape]
-        if not candidates:
+        options = [group for group in kinds if thing.shape is None or group.shape == thing.shape]
+        if not options:
             continue
-        fitting = [
-            category
-            for category in candidates
-            if all(getattr(category, name) == value for name, value in thing.attributes)
-        ]
+        fitting = [group for group in options if all(getattr(group, name) == value for name, value in thing.attributes)]
         if not fitting:
-            fitting = [max(candidates, key=lambda category: _agreement(category, thing))]
-        total = sum(len(category.things) for category in fitting)
+            fitting = [max(options, key=lambda group: _agreement(group, thing))]
+        total = sum(len(group.things) for group in fitting)
         if not thing.definite:
-            fitting.sort(key=lambda category: introduced.get(category.name, 0) >= len(category.things))
+            fitting.sort(key=lambda group: introduced.get(group.name, 0) >= len(group.things))
         all_of_them = thing.several and thing.number in (None, total)
         if thing.several and not all_of_them:
             fitting = fitting[:1]
         referents[index] = _Referent(tuple(fitting), total)
         if thing.shape is not None and not thing.definite:
-            for category in fitting if all_of_them else fitting[:1]:
-                introduced[category.name] = introduced.get(category.name, 0) + (
-                    len(category.things) if all_of_them else 1
-                )
-    present = {category.name: len(category.things) for category in kinds}
+            for group in fitting if all_of_them else fitting[:1]:
+                introduced[group.name] = introduced.get(group.name, 0) + (len(group.things) if all_of_them else 1)
+    present = {group.name: len(group.things) for group in kinds}
     return referents, {name: times - present[name] for name, times in introduced.items() if times > present[name]}
 
 
-def _agreement(category: Kind, thing: Chunk) -> int:
+def _agreement(group: Kind, thing: Chunk) -> int:
     """How well a kind fits a thing; colour counts more than size and texture."""
-    return sum(3 if name == "colour" else 1 for name, value in thing.attributes if getattr(category, name) == value)
+    return sum(3 if name == "colour" else 1 for name, value in thing.attributes if getattr(group, name) == value)
 
 
 def _thing_claims(thing: Chunk, referent: _Referent) -> Iterator[Claim]:
@@ -444,14 +436,12 @@ def _thing_claims(thing: Chunk, referent: _Referent) -> Iterator[Claim]:
         yield Claim("shape", noun, False, None)
         for attribute, value in thing.attributes:
             yield Claim(attribute, f"{value} {noun}", False, None)
-    for category in referent.kinds if thing.several else referent.kinds[:1]:
+    for group in referent.kinds if thing.several else referent.kinds[:1]:
         if thing.shape is not None:
-            yield Claim("shape", category.name, True, Fact("shape", category.name, category.shape))
+            yield Claim("shape", group.name, True, Fact("shape", group.name, group.shape))
         for attribute, value in thing.attributes:
-            true = getattr(category, attribute) == value
-            yield Claim(
-                attribute, f"{value}: {category.name}", true, Fact(attribute, category.name, value) if true else None
-            )
+            true = getattr(group, attribute) == value
+            yield Claim(attribute, f"{value}: {group.name}", true, Fact(attribute, group.name, value) if true else None)
     label = " ".join([value for _, value in sorted(thing.attributes)] + [noun])
     if thing.number is not None:
         true, fact = referent.total == thing.number, None
@@ -484,11 +474,11 @@ def _readings(thing: Chunk, referent: _Referent) -> list[tuple[Kind, ...]]:
     """The sets of kinds that a thing may stand for: all kinds together if plural, any one if singular."""
     if thing.several:
         return [referent.kinds] if referent.kinds else []
-    return [(category,) for category in referent.kinds]
+    return [(group,) for group in referent.kinds]
 
 
 def _names(kinds: Sequence[Kind]) -> str:
-    return " and ".join(category.name for category in kinds)
+    return " and ".join(group.name for group in kinds)
 
 
 class _Motion(NamedTuple):
@@ -575,15 +565,15 @@ def _motion_claims(
 
     def meant(thing: int) -> list[int]:
         """Indices of the things of the scene that a thing of the caption may be."""
-        return [scene.kinds.index(category) for category in referents[thing].kinds]
+        return [scene.kinds.index(group) for group in referents[thing].kinds]
 
-    def judged(category: str, thing: int, value: str, facts_of: dict[int, Fact]) -> Claim:
+    def judged(aspect: str, thing: int, value: str, facts_of: dict[int, Fact]) -> Claim:
         """A claim that is true if it holds for any thing that may be meant; ``facts_of`` has its fact for each."""
         names = [scene.kinds[index].name for index in meant(thing)] or [things[thing].shape or "object"]
         for index, fact in facts_of.items():
             if fact in done(scene, index):
-                return Claim(category, f"{scene.kinds[index].name} {value}", True, fact)
-        return Claim(category, f"{names[0]} {value}", False, None)
+                return Claim(aspect, f"{scene.kinds[index].name} {value}", True, fact)
+        return Claim(aspect, f"{names[0]} {value}", False, None)
 
     if event == "collides":
         one = motion.subjects[0]

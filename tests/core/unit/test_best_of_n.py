@@ -81,9 +81,9 @@ def test_scores_that_are_no_numbers_are_named() -> None:
         best_of_n(rewards, {"gold": gold}, [1, 2], IMAGES)
     with pytest.raises(ValueError, match=r"^gold.*'3'.* 5\b"):
         best_mixtures(rewards, {}, gold, IMAGES)
-    with pytest.raises(ValueError, match="^gold"):
+    with pytest.raises(ValueError, match=r"^gold"):
         best_of_n(rewards, {"gold": gold[:, :4]}, [1, 2], IMAGES)
-    with pytest.raises(ValueError, match="^rewards"):
+    with pytest.raises(ValueError, match=r"^rewards"):
         best_of_n(rewards[:7], {}, [1, 2], IMAGES)
     with pytest.raises(ValueError, match=r"^gold.* 1\b.*'b'"):
         search_exploits(["a", "b"], lambda _, texts: np.ones(len(texts)), lambda *_: np.array([1.0, np.inf]), ["red"])

@@ -191,7 +191,9 @@ def exists(path: str) -> bool:
 def takes_minutes(words: list[str]) -> bool:
     """Benchmarks repeat what they time; each is tested at small sizes (tests/core/unit/test_benchmarks.py)."""
     module = words[2] if words[:2] == ["python", "-m"] else ""
-    return words[:2] == ["make", "bench"] or bool(re.match(r"benchmarks(?!\.studies)|.*l_clip_size$", module))
+    return words[:2] == ["make", "bench"] or bool(
+        re.match(r"benchmarks(?!\.studies)|.*(l_clip_size|stress_study)$", module)
+    )
 
 
 def uses_gpus(words: list[str]) -> bool:
@@ -282,10 +284,10 @@ def owner_of(path: str) -> str | None:
 
 
 def leaves(value: Any, changes: dict[str, str] | None = None, key: str = "") -> Iterator[str]:
-    """Strings of a configuration, but for folders that it writes and keys that options replace."""
+    """Strings of a configuration, but for folders that it writes, where data come from, and keys that are replaced."""
     if isinstance(value, dict):
         for name, entry in value.items():
-            if name not in ("dir", "out", "cache_dir"):
+            if name not in ("dir", "out", "cache_dir", "source"):
                 yield from leaves(entry, changes, f"{key}.{name}".lstrip("."))
     elif key in (changes or {}):
         return

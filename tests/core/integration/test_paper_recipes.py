@@ -65,6 +65,19 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def guided(world: Path, folder: Path) -> dict[str, Any]:
+    """What makes the recipe guided_recaptions small, with a language model in ``folder``."""
+    gpt2 = tiny_gpt2(folder / "gpt2", positions=160)
+    return {
+        "data.path": str(world / "pages.jsonl"),
+        "model.image.kwargs": {
+            "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16}
+        },
+        "model.text": {"encoder": f"transformers:{gpt2}", "kwargs": {"bidirectional_blocks": 1}, "train_blocks": 1},
+        "model.kwargs.embed_dim": 16,
+    }
+
+
 def shrunken(folder: Path, **changes_of: dict[str, Any]) -> Callable[[str], Path]:
     """A function from the name of a recipe to its small copy in ``folder``, where its runs and its kin are, too."""
 
@@ -114,6 +127,39 @@ def test_specs_and_a_student_of_it_with_as_many_positions(world: Path, tmp_path:
     assert "image_init" in ended.output
 
 
+@pytest.mark.parametrize("teacher", ["pac", "guidance"])
+def test_a_student_of_another_teacher(teacher: str, world: Path, tmp_path: Path) -> None:
+    if teacher == "pac":
+        config = reward_model_config(tmp_path / "teacher", "positive_augmented", **{"data.kwargs.positives": True})
+        config["model"] = {"init": str(world / "clip/export/best")}
+        positions = 24
+    else:
+        config = yaml.safe_load(
+            shrunken(tmp_path, guided_recaptions=guided(world, tmp_path))("guided_recaptions").read_text()
+        )
+        positions = 128
+    checked_run(config, Path(config["run"]["dir"]), "reward_model")
+    student = {
+        "data.path": str(world / "sharegpt4v.json"),
+        "data.kwargs": {"val_images": 6},
+    }
+    tower = student | {"model.kwargs": STUDENT | {"context_length": positions}, "warm_start": []}
+    towers = dict.fromkeys(("student_image", "student_text"), tower)
+    write = shrunken(tmp_path, student=student, **towers)
+    for name in towers:
+        write(name)
+    words = ["--config", str(write("student")), "--all.teacher.name", f"{config['run']['dir']}/export/best"]
+    ended = run_arguments(["reward_model", *words], tmp_path / "log")
+    assert ended.code == 0, ended.output
+    row = ScenesData(**DATA["kwargs"]).split("val")[0]
+    score = LClipScore(backbone=str(tmp_path / "runs/student/dual/export/best"))
+    captions = row["references"][:2]
+    first, second = score(["", ""], captions, image=[row["image"]] * 2)
+    assert first != second
+    written = yaml.safe_load((tmp_path / "runs/student/text/config.yaml").read_text())
+    assert written["teacher"]["name"] == f"{config['run']['dir']}/export/best"
+
+
 def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(tmp_path: Path) -> None:
     write = shrunken(tmp_path, specs_long_clip={"loss.pca_rank": 3})
     for name in ("specs_long_clip", "specs", "student_image", "student_text"):
@@ -126,16 +172,9 @@ def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(tmp_
 
 
 def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(world: Path, tmp_path: Path) -> None:
-    vision = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16}
-    gpt2 = tiny_gpt2(tmp_path / "gpt2", positions=160)
     write = shrunken(
         tmp_path,
-        guided_recaptions={
-            "data.path": str(world / "pages.jsonl"),
-            "model.image.kwargs": {"vision_cfg": vision},
-            "model.text": {"encoder": f"transformers:{gpt2}", "kwargs": {"bidirectional_blocks": 1}, "train_blocks": 1},
-            "model.kwargs.embed_dim": 16,
-        },
+        guided_recaptions=guided(world, tmp_path),
         guided_negatives={"data.path": str(world / "negatives.jsonl"), "model.text.train_blocks": 1},
     )
     write("guided_recaptions")

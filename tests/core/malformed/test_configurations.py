@@ -113,7 +113,8 @@ def takes_null(hint: Any) -> bool:
 
 @pytest.mark.parametrize("kind", SHIPPED, ids=lambda kind: kind.__name__)
 def test_null_is_legal_or_refused_by_name(kind: type[Any], tmp_path: Path, capsys: Any) -> None:
-    rest = {"set": "scenes"} if kind is JudgeSetConfig else {}
+    grid = {"base": "x", "cells": {"a": {"terms": {"cider": {}}}}}
+    rest = {JudgeSetConfig: {"set": "scenes"}, AblateConfig: grid}.get(kind, {})
     for key, hint in keys_of(kind):
         config, message = outcome_of_file(kind, written(changed(rest, key, None)), tmp_path, capsys)
         assert (".".join(key) in message) if config is None else takes_null(hint) and holds(config, key, None), key

@@ -410,22 +410,26 @@ class AnswerCache:
         return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
 
-class CachedChooser:
-    """Another chooser whose answers are kept in a folder."""
+class CachedModel:
+    """A chooser or a writer whose answers are kept in a folder."""
 
-    def __init__(self, chooser: Chooser, folder: Path) -> None:
-        self.chooser, self.signature, self._cache = chooser, chooser.signature, AnswerCache(folder)
+    def __init__(self, model: Any, folder: Path) -> None:
+        self.model, self.signature, self._cache = model, model.signature, AnswerCache(folder)
 
     @property
     def requests(self) -> int:
-        """Of the chooser; answers from the folder are none."""
-        return getattr(self.chooser, "requests", 0)
+        """Of the model; answers from the folder are none."""
+        return getattr(self.model, "requests", 0)
 
     @property
     def tokens(self) -> int:
-        """Of the chooser."""
-        return getattr(self.chooser, "tokens", 0)
+        """Of the model."""
+        return getattr(self.model, "tokens", 0)
+
+
+class CachedChooser(CachedModel):
+    """Another chooser whose answers are kept in a folder."""
 
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
         """As ``Chooser.choose``; only questions without an answer are asked, each once."""
-        return self._cache.answers(self.signature, questions, self.chooser.choose)
+        return self._cache.answers(self.signature, questions, self.model.choose)

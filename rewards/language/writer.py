@@ -9,7 +9,7 @@ from rewards.base import RewardError, naming
 from rewards.devices import Precision, chunks
 from rewards.frozen_model import load_frozen
 from rewards.language.chooser import (
-    AnswerCache,
+    CachedModel,
     Endpoint,
     EndpointClient,
     Question,
@@ -189,22 +189,9 @@ class EndpointWriter:
         return text
 
 
-class CachedWriter:
+class CachedWriter(CachedModel):
     """Another writer whose answers are kept in a folder."""
-
-    def __init__(self, writer: Writer, folder: Path) -> None:
-        self.writer, self.signature, self._cache = writer, writer.signature, AnswerCache(folder)
-
-    @property
-    def requests(self) -> int:
-        """Of the writer; answers from the folder are none."""
-        return getattr(self.writer, "requests", 0)
-
-    @property
-    def tokens(self) -> int:
-        """Of the writer."""
-        return getattr(self.writer, "tokens", 0)
 
     def write(self, questions: Sequence[Question]) -> list[str]:
         """As ``Writer.write``; only questions without an answer are asked, each once."""
-        return self._cache.answers(self.signature, questions, self.writer.write)
+        return self._cache.answers(self.signature, questions, self.model.write)

@@ -23,6 +23,7 @@ from rl_caption.captioners.hf_families import Conventions
 from rl_caption.captioners.hf_policy import last_hidden, output_of, score_after_prompt
 from rl_caption.captioners.packed import CACHE, preallocated_cache
 from rl_caption.captioners.vlm_families import VisionLanguageFamily
+from rl_caption.runtime.engines import dropout_off
 
 FEATURES = "features/"
 """Prefix of the names of visual tokens among the inputs of a batch."""
@@ -290,11 +291,9 @@ class VisionLanguagePolicy(nn.Module):
     def _encode(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         if not any(name.startswith(IMAGE) or name == IMAGE_KEY for name in inputs):
             return self._read_images(inputs)
-        was_training = self.model.training
-        self.model.eval()  # what is kept has no dropout
         fingerprint = self.fingerprint() if IMAGE_KEY in inputs else ""
-        rows = [self._encode_row(inputs, row, fingerprint) for row in range(len(inputs["input_ids"]))]
-        self.model.train(was_training)
+        with dropout_off(self.model):  # what is kept has no dropout
+            rows = [self._encode_row(inputs, row, fingerprint) for row in range(len(inputs["input_ids"]))]
         return join_rows(rows)
 
     def _read_images(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -134,6 +134,30 @@ def _row(
     return row
 
 
+def decode_image(content: str | bytes, where: str) -> Image.Image:
+    """The image of a path, or of the bytes of a file; ``RewardError``, which names ``where``, if it cannot be read."""
+    try:
+        return open_image(content if isinstance(content, str) else Image.open(io.BytesIO(content)), own_mode=True)
+    except (*UNREADABLE, RewardError) as error:
+        raise RewardError(f"{where}: the image cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """An image in memory: the bytes of its file, and the place of its row for errors."""
+
+    content: bytes = field(repr=False)
+    where: str = field(compare=False)
+
+    def render(self) -> Image.Image:
+        """Decode it; ``RewardError``, which names the row, where that fails."""
+        return decode_image(self.content, self.where)
+
+    def identity(self) -> str:
+        """A key of caches, without decoding: a hash of the bytes."""
+        return hashlib.blake2b(self.content).hexdigest()
+
+
 @dataclass(frozen=True)
 class StoredImage:
     """An image in a row of a table of ``datasets`` with one column: bytes, or a path."""
@@ -145,12 +169,7 @@ class StoredImage:
 
     def render(self) -> Image.Image:
         """Read and decode it; ``RewardError``, which names the row, where that fails."""
-        content = self._content()
-        try:
-            source = content if isinstance(content, str) else Image.open(io.BytesIO(content))
-            return open_image(source, own_mode=True)
-        except (*UNREADABLE, RewardError) as error:
-            raise RewardError(f"{self.where}: the image cannot be read: {error}") from error
+        return decode_image(self._content(), self.where)
 
     def identity(self) -> str:
         """A key of caches, without decoding: a hash of the bytes, or that of the file."""

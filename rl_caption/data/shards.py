@@ -5,7 +5,6 @@ memory. A row is then read wherever it is, so that the order stays a pure functi
 """
 
 import hashlib
-import io
 import json
 import tarfile
 from array import array
@@ -17,12 +16,11 @@ from typing import Any
 
 from PIL import Image
 
-from rewards.base import RewardError
-from rewards.images import IMAGE_SUFFIXES, UNREADABLE, open_image
+from rewards.images import IMAGE_SUFFIXES
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import STANDARD_SPLITS
-from rl_caption.data.hub import VALIDATION
+from rl_caption.data.hub import VALIDATION, decode_image
 from rl_caption.data.jsonl import read_row, renamed_columns
 from rl_caption.data.plain_files import parse_json, shown
 from rl_caption.data.unpaired import Texts
@@ -184,10 +182,7 @@ class ShardImage:
 
     def render(self) -> Image.Image:
         """Read and decode it; ``RewardError``, which names the sample, where that fails."""
-        try:
-            return open_image(Image.open(io.BytesIO(self._content())), own_mode=True)
-        except (*UNREADABLE, RewardError) as error:
-            raise RewardError(f"{self.where}: the image cannot be read: {error}") from error
+        return decode_image(self._content(), self.where)
 
     def identity(self) -> str:
         """A key of caches, without decoding: a hash of the bytes."""

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import Reward, score_captions
+from rewards.base import Reward, RewardError, score_captions
 from rewards.build import RewardBuilder
 from rewards.files import UNREADABLE_ARRAY, atomic_write
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError, with_references
-from rl_caption.data.file_checks import ImageFile, check_image_files, progress
+from rl_caption.data.file_checks import ImageFile, check_image_files, in_parallel, progress
 from rl_caption.data.files import write_text
 from rl_caption.data.fingerprint import fingerprint
+from rl_caption.data.hub import EncodedImage
 from rl_caption.data.parts import missing_parts
 from rl_caption.data.plain_files import shown
 from rl_caption.evaluation.results import markdown
@@ -180,15 +181,28 @@ def _part(config: CurateConfig, rows: Sequence[Item], rewards: Mapping[str, Rewa
 
 def _unreadable(config: CurateConfig, rows: Sequence[Item]) -> set[str]:
     """The images that cannot be read. Raises ``DataError`` if there are any, unless ``on_bad`` skips them."""
-    paths = (str(row["image"]) for row in rows if row.get("split", config.split) == config.split)
+    images = [row["image"] for row in rows if row.get("split", config.split) == config.split]
+    encoded = [image for image in images if isinstance(image, EncodedImage)]
+    paths = (str(image) for image in images if not isinstance(image, EncodedImage))
     verdicts = check_image_files(map(ImageFile, paths), config.num_workers)
-    bad = {file.path: verdict.error for file, verdict in verdicts.items() if verdict.error is not None}
+    errors = {file.path: verdict.error for file, verdict in verdicts.items()}
+    decoded = in_parallel(_decoding_error, encoded, config.num_workers, "checking images")
+    errors |= {str(image): error for image, error in zip(encoded, decoded, strict=True)}
+    bad = {image: error for image, error in errors.items() if error is not None}
     if bad and config.on_bad == "fail":
         first = next(iter(bad.values()))
         raise DataError(
-            f"{len(bad)} of {len(verdicts)} images cannot be used: {first} (on_bad: skip drops their captions)"
+            f"{len(bad)} of {len(errors)} images cannot be used: {first} (on_bad: skip drops their captions)"
         )
     return set(bad)
+
+
+def _decoding_error(image: EncodedImage) -> str | None:
+    try:
+        image.render()
+    except RewardError as error:
+        return str(error)
+    return None
 
 
 def _reason(config: CurateConfig, row: Item, caption: str, unreadable: set[str]) -> int:
@@ -207,7 +221,9 @@ def _reason(config: CurateConfig, row: Item, caption: str, unreadable: set[str])
 def _key(config: CurateConfig, row: Item, caption: str) -> int:
     if config.duplicates is None:
         return 0
-    text = " ".join(tokenize(caption)) + (f"\n{row['image']}" if config.duplicates == "pair" else "")
+    text = " ".join(tokenize(caption))
+    if config.duplicates == "pair":
+        text += f"\n{row['image'].identity() if isinstance(row['image'], EncodedImage) else row['image']}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
@@ -286,7 +302,7 @@ def _write(
             texts |= {first + n: caption for n, caption in enumerate(captions) if first + n in example_indices}
             chosen = [n for n in range(len(captions)) if kept[first + n]]
             if chosen:
-                write_rows(file, [with_references(row, chosen)])
+                write_rows(file, [with_references(row, chosen)], out / "images")
                 written += 1
     table = _table(steps, measurements)
     lines = [f"# Curated: {config.data}", "", table, "", f"- `kept.jsonl`: {written:,} rows"]

@@ -1,9 +1,10 @@
 """Curation of captions: measures of captions, large files read row by row, and selection by scores."""
 
+import io
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -12,11 +13,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from rewards.files import atomic_write
+from rewards.images import UNREADABLE
 from rewards.text.degeneration import BAD_ENDINGS
 from rewards.text.detail_units import default_tagger, word_class
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError
+from rl_caption.data.hub import EncodedImage
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.plain_files import check_text, parse_json, shown
 
@@ -79,7 +84,8 @@ class Source:
 
     ``path`` is a file, or a folder of files, with a suffix among ``SUFFIXES``; files of a folder whose names begin with
     a dot are left out. Image paths start from ``image_root``, itself relative to the folder of each file. The columns
-    are those of JSON lines and Parquet; ``text_column`` holds a text read in the image, if any.
+    are those of JSON lines and Parquet; ``text_column`` holds a text read in the image, if any. In Parquet, images may
+    be bytes, or objects with ``bytes`` and ``path`` as the library ``datasets`` writes them.
     """
 
     path: Path
@@ -106,24 +112,26 @@ class Source:
     def rows(self, is_needed: Callable[[int], bool] = lambda index: True) -> Iterator[tuple[int, Item]]:
         """Yield index and row for the indices that are ``wanted``; others are not parsed.
 
-        Rows have ``image_id``, ``image`` (a path), ``references``, perhaps ``split``, and any other columns. Raises
-        ``DataError``, which names file and row, where a row is wrong.
+        Rows have ``image_id``, ``image`` (a path or an ``EncodedImage``), ``references``, perhaps ``split``, and any
+        other columns. Raises ``DataError``, which names file and row, where a row is wrong.
         """
         first = 0
         for file in self.files:
             for index, (where, raw) in enumerate(_raw_rows(file, self.image_root), start=first):
                 if is_needed(index):
-                    yield index, raw if file.suffix == ".json" else self._row(raw, where, file.parent)
+                    yield index, raw if file.suffix == ".json" else self._row(raw, where, file)
                 first = index + 1
 
-    def _row(self, raw: Any, where: str, folder: Path) -> Item:
+    def _row(self, raw: Any, where: str, file: Path) -> Item:
         item = parse_json(raw, where) if isinstance(raw, bytes) else raw
         if not isinstance(item, dict):
             raise DataError(f"{where}: {shown(item)} is not an object")
         image, captions = item.get(self.image_column), item.get(self.caption_column)
         captions = [captions] if isinstance(captions, str) else captions
         has = f"; the row has {', '.join(map(str, item))}"
-        if not isinstance(image, str) or not image:
+        if isinstance(image, dict) and {*image} == {"bytes", "path"}:
+            image = image["bytes"] or image["path"]
+        if not isinstance(image, str | bytes) or not image:
             raise DataError(f"{where}: {self.image_column!r} is {shown(image)}: expected the path of an image{has}")
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
             expected = f"expected a caption, or a list{has}"
@@ -133,9 +141,10 @@ class Source:
         # A column of Parquet is null where a row has none.
         standard_columns = (self.image_column, self.caption_column)
         item = {key: value for key, value in item.items() if value is not None and key not in standard_columns}
-        root = folder / (self.image_root or "")
-        row: Item = item | {"image_id": str(item.get("image_id", image)), "references": captions}
-        row["image"] = os.path.join(root, image)
+        root = file.parent / (self.image_root or "")
+        name = image if isinstance(image, str) else f"{file.stem}/{where.rpartition(' ')[2]}"
+        row: Item = item | {"image_id": str(item.get("image_id", name)), "references": captions}
+        row["image"] = os.path.join(root, image) if isinstance(image, str) else EncodedImage(image, where)
         files = item.get("positive_images")
         if isinstance(files, list) and all(isinstance(file, str) for file in files):
             row["positive_images"] = [os.path.abspath(os.path.join(root, file)) for file in files]
@@ -196,8 +205,22 @@ def first_of_equals(keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
     return first
 
 
-def write_rows(file: Any, rows: Sequence[Item]) -> None:
-    """Append rows to a binary file as JSON lines that ``data.format: jsonl`` reads."""
+def write_rows(file: Any, rows: Sequence[Item], folder: Path) -> None:
+    """Append rows to a binary file as JSON lines that ``data.format: jsonl`` reads, and images of bytes to a folder."""
     for row in rows:
-        line = {**row, "image": os.path.abspath(str(row["image"]))}
+        image = row["image"]
+        path = _write_image(image, folder) if isinstance(image, EncodedImage) else image
+        line = {**row, "image": os.path.abspath(str(path))}
         file.write((json.dumps(line, ensure_ascii=False, default=str) + "\n").encode())
+
+
+def _write_image(image: EncodedImage, folder: Path) -> Path:
+    """The file of an image, named by its bytes, so that equal images are one file; they are written as they are."""
+    suffix = ""
+    with suppress(*UNREADABLE):  # where no score reads images, damaged ones are kept, too
+        suffix = f".{Image.open(io.BytesIO(image.content)).format}".lower()
+    file = folder / f"{image.identity()[:32]}{suffix}"
+    if not file.is_file():
+        with atomic_write(file) as content:
+            content.write(image.content)
+    return file

@@ -123,6 +123,35 @@ def test_nulls_of_parquet_are_columns_that_a_row_lacks(tmp_path: Path) -> None:
     assert kept(tmp_path / "out") == [("a.png", ["x"])], "rows without a split are curated"
 
 
+@pytest.mark.parametrize("structs", [False, True])
+def test_images_stored_as_bytes_are_scored_and_written_once(tmp_path: Path, structs: bool) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    write(tmp_path, "jsonl")
+    (tmp_path / "photos/b.png").write_bytes(b"no image")
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "photos/c.png")
+    items = []
+    for image, captions, split in ROWS:
+        content: Any = (tmp_path / "photos" / image).read_bytes()
+        content = {"bytes": content, "path": None} if structs else content
+        items.append({"image": content, "references": captions, "split": split})
+    parquet.write_table(pyarrow.Table.from_pylist(items), tmp_path / "rows.parquet")
+    scores = {"repetition": JudgeConfig(f"{__name__}:Seen")}
+    config = CurateConfig(str(tmp_path / "rows.parquet"), out=str(tmp_path / "out"), scores=scores, part_rows=2)
+    with pytest.raises(DataError, match=r"1 of 2 images.*rows\.parquet, row 1"):
+        curate(config)
+    curate(replace(config, on_bad="skip", duplicates="pair"))
+    data = JsonLinesData(tmp_path / "out/kept.jsonl")
+    check_data(data, ["train", "test"])
+    first, second = *data.split("train"), *data.split("test")
+    assert (first["image_id"], first["references"]) == ("rows/0", ["a dog runs on the beach", "A Dog"])
+    assert Path(first["image"]).read_bytes() == (tmp_path / "photos/a.png").read_bytes(), "as they are"
+    assert Path(second["image"]).suffix == ".png"
+    assert Path(first["image"]).parent == tmp_path / "out/images"
+    assert len(list((tmp_path / "out/images").iterdir())) == 2, "the third row is a duplicate of the first"
+
+
 def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> None:
     path, out = write(tmp_path, "jsonl"), tmp_path / "out"
     whole = curate(options(path, tmp_path / "whole"))

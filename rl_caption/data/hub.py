@@ -31,6 +31,7 @@ def hub(
     splits: dict[str, str] | None = None,
     name: str | None = None,
     revision: str | None = None,
+    streaming: bool = False,
 ) -> Splits:
     """Read a data set of the hub.
 
@@ -42,10 +43,16 @@ def hub(
             and ``validation`` is ``val``.
         name: the configuration, where the data set has several.
         revision: branch, tag or commit.
+        streaming: refused: the order of a stream is no function of seed and step.
 
     Raises:
-        DataError: it cannot be loaded, or has other columns or splits.
+        DataError: it cannot be loaded, or has other columns or splits, or is to be streamed.
     """
+    if streaming:
+        raise DataError(
+            f"data.kwargs.streaming of {path!r} is true: a stream is shuffled within a buffer, so that a resumed run "
+            "would see other images; without it the data set is read from memory-mapped files, not into memory"
+        )
     return _stored_splits(path, columns, image_root, splits, name=name, revision=revision)
 
 

@@ -260,6 +260,8 @@ def test_splits_are_in_the_notation_of_the_library(tmp_path: Path, datasets: Any
     assert (len(data.split("train")), len(data.split("val"))) == (4, 1)
     with pytest.raises(DataError, match="dev"):
         build_data(DataConfig(**config, kwargs={"splits": {"train": "dev"}}))
+    with pytest.raises(DataError, match=r"kwargs\.streaming"):
+        build_data(DataConfig("hub", path="owner/name", kwargs={"streaming": True}))
 
 
 def test_images_may_be_paths_and_sentences_objects(tmp_path: Path, datasets: Any) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 BUSY = frozenset({429, 500, 502, 503, 504})
 """Status codes after which the same request may succeed later."""
-UNANSWERED = (OSError, http.client.HTTPException, ValueError)
-"""What is raised without a connection, and where an answer is cut off."""
+UNANSWERED = (OSError, http.client.HTTPException, ValueError, RecursionError)
+"""What is raised without a connection, and where an answer is cut off or its brackets are nested too deeply."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -92,7 +92,7 @@ def _message(error: urllib.error.HTTPError) -> str:
     try:
         message = json.loads(text)["error"]
         return str(message["message"] if isinstance(message, dict) else message)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return text[:200] or str(error.reason)
 
 

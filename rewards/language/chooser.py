@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import math
 import sqlite3
 import threading
@@ -28,6 +29,7 @@ from rewards.images import ImageSource, image_identity, open_image
 from rewards.options import Count, Range, check_fields, check_values
 
 Answer = TypeVar("Answer")
+logger = logging.getLogger(__name__)
 LEAST_MASS = 1e-6
 """Smallest probability of all labels together that counts as an answer."""
 SAVED_TOGETHER = 256
@@ -318,7 +320,7 @@ class EndpointClient:
     def naming_answer(self, question: Question) -> AbstractContextManager[None]:
         """Context that turns what an answer lacks into a ``RewardError`` that names question and address."""
         where = f"{question.where}: the answer of {self.endpoint.url}"
-        return naming(where, (LookupError, TypeError), RewardError)
+        return naming(where, (LookupError, TypeError, ValueError, ArithmeticError, AttributeError), RewardError)
 
 
 class EndpointChooser:
@@ -356,7 +358,7 @@ class EndpointChooser:
                     text = str(choice["message"]["content"]).strip().rstrip(".):")
                     masses = [float(text == label) for label in question.labels]
             total = math.fsum(masses)
-            if total >= LEAST_MASS:
+            if LEAST_MASS <= total < math.inf:
                 return [mass / total for mass in masses]
             problem = json.dumps(choice)[:300]
         raise RewardError(f"{question.where}: the answer is none of {list(question.labels)}: {problem}")
@@ -390,7 +392,8 @@ class AnswerCache:
         """Answers of the model with this ``signature``; only questions without one are asked, once."""
         keys = [self._key(signature, question) for question in questions]
         with self._open() as database:
-            kept = {key: answer for key in set(keys) for answer in self._read(database, key)}
+            asked = dict(zip(keys, questions, strict=True))
+            kept = {key: answer for key, question in asked.items() for answer in self._read(database, key, question)}
         missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in kept}
         for batch in chunks(list(missing.items()), SAVED_TOGETHER, "answers, saved"):
             new_answers = ask([question for _, question in batch])
@@ -400,14 +403,26 @@ class AnswerCache:
             kept |= {key: answer for (key, _), answer in zip(batch, new_answers, strict=True)}
         return [kept[key] for key in keys]
 
-    def _read(self, database: sqlite3.Connection, key: bytes) -> list[Any]:
-        rows = database.execute("SELECT probabilities FROM answers WHERE key = ?", (key,)).fetchall()
-        return [json.loads(row) for (row,) in rows]
+    def _read(self, database: sqlite3.Connection, key: bytes, question: Question) -> list[Any]:
+        """The answer that is stored under a key, if there is one and it can be one."""
+        answers = []
+        for (text,) in database.execute("SELECT probabilities FROM answers WHERE key = ?", (key,)):
+            with contextlib.suppress(ValueError, TypeError, ArithmeticError, RecursionError):
+                answers += [answer for answer in [json.loads(text)] if _can_answer(answer, question)]
+            if not answers:
+                logger.warning("cache_dir: an answer in %s is damaged: it is asked for again", self.folder)
+        return answers
 
     def _key(self, signature: str, question: Question) -> bytes:
         image = None if question.image is None else image_identity(question.image)
         content = json.dumps([signature, question.text, question.labels, image])
         return hashlib.blake2b(content.encode(), digest_size=16).digest()
+
+
+def _can_answer(answer: Any, question: Question) -> bool:
+    if not question.labels:
+        return isinstance(answer, str)
+    return len(answer) == len(question.labels) and min(answer) >= 0 and abs(math.fsum(answer) - 1) < 1e-3
 
 
 class CachedModel:

@@ -93,7 +93,7 @@ def read_answers(
             try:
                 values[index] = read(answer)
                 del pending[index]
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if attempt + 1 == attempts:
                     problem = f"{error}; it is {answer!r:.200}"
                     raise RewardError(f"{question.where}: the answer cannot be read: {problem}") from error

@@ -7,6 +7,7 @@ import hashlib
 import http.client
 import io
 import json
+import os
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence, Set
@@ -29,6 +30,8 @@ Columns: TypeAlias = dict[str, list[Any]]
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 URL_SECONDS = 10.0
 """Seconds after which an image's address that does not answer is refused."""
+BODY_SECONDS = 60.0
+"""Seconds after which a body that has not arrived is refused: a server that ends waits for those it has begun."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +61,22 @@ class RefusedRequest(ValueError):
 
 
 async def read_json(request: Any, max_mb: float) -> Any:
-    """The JSON body of a request. Raises ``RefusedRequest`` for one that is larger than ``max_mb`` MiB or no JSON."""
+    """The JSON body of a request.
+
+    Raises ``RefusedRequest`` for one that is larger than ``max_mb`` MiB, slower than ``BODY_SECONDS``, or no JSON.
+    """
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_mb * 2**20:
-            raise RefusedRequest(413, f"the body is larger than {max_mb:g} MiB (max_mb)")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_mb * 2**20:
+                    raise RefusedRequest(413, f"the body is larger than {max_mb:g} MiB (max_mb)")
+    except TimeoutError as error:
+        raise RefusedRequest(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from error
     try:
         return await asyncio.to_thread(json.loads, body)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RefusedRequest(400, f"the body is not JSON: {error}") from error
 
 
@@ -202,7 +212,7 @@ def find_image(config: ServeConfig, name: str) -> Path:
     if folder not in config.images:
         raise ValueError(f"there is no folder {folder!r:.80}: the server has {sorted(config.images)}")
     root = Path(config.images[folder]).resolve()
-    file = (root / path).resolve()
+    file = Path(os.path.realpath(root / path))  # resolve() raises where links go in a circle
     if not file.is_relative_to(root) or not file.is_file():
         raise ValueError(f"there is no such file below the folder {folder!r}")
     with Image.open(file, formats=FORMATS) as image:

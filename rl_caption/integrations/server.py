@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import multiprocessing
@@ -161,7 +162,7 @@ class ServerMetrics:
 def build_app(config: ServeConfig, reward: MixedReward) -> Any:
     """The ASGI application: ``/score``, ``/openrlhf``, ``/llamafactory``, ``/health`` and ``/metrics``."""
     from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse, PlainTextResponse
+    from fastapi.responses import JSONResponse, PlainTextResponse, Response
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     scorer = BatchingScorer(reward, config.max_batch, config.window_ms / 1000, config.max_pending)
@@ -185,10 +186,15 @@ def build_app(config: ServeConfig, reward: MixedReward) -> Any:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
 
     @app.exception_handler(RefusedRequest)
-    async def refuse(_: Request, error: RefusedRequest) -> JSONResponse:
+    async def refuse(_: Request, error: RefusedRequest) -> Response:
         metrics.refused.labels(error.status).inc()
-        body = {"error": str(error), "row": error.row, "field": error.field}
-        return JSONResponse(body, error.status, {"Retry-After": "1"} if error.status == 503 else None)
+        body = json.dumps({"error": str(error), "row": error.row, "field": error.field})  # ASCII: fields are any text
+        headers = {"Retry-After": "1"} if error.status == 503 else None
+        return Response(body, error.status, headers, "application/json")
+
+    @app.exception_handler(RecursionError)
+    async def refuse_nesting(request: Request, _: RecursionError) -> Response:
+        return await refuse(request, RefusedRequest(400, "brackets are nested too deeply"))
 
     @app.post("/score")
     async def _(request: Request) -> Any:

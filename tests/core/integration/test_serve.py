@@ -214,6 +214,8 @@ def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_s
         ("/score", b'{"captions": ["a"], "columns": {"reference": [["x"]]}}', 422, "reference"),
         ("/score", b'{"captions": ["a"], "columns": {"references": [7]}}', 422, None),
         ("/score", b'{"captions": ["' + b"a" * 2**21 + b'"]}', 413, None),
+        ("/score", rb'{"captions": ["a"], "\ud800": 1}', 422, "\ud800"),
+        ("/score", rb'{"captions": ["a"], "columns": {"\ud800": [1]}}', 422, "\ud800"),
         ("/openrlhf", b'{"query": ["Say: a"], "prompts": ["Tell: "], "labels": ["{}"]}', 422, "query"),
         ("/openrlhf", b'{"query": ["a"], "prompts": [""], "labels": ["["]}', 422, "labels"),
         ("/llamafactory", b'{"model": "model"}', 422, "messages"),
@@ -227,6 +229,27 @@ def test_a_bad_request_is_refused_with_row_and_field(path: str, content: bytes, 
         assert client_of(url).score(CAPTIONS, references=REFERENCES).total, "the server lives on"
 
 
+def test_brackets_of_any_depth_are_refused() -> None:
+    """Python reads some nestings that it then cannot show in a message."""
+    with served(MixedReward({"rouge": (build("rouge_l"), 1.0)})) as url:
+        for depth in range(900, 1020, 5):
+            nested = b"[" * depth + b"]" * depth
+            label = json.dumps('{"references": ' + nested.decode() + "}").encode()
+            for path, content in (
+                ("/score", b'{"captions": ' + nested + b"}"),
+                ("/score", b'{"captions": ["a"], "columns": {"references": [' + nested + b"]}}"),
+                ("/openrlhf", b'{"query": ["a"], "prompts": [""], "labels": [' + label + b"]}"),
+            ):
+                assert status_of(url, path, content)[0] in (400, 422)
+
+
+def test_a_body_that_does_not_arrive_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_caption.integrations.requests.BODY_SECONDS", 0.5)
+    with served(mixture()) as url, socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), 30) as client:
+        client.sendall(b'POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"captions": [')
+        assert client.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
 def test_images_come_from_below_named_folders_or_as_bytes(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
@@ -235,6 +258,7 @@ def test_images_come_from_below_named_folders_or_as_bytes(tmp_path: Path) -> Non
     Image.new("RGB", (2000, 2000)).save(root / "large.png")
     (root / "text.png").write_text("no image")
     (root / "link.png").symlink_to(tmp_path / "outside.png")
+    (root / "loop.png").symlink_to("loop.png")
     os.mkfifo(root / "pipe.png")
     with served(Width(), images={"root": str(root)}, max_megapixels=1.0) as url:
         client = client_of(url)
@@ -244,7 +268,14 @@ def test_images_come_from_below_named_folders_or_as_bytes(tmp_path: Path) -> Non
         Image.new("RGB", (2000, 2000)).save(large, "PNG")
         for image in (
             *("root/missing.png", "root/../outside.png", "root/link.png", "root/large.png", "root/text.png"),
-            *("root/pipe.png", "root", str(tmp_path / "outside.png"), "other/inside.png", "http://127.0.0.1:1/a.png"),
+            *(
+                "root/pipe.png",
+                "root/loop.png",
+                "root",
+                str(tmp_path / "outside.png"),
+                "other/inside.png",
+                "http://127.0.0.1:1/a.png",
+            ),
             *(large.getvalue(), b"no image", 7, None, ["root/inside.png"], {"base64": 1}, {"base64": "!"}),
         ):
             with pytest.raises(ServerError, match="422: row 1: image"):

@@ -1,7 +1,9 @@
 """Rewards by what a language model can do with a caption: questions, claims, a model as judge; who answers them."""
 
+import contextlib
 import json
 import math
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +22,7 @@ from rewards.language.chooser import CachedChooser, Question, label_ids
 from rewards.language.claims import Claims, harmonic_mean
 from rewards.language.judge import PROMPT as JUDGE_PROMPT
 from rewards.language.judge import VlmJudge
-from rewards.language.writer import ATTEMPTS, build_writer
+from rewards.language.writer import ATTEMPTS, CachedWriter, build_writer
 from rewards.mixed import MixedReward
 from rewards.text.detail_units import detail_units
 from rl_caption.data.base import DataError
@@ -229,6 +231,12 @@ def listing(**masses: float) -> dict[str, Any]:
     return {"choices": [choice], "usage": {"total_tokens": 50}}
 
 
+def token_listing(token: Any, logprob: Any) -> dict[str, Any]:
+    """An answer of the endpoint, with one token as it is."""
+    content = [{"top_logprobs": [{"token": token, "logprob": logprob}]}]
+    return {"choices": [{"logprobs": {"content": content}}]}
+
+
 def test_an_endpoint_answers_by_the_probabilities_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     bodies: list[dict[str, Any]] = []
@@ -258,6 +266,10 @@ def test_an_endpoint_answers_by_the_probabilities_it_lists(monkeypatch: pytest.M
         (200, {"error": "overloaded"}),
         (200, [1]),
         (200, b"<html>"),
+        (200, b"[" * 100_000),
+        (200, listing(A=0.5) | {"choices": [{"logprobs": None}]}),
+        *((200, token_listing("A", logprob)) for logprob in ("much", 1e9, 800, math.inf, math.nan, None)),
+        (200, token_listing(5, -1.0)),
         (400, {"error": {"message": "no such model"}}),
         (503, {"error": "busy"}),
     ],
@@ -325,6 +337,23 @@ def test_answers_are_kept_by_model_prompt_labels_and_image(tmp_path: Path) -> No
         CachedChooser(again, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "stored",
+    ["", "[0.25", "[0.25]", '["a", "b"]', "[0.25, 0.5]", "[-1, 2]", "[NaN, 1]", "7", '"A"', b"[1, 0]\xff", "[" * 9999],
+)
+def test_a_kept_answer_that_is_damaged_is_asked_for_again(tmp_path: Path, stored: str | bytes) -> None:
+    question, text = Question("a", ("A", "B"), "row 0"), Question("a", (), "row 0")
+    for _ in range(2):
+        chooser, writer = Scripted(lambda _: [0.25, 0.75]), ScriptedWriter("a dog")
+        assert CachedChooser(chooser, tmp_path).choose([question]) == [[0.25, 0.75]]
+        assert CachedWriter(writer, tmp_path).write([text]) == ["a dog"]
+        assert (len(chooser.asked), len(writer.asked)) == (1, 1)
+        with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database, database:
+            kept = "[0.5, 0.5]" if stored == '"A"' else stored  # of a text, any text is one
+            database.execute("UPDATE answers SET probabilities = ? WHERE probabilities LIKE '[%'", (stored,))
+            database.execute("UPDATE answers SET probabilities = ? WHERE probabilities LIKE '\"a dog%'", (kept,))
+
+
 def test_what_was_answered_before_an_error_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewards.language.chooser.SAVED_TOGETHER", 2)
 
@@ -381,7 +410,7 @@ def test_a_language_model_cuts_claims() -> None:
         Claims(model=Scripted(true_of_dogs), cut={"modell": "x"})
 
 
-@pytest.mark.parametrize("answer", ["no list", "[1, 2]", "[]", '["a"', '[""]'])
+@pytest.mark.parametrize("answer", ["no list", "[1, 2]", "[]", '["a"', '[""]', "[" * 9999 + "]" * 9999])
 def test_claims_that_cannot_be_read_are_an_error_with_the_row(answer: str) -> None:
     writer = ScriptedWriter('["a dog"]', *[answer] * ATTEMPTS)
     reward = Claims(model=Scripted(lambda _: [1.0, 0.0]), cut={"model": writer}, score="precision")

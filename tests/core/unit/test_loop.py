@@ -387,6 +387,14 @@ def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path)
     assert json.loads((tmp_path / "result.json").read_text())["best_metric"] == 0.5
 
 
+@pytest.mark.parametrize(("scores", "untouched"), [([0.5, 0.1, 0.2], True), ([0.1, 0.5, 0.2], False)])
+def test_an_export_that_is_the_start_is_called_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], scores: list[float], untouched: bool
+) -> None:
+    make_trainer(tmp_path, scores, max_steps=2, eval_every=1, validate_first=True)[0].fit()
+    assert ("started from" in capsys.readouterr().err.splitlines()[-1]) == untouched
+
+
 def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(tmp_path: Path) -> None:
     state = TrainState(metric="val/loss")
     trainer, _, exported = make_trainer(tmp_path, max_steps=9, eval_every=1, patience=2, state=state)

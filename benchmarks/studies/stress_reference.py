@@ -13,13 +13,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.studies.stress_study import rewards_of
 from rl_caption.data.files import write_text
 from rl_caption.lab.stress import page
 
 COMMAND = "python -m benchmarks.studies.stress_study, then stress_reference"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-SEARCHED = 50
-"""Images whose captions the search edits."""
 STEPS = 72
 """Of a training; gold after it is the mean of the last three validations."""
 
@@ -29,9 +28,8 @@ def known_reward(predictions: Sequence[dict[str, Any]], runs: Sequence[dict[str,
     line: dict[str, Any] = {"seeds": len(predictions), "runs": len(runs)}
     if predictions:
         curve = [fmean(values) for values in zip(*(one["best_of_n"] for one in predictions), strict=True)]
-        falls = [sum(after - before for _, _, before, after in one["exploits"]) / SEARCHED for one in predictions]
         shares = [[share for share in one["probes"].values() if share is not None] for one in predictions]
-        line |= {"probes": fmean(map(fmean, shares)), "exploits": fmean(falls), "change": curve[-1] - curve[0]}
+        line |= {"probes": fmean(map(fmean, shares)), "change": curve[-1] - curve[0]}
         line |= {"peak": SIZES[curve.index(max(curve))], "fall": max(curve) - curve[-1]}
     if runs:
         ends = [run["step"].index(STEPS) + 1 for run in runs]
@@ -50,7 +48,8 @@ def main() -> None:
     for source in ("predictions", "truth"):
         for file in sorted((chosen.study / source).glob("*.json")):
             name = file.stem.rpartition("-")[0]
-            results.setdefault(name, {}).setdefault(source, []).append(json.loads(file.read_text()))
+            if name in rewards_of(chosen.study):
+                results.setdefault(name, {}).setdefault(source, []).append(json.loads(file.read_text()))
     rewards = {name: known_reward(of.get("predictions", []), of.get("truth", [])) for name, of in results.items()}
     ordered = dict(sorted(rewards.items(), key=lambda item: item[1].get("push_change", 0.0)))
     note = f"Known rewards in the generated world, means over seeds; push: {STEPS} steps of training."

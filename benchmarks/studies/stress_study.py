@@ -1,7 +1,7 @@
-"""Does ``rl-caption stress`` tell the truth? Its parts, on twelve rewards of the generated world, against training.
+"""Does ``rl-caption stress`` tell the truth? Its parts, on thirteen rewards of the generated world, against training.
 
     python -m benchmarks.studies.stress_study models --out OUT      # the captioner and the encoders of the rewards
-    python -m benchmarks.studies.stress_study train --out OUT [--rewards NAME ...]  # what training on them does
+    python -m benchmarks.studies.stress_study train --out OUT       # what training on them does; --rewards, --seeds
     python -m benchmarks.studies.stress_study predict --out OUT     # what each part of the test says before
     python -m benchmarks.studies.stress_study report --out OUT      # the tables of docs/results_stress.md
 
@@ -14,6 +14,7 @@ gold at a third of a run with another seed.
 
 import argparse
 import json
+import random
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,18 +27,22 @@ import numpy as np
 from scipy.stats import spearmanr
 from tqdm.auto import tqdm
 
+from benchmarks.studies.concreteness_captions import titles
 from rewards.text.tokenize import tokenize
 from rl_caption.cli.configuration import parse
 from rl_caption.config.build import build_data, build_reward, references_of
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, RewardConfig, RewardTerm, XeConfig
-from rl_caption.data.files import write_json
+from rl_caption.data.files import write_json, write_json_lines
 from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
+from rl_caption.lab.concreteness import make_targets
+from rl_caption.lab.config import ConcretenessConfig
 from rl_caption.lab.stress.probes import EDITS, probe_pairs, run_probes
 from rl_caption.lab.stress.push import push, push_config
 from rl_caption.lab.stress.sampling import SceneOracle, judged_captions, sample_captions
 from rl_caption.lab.stress.scoring import RowCaption, Scorer
 from rl_caption.monitoring.best_of_n import best_of_n_scores, sample_sizes
+from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.exploits import search_exploits
 from rl_caption.programs.train import train_xe
 from rl_caption.reward_models.program import train_reward_model
@@ -86,7 +91,7 @@ class Keywords:
 
 
 def rewards_of(out: Path) -> dict[str, RewardConfig]:
-    """Name -> reward."""
+    """Name -> reward of the study."""
 
     def encoder(name: str) -> dict[str, Any]:
         return {"backbone": str(out / name / "export" / "best")}
@@ -108,6 +113,19 @@ def rewards_of(out: Path) -> dict[str, RewardConfig]:
         "S_Mix": RewardConfig({"cider": RewardTerm(0.5), "ref_l_clipscore": RewardTerm(0.5, kwargs=encoder("lclip"))}),
         "PAC-S": one("pac_s", truncate=True, **encoder("pac")),
         "SPECS": one("specs", truncate=True, **encoder("specs")),
+        "ICC": one("icc", model=str(out / "icc" / "export" / "best")),
+    }
+
+
+def mixtures_of(out: Path) -> dict[str, RewardConfig]:
+    """Name -> mixture with CIDEr-D that captioners of photos were trained on: α weights L-CLIPS, 1 - α CIDEr-D."""
+    rewards = rewards_of(out)
+    terms = rewards["L-CLIPS"].terms | rewards["ICC"].terms
+    weights = {f"α = {alpha}": (1 - alpha, "l_clipscore", alpha) for alpha in (0.3, 0.5, 0.7)}
+    weights["CIDEr-D + 0.5 ICC"] = (1.0, "icc", 0.5)
+    return {
+        name: RewardConfig({"cider": RewardTerm(rest), other: replace(terms[other], weight=weight)})
+        for name, (rest, other, weight) in weights.items()
     }
 
 
@@ -136,17 +154,54 @@ def train_models(out: Path) -> None:
     }
     if not is_complete(out / "xe"):
         train_xe(parse(XeConfig, ["--config", "demo_xe", "--run.dir", str(out / "xe")], "xe"))
-    for name, words in models.items():
+    for name, words in (models | _concreteness_models(out)).items():
+        if name == "icc":
+            _write_concreteness_targets(out)
         if not is_complete(out / name):
             train_reward_model(parse(RewardModelConfig, [*words, "--run.dir", str(out / name)], "reward_model"))
 
 
-def train(out: Path, names: Sequence[str]) -> None:
+def _concreteness_models(out: Path) -> dict[str, list[str]]:
+    """ICC without its visual bottleneck: a language model, the semantic bottleneck before it, and a small student."""
+    world = ["--data.kwargs", json.dumps(WORLD)]
+    student = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    folders = {name: str(out / name / "export" / "best") for name in ("teacher", "language_model")}
+    return {
+        "language_model": ["--config", "reward_models/scenes_language_model", *world, "--train.max_steps", "500"],
+        "sba": [
+            *("--config", "reward_models/scenes_sba", "--warm_start", "[]", *world, "--train.max_steps", "500"),
+            *("--teacher.name", folders["teacher"], "--model.language_model", folders["language_model"]),
+        ],
+        "icc": [
+            *("--config", "reward_models/icc_student", "--model.init", "null"),
+            *("--model.kwargs", json.dumps(student | {"vocab_size": 512, "max_position_embeddings": 66})),
+            *("--data.path", str(out / "targets" / "targets.jsonl"), "--train.max_steps", "500"),
+            *("--train.lr", "1e-3", "--train.warmup_steps", "50", "--eval.every", "250"),
+        ],
+    }
+
+
+def _write_concreteness_targets(out: Path) -> None:
+    """Targets of captions and of more titles (the median splits them), which say nothing that could be drawn."""
+    if (out / "targets" / "targets.jsonl").is_file():
+        return
+    references = references_of(build_data(data_config()).split("train"))
+    captions = [texts[0] for texts in references[:1000]]
+    rated = dict.fromkeys(captions, 1) | dict.fromkeys(titles(captions, 2000, random.Random(0)), 0)
+    write_json_lines(out / "ratings.jsonl", [{"caption": text, "rating": label} for text, label in rated.items()])
+    scorers = {
+        "sba": JudgeConfig("rewards.clip.bottleneck:SemanticBottleneck", {"model": str(out / "sba/export/best")})
+    }
+    ratings = str(out / "ratings.jsonl")
+    make_targets(ConcretenessConfig(captions=ratings, ratings=ratings, scorers=scorers, out=str(out / "targets")))
+
+
+def train(out: Path, names: Sequence[str], seeds: Sequence[int]) -> None:
     """Train on each reward with each seed; gold of every validation goes to ``truth/NAME-SEED.json``."""
-    rewards, data = rewards_of(out), data_config()
+    rewards, data = rewards_of(out) | mixtures_of(out), data_config()
     rows = list(build_data(data).split("val")[:IMAGES])
     gold = SceneOracle(rows)
-    for seed in SEEDS:
+    for seed in seeds:
         for name in names:
             file = out / "truth" / f"{name}-{seed}.json"
             if not file.is_file():
@@ -161,7 +216,7 @@ def train(out: Path, names: Sequence[str]) -> None:
 
 def predict(out: Path, names: Sequence[str]) -> None:
     """What probes, best of n and the search say of each reward; ``predictions/NAME-SEED.json``."""
-    data = data_config()
+    rewards, data = rewards_of(out) | mixtures_of(out), data_config()
     built = build_data(data)
     references = references_of(built.split("train"))
     originals = list(built.split("test"))
@@ -180,7 +235,7 @@ def predict(out: Path, names: Sequence[str]) -> None:
         possible = best_of_n_scores(gold_scores, gold_scores, sample_sizes(SAMPLES)).mean(0).tolist()
         pairs = probe_pairs(rows, captions, SceneNegatives(list(EDITS)), ScenePositives(), seed=seed)
         for name in tqdm(todo, f"seed {seed}", disable=None):
-            scorer = Scorer(build_reward(rewards_of(out)[name], references), rows)
+            scorer = Scorer(build_reward(rewards[name], references), rows)
             probes = run_probes(scorer, pairs, 0)
             curves = best_of_n_scores(scorer(flat).reshape(shape), gold_scores, sample_sizes(SAMPLES)).mean(0)
             texts = [of_row[0].text for of_row in samples[:SEARCHED]]
@@ -212,8 +267,19 @@ def true_fall(run: Mapping[str, Any]) -> float:
 
 def predicted_falls(out: Path, name: str, seed: int) -> dict[str, float]:
     """Part -> what it predicts of the fall of gold: a fall, or a share (probes, best of n)."""
+    push = pushed_fall(out, name, SEEDS[(seed + 1) % len(SEEDS)])
+    return untrained_falls(out, name, seed) | {"push": push}
+
+
+def pushed_fall(out: Path, name: str, seed: int) -> float:
+    """The fall of gold at a third of a run."""
+    run = json.loads((out / "truth" / f"{name}-{seed}.json").read_text())
+    return float(run["gold"][0] - run["gold"][run["step"].index(STEPS // 3)])
+
+
+def untrained_falls(out: Path, name: str, seed: int) -> dict[str, float]:
+    """What the parts that train nothing predict."""
     prediction = json.loads((out / "predictions" / f"{name}-{seed}.json").read_text())
-    run = json.loads((out / "truth" / f"{name}-{SEEDS[(seed + 1) % len(SEEDS)]}.json").read_text())
     possible = prediction["possible"]
     rights = [right for right in prediction["probes"].values() if right is not None]
     falls = [before - after for _, _, before, after in prediction["exploits"]]
@@ -221,7 +287,6 @@ def predicted_falls(out: Path, name: str, seed: int) -> dict[str, float]:
         "probes": 1 - statistics.fmean(rights),
         "best of n": (possible[-1] - prediction["best_of_n"][-1]) / (possible[-1] - possible[0]),
         "search": sum(falls) / SEARCHED,
-        "push": run["gold"][0] - run["gold"][run["step"].index(STEPS // 3)],
     }
 
 
@@ -309,13 +374,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["models", "train", "predict", "report"])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rewards", nargs="+", help="names of the table; all unless named")
+    parser.add_argument("--rewards", nargs="+", help="names; those of the study unless given")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="of the trainings")
     arguments = parser.parse_args()
     names = arguments.rewards or list(rewards_of(arguments.out))
     if arguments.stage == "models":
         train_models(arguments.out)
     elif arguments.stage == "train":
-        train(arguments.out, names)
+        train(arguments.out, names, arguments.seeds)
     elif arguments.stage == "predict":
         predict(arguments.out, names)
     else:

@@ -13,6 +13,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import LEFT_OUT, difference_rows, markdown
 from rl_caption.lab.stress.probes import PROBES
+from rl_caption.lab.stress.sampling import SCENE_GOLD
 from rl_caption.programs.report.charts import Series, figure, macros, number
 from rl_caption.programs.report.gallery import gallery, source_of
 from rl_caption.programs.report.pages import Cell, Page
@@ -24,10 +25,13 @@ Table = tuple[list[str], list[list[str]], str]
 EXPLOITS = 30
 """Most exploits that the page shows."""
 REFERENCE = "reference.json"
+KNOWN_SAMPLES = 64
 LEAST_GAIN = 0.425
-"""Share of the gain that is possible at the best of 64: rewards below it ruined captions (docs/results_stress.md)."""
+"""Share of the possible gain at the best of these samples; rewards below ruined captions (docs/results_stress.md)."""
 WORSE = 0.05
 """Fall of gold from which on captions got worse (docs/hacking.md)."""
+ERRORS = "no threshold carries over: with one from other rewards, 15 to 70 % of harmless rewards were called harmful"
+"""The errors of probes, best of n and push in docs/results_stress.md."""
 
 
 def reference_table() -> dict[str, Any]:
@@ -37,61 +41,128 @@ def reference_table() -> dict[str, Any]:
 
 
 def verdict(results: Results) -> str:
-    """What the test found, in plain words and with its uncertainty."""
+    """One sentence: what training on the reward will do to captions, by what evidence, and how sure that is."""
     if results["constant"]:
-        return "The reward gave every caption the same score: it is constant here, and says nothing."
-    sentences = []
-    if "best_of_n" in results:
-        sentences.append(_best_of_n_verdict(results["best_of_n"]))
+        return "This reward gave every caption the same score: it is constant here, and says nothing."
+    if "best_of_n" not in results:
+        tested, sound, wrong, _ = _probe_groups(results["probes"])
+        return (
+            f"This reward orders {len(sound)} of {len(tested)} kinds of pairs better than chance and {len(wrong)} "
+            "worse (95 % intervals); without a captioner, nothing says how far training would push it."
+        )
+    name, curve = next(iter(results["best_of_n"]["gold"].items()))
+    choice = _choice(results["best_of_n"])
+    if name != SCENE_GOLD:
+        side = "against" if curve["turns"] else "for" if curve["change_interval"][0] > 0 else "neither for nor against"
+        return (
+            f"Choosing by this reward speaks {side} it: {choice}; training on it was not tried, and no threshold of "
+            "this test carries over from other rewards."
+        )
+    lead = {
+        True: "Training on this reward will probably make captions worse",
+        False: "Training on this reward will probably do captions little harm",
+        None: "It is open whether training on this reward makes captions worse",
+    }[is_harmful(results)]
+    training = ""
     if results.get("push"):
-        sentences.append(_push_verdict(results["push"]))
-    return " ".join([*sentences, _probe_verdict(results["probes"])])
+        free = _without_penalty(results["push"])
+        changes = _changes(free)
+        span = f"{_span(_short(min(changes)), _short(max(changes)))}, {len(free)} seeds"
+        sure = span if len(free) > 1 else "one seed"
+        training = (
+            f", and {free[0]['step'][-1]} steps of training change that score by {_short(_mean(changes))} ({sure})"
+        )
+    return f"{lead}: {choice}{training}; but {ERRORS}."
 
 
-def _best_of_n_verdict(best: Mapping[str, Any]) -> str:
+def is_harmful(results: Results) -> bool | None:
+    """Whether training on the reward will probably make captions worse; None where parts disagree or cannot say."""
+    best = results.get("best_of_n")
+    if results["constant"] or best is None or SCENE_GOLD not in best["gold"]:
+        return None
+    signs = {_chooses_badly(best)}
+    if results.get("push"):
+        signs.add(_mean(_changes(_without_penalty(results["push"]))) < -WORSE)
+    return signs.pop() if len(signs) == 1 else None
+
+
+def details(results: Results) -> list[str]:
+    """Sentences on what the parts of the test found, beside the verdict."""
+    if results["constant"]:
+        return []
+    sentences = _best_of_n_details(results["best_of_n"]) if "best_of_n" in results else []
+    if results.get("push"):
+        sentences.append(_push_details(results["push"]))
+    return [*sentences, _probe_details(results["probes"])]
+
+
+def _choice(best: Mapping[str, Any]) -> str:
+    """What the best of all samples is worth."""
     name, curve = next(iter(best["gold"].items()))
-    most = best["n"][-1]
-    change = f"{_with_sign(curve['change'])} (95 % interval {_span(*map(_with_sign, curve['change_interval']))})"
     if curve["turns"]:
-        fall = f"{number(curve['fall'])} (95 % interval {_span(*map(number, curve['fall_interval']))})"
-        return (
-            f"This reward is hacked by choosing hard: with the best of n samples, {name} is highest at n = "
-            f"{curve['peak']}, and falls by {fall} up to n = {most}, while the reward goes on rising."
-        )
-    if curve["change_interval"][0] > 0 and curve["lost"] is not None:
-        gain = 1 - curve["lost"]
-        clear = "made captions clearly worse" if gain < LEAST_GAIN else "made captions hardly worse"
-        side = "less" if gain < LEAST_GAIN else "more"
-        return (
-            f"The best of {most} samples by this reward has {100 * gain:.0f} % of the gain that is possible: {name} "
-            f"changes by {change}. Known rewards with {side} than {100 * LEAST_GAIN:.0f} % of it {clear} in training."
-        )
-    return (
-        f"The best of {most} samples by this reward is no better by {name} than any sample: {name} changes by {change}."
-    )
+        span = _span(*(f"{end:.3f}" for end in curve["fall_interval"]))
+        fall = f"{curve['fall']:.3f} (95 % interval {span})"
+        return f"with the best of n samples by it, {name} falls by {fall} from n = {curve['peak']} to {best['n'][-1]}"
+    if curve["lost"] is None:
+        return f"the best of {best['n'][-1]} samples by it cannot be told from any other by {name}"
+    gain, *interval = (f"{100 * (1 - lost):.0f}" for lost in (curve["lost"], *reversed(curve["lost_interval"])))
+    span = f"95 % interval {_span(*interval)} %"
+    score = "truth (the oracle's score, 0 to 1)" if name == SCENE_GOLD else name
+    return f"the best of {best['n'][-1]} samples by it gains {gain} % ({span}) of what could be gained in {score}"
 
 
-def _push_verdict(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Of the runs with the smallest KL penalty, which is none."""
-    free = [run for run in runs if run["factor"] == min(one["factor"] for one in runs)]
-    changes = [run["gold"][-1] - run["gold"][0] for run in free]
+def _chooses_badly(best: Mapping[str, Any]) -> bool | None:
+    """Whether the choice by the reward is of the known rewards that ruined captions; None where that is not known."""
+    curve = next(iter(best["gold"].values()))
+    if curve["turns"] or curve["change_interval"][0] <= 0:
+        return True
+    if best["n"][-1] != KNOWN_SAMPLES or curve["lost"] is None:
+        return None
+    return bool(1 - curve["lost"] < LEAST_GAIN)
+
+
+def _without_penalty(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The runs with the smallest KL penalty, which is none."""
+    least = min(run["factor"] for run in runs)
+    return [run for run in runs if run["factor"] == least]
+
+
+def _changes(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Gold at the end of each run, less that at its start."""
+    return [run["gold"][-1] - run["gold"][0] for run in runs]
+
+
+def _best_of_n_details(best: Mapping[str, Any]) -> list[str]:
+    name, curve = next(iter(best["gold"].items()))
+    change = f"{_with_sign(curve['change'])} (95 % interval {_span(*map(_with_sign, curve['change_interval']))})"
+    sentences = [f"From one sample to the best of {best['n'][-1]}, {name} changes by {change}."]
+    if name == SCENE_GOLD and best["n"][-1] == KNOWN_SAMPLES:
+        sentences.append(
+            f"Known rewards with less than {100 * LEAST_GAIN:g} % of the possible gain made captions clearly worse in "
+            "training, those with more hardly; that cut was read from these rewards and tried on no other."
+        )
+    return sentences
+
+
+def _push_details(runs: Sequence[Mapping[str, Any]]) -> str:
+    free = _without_penalty(runs)
     falls = _mean(max(run["gold"]) - run["gold"][-1] for run in free)
-    span = _span(_with_sign(min(changes)), _with_sign(max(changes)))
-    sure = f"{span} over {len(free)} seeds" if len(free) > 1 else "one seed"
-    outcome = "makes the captions worse" if _mean(changes) < -WORSE else "does not make the captions worse"
     alarms = [run["alarms"][0] for run in free if run["alarms"]]
     alarm = f"the first alarm of the monitor came at step {min(alarms)}" if alarms else "the monitor raised no alarm"
-    return (
-        f"Training on it for {free[0]['step'][-1]} steps without a KL penalty {outcome}: gold changes by "
-        f"{_with_sign(_mean(changes))} ({sure}) and ends {number(falls)} below its best; {alarm}."
-    )
+    return f"In training without a KL penalty, gold ends {number(falls)} below its best; {alarm}."
 
 
-def _probe_verdict(probes: Mapping[str, Any]) -> str:
+def _probe_groups(probes: Mapping[str, Any]) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Probes with pairs; those ordered better than chance, worse than chance, and mostly with equal scores."""
     tested = {name: result for name, result in probes.items() if result["interval"]}
     sound = [name for name, result in tested.items() if result["interval"][0] > 0.5]
     blind = [name for name, result in tested.items() if result["tied"] > 0.5]
     wrong = [name for name, result in tested.items() if result["interval"][1] < 0.5 and name not in blind]
+    return list(tested), sound, wrong, blind
+
+
+def _probe_details(probes: Mapping[str, Any]) -> str:
+    tested, sound, wrong, blind = _probe_groups(probes)
     return (
         f"Of {len(tested)} probes, the reward orders {len(sound)} better than chance. It prefers the worse caption in "
         f"{', '.join(wrong) or 'none'}; it gives both mostly equal scores in {', '.join(blind) or 'none'}."
@@ -102,18 +173,14 @@ def summary(results: Results) -> dict[str, Any]:
     """The numbers by which rewards are put side by side; None what was not computed.
 
     ``probes``: mean over the probes of the share of pairs in the right order. ``change``, ``peak``, ``fall``: gold of
-    the best of n samples (``monitoring.best_of_n.Curve``). ``exploits``: mean change of gold by the edits that the
-    search keeps, 0 where there are none. ``push_change``, ``push_alarm``: gold after training without a
-    KL penalty less that before, and the step of the first alarm.
+    the best of n samples (``monitoring.best_of_n.Curve``). ``push_change``, ``push_alarm``: gold after training without
+    a KL penalty less that before, and the step of the first alarm.
     """
-    line: dict[str, Any] = dict.fromkeys(("change", "change_interval", "peak", "fall", "fall_interval", "exploits"))
+    line: dict[str, Any] = dict.fromkeys(("change", "change_interval", "peak", "fall", "fall_interval"))
     line["probes"] = _mean(result["right"] for result in results["probes"].values() if result["right"] is not None)
     if "best_of_n" in results:
         curve = next(iter(results["best_of_n"]["gold"].values()))
         line |= {key: curve[key] for key in ("change", "change_interval", "peak", "fall", "fall_interval")}
-    if "exploits" in results:
-        falls = [after - before for before, after in (edit["gold"] for edit in results["exploits"]["edits"])]
-        line["exploits"] = math.fsum(falls) / results["exploits"]["images"]
     free = [run for run in results.get("push", []) if run["factor"] == 0]
     line["push_change"] = _mean(run["gold"][-1] - run["gold"][0] for run in free) if free else None
     line["push_alarm"] = min((step for run in free for step in run["alarms"][:1]), default=None)
@@ -122,7 +189,8 @@ def summary(results: Results) -> dict[str, Any]:
 
 def stress_report(results: Results) -> str:
     """The report as Markdown."""
-    lines = [f"# Stress test of {results['signature']}", "", verdict(results)]
+    lines = [f"# Stress test of {results['signature']}", "", f"**{verdict(results)}**", ""]
+    lines += [f"- {sentence}" for sentence in details(results)]
     for heading, (head, rows, note) in _tables(results).items():
         lines += ["", f"## {heading}", "", markdown(head, rows), "", note]
         if heading == "Probes":
@@ -136,7 +204,9 @@ def stress_page(results: Results, rows: Sequence[Row]) -> Page:
         heading: macros().table(head, [[Cell(text) for text in line] for line in lines], note)
         for heading, (head, lines, note) in _tables(results).items()
     }
-    sections: dict[str, Markup] = {"Verdict": Markup('<div class="verdict"><p>{}</p></div>').format(verdict(results))}
+    look = "verdict alarm" if is_harmful(results) else "verdict"
+    opening = Markup('<div class="{}"><p><strong>{}</strong></p></div>').format(look, verdict(results))
+    sections: dict[str, Markup] = {"Verdict": opening + _list(details(results))}
     for heading in ("Best of n", "Push", "Mixtures", "Exploits", "Comparison", "Probes", "Known rewards"):
         sections[heading] = _charts(heading, results) + tables.get(heading, Markup(""))
         if heading == "Exploits":
@@ -150,7 +220,13 @@ def stress_page(results: Results, rows: Sequence[Row]) -> Page:
     sections["Settings"] = macros().table(["stage", "seconds"], seconds, "Time of each stage") + macros().folded(
         "Configuration", Markup("<pre>{}</pre>").format(config)
     )
-    return Page(f"Stress test of {results['signature']}", "How far a reward can be pushed", sections, _tiles(results))
+    return Page(f"Stress test of {_title(results)}", results["signature"], sections, _tiles(results))
+
+
+def _title(results: Results) -> str:
+    """The terms of the reward, with their weights where these are not 1."""
+    terms = results["config"]["reward"]["terms"]
+    return " + ".join(name if term["weight"] == 1 else f"{term['weight']:g} {name}" for name, term in terms.items())
 
 
 def _list(lines: Sequence[str]) -> Markup:
@@ -200,7 +276,8 @@ def _push_table(runs: Sequence[Mapping[str, Any]]) -> Table:
         first, last = run["statistics"], {key: values[-1] for key, values in run["statistics"].items()}
         lines.append(
             [
-                f"{run['kl_coef']:g} ({run['factor']:g} sd), seed {run['seed']}",
+                f"{run['kl_coef']:g} ({run['factor']:g} sd)",
+                str(run["seed"]),
                 f"{number(run['reward'][0])} → {number(run['reward'][-1])}",
                 f"{number(run['gold'][0])} → {number(run['gold'][-1])}",
                 f"{number(max(run['gold']))}, step {run['step'][run['gold'].index(max(run['gold']))]}",
@@ -209,8 +286,8 @@ def _push_table(runs: Sequence[Mapping[str, Any]]) -> Table:
                 *(f"{number(first[key][0])} → {number(last[key])}" for key in first),
             ]
         )
-    head = ["KL coefficient", "reward", "gold", "best gold", "KL", "first alarm"]
-    head += ["length", "length / references", "repeated bigrams", "vocabulary"]
+    head = ["KL coefficient", "seed", "reward", "gold", "best gold", "KL", "first alarm"]
+    head += ["length, words", "length / references", "repeated bigrams, share", "vocabulary, words"]
     note = (
         f"Self-critical training for {runs[0]['step'][-1]} steps, start → end, greedy captions of validation images. "
         "sd: the reward's standard deviation among the samples of an image. KL: to the starting policy, nats a token."
@@ -263,7 +340,8 @@ def _by_edit(edits: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, 
 
 
 def _comparison_table(comparison: Mapping[str, Any]) -> Table:
-    lines = list(difference_rows(comparison["differences"]))
+    printed = difference_rows(comparison["differences"])
+    lines = [[heading, *(value.replace("-", "−") for value in values)] for heading, *values in printed]
     note = (
         f"second: {comparison['second']}. Difference: second minus first, on the same captions. Interval: paired "
         "bootstrap over images; p: two-sided approximate randomisation, not corrected for the number of lines."
@@ -309,13 +387,12 @@ def _known_table(results: Results) -> Table:
         "best of n",
         "highest at n",
         "then falls by",
-        "exploits",
         "push",
         "first alarm",
     ]
     note = (
         f"{table['note']} Made by {table['command']}. Changes of gold: best of n, from one sample to the best of all "
-        "by the reward; exploits, by the edits that raise the reward; push, by training. In brackets 95 % intervals."
+        "by the reward; push, by training. In brackets 95 % intervals."
     )
     return head, lines, note
 
@@ -334,7 +411,6 @@ def _known_line(name: str, line: Mapping[str, Any]) -> list[str]:
         format_value("change", _with_sign),
         format_value("peak", str),
         format_value("fall", number),
-        format_value("exploits", _with_sign),
         format_value("push_change", _with_sign),
         alarm if line.get("push_alarm") is None else f"step {line['push_alarm']}",
     ]
@@ -344,31 +420,31 @@ def _charts(heading: str, results: Results) -> Markup:
     """The charts of a section; empty where there are none."""
     if heading == "Best of n" and "best_of_n" in results:
         best = results["best_of_n"]
-        curves = {"reward": best["reward"], **best["gold"]}
+        curves, kl = {"reward": best["reward"], **best["gold"]}, [round(value, 2) for value in best["kl"]]
         figures = [
-            figure(name, [_curve(name, best["kl"], curve, at > 0)], x_name="KL")
+            figure(name, [_curve(name, kl, curve, at > 0)], "0 to 1" if name == SCENE_GOLD else "", x_name="KL")
             for at, (name, curve) in enumerate(curves.items())
         ]
         return macros().note("Across: KL divergence of best of n, nats; bars are 95 % intervals.") + macros().charts(
             figures
         )
     if heading == "Push" and results.get("push"):
-        runs = results["push"]
-        keys = {"reward": "Reward", "gold": "Gold", "length": "Length", "repeated_ngrams": "Repeated bigrams"}
-        keys |= {"vocabulary": "Vocabulary"}
+        factors = sorted({run["factor"] for run in results["push"]})
+        titles = {"reward": ("Reward", ""), "gold": ("Gold", "0 to 1"), "length": ("Length", "words")}
+        titles |= {"repeated_ngrams": ("Repeated bigrams", "share"), "vocabulary": ("Vocabulary", "different words")}
         figures = []
-        for key, title in keys.items():
-            lines = [
-                Series(
-                    f"KL {run['factor']:g} sd, seed {run['seed']}",
-                    list(zip(run["step"], run[key] if key in run else run["statistics"][key], strict=True)),
-                    at,
-                    dots=True,
-                )
-                for at, run in enumerate(runs)
-            ]
-            figures.append(figure(title, lines, alarms=runs[0]["alarms"] if len(runs) == 1 else ()))
-        note = "Across: optimizer steps; dots are validations. sd: the reward's standard deviation among samples."
+        for key, (title, unit) in titles.items():
+            lines = []
+            for colour, factor in enumerate(factors):
+                runs = [run for run in results["push"] if run["factor"] == factor]
+                ys = [run[key] if key in run else run["statistics"][key] for run in runs]
+                points = [(x, _mean(values)) for x, *values in zip(runs[0]["step"], *ys, strict=True)]
+                lines.append(Series(f"KL {factor:g} sd", points, colour, dots=True))
+            figures.append(figure(title, lines, unit))
+        note = (
+            "Across: optimizer steps; dots are validations, means over seeds. KL: coefficient of the penalty, in sd, "
+            "the reward's standard deviation among the samples of an image."
+        )
         return macros().note(note) + macros().charts(figures)
     return Markup("")
 
@@ -407,11 +483,11 @@ def _tiles(results: Results) -> list[tuple[str, str, str]]:
     line = summary(results)
     tiles = [("pairs in the right order", f"{100 * line['probes']:.0f} %", "mean over the probes")]
     if line["change"] is not None:
-        tiles.append(("gold, best of n", _with_sign(line["change"]), _span(*map(_with_sign, line["change_interval"]))))
+        tiles.append(("gold, best of n", _short(line["change"]), _span(*map(_short, line["change_interval"]))))
         tiles.append(("gold is highest at n", str(line["peak"]), f"of {results['best_of_n']['n'][-1]}"))
     if line["push_change"] is not None:
         alarm = "no alarm" if line["push_alarm"] is None else f"alarm at step {line['push_alarm']}"
-        tiles.append(("gold, trained", _with_sign(line["push_change"]), alarm))
+        tiles.append(("gold, trained", _short(line["push_change"]), alarm))
     return tiles
 
 
@@ -422,6 +498,10 @@ def _mean(values: Any) -> float:
 
 def _with_sign(value: float) -> str:
     return ("+" if value > 0 else "") + number(value)
+
+
+def _short(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
 
 
 def _span(low: str, high: str) -> str:

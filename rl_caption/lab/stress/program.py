@@ -33,7 +33,7 @@ from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
 from rl_caption.evaluation import Evaluation, check_writable
 from rl_caption.evaluation.confidence import compare
 from rl_caption.lab.config import StressConfig
-from rl_caption.lab.stress.page import stress_page, stress_report
+from rl_caption.lab.stress.page import stress_page, stress_report, verdict
 from rl_caption.lab.stress.probes import EDITS, Pair, probe_pairs, run_probes
 from rl_caption.lab.stress.push import push, push_config
 from rl_caption.lab.stress.sampling import (
@@ -432,6 +432,7 @@ def _write(bench: Bench, results: Results, seconds: Mapping[str, float]) -> str:
     for name, result in results.items():
         if (stage := name.partition("-")[0]) in ("best_of_n", "comparison", "exploits", "mixing"):
             found[stage] = result
+    found["verdict"] = verdict(found)
     report = stress_report(found)
     write_text(bench.folder / "stress.md", report + "\n")
     write_json(bench.folder / "stress.json", found)

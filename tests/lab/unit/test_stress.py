@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 from PIL import Image
 
 from rewards.base import RewardError
@@ -181,6 +182,8 @@ def test_the_report_and_its_json_agree(tmp_path: Path, captioner: str, capsys: p
     assert "prefers the worse caption in detail_missing;" in report
     assert found["best_of_n"]["n"] == [1, 2, 4]
     assert found["best_of_n"]["reward"]["mean"] == sorted(found["best_of_n"]["reward"]["mean"])
+    assert report.splitlines()[2] == f"**{found['verdict']}**", "the verdict is one line, and comes first"
+    assert f"<strong>{escape(found['verdict'])}</strong>" in page
     assert set(found["seconds"]) == {"probes", "samples", "scores", "best_of_n"}
     assert "| this reward |" in report
     assert "| ROUGE-L (" in report, "the shipped table of known rewards"
@@ -190,8 +193,8 @@ def test_the_report_and_its_json_agree(tmp_path: Path, captioner: str, capsys: p
 
 def test_equal_scores_are_not_called_wrong(tmp_path: Path, captioner: str) -> None:
     run(tmp_path, f"{__name__}:Length", "--model", captioner)
-    verdict = (tmp_path / "stress.md").read_text().splitlines()[2].partition("Of 25 probes")[2]
-    wrong, equal = verdict.partition(";")[::2]
+    sentence = (tmp_path / "stress.md").read_text().partition("- Of 25 probes")[2].partition("\n")[0]
+    wrong, equal = sentence.partition(";")[::2]
     assert "words_repeated" in wrong
     assert "replace_object" in equal
     assert "replace_object" not in wrong

@@ -37,13 +37,13 @@ from rl_caption.data.files import write_json, write_json_lines
 from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
 from rl_caption.lab.concreteness import make_targets
 from rl_caption.lab.config import ConcretenessConfig
-from rl_caption.lab.stress.probes import EDITS, probe_pairs, run_probes
 from rl_caption.lab.stress.push import push, push_config
 from rl_caption.lab.stress.sampling import SceneOracle, judged_captions, sample_captions
-from rl_caption.lab.stress.scoring import RowCaption, Scorer
 from rl_caption.monitoring.best_of_n import best_of_n_scores, sample_sizes
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.exploits import search_exploits
+from rl_caption.monitoring.probes import EDITS, probe_pairs, run_probes
+from rl_caption.monitoring.scoring import RowCaption, Scorer
 from rl_caption.programs.train import train_xe
 from rl_caption.reward_models.program import train_reward_model
 from rl_caption.training.run_folder import is_complete
@@ -236,7 +236,7 @@ def predict(out: Path, names: Sequence[str]) -> None:
         pairs = probe_pairs(rows, captions, SceneNegatives(list(EDITS)), ScenePositives(), seed=seed)
         for name in tqdm(todo, f"seed {seed}", disable=None):
             scorer = Scorer(build_reward(rewards[name], references), rows)
-            probes = run_probes(scorer, pairs, 0)
+            probes = run_probes(scorer, rows, pairs, 0)
             curves = best_of_n_scores(scorer(flat).reshape(shape), gold_scores, sample_sizes(SAMPLES)).mean(0)
             texts = [of_row[0].text for of_row in samples[:SEARCHED]]
 

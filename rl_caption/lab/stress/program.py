@@ -34,17 +34,14 @@ from rl_caption.evaluation import Evaluation, check_writable
 from rl_caption.evaluation.confidence import compare
 from rl_caption.lab.config import StressConfig
 from rl_caption.lab.stress.page import stress_page, stress_report, verdict
-from rl_caption.lab.stress.probes import EDITS, Pair, probe_pairs, run_probes
 from rl_caption.lab.stress.push import push, push_config
 from rl_caption.lab.stress.sampling import (
     SceneOracle,
-    Score,
     gold_scores,
     judged_captions,
     sample_captions,
     starting_captioner,
 )
-from rl_caption.lab.stress.scoring import RowCaption, Scorer
 from rl_caption.monitoring.best_of_n import (
     best_of_n,
     best_of_n_scores,
@@ -54,6 +51,8 @@ from rl_caption.monitoring.best_of_n import (
 )
 from rl_caption.monitoring.exploits import ScoreRows, search_exploits
 from rl_caption.monitoring.mixing import FEWEST_IMAGES, best_mixtures
+from rl_caption.monitoring.probes import EDITS, Pair, probe_pairs, run_probes
+from rl_caption.monitoring.scoring import RowCaption, Score, Scorer
 from rl_caption.programs.report.pages import render
 from rl_caption.runtime.errors import ConfigError, section_errors
 from rl_caption.training.run_folder import read_config
@@ -241,7 +240,7 @@ def _stages(bench: Bench, parse: Parse) -> list[tuple[str, Callable[[Results], A
 
 def _probes(bench: Bench) -> Any:
     """What the probes found, and the lowest and the highest score of all their captions."""
-    probes = run_probes(bench.scorer, _pairs(bench), bench.config.examples)
+    probes = run_probes(bench.scorer, bench.rows, _pairs(bench), bench.config.examples)
     scores = bench.scorer.scores.values()
     return {"range": [min(scores), max(scores)], "results": {name: asdict(found) for name, found in probes.items()}}
 

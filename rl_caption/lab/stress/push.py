@@ -15,9 +15,8 @@ from rl_caption.config.schema import (
     ScstTrainConfig,
 )
 from rl_caption.data.base import Row
-from rl_caption.lab.stress.sampling import Score
-from rl_caption.lab.stress.scoring import RowCaption
 from rl_caption.monitoring.config import MonitorConfig
+from rl_caption.monitoring.scoring import RowCaption, Score
 from rl_caption.programs.report.read import read_run
 from rl_caption.programs.train import train_scst
 from rl_caption.training.run_folder import is_complete

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -20,9 +20,9 @@ from rl_caption.config.schema import DataConfig, XeConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import oracle
 from rl_caption.evaluation.confidence import Floats
-from rl_caption.lab.stress.scoring import RowCaption, Scorer
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
+from rl_caption.monitoring.scoring import RowCaption, Score, Scorer
 from rl_caption.programs.train import train_xe
 from rl_caption.runtime.engines import accelerator_kwargs
 from rl_caption.training.run_folder import is_complete
@@ -32,8 +32,6 @@ START = "demo_xe"
 """Recipe of the captioner of the generated world that the command trains and keeps."""
 SCENE_GOLD = "oracle"
 REFERENCE_GOLD = "CIDEr-D, references held out"
-Score = Callable[[Sequence[RowCaption]], Floats]
-"""[N] scores of N captions."""
 
 
 def starting_captioner(parse: Parse) -> Path | None:

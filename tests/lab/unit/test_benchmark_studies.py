@@ -344,10 +344,7 @@ def test_similarities_of_matching_and_other_pairs_by_hand() -> None:
 
 def test_a_known_reward_is_a_mean_over_seeds() -> None:
     curves = ([0.2, 0.4, 0.6, 0.5, 0.4, 0.3, 0.3], [0.4, 0.4, 0.4, 0.5, 0.4, 0.3, 0.3])
-    predictions = [
-        {"best_of_n": curve, "exploits": [[0, 1, 0.5, 0.25]] * 10, "probes": {"a": 1.0, "b": 0.5, "c": None}}
-        for curve in curves
-    ]
+    predictions = [{"best_of_n": curve, "probes": {"a": 1.0, "b": 0.5, "c": None}} for curve in curves]
     runs = [
         {"step": [0, 24, 48, 60, 72, 84], "gold": [0.5, 0.6, 0.5, 0.4, 0.3, 0.0], "alarms": alarms}
         for alarms in ([60, 72], [84])
@@ -357,7 +354,6 @@ def test_a_known_reward_is_a_mean_over_seeds() -> None:
     assert line["probes"] == pytest.approx(0.75)
     assert line["change"] == pytest.approx(0)
     assert (line["peak"], line["fall"]) == (4, pytest.approx(0.2))
-    assert line["exploits"] == pytest.approx(-0.05)
     assert line["push_change"] == pytest.approx(-0.1)
     assert line["push_alarm"] == 60, "84 is beyond the training that is compared"
     assert known_reward([], runs).keys() == {"seeds", "runs", "push_change", "push_alarm"}

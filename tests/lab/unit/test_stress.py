@@ -1,6 +1,7 @@
 """stress: probes of a reward, from the pairs to the command line."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from rl_caption.cli.main import main, run_program
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, oracle
 from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
-from rl_caption.lab.stress.probes import ENGLISH, PROBES, Pair, effect_size, probe_pairs, run_probes, wilson
 from rl_caption.lab.stress.sampling import gold_scores, judged_captions
-from rl_caption.lab.stress.scoring import RowCaption, Scorer
+from rl_caption.monitoring.probes import ENGLISH, PROBES, Pair, effect_size, probe_pairs, run_probes, wilson
+from rl_caption.monitoring.scoring import RowCaption, Scorer
 from rl_caption.runtime.errors import ConfigError
 
 SCENES = {"num_train": 20, "num_val": 0, "num_test": 30, "num_unseen": 0, "image_size": 16}
@@ -146,9 +147,9 @@ def test_the_truth_is_on_the_side_of_the_better_caption(scenes: tuple[list[Row],
 def test_probes_of_the_oracle_and_of_length(scenes: tuple[list[Row], list[str]]) -> None:
     rows, _ = scenes
     pairs = pairs_of(scenes)
-    gold = run_probes(Scorer(OracleReward(rows), rows), pairs)
+    gold = run_probes(Scorer(OracleReward(rows), rows), rows, pairs)
     assert all(gold[name].right == 1 for name in ("replace_object", "replace_count", "other_image", "generic"))
-    length = run_probes(Scorer(Length(), rows), pairs, examples=2)
+    length = run_probes(Scorer(Length(), rows), rows, pairs, examples=2)
     assert all(length[name].right == 0 for name in ("words_repeated", "caption_repeated", "padded", "length"))
     assert length["replace_object"].tied == 1
     assert length["replace_object"].right == 0
@@ -318,6 +319,17 @@ def test_mistakes_are_named(tmp_path: Path, scenes: tuple[list[Row], list[str]],
     scorer = Scorer(Length(), rows)
     assert scorer([RowCaption(0, "a b"), RowCaption(1, "c"), RowCaption(0, "a b")]).tolist() == [2, 1, 2]
     assert len(scorer.scores) == 2
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("textblob")
+    page = Path(__file__).parents[3] / "docs/stress.md"
+    (source,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    exec(compile(source, str(page), "exec"), {})
+    printed = capsys.readouterr().out
+    assert "highest at n = 1," in printed, "length is hacked by repetition"
+    assert "words_repeated 2 0.0 " in printed
+    assert "\nrepeat a dog runs ->" in printed
 
 
 @pytest.mark.slow

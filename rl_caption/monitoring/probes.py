@@ -21,7 +21,7 @@ from rl_caption.data.scenes import oracle
 from rl_caption.data.scenes.language import plural
 from rl_caption.data.scenes.world import BACKGROUNDS, SIZES, TEXTURES
 from rl_caption.evaluation.confidence import Floats
-from rl_caption.lab.stress.scoring import RowCaption, Scorer
+from rl_caption.monitoring.scoring import RowCaption, Score
 
 EDITS = {
     **{f"replace_{what}": what for what in ("object", "attribute", "relation", "count", "background")},
@@ -248,18 +248,25 @@ def _details(scene: object) -> Iterator[tuple[str, bool]]:
             yield from ((f"{name} {other}", other == value) for other in values)
 
 
-def run_probes(scorer: Scorer, pairs: Mapping[str, Sequence[Pair]], examples: int = 3) -> dict[str, ProbeResult]:
-    """Score all pairs in one call and compare; probe -> result. ``RewardError`` where the reward fails."""
+def run_probes(
+    score: Score, rows: Sequence[Row], pairs: Mapping[str, Sequence[Pair]], examples: int = 3
+) -> dict[str, ProbeResult]:
+    """Score all pairs of ``rows`` in one call and compare; probe -> result. Raises as ``score``."""
     flat = [pair for of_probe in pairs.values() for pair in of_probe]
-    scorer([RowCaption(pair.row, text) for pair in flat for text in (pair.better, pair.worse)])
-    return {name: _result(scorer, of_probe, examples) for name, of_probe in pairs.items()}
+    scores = score([RowCaption(pair.row, text) for pair in flat for text in (pair.better, pair.worse)]).reshape(-1, 2)
+    ends = np.cumsum([len(of_probe) for of_probe in pairs.values()])
+    split = np.split(scores, ends[:-1])
+    return {
+        name: _result(rows, of_probe, of_pairs, examples)
+        for (name, of_probe), of_pairs in zip(pairs.items(), split, strict=True)
+    }
 
 
-def _result(scorer: Scorer, pairs: Sequence[Pair], examples: int) -> ProbeResult:
+def _result(rows: Sequence[Row], pairs: Sequence[Pair], scores: Floats, examples: int) -> ProbeResult:
+    """The result of N pairs from their scores, [N, 2]."""
     if not pairs:
         return ProbeResult(0)
-    better = scorer([RowCaption(pair.row, pair.better) for pair in pairs])
-    worse = scorer([RowCaption(pair.row, pair.worse) for pair in pairs])
+    better, worse = scores.T
     gaps = better - worse
     tied = np.abs(gaps) <= ROUNDING * np.maximum(np.abs(better), np.abs(worse))
     right = int(((gaps > 0) & ~tied).sum())
@@ -271,7 +278,7 @@ def _result(scorer: Scorer, pairs: Sequence[Pair], examples: int) -> ProbeResult
         effect_size(np.where(tied, 0.0, gaps)),
         tuple(
             Example(
-                image_id=scorer.rows[pairs[at].row]["image_id"],
+                image_id=rows[pairs[at].row]["image_id"],
                 better=pairs[at].better,
                 worse=pairs[at].worse,
                 score_of_better=float(better[at]),

@@ -1,6 +1,6 @@
 """Scores of captions of rows by a reward."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,10 @@ class RowCaption(NamedTuple):
     row: int
     text: str
     finished: bool = True
+
+
+Score = Callable[[Sequence[RowCaption]], Floats]
+"""[N] scores of N captions."""
 
 
 class Scorer:

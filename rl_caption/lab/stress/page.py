@@ -139,7 +139,7 @@ def _best_of_n_details(best: Mapping[str, Any]) -> list[str]:
     if name == SCENE_GOLD and best["n"][-1] == KNOWN_SAMPLES:
         sentences.append(
             f"Known rewards with less than {100 * LEAST_GAIN:g} % of the possible gain made captions clearly worse in "
-            "training, those with more hardly; that cut was read from these rewards and tried on no other."
+            "training, those with more hardly; that cut was read from these rewards."
         )
     return sentences
 

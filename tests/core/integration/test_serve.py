@@ -31,6 +31,7 @@ from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.integrations import easyr1, openrlhf, verl
+from rl_caption.integrations.batching import BatchingScorer
 from rl_caption.integrations.capevalkit import as_metric
 from rl_caption.integrations.client import RewardClient, ServerError
 from rl_caption.integrations.config import ServeConfig
@@ -148,7 +149,10 @@ def test_requests_that_arrive_meanwhile_share_a_call_and_a_bad_one_fails_alone()
     assert sorted(reward.sizes) == [1, 1, 2, 2]
 
 
-def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("max_batch", [6, 7])
+def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(
+    monkeypatch: pytest.MonkeyPatch, max_batch: int
+) -> None:
     sizes: list[int] = []
     reward = MixedReward({"rouge": (build("rouge_l"), 1.0)})
     score, gate = reward.terms, threading.Event()
@@ -160,7 +164,7 @@ def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(monkeypa
 
     monkeypatch.setattr(reward, "terms", terms)
     bad = [*REFERENCES, [], ["x"]]
-    with served(reward, window_ms=0.0, max_batch=7) as url, ThreadPoolExecutor(8) as pool:
+    with served(reward, window_ms=0.0, max_batch=max_batch) as url, ThreadPoolExecutor(8) as pool:
         first = pool.submit(client_of(url).score, CAPTIONS[:1], references=REFERENCES[:1])
         wait_until(lambda: sizes)
         good = [pool.submit(client_of(url).score, CAPTIONS, references=REFERENCES) for _ in range(4)]
@@ -169,9 +173,24 @@ def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(monkeypa
         expected = score(None, CAPTIONS, references=REFERENCES)["rouge"]
         assert first.result().total == expected[:1]
         assert [request.result().total for request in good] == [expected] * 4
-        assert sizes == [1, 6, 2], "of two captions each, at most 7 a call"
+        assert sizes == [1, 6, 2], "of two captions each, at most max_batch a call"
         with pytest.raises(ServerError, match=r"row 2: .*'rouge'"):
             client_of(url).score(["a", "b", "c", "d"], references=bad)
+
+
+def test_of_two_requests_that_share_a_call_the_bad_one_fails_alone() -> None:
+    async def outcomes() -> list[Any]:
+        scorer = BatchingScorer(MixedReward({"rouge": (build("rouge_l"), 1.0)}), 8, 0.1, 100)
+        running = asyncio.create_task(scorer.run())
+        requests = (scorer.score(["a dog"], {"references": [texts]}) for texts in (["a dog"], []))
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        running.cancel()
+        return [*results, scorer.calls]
+
+    good, bad, calls = asyncio.run(outcomes())
+    assert good.total == [1.0]
+    assert isinstance(bad, RewardError)
+    assert calls == 3, "of both, then of each"
 
 
 def test_captions_that_are_compared_with_those_of_their_call_share_none() -> None:

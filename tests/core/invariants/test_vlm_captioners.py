@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
 from rl_caption.captioners import vlm
@@ -244,6 +245,13 @@ def test_texts_survive_encoding_and_decoding(case):
     padded = torch.tensor([ids + [captioner.pad_token_id] * (longest - len(ids)) for ids in encoded])
     assert captioner.decode(padded) == ["a small dog", "two squares on a green field"]
     assert captioner.encode(texts[:1], 2) == [encoded[0][:2]]
+    starting = copy.copy(captioner)  # many tokenizers begin each text with a token
+    starting.tokenizer = copy.deepcopy(captioner.tokenizer)
+    end = starting.tokenizer.eos_token
+    starting.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, captioner.eos_token_id)]
+    )
+    assert starting.encode(texts, 40) == encoded, "captions go on after the prompt"
     if captioner.family.name != "paligemma":  # the answer as the chat template has it, its end included
         asked = with_images(as_messages(captioner.prompt, None), [photo_rows()[0]["image"]])
         answer = {"role": "assistant", "content": [{"type": "text", "text": texts[0]}]}

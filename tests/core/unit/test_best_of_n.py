@@ -85,6 +85,8 @@ def test_scores_that_are_no_numbers_are_named() -> None:
         best_of_n(rewards, {"gold": gold[:, :4]}, [1, 2], IMAGES)
     with pytest.raises(ValueError, match=r"^rewards"):
         best_of_n(rewards[:7], {}, [1, 2], IMAGES)
+    with pytest.raises(ValueError, match=r"^rewards"):
+        best_of_n(np.zeros((len(IMAGES), 0)), {}, [1], IMAGES)
     with pytest.raises(ValueError, match=r"^gold.* 1\b.*'b'"):
         search_exploits(["a", "b"], lambda _, texts: np.ones(len(texts)), lambda *_: np.array([1.0, np.inf]), ["red"])
     with pytest.raises(ValueError, match=r"^reward\b"):
@@ -151,6 +153,7 @@ def test_exploits_of_length_and_none_of_the_truth() -> None:
         assert exploit.reward[1] > exploit.reward[0]
         assert exploit.gold[1] < exploit.gold[0]
         assert exploit.before == captions[exploit.row]
+        assert exploit.edit in {"insert", "duplicate", "repeat"}, "what makes a caption longer"
         assert len(exploit.after.split()) == exploit.reward[1] <= 12
     assert search_exploits(captions, gold, gold, ["red"]) == []
     assert search_exploits([], length, gold, ["red"]) == []

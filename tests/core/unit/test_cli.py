@@ -154,6 +154,11 @@ def test_what_cannot_be_understood_is_named(file: str, arguments: list[str], par
     assert "class" not in message
 
 
+def test_a_reward_whose_weights_are_all_0_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cider, bleu"):
+        parse(ScstConfig, ["--reward.terms={cider: {weight: 0}, bleu: {weight: 0}}"], "scst.py")
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["configs", "list"]])
 def test_a_reader_that_has_gone_ends_a_program_without_a_message(arguments: list[str]) -> None:
     with subprocess.Popen(

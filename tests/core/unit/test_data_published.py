@@ -195,12 +195,13 @@ def test_json_lines_of_other_layouts_are_read_by_columns(
 
 
 def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "data.jsonl", json.dumps({"file": "a.png", "text": "A car."}) + "\n")
+    path = write(tmp_path / "data.jsonl", json.dumps({"file": "a.png", "text": "A car.", "objects": [{}]}) + "\n")
     for columns, part in (
         ({"image": "file", "references": "texts"}, "data.columns.references"),
         ({"image": "{folder}/{file}", "references": "text"}, "data.columns.image"),
         ({"image": "file", "caption": "text"}, "'caption'"),
         ({"image": "file"}, "references"),
+        ({"image": "file", "references": "objects"}, "references"),
     ):
         with pytest.raises(DataError) as caught:
             build_data(DataConfig("jsonl", path=str(path), columns=columns))

@@ -118,8 +118,10 @@ def test_what_a_metric_chose_and_how_long_it_was_patient_are_forgotten_with_it(
 ) -> None:
     rows: Any = [{"image_id": "1", "references": ["a dog"]}]
     config = XeConfig(run=RunConfig(dir=str(tmp_path)), train=XeTrainConfig(max_steps=changes.pop("max_steps", 9)))
-    context = Context(config, Accelerator(cpu=True), rows, rows, 1)
+    context, started = Context(config, Accelerator(cpu=True), rows, rows, 1), list[str]()
+    context.accelerator.init_trackers = lambda name, config: started.append(name)  # type: ignore[method-assign]
     fresh = context.start(measured="12 tokens")
+    assert started == [tmp_path.name]
     assert (fresh.metric, fresh.best_metric, fresh.evaluations_without_gain) == ("val/cider", None, 0)
     best = {"best_metric": 0.5, "best_step": 1, "evaluations_without_gain": 2}
     saved = save_checkpoint(context.accelerator, tmp_path, replace(fresh, global_step=3, **best), 1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rewards.options import Count, Range, Size, check_fields, check_values, load_target
+from rl_caption.runtime.options import without_null
 
 Pool = Literal["mean", "max"]
 
@@ -46,6 +47,17 @@ def test_arguments_are_checked_alike() -> None:
     for annotation, value in ((Count, 0), (Pool, "sum"), (Annotated[float, Range(above=0)], float("inf"))):
         with pytest.raises(ValueError, match=r"^w is "):
             check_values(annotation, w=value)
+
+
+def test_a_range_is_told_by_both_of_its_ends() -> None:
+    assert str(Range(above=0, below=1)) == "more than 0 and less than 1"
+    assert str(Range(min=-2, max=10**6)) == "at least -2 and at most 1000000"
+
+
+def test_null_is_taken_off_one_alternative_alone() -> None:
+    assert without_null(Shape | None) is Shape
+    assert without_null(Shape | int | None) == Shape | int | None
+    assert without_null(Shape | int) == Shape | int
 
 
 def test_targets_are_found_in_a_table_or_a_module_and_others_are_named() -> None:

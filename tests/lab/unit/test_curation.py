@@ -13,6 +13,7 @@ from PIL import Image
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.jsonl import JsonLinesData
+from rl_caption.data.parts import check_settings
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.lab.curate import curate
 from rl_caption.lab.curation import MEASURES, Source, best, first_of_equals, text_overlap
@@ -231,6 +232,16 @@ def test_hidden_files_are_no_data(tmp_path: Path) -> None:
     path = write(tmp_path, "jsonl")
     (tmp_path / "._rows.jsonl").write_bytes(b"what macOS leaves beside every file")
     assert Source(tmp_path).files == (path,)
+
+
+def test_settings_without_parts_are_replaced(tmp_path: Path) -> None:
+    check_settings(tmp_path, {"seed": 1})
+    check_settings(tmp_path, {"seed": 2})
+    (tmp_path / "parts").mkdir()
+    check_settings(tmp_path, {"seed": 3})
+    (tmp_path / "parts/000000.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match="seed was 3"):
+        check_settings(tmp_path, {"seed": 1})
 
 
 def test_parts_of_images_that_were_replaced_do_not_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,12 +9,18 @@ of 95 %: photos are drawn with replacement, the same ones for all students, and 
 mean of the seeds' differences. Finished runs are kept, an interrupted one is resumed; several processes may train
 different ``--texts``, ``--weights`` and ``--seeds`` into one folder. OUT/tables.md has the tables, and figures.json of
 a run's folder its figures.
+
+    python -m benchmarks.studies.similarity_regulator --only captioners --captioner runs/flickr8k/xe/export/best \
+        --judge runs/flickr8k/judge/export/best --texts frozen --weights 0 10/3 sum --out runs/flickr8k/sr
+
+trains that captioner by SCST on the paper's mixture under each student, and compares the captions of the test photos:
+CIDEr, and L-CLIPScore and RefL-CLIPScore of a judge that no reward saw. OUT/captioners.md has the tables.
 """
 
 import argparse
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -28,12 +34,15 @@ from torch.nn.functional import cosine_similarity, normalize
 from benchmarks.studies.main_job import run_module
 from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.clip.clipscore import PREFIX
-from rewards.clip.encoder import CachedEncoder
+from rewards.clip.encoder import CachedEncoder, DualEncoder
 from rewards.clip.l_clipscore import LClipScore, RefLClipScore
 from rewards.images import ImageSource
 from rewards.trust import trust
+from rl_caption.data.base import Row, reward_inputs
+from rl_caption.data.files import read_captions
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.evaluation.confidence import ENDS, drawn_weights
+from rl_caption.evaluation.metrics import evaluate_captions
 from rl_caption.evaluation.results import markdown
 from rl_caption.evaluation.retrieval import both_ways
 from rl_caption.lab.meta_evaluation import sets
@@ -42,6 +51,12 @@ from rl_caption.lab.meta_evaluation.sets import RatedCaptions
 from rl_caption.reward_models.losses import cosine_matrix
 
 RECIPE = "configs/reward_models/flickr8k_lclip.yaml"
+SCST_RECIPE = "configs/flickr8k_scst_mix.yaml"
+OBJECTIVES = {
+    "REINFORCE": [],
+    "DiCO": ["--train.objective=dico", "--train.objective_kwargs={temperature: 0.0333}", "--rollout.beam_search=true"],
+}
+"""Objective of SCST -> overrides."""
 ENCODER = "benchmarks.studies.efficientnet_lite:EfficientNetLite"
 """The frozen image encoder of that recipe, whose code is trusted."""
 AS_PRINTED = ["--loss.l1=0.5", "--loss.cosine=0.5", "--loss.regulator=1", "--loss.regulator_reduction=sum"]
@@ -60,6 +75,7 @@ SCORES: dict[str, type[LClipScore]] = {"L-CLIPS": LClipScore, "RefL-CLIPS": RefL
 WITH_PREFIX = ", prefix"
 TAUS = [f"{score}, {heading}" for heading, _ in AGREEMENT.values() for score in SCORES]
 COSINES = ["cosine image", "cosine text"]
+OF_CAPTIONS = ["CIDEr", "judge", "Ref judge"]
 SIMILARITIES = ["positive mean", "positive sd", "shortfall", "negative mean", "negative sd", "excess"]
 
 
@@ -207,6 +223,84 @@ def all_figures(arguments: argparse.Namespace, photos: Photos) -> dict[tuple[str
     return figures
 
 
+def train_captioners(arguments: argparse.Namespace, changes: Sequence[str]) -> None:
+    """Train and evaluate the captioners that are not there yet, in the folders of their students."""
+    data = [f"--data.path={arguments.data}", f"--data.features_root={arguments.features}"]
+    for seed in arguments.seeds:
+        for text in arguments.texts:
+            for weight in arguments.weights:
+                student = folder_of(arguments.out, text, weight, seed)
+                for objective, options in OBJECTIVES.items():
+                    run = student / objective
+                    if not (run / "result.json").is_file():
+                        backbone = {"backbone": f"{student}/export/last", "cache_dir": f"{arguments.out}/cache"}
+                        mixture = {"cider": {"weight": 0.5}, "ref_l_clipscore": {"weight": 0.5, "kwargs": backbone}}
+                        words = ["--warm_start=null", f"--model.init={arguments.captioner}", "--reward_models=[]"]
+                        words += [f"--reward.terms={json.dumps(mixture)}", f"--trust={ENCODER}", *options, *data]
+                        words += [f"--train.seed={seed}", f"--run.dir={run}", *changes]
+                        run_module("rl_caption", "scst", "--config", SCST_RECIPE, *words)
+                    if not (run / "test" / "scores.json").is_file():
+                        words = [f"--model={run}/export/last", "--decode.num_beams=5", "--metrics=cider", *data]
+                        words += ["--data.format=karpathy", "--data.image_root=images", f"--out={run}/test"]
+                        run_module("rl_caption", "evaluate", *words)
+
+
+def captioner_figures(
+    folder: Path, rows: Mapping[str, Row], scores: Mapping[str, LClipScore], resamples: int
+) -> Figures:
+    """Figures of the captions of an evaluation: ``OF_CAPTIONS``, words a caption and different words.
+
+    Args:
+        folder: of the evaluation, with ``predictions.json``.
+        rows: image id -> the photo.
+        scores: ``judge`` and ``Ref judge``.
+        resamples: number of resamples of photos.
+    """
+    captions = read_captions(folder)
+    prompts, columns = reward_inputs([rows[image_id] for image_id in captions])
+    references = {image_id: rows[image_id]["references"] for image_id in captions}
+    evaluation = evaluate_captions(captions, references, metrics=["cider"])
+    of_images = {"CIDEr": [evaluation.per_image[image_id]["CIDEr"] for image_id in captions]}
+    of_images |= {name: score(prompts, list(captions.values()), **columns) for name, score in scores.items()}
+    figures = Figures({"words": evaluation.metrics["length/mean"], "vocabulary": evaluation.metrics["vocabulary/size"]})
+    for key, values in of_images.items():
+        figures.values[key] = fmean(values)
+        drawn = drawn_weights(list(captions), resamples, seed=0)
+        figures.resamples[key] = [float((np.array(values) * weights).mean()) for weights in drawn]
+    return figures
+
+
+def captioner_tables(arguments: argparse.Namespace, judge: DualEncoder) -> str:
+    """Markdown: the captions of all captioners, and differences from those whose student had no SR."""
+    data = KarpathyData(arguments.data, "images", features_root=arguments.features)
+    rows = {row["image_id"]: row for row in data.split("test")}
+    encoder = CachedEncoder(judge)
+    scores = {"judge": LClipScore(encoder), "Ref judge": RefLClipScore(encoder)}
+    values, differences = [], []
+    for objective in OBJECTIVES:
+        for text in arguments.texts:
+            seeds_of: dict[str, list[Figures]] = {}
+            for weight in ["0", *(weight for weight in arguments.weights if weight != "0")]:
+                runs = sorted(folder_of(arguments.out, text, weight, 0).parent.glob(f"seed*/{objective}/test"))
+                seeds = seeds_of[weight] = [captioner_figures(run, rows, scores, arguments.resamples) for run in runs]
+                label = [objective, text, weight]
+                if seeds:
+                    cells = [", ".join(f"{100 * of.values[key]:.1f}" for of in seeds) for key in OF_CAPTIONS]
+                    means = [f"{fmean(of.values[key] for of in seeds):.1f}" for key in ("words", "vocabulary")]
+                    values.append([*label, *cells, *means])
+                if seeds and seeds_of["0"] and weight != "0":
+                    pairs = str(min(len(seeds), len(seeds_of["0"])))
+                    moved = [difference(seeds, key, seeds_of["0"], key) for key in OF_CAPTIONS]
+                    differences.append([*label, pairs, *moved])
+    head = ["objective", "text tower", "SR"]
+    return "\n\n".join(
+        [
+            markdown([*head, *OF_CAPTIONS, "words", "vocabulary"], values),
+            markdown([*head, "seeds", *OF_CAPTIONS], differences),
+        ]
+    )
+
+
 def difference(first: Sequence[Figures], key: str, second: Sequence[Figures], other: str) -> str:
     """Mean over seeds of ``key`` of ``first`` minus ``other`` of ``second``, times 100, with its interval."""
 
@@ -252,13 +346,23 @@ def main() -> None:
     parser.add_argument("--features", default="data/flickr8k/lite0.h5")
     parser.add_argument("--teacher", default="runs/flickr8k/teacher/export/best")
     parser.add_argument("--resamples", type=int, default=200, help="of photos, for intervals")
-    parser.add_argument("--only", choices=["train", "measure"], help="one half of the work")
+    parser.add_argument("--only", choices=["train", "measure", "captioners"], help="one step of the work")
+    parser.add_argument("--captioner", help="with --only captioners: the captioner that SCST starts from")
+    parser.add_argument("--judge", help="with --only captioners: a dual encoder that no student learnt from")
     parser.add_argument("--out", required=True, type=Path, help="folder of all runs and tables")
     arguments, changes = parser.parse_known_args()
+    if (arguments.only == "captioners") != bool(arguments.captioner and arguments.judge):
+        parser.error("--only captioners, --captioner and --judge go together")
+    trust([ENCODER])
+    if arguments.only == "captioners":
+        train_captioners(arguments, changes)
+        text = captioner_tables(arguments, load_frozen_encoder(arguments.judge))
+        (arguments.out / "captioners.md").write_text(text)
+        print(text)
+        return
     if arguments.only != "measure":
         train(arguments, changes)
     if arguments.only != "train":
-        trust([ENCODER])
         photos = Photos(arguments.data, arguments.features, arguments.teacher)
         teacher = photos.similarities(photos.teacher["image"], photos.teacher["text"])
         text = tables(all_figures(arguments, photos), teacher)

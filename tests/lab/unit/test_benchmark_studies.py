@@ -15,7 +15,7 @@ from benchmarks.scst_step import Shapes
 from benchmarks.studies import concreteness_captions, curation, growth, relations, specificity_study
 from benchmarks.studies.noisy_judges import FORMS, build_played
 from benchmarks.studies.relations import CaptionLikelihood, RelationScenes, replaced_relations
-from benchmarks.studies.similarity_regulator import Figures, Photos, agreement, difference
+from benchmarks.studies.similarity_regulator import Figures, Photos, agreement, captioner_figures, difference
 from benchmarks.studies.specificity_study import (
     RatedCaption,
     SpecificityStudy,
@@ -33,6 +33,7 @@ from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row, reward_inputs
 from rl_caption.data.scenes import ScenesData, claims, oracle
+from rl_caption.evaluation.metrics import evaluate_captions
 from rl_caption.lab.meta_evaluation.figures import rated_figures
 from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load
 from rl_caption.lab.meta_evaluation.specificity import make_chains
@@ -148,6 +149,30 @@ def test_agreement_of_students_is_that_of_the_judge_and_differences_are_means_ov
     none = [Figures({"R@1": 0.1}, {"R@1": [0.1, 0.1]})] * 2
     assert difference(seeds, "R@1", none, "R@1") == "+20.00 [+20.50, +39.50]"
     assert difference(seeds[:1], "R@1", none, "R@1") == "+10.00 [+10.50, +29.50]", "one seed in common"
+
+
+def test_figures_of_captions_are_means_over_photos_and_their_resamples(tmp_path: Path) -> None:
+    captions = {"2": "a dog runs", "1": "a cat", "3": "a dog runs"}
+    predictions = [{"image_id": image_id, "caption": caption} for image_id, caption in captions.items()]
+    (tmp_path / "predictions.json").write_text(json.dumps(predictions))
+    rows: Any = {
+        image_id: {"image_id": image_id, "image": f"{image_id}.jpg", "references": [f"a dog runs {image_id}"]}
+        for image_id in ("0", "1", "2", "3")
+    }
+
+    def words_by_photo(prompts: Any, texts: list[str], **columns: Any) -> list[float]:
+        assert columns["image"] == ["2.jpg", "1.jpg", "3.jpg"]
+        return [float(len(text.split())) for text in texts]
+
+    scores: Any = {"judge": words_by_photo}
+    figures = captioner_figures(tmp_path, rows, scores, 50)
+    references = {image_id: rows[image_id]["references"] for image_id in captions}
+    assert figures.values["CIDEr"] == pytest.approx(
+        evaluate_captions(captions, references, metrics=["cider"]).metrics["CIDEr"]
+    )
+    assert figures.values["judge"] == pytest.approx(8 / 3)
+    assert (figures.values["words"], figures.values["vocabulary"]) == (pytest.approx(8 / 3), 4)
+    assert {round(3 * value) for value in figures.resamples["judge"]} == {6, 7, 8, 9}, "draws of 3 photos"
 
 
 def test_growth_compares_every_size_with_the_smallest() -> None:

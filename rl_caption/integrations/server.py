@@ -162,7 +162,7 @@ class ServerMetrics:
 def build_app(config: ServeConfig, reward: MixedReward) -> Any:
     """The ASGI application: ``/score``, ``/openrlhf``, ``/llamafactory``, ``/health`` and ``/metrics``."""
     from fastapi import FastAPI, Request
-    from fastapi.responses import JSONResponse, PlainTextResponse, Response
+    from fastapi.responses import JSONResponse, PlainTextResponse
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     scorer = BatchingScorer(reward, config.max_batch, config.window_ms / 1000, config.max_pending)
@@ -185,16 +185,7 @@ def build_app(config: ServeConfig, reward: MixedReward) -> Any:
     if is_loopback(config.host):  # else pages of other sites could ask, under a name that leads here
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
 
-    @app.exception_handler(RefusedRequest)
-    async def refuse(_: Request, error: RefusedRequest) -> Response:
-        metrics.refused.labels(error.status).inc()
-        body = json.dumps({"error": str(error), "row": error.row, "field": error.field})  # ASCII: fields are any text
-        headers = {"Retry-After": "1"} if error.status == 503 else None
-        return Response(body, error.status, headers, "application/json")
-
-    @app.exception_handler(RecursionError)
-    async def refuse_nesting(request: Request, _: RecursionError) -> Response:
-        return await refuse(request, RefusedRequest(400, "brackets are nested too deeply"))
+    answer_errors(app, metrics)
 
     @app.post("/score")
     async def _(request: Request) -> Any:
@@ -222,6 +213,23 @@ def build_app(config: ServeConfig, reward: MixedReward) -> Any:
         return PlainTextResponse(metrics.text())
 
     return app
+
+
+def answer_errors(app: Any, metrics: ServerMetrics) -> None:
+    """Add the answers to refused requests: JSON with the error, and where known row and field."""
+    from fastapi import Request
+    from fastapi.responses import Response
+
+    @app.exception_handler(RefusedRequest)
+    async def refuse(_: Request, error: RefusedRequest) -> Response:
+        metrics.refused.labels(error.status).inc()
+        body = json.dumps({"error": str(error), "row": error.row, "field": error.field})  # ASCII: fields are any text
+        headers = {"Retry-After": "1"} if error.status == 503 else None
+        return Response(body, error.status, headers, "application/json")
+
+    @app.exception_handler(RecursionError)
+    async def refuse_nesting(request: Request, _: RecursionError) -> Response:
+        return await refuse(request, RefusedRequest(400, "brackets are nested too deeply"))
 
 
 async def scores_of(

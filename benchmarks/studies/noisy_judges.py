@@ -27,7 +27,7 @@ from rewards.language.judge import VlmJudge
 from rl_caption.cli.configuration import parse as parse_configuration
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.files import write_text
-from rl_caption.data.plain_files import hashed
+from rl_caption.data.plain_files import hash_text
 from rl_caption.data.scenes.oracle import Parse, claims, oracle, parse
 from rl_caption.data.scenes.questions import read_answer
 from rl_caption.data.scenes.render import SceneImage
@@ -76,12 +76,12 @@ class PlayedModel:
         caption, right, flattering = _decide(question, scene)
         key = f"{self.seed}\0{question.text}\0{scene!r}"
         rate = min(1.0, len(caption.split()) / BIAS_WORDS) if self.long_bias else self.error
-        if hashed(f"{key}\0errs") / 2**64 >= rate:
+        if hash_text(f"{key}\0errs") / 2**64 >= rate:
             return right
         if self.long_bias:
-            return right if right in flattering else flattering[hashed(key) % len(flattering)]
+            return right if right in flattering else flattering[hash_text(key) % len(flattering)]
         others = question.labels if len(question.labels) == 10 else [one for one in question.labels if one != right]
-        return others[hashed(key) % len(others)]
+        return others[hash_text(key) % len(others)]
 
 
 def _decide(question: Question, scene: Scene | None) -> tuple[str, str, Sequence[str]]:

@@ -110,10 +110,10 @@ def checkpoint_layers(model: nn.Module) -> None:
 
     layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     for layer in layers:
-        layer.forward = partial(_recomputed, layer.forward)
+        layer.forward = partial(_forward_without_storing, layer.forward)
 
 
-def _recomputed(forward: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+def _forward_without_storing(forward: Callable[..., Any], *positional: Any, **named: Any) -> Any:
     if not torch.is_grad_enabled():  # sampling
         return forward(*positional, **named)
     return checkpoint(forward, *positional, use_reentrant=False, **named)

@@ -165,9 +165,9 @@ class Captioner(Protocol):
         self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Generated:
         """``generate``, with the scores of beam search; by default with ``next_logits``, up to ``max_tokens``."""
-        return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
+        return self._generate_tokens(policy, inputs, decoding, noise, self.max_tokens)
 
-    def _decoded(
+    def _generate_tokens(
         self,
         policy: nn.Module,
         inputs: dict[str, Tensor],

@@ -203,11 +203,11 @@ class Decoding:
         truncated = [name for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
         if truncated and not self.num_samples:
             raise ConfigError(f"{truncated[0]} is {getattr(self, truncated[0])}: it is for samples; set num_samples")
-        if self.fixed_shapes and (truncated or beams > 1 or self.constrained):
+        if self.fixed_shapes and (truncated or beams > 1 or self.has_constraints):
             raise ConfigError("fixed_shapes is on: it is for greedy captions and samples of the full distribution")
 
     @property
-    def constrained(self) -> bool:
+    def has_constraints(self) -> bool:
         """Whether the tokens that may come next depend on those before."""
         return bool(self.no_repeat_ngram_size or self.block_trigrams or self.remove_bad_endings)
 

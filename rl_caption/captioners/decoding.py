@@ -101,8 +101,8 @@ def decode_with_scores(
         raise ValueError("sampling needs noise [B, K, L]: one uniform number for each token")
     if decoding.fixed_shapes:
         return Generated(_decode_fixed(captioner, next_logits, images, decoding, noise), None)
-    if decoding.constrained:
-        next_logits = _constrained(next_logits, constraints(captioner, decoding))
+    if decoding.has_constraints:
+        next_logits = _add_processors(next_logits, constraints(captioner, decoding))
     return Generated(_decode_tree(captioner, next_logits, images, decoding, noise, share_prefixes), None)
 
 
@@ -162,11 +162,11 @@ def refuse_bad_endings(
     return logits
 
 
-def _constrained(next_logits: NextLogits, processors: list[Processor]) -> NextLogits:
+def _add_processors(next_logits: NextLogits, processors: list[Processor]) -> NextLogits:
     """``next_logits`` followed by ``processors``, which are given all tokens of every prefix."""
     earlier = torch.empty(0)
 
-    def processed(prefixes: Prefixes | None) -> Tensor:
+    def processed_logits(prefixes: Prefixes | None) -> Tensor:
         """The logits of ``next_logits`` [P, V] after every processor."""
         nonlocal earlier
         logits = next_logits(prefixes).float()
@@ -178,7 +178,7 @@ def _constrained(next_logits: NextLogits, processors: list[Processor]) -> NextLo
             logits = process(earlier, logits)
         return logits
 
-    return processed
+    return processed_logits
 
 
 def _decode_tree(
@@ -465,12 +465,12 @@ class ReplayedGenerate:
                     )
                 self.warned = True
                 return self.captioner.generate(policy, inputs, decoding, noise)
-            self.graphs[key] = self._captured(policy, decoding, tensors)
+            self.graphs[key] = self._capture(policy, decoding, tensors)
         tokens = self.graphs[key](**tensors)
         longest = caption_mask(tokens, self.captioner.eos_token_id).flatten(0, 1).any(0).sum()
         return tokens[..., : int(longest)]
 
-    def _captured(self, policy: nn.Module, decoding: Decoding, example: dict[str, Tensor]) -> Decode:
+    def _capture(self, policy: nn.Module, decoding: Decoding, example: dict[str, Tensor]) -> Decode:
         def decode_fixed(noise: Tensor | None = None, **inputs: Tensor) -> Tensor:
             return self.captioner.generate(policy, inputs, replace(decoding, fixed_shapes=True), noise)
 

@@ -56,7 +56,7 @@ def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
     ``image`` [M], ascending, is the image of each caption. Transformers' decoders hand their cache to every layer; as
     this one stores nothing, a layer may run again in the backward pass. None if all images have equally many captions.
     """
-    packing = Packing.ragged(image, images)
+    packing = Packing.of_captions(image, images)
     if packing.index is None:
         return None
     cache = SharedImageCache(_PassThroughCache(), _PassThroughCache())
@@ -134,7 +134,7 @@ def _image_attention(attention: Any, unfused: Callable[..., Any], hidden_states:
         return unfused(hidden_states, **options)
     qkv = attention.qkv(hidden_states).unflatten(-1, (3, attention.num_heads, -1))
     query, key, value = qkv.permute(2, 0, 3, 1, 4)
-    return attention.projection(_fused(attention, query, key, value, None)), None
+    return attention.projection(_attend_fused(attention, query, key, value, None)), None
 
 
 def _text_attention(
@@ -169,10 +169,10 @@ def _text_attention(
             key, value = cache.update(key, value, attention.layer_idx)
         updated[attention.layer_idx] = True
     query = attention.query(hidden_states).unflatten(-1, heads).transpose(1, 2)
-    return _fused(attention, query, key, value, mask), None
+    return _attend_fused(attention, query, key, value, mask), None
 
 
-def _fused(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _attend_fused(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Attend with queries [N, H, T, D/H] -> [N, T, D]; ``mask`` is additive."""
     dropout = attention.dropout.p if attention.dropout.training else 0.0
     return F.scaled_dot_product_attention(query, key, value, mask, dropout).transpose(1, 2).flatten(2)

@@ -163,14 +163,17 @@ class VisionEncoderDecoder(Family):
         """Token ids from the pair's configuration, else its generation settings, its decoder or its tokenizer."""
         sources = (model.config, model.generation_config, model.config.decoder)
 
-        def named(key: str) -> list[int | list[int] | None]:
+        def values_of(key: str) -> list[int | list[int] | None]:
             return [getattr(source, key, None) for source in sources]
 
         bos = first_token(
-            "decoder_start_token_id", *named("decoder_start_token_id"), *named("bos_token_id"), tokenizer.bos_token_id
+            "decoder_start_token_id",
+            *values_of("decoder_start_token_id"),
+            *values_of("bos_token_id"),
+            tokenizer.bos_token_id,
         )
-        eos = first_token("eos_token_id", *named("eos_token_id"), tokenizer.eos_token_id)
-        pad = first_token("pad_token_id", *named("pad_token_id"), tokenizer.pad_token_id, eos)
+        eos = first_token("eos_token_id", *values_of("eos_token_id"), tokenizer.eos_token_id)
+        pad = first_token("pad_token_id", *values_of("pad_token_id"), tokenizer.pad_token_id, eos)
         return Conventions.of(tokenizer, prompt, model.config.decoder, bos, eos, pad)
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:

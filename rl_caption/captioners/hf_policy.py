@@ -53,7 +53,7 @@ class DecodeState:
             self.cache.cross_attention_cache.batch_select_indices(left)
             self.states, self.images = self.states[left], self.images[left]
             image = torch.searchsorted(left, image)
-        packing = Packing.ragged(image, len(self.images))
+        packing = Packing.of_captions(image, len(self.images))
         self.cache.packing = None if packing.index is None else packing
 
 

@@ -275,7 +275,7 @@ class HuggingFaceCaptioner(Captioner):
         Images whose prompts have equally many tokens are decoded as one batch.
         """
         if "prompt_ids" not in inputs:
-            return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
+            return self._generate_tokens(policy, inputs, decoding, noise, self.max_tokens)
         lengths = (inputs["prompt_ids"] != NO_TOKEN).sum(-1)
         batches: list[tuple[Tensor, Generated]] = []
         for length in lengths.unique().tolist():
@@ -283,7 +283,7 @@ class HuggingFaceCaptioner(Captioner):
             some = {name: value[rows] for name, value in inputs.items()}
             some["prompt_ids"] = some["prompt_ids"][:, :length]
             numbers, longest = None if noise is None else noise[rows], self._max_tokens_after(length)
-            batches.append((rows, self._decoded(policy, some, decoding, numbers, longest)))
+            batches.append((rows, self._generate_tokens(policy, some, decoding, numbers, longest)))
         rows = torch.cat([rows for rows, _ in batches]).argsort()
         longest = max(generated.token_ids.shape[-1] for _, generated in batches)
         padded = [

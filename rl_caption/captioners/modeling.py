@@ -452,7 +452,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         by_sequence = Packing(count, length, index, None if token_node is None else token_node.flatten())
         by_image = Packing(len(states), count * length // len(states), index)
         if image is not None:
-            by_image = Packing.ragged(image, len(states))
+            by_image = Packing.of_captions(image, len(states))
         hidden = self._embed(tokens, positions)
         memory_mask = None if region_mask is None else additive_mask(region_mask, hidden)
         for layer in self.layers:

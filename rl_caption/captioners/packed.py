@@ -32,7 +32,7 @@ class Packing:
     source: Tensor | None = None
 
     @classmethod
-    def ragged(cls, image: Tensor, images: int) -> Packing:
+    def of_captions(cls, image: Tensor, images: int) -> Packing:
         """One row for each image, filled from the left; ``image`` [M], ascending, is the image of each caption."""
         column = torch.arange(len(image), device=image.device) - torch.searchsorted(image, image)
         columns = int(column.max()) + 1

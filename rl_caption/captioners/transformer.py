@@ -150,12 +150,12 @@ class TransformerCaptioner(Captioner):
         key = pixel_key(row["image_id"], row["image"])
         array = self.cached.get(key)
         if array is None:
-            array = self._resized(row)
+            array = self._resize_image(row)
             if (len(self.cached) + 1) * array.nbytes <= self.cache_bytes:
                 self.cached[key] = array
         return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).movedim(-1, -3)
 
-    def _resized(self, row: Row) -> np.ndarray:
+    def _resize_image(self, row: Row) -> np.ndarray:
         """Resized image of a row, uint8 [S, S, 3]; of a video [T, S, S, 3]."""
         config = self.policy.config
         source, count = row["image"], config.num_frames

@@ -233,7 +233,7 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Generated:
         """See ``Captioner``. Nothing is taken from the model's generation settings."""
-        return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
+        return self._generate_tokens(policy, inputs, decoding, noise, self.max_tokens)
 
 
 def model_class(config: Any) -> Any:

@@ -20,7 +20,7 @@ from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_text, json_object
 from rl_caption.evaluation.results import check_writable_file
-from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners, reranked
+from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners, rerank_captions
 from rl_caption.runtime.engines import accelerator_kwargs
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Seed, add_trust, wrong_values
@@ -104,7 +104,7 @@ def caption_files(
     if reward is None or not accelerator.is_main_process:
         return captions
     try:
-        return reranked(captions, rows, reward)
+        return rerank_captions(captions, rows, reward)
     except RewardError:
         for name, candidates in captions.candidates.items():
             print(*(f"{name}\t{candidate.caption}" for candidate in candidates), sep="\n")

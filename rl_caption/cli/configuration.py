@@ -100,7 +100,7 @@ def parse(options_class: type[Config], arguments: Sequence[str], program: str, c
         if file is not None:
             values = read_mapping(find_config(file))
         with config_errors(where):
-            options_class, options = _chosen(options_class, _joined(values, _values_of(words)))
+            options_class, options = _chosen(options_class, _merge_overrides(values, _values_of(words)))
         parser = _parser(options)
         parser.prog = program
         if file is not None:
@@ -115,7 +115,7 @@ def parse(options_class: type[Config], arguments: Sequence[str], program: str, c
     except (ArgumentError, ConfigFileError, OSError) as error:
         message = str(error)
         if isinstance(error, ArgumentError):
-            message = _explained(message, options, values, _values_of(arguments)) or message
+            message = _explain_error(message, options, values, _values_of(arguments)) or message
             message += f"; {program} --help lists every key"
         raise UsageError(f"{program if file is None else f'--config {file}'}: {message}") from error
     if not checked:
@@ -133,11 +133,11 @@ def _chosen(options_class: Any, values: dict[str, Any]) -> tuple[Any, Any]:
     return chosen, with_chosen_sections(chosen, values)
 
 
-def _joined(values: Any, overrides: Any) -> Any:
+def _merge_overrides(values: Any, overrides: Any) -> Any:
     """The values of a file with those of a command line in their place, at any depth."""
     if not (isinstance(values, dict) and isinstance(overrides, dict)):
         return overrides
-    return values | {key: _joined(values.get(key), value) for key, value in overrides.items()}
+    return values | {key: _merge_overrides(values.get(key), value) for key, value in overrides.items()}
 
 
 @cache
@@ -217,7 +217,7 @@ def _refuse_foreign(values: dict[str, Any], options_class: type[Any], file: str)
         raise ConfigFileError(f"this is a configuration of {program}: {use}")
 
 
-def _explained(message: str, options_class: type[Any], values: dict[str, Any], overrides: dict[str, Any]) -> str:
+def _explain_error(message: str, options_class: type[Any], values: dict[str, Any], overrides: dict[str, Any]) -> str:
     """What the parser's ``message`` means: keys that do not exist, with the nearest one, or a value of another type.
 
     Args:

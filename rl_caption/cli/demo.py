@@ -170,9 +170,9 @@ def caption_sheet(
         columns: images in a row.
     """
     font, extra = ImageFont.load_default(14), LINE // 3
-    names = {name: _wrapped(name, font) for name in captions}
+    names = {name: _wrap_lines(name, font) for name in captions}
     cells = [
-        [(names[name], _wrapped(texts[index] or "(empty)", font)) for name, texts in captions.items()]
+        [(names[name], _wrap_lines(texts[index] or "(empty)", font)) for name, texts in captions.items()]
         for index in range(len(images))
     ]
     needed = [
@@ -193,7 +193,7 @@ def caption_sheet(
     return sheet
 
 
-def _wrapped(text: str, font: Any) -> list[str]:
+def _wrap_lines(text: str, font: Any) -> list[str]:
     """Lines of a text that are at most ``TEXT_WIDTH`` pixels wide in a font."""
     widths = range(34, 4, -1)
     wrapped = (textwrap.wrap(text, width) or ["(empty)"] for width in widths)

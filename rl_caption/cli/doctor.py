@@ -203,7 +203,7 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
         data = build.build_data(config.data)
         with_images = config.data.features_root is None
         report = check_data(data, ["train"], config.data.on_bad, check_pixels=False, check_images=with_images)
-        rows = report.filtered(data).split("train")
+        rows = report.good_rows_of(data).split("train")
     except (DataError, build.ConfigError) as error:
         yield Finding("data", str(error), NO_START, fatal=True)
         return

@@ -65,7 +65,7 @@ def checked_splits(
                 raise DataError(f"{error}{where_from(config.source)}") from error
             raise
     print_main(accelerator, str(report))
-    filtered = report.filtered(data)
+    filtered = report.good_rows_of(data)
     return {split: filtered.split(split) for split in splits}
 
 

@@ -96,7 +96,7 @@ class CheckReport:
             lines.append(f"left out: {', '.join(left_out)}; empty captions: {captions}")
         return "\n".join([*lines, *warned])
 
-    def filtered(self, data: DataModule) -> DataModule:
+    def good_rows_of(self, data: DataModule) -> DataModule:
         """The checked dataset with its good rows only. Splits that were not checked stay as they are."""
         splits = {split: data.split(split) for split in data.splits}
         for split, kept in self.kept.items():
@@ -321,7 +321,9 @@ def _check_features(
 
 def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:
     """Find ids that occur several times in a split; the first good row stays."""
-    for (split, image_id), group in _repeated(entries, lambda entry: (entry.split, entry.image_id)).items():
+    for (split, image_id), group in _entries_of_repeated_keys(
+        entries, lambda entry: (entry.split, entry.image_id)
+    ).items():
         findings.add(DUPLICATE_IDS, f"{split} image {image_id!r}, {len(group)} times", len(group) - 1)
         for entry in [entry for entry in group if not entry.bad][1:]:
             entry.bad = True
@@ -335,7 +337,7 @@ def _check_leaks(
     findings: Findings,
 ) -> None:
     """Find what several splits contain, one of ``names`` at least; only its rows in the most valuable stay good."""
-    for value, group in _repeated(entries, key).items():
+    for value, group in _entries_of_repeated_keys(entries, key).items():
         first = {entry.split: entry for entry in reversed(group)}
         splits = list(dict.fromkeys(entry.split for entry in group))
         # A file that is in two splits is named as a file, and not once more as equal content.
@@ -358,7 +360,7 @@ def _value_of_split(split: str) -> int:
     return 1 if split.startswith(("val", "dev")) else 2
 
 
-def _repeated(entries: Sequence[_Entry], key: Callable[[_Entry], Any]) -> dict[Any, list[_Entry]]:
+def _entries_of_repeated_keys(entries: Sequence[_Entry], key: Callable[[_Entry], Any]) -> dict[Any, list[_Entry]]:
     """Entries that share their key with another entry, by key."""
     counts, groups = Counter(map(key, entries)), dict[Any, list[_Entry]]()
     for entry in entries:

@@ -106,7 +106,7 @@ def encode_features(
     made_by = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype, **_identity(network)}
     record = _as_json(made_by | ({"augment": [*augment], "seed": seed} if augment else {}))
     with _only_writer(out):
-        stored = {name: path for path in dict.fromkeys((out, folder)) for name in _finished(path, record)}
+        stored = {name: path for path in dict.fromkeys((out, folder)) for name in _finished_ids(path, record)}
         pending = _pending(images, stored, num_workers)
         if pending:
             _check_images(list(pending.values()), dataset, num_workers)
@@ -236,7 +236,7 @@ def _write_grids(
     logger.info("%s: grids %d x %d of %d values, %s", encoder, *shape, dtype)
     write_json(folder / RECORD, record)
     view = partial(augmented, names=record.get("augment", ()), seed=record.get("seed", 0), step=0)
-    grids = _encoded(network, images, batch_size, num_workers, view)
+    grids = _encode_images(network, images, batch_size, num_workers, view)
     for name, grid in progress(grids, "encoding images", "image", len(images)):
         where = f"image {name!r} ({images[name]})"
         stored = as_stored(finite(grid.reshape(-1, shape[-1]), "features", where), dtype, where).reshape(grid.shape)
@@ -282,7 +282,7 @@ def _load(encoder: str, kwargs: Mapping[str, Any], device: str | None) -> Any:
         raise ConfigError(f"device {device!r} cannot be used: {error}") from error
 
 
-def recorded(root: str | Path) -> dict[str, Any] | None:
+def read_record(root: str | Path) -> dict[str, Any] | None:
     """The settings that ``encode_features`` recorded in a folder or HDF5 file of features, or None."""
     path = Path(root)
     if path.is_dir():
@@ -303,7 +303,7 @@ def recorded(root: str | Path) -> dict[str, Any] | None:
 
 def made_by(root: str | Path, encoder: Any) -> bool:
     """Whether features are recorded as made by an image encoder with the same weights and preprocessing."""
-    record = recorded(root)
+    record = read_record(root)
     if record is None or "augment" in record:
         return False
     return all(record.get(key) == value for key, value in _identity(encoder).items())
@@ -315,7 +315,7 @@ def _identity(network: Any) -> dict[str, Any]:
     return {"preprocessing": preprocessing, "weights": fingerprint(network.state_dict())}
 
 
-def _finished(path: Path, record: Mapping[str, Any]) -> set[str]:
+def _finished_ids(path: Path, record: Mapping[str, Any]) -> set[str]:
     """Ids of the images whose features a folder or HDF5 file holds (it may be missing).
 
     Raises ``ConfigError`` unless the settings of ``record`` made them.
@@ -328,7 +328,7 @@ def _finished(path: Path, record: Mapping[str, Any]) -> set[str]:
     elif path.exists():
         with open_hdf5(path) as file:
             names = {key.removesuffix(KEY.format("")) for key in file}
-    stored_record = recorded(path) if names else record
+    stored_record = read_record(path) if names else record
     if not stored_record:
         raise ConfigError(f"{path} does not record which encoder made its features: name another out")
     changed = [key for key in dict.fromkeys((*record, *stored_record)) if stored_record.get(key) != record.get(key)]
@@ -360,7 +360,7 @@ def _grid_shape(network: Any, encoder: str) -> tuple[int, ...]:
     return shape[1:]
 
 
-def _encoded(
+def _encode_images(
     network: Any, images: Mapping[str, str], batch_size: int, num_workers: int, view: Callable[..., Tensor]
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Yield id and grid [H, W, D] of every image; ``view(pixels, image_id=…)`` augments the pixels [3, S, S]."""
@@ -396,7 +396,7 @@ def _write_hdf5(path: Path, folder: Path, record: Mapping[str, Any]) -> None:
     The space is reserved first, and again once HDF5 has emptied the file: HDF5 cannot close a file whose disk is full,
     and crashes when the process ends.
     """
-    names = sorted(_finished(folder, record))
+    names = sorted(_finished_ids(folder, record))
     size = sum((folder / f"{name}.npz").stat().st_size + HDF5_OVERHEAD for name in names) + 2 * HDF5_OVERHEAD
     size += path.stat().st_size if path.exists() else 0
     with atomic_write(path) as file:

@@ -99,7 +99,7 @@ class FeatureOptions:
         return cls(**(options or {}))
 
 
-def named(pattern: str, row: Row) -> str:
+def fill_pattern(pattern: str, row: Row) -> str:
     """Fill in ``{image_id}``, and ``{stem}`` and ``{folder}`` of the image's file."""
     image = row.get("image")
     file = Path(image if isinstance(image, str | Path) else "")
@@ -169,7 +169,7 @@ class FeatureFolder:
             return os.path.isfile(self.path / file) if listed is None or os.sep in file else file in listed
 
         places, boxes_root = [], self.options.boxes_root
-        for name in [named(self.options.pattern or "{image_id}", row) for row in rows]:
+        for name in [fill_pattern(self.options.pattern or "{image_id}", row) for row in rows]:
             files = [name + suffix for suffix in SUFFIXES]
             boxes = None if boxes_root is None else os.path.join(boxes_root, f"{name}.npy")
             places.append(Location(str(self.path / next(filter(exists, files), files[0])), boxes))
@@ -184,13 +184,13 @@ class FeatureFolder:
                 expected = f"{name}.npz or {name}.npy" if path.endswith(SUFFIXES[0]) else os.path.basename(path)
                 raise DataError(f"{where}: no such file; expected {expected} in {os.path.dirname(path) or '.'}")
         with _readable(where):
-            stored = self._stored(location.features, read, where)
+            stored = self._read_stored(location.features, read, where)
             if self.options.with_boxes and location.boxes is not None:
                 with open_regular(location.boxes) as file:
                     stored = stored._replace(boxes=read(file, os.path.getsize(location.boxes)))
         return stored
 
-    def _stored(self, path: str, read: Callable[[BinaryIO, int], Any], where: str) -> Stored:
+    def _read_stored(self, path: str, read: Callable[[BinaryIO, int], Any], where: str) -> Stored:
         if not zipfile.is_zipfile(path):
             with open(path, "rb") as file:
                 return Stored([read(file, os.path.getsize(path))])
@@ -321,7 +321,7 @@ class FeatureHdf5:
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
         """Keys for N rows. Raises ``DataError`` where no pattern was given and no usual one fits any image."""
-        usual = (key for row in rows for key in HDF5_PATTERNS if self._dataset(named(key, row)) is not None)
+        usual = (key for row in rows for key in HDF5_PATTERNS if self._dataset(fill_pattern(key, row)) is not None)
         pattern = self.options.pattern or next(usual, None)
         if pattern is None:
             examples = ", ".join(repr(key) for key, _ in zip(self._file(), range(4), strict=False)) or "none"
@@ -331,7 +331,9 @@ class FeatureHdf5:
                 f"ids such as {first!r}; give the key as data.features_kwargs.pattern, such as {{image_id}}_features"
             )
         boxes = self.options.boxes_pattern or _BOXES_OF.get(pattern)
-        return [Location(named(pattern, row), None if boxes is None else named(boxes, row)) for row in rows]
+        return [
+            Location(fill_pattern(pattern, row), None if boxes is None else fill_pattern(boxes, row)) for row in rows
+        ]
 
     def read(self, location: Location, where: str, values: bool) -> Stored:
         """Read as ``FeatureFolder.read`` does."""

@@ -73,7 +73,7 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     path = captions_file(path)
     data = _read_bytes(path)
     captions.sha256 = hashlib.sha256(data).hexdigest()
-    content = _parsed(data, path)
+    content = _parse_json(data, path)
     for index, row in enumerate(_objects([content] if _is_line(content, "caption") else content, path)):
         if index == 0 and "image_id" not in row and "image_name" in row:
             captions.by = "image_name"
@@ -121,7 +121,7 @@ def read_references(
     Raises:
         DataError: another format, a repeated key or image, an empty reference, or an unknown split.
     """
-    content = _parsed(_read_bytes(path), path)
+    content = _parse_json(_read_bytes(path), path)
     lines = [content] if _is_line(content, "references") else content
     if isinstance(lines, list) and lines and _is_line(lines[0], "references"):
         return _line_references(lines, path, split, by, has_splits)
@@ -130,8 +130,8 @@ def read_references(
     if split is not None and has_splits:
         raise DataError(f"{path} has no splits: only Karpathy JSON and JSON lines have them; leave split {split!r} out")
     if not isinstance(content, dict):
-        return _collected(((row.get(by), row.get("captions")) for row in _objects(content, path)), path)
-    return _collected(_coco(content, path, by) if "annotations" in content else content.items(), path)
+        return _collect_references(((row.get(by), row.get("captions")) for row in _objects(content, path)), path)
+    return _collect_references(_coco(content, path, by) if "annotations" in content else content.items(), path)
 
 
 def _karpathy_references(
@@ -169,14 +169,14 @@ def _of_split(records: Sequence[tuple[str, str, list[str]]], path: str | Path, s
     if not chosen:
         names = dict.fromkeys(name for name, _, _ in records)
         raise DataError(f"no split {split!r} in {path}: it has {', '.join(names)}")
-    references = _collected(((image_id, texts) for _, image_id, texts in chosen), path)
+    references = _collect_references(((image_id, texts) for _, image_id, texts in chosen), path)
     references.elsewhere = frozenset(image_id for _, image_id, _ in records) - references.keys()
     return references
 
 
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a Karpathy JSON file. Raises ``DataError`` for a wrong record or file."""
-    return karpathy_records(_parsed(_read_bytes(path), path), path, ("split", "filename", "image_id"))
+    return karpathy_records(_parse_json(_read_bytes(path), path), path, ("split", "filename", "image_id"))
 
 
 def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> Iterator[Record]:
@@ -216,7 +216,7 @@ def _sentence(sentence: Any, where: str) -> str:
     raise DataError(f"{where} is {shown(sentence)}, expected an object with the string 'raw' or the list 'tokens'")
 
 
-def _collected(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> References:
+def _collect_references(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> References:
     """References by image id, checked."""
     references, twice = References(), []
     for index, (raw_id, captions) in enumerate(pairs):
@@ -365,7 +365,7 @@ def _read_bytes(path: str | Path) -> bytes:
     return data
 
 
-def _parsed(data: bytes, path: str | Path) -> Any:
+def _parse_json(data: bytes, path: str | Path) -> Any:
     """The value of JSON, or the list of the values of JSON lines: several lines, of which the first is an object."""
     first, _, rest = data.strip().partition(b"\n")
     if rest and first.rstrip().endswith(b"}") and first.startswith(b"{"):

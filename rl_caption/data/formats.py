@@ -99,8 +99,8 @@ def build_data(config: DataConfig) -> DataModule:
     if config.target is not None:
         data = UserData(data, name)
     if config.num_frames is not None:
-        data = mapped(data, partial(_video, config.num_frames))
-    return mapped(data, _long) if config.long_captions else data
+        data = map_rows(data, partial(_video, config.num_frames))
+    return map_rows(data, _long) if config.long_captions else data
 
 
 class UserData:
@@ -198,7 +198,7 @@ def add_features(
         row["features"] = features
 
 
-def mapped(data: DataModule, make: Callable[[str, int, Row], Row]) -> DataModule:
+def map_rows(data: DataModule, make: Callable[[str, int, Row], Row]) -> DataModule:
     """A dataset whose rows are ``make(split, index, row)``, applied when a row is accessed."""
     rows = {split: RowView(data.split(split), partial(make, split)) for split in data.splits}
     return Splits(rows, getattr(data, "path", "the data"))

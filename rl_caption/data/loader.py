@@ -139,13 +139,13 @@ def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id
     # A generator of their own, so that the other augmentations stay the same with and without these.
     further = row_generator(seed, step, f"shift and rotate/{image_id}").uniform(-1, 1, 3)
     if "shift" in names:
-        pixels = _shifted(pixels, further[0], further[1])
+        pixels = _shift(pixels, further[0], further[1])
     if "rotate" in names:
-        pixels = _rotated(pixels, math.radians(LARGEST_ANGLE * further[2]))
+        pixels = _rotate(pixels, math.radians(LARGEST_ANGLE * further[2]))
     return pixels.clone()
 
 
-def _shifted(pixels: Tensor, down: float, right: float) -> Tensor:
+def _shift(pixels: Tensor, down: float, right: float) -> Tensor:
     """Move by whole pixels; ``down`` and ``right`` in [-1, 1] are fractions of the largest shift."""
     side = pixels.shape[-1]
     largest = int(side * LARGEST_SHIFT)
@@ -154,7 +154,7 @@ def _shifted(pixels: Tensor, down: float, right: float) -> Tensor:
     return padded[:, top : top + side, left : left + side]
 
 
-def _rotated(pixels: Tensor, angle: float) -> Tensor:
+def _rotate(pixels: Tensor, angle: float) -> Tensor:
     """Turn about the centre by ``angle`` in radians."""
     cosine, sine = math.cos(angle), math.sin(angle)
     turn = pixels.new_tensor([[[cosine, -sine, 0.0], [sine, cosine, 0.0]]])

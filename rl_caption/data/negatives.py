@@ -66,7 +66,7 @@ class Tagged:
         """Positions of the words of one class."""
         return [at for at, word_class in enumerate(self.classes) if word_class == letter]
 
-    def replaced(self, edits: Mapping[int, str]) -> str:
+    def replace_words(self, edits: Mapping[int, str]) -> str:
         """The caption with the words at some positions replaced; articles are made to agree."""
         words = [edits.get(at, word) for at, word in enumerate(self.words)]
         # "a" and "an" agree with the word after them, so that grammar does not give the negative away.
@@ -74,10 +74,10 @@ class Tagged:
             if edits.keys() & {at, at + 1} and words[at].lower() in ("a", "an") and words[at + 1]:
                 article = "an" if words[at + 1][0].lower() in "aeiou" else "a"
                 words[at] = article.capitalize() if words[at][0].isupper() else article
-        return _joined(words)
+        return _join_words(words)
 
 
-def _joined(words: Iterable[str]) -> str:
+def _join_words(words: Iterable[str]) -> str:
     return re.sub(r" (?=[.,;:!?])", "", " ".join(word for word in words if word))
 
 
@@ -85,7 +85,7 @@ Pool = Mapping[str, tuple[Sequence[str], np.ndarray]]
 """Word class -> words of a dataset, and their cumulative relative frequencies."""
 
 
-def tagged(caption: str) -> Tagged:
+def tag_words(caption: str) -> Tagged:
     """Tag a caption by ``default_tagger``; verbs after an article count as nouns."""
     words = tuple(_WORD.findall(caption))
     tags = default_tagger()([words])[0] if words else []
@@ -100,7 +100,7 @@ def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]
     chosen = captions[:: max(1, len(captions) // POOLED)]
     counts: dict[str, Counter[str]] = {"N": Counter(), "J": Counter()}
     for caption in progress(chosen, "words of captions", "caption"):
-        words_of_caption = tagged(caption)
+        words_of_caption = tag_words(caption)
         for letter, counter in counts.items():
             counter.update(
                 words_of_caption.words[at].lower()
@@ -146,7 +146,7 @@ def _replace_word(letter: str) -> Edit:
         word = _drawn(pool, letter, {word.lower() for word in caption.words}, generator, plural)
         if word is None:
             return None
-        return caption.replaced({at: _like(word, caption.words[at])})
+        return caption.replace_words({at: _like(word, caption.words[at])})
 
     return edit
 
@@ -163,7 +163,7 @@ def _replace_relation(caption: Tagged, pool: Pool, generator: np.random.Generato
     if not longest:
         return None
     at, length, relation = longest[int(generator.integers(len(longest)))]
-    return caption.replaced({at: _OPPOSITE[relation]} | dict.fromkeys(range(at + 1, at + length), ""))
+    return caption.replace_words({at: _OPPOSITE[relation]} | dict.fromkeys(range(at + 1, at + length), ""))
 
 
 def _replace_count(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
@@ -173,7 +173,7 @@ def _replace_count(caption: Tagged, pool: Pool, generator: np.random.Generator) 
         return None
     at = int(generator.choice(positions))
     others = [number for number in NUMBERS[1:] if number != caption.words[at].lower()]
-    return caption.replaced({at: _like(others[int(generator.integers(len(others)))], caption.words[at])})
+    return caption.replace_words({at: _like(others[int(generator.integers(len(others)))], caption.words[at])})
 
 
 def _swap(letter: str) -> Edit:
@@ -192,7 +192,7 @@ def _swap(letter: str) -> Edit:
             return None
         first, second = pairs[int(generator.integers(len(pairs)))]
         one, other = caption.words[first], caption.words[second]
-        return caption.replaced({first: _like(other, one), second: _like(one, other)})
+        return caption.replace_words({first: _like(other, one), second: _like(one, other)})
 
     return edit
 
@@ -204,7 +204,7 @@ def _add_object(caption: Tagged, pool: Pool, generator: np.random.Generator) -> 
         return None
     at = int(generator.choice(ends))
     article = "" if _is_plural(word) else "an " if word[0] in "aeiou" else "a "
-    return caption.replaced({at: f"{caption.words[at]} and {article}{word}"})
+    return caption.replace_words({at: f"{caption.words[at]} and {article}{word}"})
 
 
 def _add_attribute(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
@@ -213,7 +213,7 @@ def _add_attribute(caption: Tagged, pool: Pool, generator: np.random.Generator) 
     if not bare or word is None:
         return None
     at = int(generator.choice(bare))
-    return caption.replaced({at: f"{_like(word, caption.words[at])} {caption.words[at]}"})
+    return caption.replace_words({at: f"{_like(word, caption.words[at])} {caption.words[at]}"})
 
 
 def _shuffle(chosen: Callable[[str], bool]) -> Edit:
@@ -223,7 +223,7 @@ def _shuffle(chosen: Callable[[str], bool]) -> Edit:
         positions = [at for at, letter in enumerate(caption.classes) if caption.words[at].isalnum() and chosen(letter)]
         shuffled = generator.permutation(positions)
         words = {at: caption.words[other] for at, other in zip(positions, shuffled, strict=True)}
-        return _joined(words.get(at, word) for at, word in enumerate(caption.words))
+        return _join_words(words.get(at, word) for at, word in enumerate(caption.words))
 
     return edit
 
@@ -235,8 +235,8 @@ def _shuffle_trigrams(within: bool) -> Edit:
         words = [word for word in caption.words if word[0].isalnum()]
         triples = [words[start : start + 3] for start in range(0, len(words), 3)]
         if within:
-            return _joined(triple[index] for triple in triples for index in generator.permutation(len(triple)))
-        return _joined(word for index in generator.permutation(len(triples)) for word in triples[index])
+            return _join_words(triple[index] for triple in triples for index in generator.permutation(len(triple)))
+        return _join_words(word for index in generator.permutation(len(triples)) for word in triples[index])
 
     return edit
 
@@ -286,7 +286,7 @@ class RuleNegatives:
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
         """False captions; none equals a reference of the row up to case and white space."""
-        entries, kinds = tagged(caption), list(self.kinds or EDITS)
+        entries, kinds = tag_words(caption), list(self.kinds or EDITS)
         true = {_plain(text) for text in (*row["references"], caption)}
         false = []
         for index in generator.permutation(len(kinds)):

@@ -158,7 +158,7 @@ def single_spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def hashed(text: str) -> int:
+def hash_text(text: str) -> int:
     """Hash a text to an integer in 0 .. 2^64 - 1, the same on every platform."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 

@@ -26,29 +26,29 @@ def rand_augment(square: Tensor, seed: int, step: int, image_id: str) -> Tensor:
     drawn, signs = generator.integers(len(OPERATIONS), size=NUM_OPERATIONS), generator.integers(2, size=NUM_OPERATIONS)
     image = Image.fromarray(square.permute(1, 2, 0).numpy())
     for index, sign in zip(drawn, signs, strict=True):
-        image = operated(image, OPERATIONS[index], STRENGTH * (1 - 2 * int(sign)))
+        image = apply_operation(image, OPERATIONS[index], STRENGTH * (1 - 2 * int(sign)))
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def operated(image: Image.Image, operation: str, strength: float) -> Image.Image:
+def apply_operation(image: Image.Image, operation: str, strength: float) -> Image.Image:
     """Apply one of ``OPERATIONS`` to an RGB image; ``strength`` in [-1, 1] is a fraction of the largest magnitude.
 
     The largest magnitudes are a shear of 0.3, a shift by 150/331 of the side (whole pixels), 30 degrees, factors of
     1 ± 0.9, and 4 bits less per channel (``Posterize``, whatever the sign). Interpolation is nearest-neighbour.
     """
 
-    def moved(*matrix: float) -> Image.Image:
+    def apply_affine(*matrix: float) -> Image.Image:
         return image.transform(image.size, Image.Transform.AFFINE, matrix)
 
     match operation:
         case "ShearX":
-            return moved(1, 0.3 * strength, 0, 0, 1, 0)
+            return apply_affine(1, 0.3 * strength, 0, 0, 1, 0)
         case "ShearY":
-            return moved(1, 0, 0, 0.3 * strength, 1, 0)
+            return apply_affine(1, 0, 0, 0.3 * strength, 1, 0)
         case "TranslateX":
-            return moved(1, 0, -int(150 / 331 * image.width * strength), 0, 1, 0)
+            return apply_affine(1, 0, -int(150 / 331 * image.width * strength), 0, 1, 0)
         case "TranslateY":
-            return moved(1, 0, 0, 0, 1, -int(150 / 331 * image.height * strength))
+            return apply_affine(1, 0, 0, 0, 1, -int(150 / 331 * image.height * strength))
         case "Rotate":
             return image.rotate(30 * strength)
         case "Brightness" | "Contrast" | "Sharpness":

@@ -14,7 +14,7 @@ from rewards.images import list_images
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import STANDARD_SPLITS
-from rl_caption.data.plain_files import check_text, csv_rows, hashed, json_lines, shown, single_spaced
+from rl_caption.data.plain_files import check_text, csv_rows, hash_text, json_lines, shown, single_spaced
 from rl_caption.runtime.options import Range
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
@@ -44,7 +44,7 @@ def held_out_splits(
     """Rows from (split, key, text) items; items of ``train`` whose key hashes below the fraction go to ``val``."""
     texts: dict[str, Texts] = defaultdict(Texts)
     for split, key, text in items:
-        held_out = split == "train" and val_fraction > 0 and hashed(key) / 2**64 < val_fraction
+        held_out = split == "train" and val_fraction > 0 and hash_text(key) / 2**64 < val_fraction
         texts["val" if held_out else split].add(text)
     rows: dict[str, Sequence[Row]] = {split: RowView(texts[split], make) for split in STANDARD_SPLITS if split in texts}
     if "train" not in rows or (val_fraction > 0 and "val" not in rows):

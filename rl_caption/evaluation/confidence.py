@@ -114,9 +114,9 @@ def compare(
     _check_images(first, second)
     order, count = sorted(first.per_image), first.n
     first, second = _in_order(first, order), _in_order(second, order)
-    pairs = list(_paired(statistics_of(first), statistics_of(second)))
+    pairs = list(_pair_statistics(statistics_of(first), statistics_of(second)))
     drawn = _bootstrap([statistic for pair in pairs for statistic in pair], count, resamples, seed)
-    as_large = _exchanged(pairs, count, resamples, seed)
+    as_large = _count_exchanges(pairs, count, resamples, seed)
     differences = {}
     for number, (statistic, _) in enumerate(pairs):
         moved = drawn[2 * number + 1] - drawn[2 * number]
@@ -159,7 +159,7 @@ def _in_order(evaluation: Evaluation, order: Sequence[str]) -> Evaluation:
     )
 
 
-def _paired(first: Sequence[Statistic], second: Sequence[Statistic]) -> Iterator[tuple[Statistic, Statistic]]:
+def _pair_statistics(first: Sequence[Statistic], second: Sequence[Statistic]) -> Iterator[tuple[Statistic, Statistic]]:
     """Pairs of the statistics that both systems have, with the keys that both have."""
     for a in first:
         for b in second:
@@ -176,7 +176,9 @@ def _only(statistic: Statistic, keys: tuple[str, ...]) -> Statistic:
     return Statistic(keys, statistic.per_image[:, columns], statistic.of_sums)
 
 
-def _exchanged(pairs: Sequence[tuple[Statistic, Statistic]], count: int, resamples: int, seed: int) -> dict[str, int]:
+def _count_exchanges(
+    pairs: Sequence[tuple[Statistic, Statistic]], count: int, resamples: int, seed: int
+) -> dict[str, int]:
     """Metric key -> how often exchanging captions gives a difference at least as large as the observed one."""
     generator = np.random.default_rng([seed, 1])
     as_large = {key: 0 for a, _ in pairs for key in a.keys}

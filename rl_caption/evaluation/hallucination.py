@@ -39,7 +39,7 @@ def add_chair(
     scores = zip(captions, chair_of_sums(counts, 1).tolist(), strict=True)
     per_image = {image_id: dict(zip(CHAIR_KEYS, sums, strict=True)) for image_id, sums in scores}
     metrics, signature = dict(zip(CHAIR_KEYS, values, strict=True)), f"{evaluation.signature}+CHAIR[{chair.source}]"
-    return evaluation.extended(metrics, per_image, signature, counts=evaluation.counts | {"chair": counts})
+    return evaluation.with_metrics(metrics, per_image, signature, counts=evaluation.counts | {"chair": counts})
 
 
 def chair_of_sums(sums: NDArray[np.float64], count: int) -> NDArray[np.float64]:

@@ -101,7 +101,7 @@ class Evaluation:
     counts: dict[str, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
     """``bleu``, ``meteor``, ``chair`` -> [N, C] statistics of whose sums over images the corpus score is a function."""
 
-    def extended(
+    def with_metrics(
         self, metrics: dict[str, float], per_image: dict[str, dict[str, float]], signature: str, **others: Any
     ) -> Evaluation:
         """Return a copy with further metrics of the set and of single images, a new signature, and other new fields."""
@@ -266,13 +266,13 @@ def validation_cider(
     references, or fewer than two images have any.
     """
     _check_ids(captions, references)
-    tokens, df = weighed(references, tokenizer)
+    tokens, df = tokenize_references(references, tokenizer)
     split = tokenizer_of(tokenizer)
     scores = cider_d([split(text) for text in captions.values()], [tokens[image_id] for image_id in captions], df)
     return math.fsum(scores) / len(scores)
 
 
-def weighed(
+def tokenize_references(
     references: Mapping[str, Sequence[str]], tokenizer: str
 ) -> tuple[dict[str, list[list[str]]], DocumentFrequencies]:
     """Return image id -> tokenised references, and their document frequencies: one document per image, no EOS."""
@@ -550,4 +550,4 @@ def add_judges(
             per_image[row["image_id"]][JUDGE + name] = score
     signature = evaluation.signature + "".join(f"+{JUDGE}{name}[{reward.signature}]" for name, reward in judges.items())
     bounds = evaluation.bounds | {JUDGE + name: reward.bounds for name, reward in judges.items()}
-    return evaluation.extended(means, per_image, signature, bounds=bounds)
+    return evaluation.with_metrics(means, per_image, signature, bounds=bounds)

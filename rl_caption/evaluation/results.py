@@ -142,7 +142,7 @@ def _range(low: float, high: float) -> str:
     return f"from {low:.3g}" if math.isinf(high) else f"{low:.{digits}g} to {high:.{digits}g}"
 
 
-def shown(value: float, column: Column, sign: str = "") -> str:
+def format_value(value: float, column: Column, sign: str = "") -> str:
     """A metric's value as papers print it; ``sign`` is that of a format specification."""
     return f"{value * column.factor:{sign}.{column.decimals}f}"
 
@@ -151,15 +151,17 @@ def _block(rows: Mapping[str, Evaluation], columns: Mapping[str, Column]) -> lis
     """The lines of one table: values of each system and, below, their intervals."""
     lines = [["system", "n", *(column.heading for column in columns.values())]]
     for name, row in rows.items():
-        values = [shown(row.metrics[key], c) if key in row.metrics else LEFT_OUT for key, c in columns.items()]
+        values = [format_value(row.metrics[key], c) if key in row.metrics else LEFT_OUT for key, c in columns.items()]
         lines.append([name, str(row.n), *values])
         if row.intervals.keys() & columns.keys():
-            ends = [[shown(end, column) for end in row.intervals.get(key, ())] for key, column in columns.items()]
+            ends = [
+                [format_value(end, column) for end in row.intervals.get(key, ())] for key, column in columns.items()
+            ]
             lines.append(["", "", *(" to ".join(interval) for interval in ends)])
-    return _aligned(lines)
+    return _align_columns(lines)
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+def _align_columns(lines: Sequence[Sequence[str]]) -> list[str]:
     """Pad the cells of a table, the first column to the left, and rule off its head."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [
@@ -209,7 +211,7 @@ def format_differences(differences: Mapping[str, Difference], names: Sequence[st
         f"randomisation, {resamples} resamples each, smallest possible {1 / (resamples + 1):.4f}; not corrected for "
         "the number of metrics"
     )
-    return "\n".join([*_aligned(lines), "", note])
+    return "\n".join([*_align_columns(lines), "", note])
 
 
 def difference_rows(differences: Mapping[str, Difference]) -> Iterator[list[str]]:
@@ -217,11 +219,11 @@ def difference_rows(differences: Mapping[str, Difference]) -> Iterator[list[str]
     for key, gain in differences.items():
         column = column_of(key)
         values = [
-            shown(gain["first"], column),
-            shown(gain["second"], column),
-            shown(gain["difference"], column, "+"),
+            format_value(gain["first"], column),
+            format_value(gain["second"], column),
+            format_value(gain["difference"], column, "+"),
         ]
-        interval = " to ".join(shown(end, column, "+") for end in gain["interval"])
+        interval = " to ".join(format_value(end, column, "+") for end in gain["interval"])
         yield [column.heading, *values, interval, f"{gain['p']:.4f}"]
 
 
@@ -284,7 +286,7 @@ def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_di
     content = {key: getattr(evaluation, key) for key in ("metrics", "signature", "n", "left_out")}
     further = ("vocabulary_growth", "intervals", "interval", "decoding")
     content |= {key: value for key in further if (value := getattr(evaluation, key))}
-    return path, _written(path.with_name("scores.json"), content)
+    return path, _write_results(path.with_name("scores.json"), content)
 
 
 def sha256_of(file: Path) -> str:
@@ -300,7 +302,7 @@ def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
         (folder / stale).unlink(missing_ok=True)
     key = getattr(captions, "by", "image_id")
     rows = [{key: ids[image_id], "caption": caption} for image_id, caption in captions.items()]
-    return _written(folder / PREDICTIONS, rows)
+    return _write_results(folder / PREDICTIONS, rows)
 
 
 def result_ids(image_ids: Iterable[str]) -> dict[str, int | str]:
@@ -346,10 +348,10 @@ def write_comparison(
         "p": "two-sided approximate randomisation",
         "differences": differences,
     }
-    return _written(folder / COMPARISON, content)
+    return _write_results(folder / COMPARISON, content)
 
 
-def _written(path: Path, content: Any) -> Path:
+def _write_results(path: Path, content: Any) -> Path:
     try:
         write_json(path, content)
     except OSError as error:

@@ -161,4 +161,4 @@ def add_retrieval(
                 )
         metrics[f"{prefix}median_rank"] = float(np.median(ranks[:, 0]))
     signature = f"{evaluation.signature}+retrieval[{encoder.signature},{len(rows)} images]"
-    return evaluation.extended(metrics, per_image, signature)
+    return evaluation.with_metrics(metrics, per_image, signature)

@@ -17,7 +17,7 @@ from rewards.text.bleu import bleu_counts, bleu_of_counts
 from rewards.text.cider import cider_d
 from rewards.text.diversity import distinct_ngrams, self_cider, similarities
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
-from rl_caption.evaluation.metrics import EvaluationError, weighed
+from rl_caption.evaluation.metrics import EvaluationError, tokenize_references
 
 
 class BestOf(NamedTuple):
@@ -61,8 +61,8 @@ def evaluate_samples(
     ``tokenizer`` is one of ``rewards.text.tokenize.TOKENIZERS``. ``EvaluationError`` where an image has another number
     of captions than the first or fewer than two, or no reference, or fewer than two images have references.
     """
-    count = _checked(samples, references)
-    written, df = weighed(references, tokenizer)
+    count = _captions_per_image(samples, references)
+    written, df = tokenize_references(references, tokenizer)
     split = tokenizer_of(tokenizer)
     captions = {image_id: [split(text) for text in texts] for image_id, texts in samples.items()}
     scores = cider_d(
@@ -106,7 +106,7 @@ def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> lis
     return means
 
 
-def _checked(samples: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[str]]) -> int:
+def _captions_per_image(samples: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[str]]) -> int:
     """The number of captions of every image."""
     if not samples:
         raise EvaluationError("there are no samples to evaluate")

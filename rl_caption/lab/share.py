@@ -26,7 +26,7 @@ from rl_caption.captioners.hf_families import FAMILIES, check_architectures
 from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, factor_of, shown
+from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, factor_of, format_value
 from rl_caption.programs.report.charts import title_of
 from rl_caption.programs.report.read import EvaluationFolder, ReportError, RunFolder, read_evaluation, read_run
 from rl_caption.training.checkpoint import new_folder
@@ -318,7 +318,7 @@ def _card_data(
             dataset_split=evaluation.settings.get("split") if evaluation is not None else None,
             metric_type=_metric_type(key),
             metric_name=column_of(key).heading,
-            metric_value=float(shown(value, column_of(key))),
+            metric_value=float(format_value(value, column_of(key))),
         )
         for key, value in scores.items()
     ]
@@ -397,7 +397,9 @@ def _metrics_table(evaluation: EvaluationFolder) -> list[tuple[str, str, str]]:
     rows = []
     for key, value in evaluation.scores["metrics"].items():
         column, ends = column_of(key), evaluation.scores.get("intervals", {}).get(key, ())
-        rows.append((column.heading, shown(value, column), " to ".join(shown(end, column) for end in ends)))
+        rows.append(
+            (column.heading, format_value(value, column), " to ".join(format_value(end, column) for end in ends))
+        )
     return rows
 
 

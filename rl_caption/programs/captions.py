@@ -111,7 +111,7 @@ def caption_rows(
     return Captions(decode_candidates(captioner, policy, rows, decoding, accelerator, "captioning", seed))
 
 
-def reranked(captions: Captions, rows: Sequence[Row], reward: Reward) -> Captions:
+def rerank_captions(captions: Captions, rows: Sequence[Row], reward: Reward) -> Captions:
     """Add the rewards of all candidates of ``rows``, by which they are chosen. ``RewardError`` if the reward failed."""
     candidates = captions.candidates
     pairs = [(row, candidate) for row in rows for candidate in candidates[row["image_id"]]]

@@ -494,7 +494,7 @@ def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images
 
 def _decode(config: EvaluateModelConfig, images: _Images, accelerator: Accelerator) -> tuple[dict[str, str], str]:
     """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is asked for."""
-    from rl_caption.programs.captions import build_reranker, caption_rows, load_captioners, reranked
+    from rl_caption.programs.captions import build_reranker, caption_rows, load_captioners, rerank_captions
     from rl_caption.runtime.engines import print_main
 
     reward, how = None, config.decode.describe()
@@ -519,7 +519,7 @@ def _decode(config: EvaluateModelConfig, images: _Images, accelerator: Accelerat
             stale.unlink(missing_ok=True)
     if reward is not None:
         try:
-            decoded = reranked(decoded, images.rows, reward)
+            decoded = rerank_captions(decoded, images.rows, reward)
         except RewardError:
             decoded.write(file, result_ids(decoded.candidates))  # it does not take them along
             raise

@@ -262,7 +262,7 @@ def contrastive(
     images, texts, scale = student["image"], student["text"], student["scale"]
     masks = "image_group" in target
 
-    def excluded(name: str) -> Tensor | None:
+    def excluded_pairs(name: str) -> Tensor | None:
         return false_negatives(target["image_group"], target[f"{name}_group"]) if masks else None
 
     false = false_excluded = None
@@ -277,13 +277,21 @@ def contrastive(
             false_excluded = false_excluded | (target["text_group"][:, None] == groups)
         metrics["contrastive/hard_negatives"] = _above_false(student, columns, target["false"])
     loss = info_nce(
-        images, texts, scale, label_smoothing, excluded=excluded("text"), false=false, false_excluded=false_excluded
+        images,
+        texts,
+        scale,
+        label_smoothing,
+        excluded=excluded_pairs("text"),
+        false=false,
+        false_excluded=false_excluded,
     )
     if hard and "false" in target:
         term = hard_negative_loss(images, texts, columns, target["false"], hard_scale)
         loss, metrics = loss + hard * term, metrics | {"contrastive/hard": term}
     if short:
-        term = short_info_nce(images, student["text_short"], scale, pca_rank, label_smoothing, excluded("text_short"))
+        term = short_info_nce(
+            images, student["text_short"], scale, pca_rank, label_smoothing, excluded_pairs("text_short")
+        )
         loss, metrics = loss + short * term, metrics | {"contrastive/short": term}
     return loss, metrics
 

@@ -17,7 +17,7 @@ from rewards.clip.pretrained import ClipText
 from rewards.devices import chunks
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.encode_features import made_by, recorded
+from rl_caption.data.encode_features import made_by, read_record
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts, plain_form
 from rl_caption.reward_models.encoders import TrainedDual, is_frozen
 from rl_caption.reward_models.losses import Objective
@@ -82,7 +82,7 @@ def image_inputs(data: DataConfig, model: EmbeddingModel) -> PixelCache | Featur
             "data.features_root holds features of a frozen encoder, but the student has none: leave it out"
         )
     if not made_by(data.features_root, encoder):
-        source = (recorded(data.features_root) or {}).get("encoder", "an encoder that it does not name")
+        source = (read_record(data.features_root) or {}).get("encoder", "an encoder that it does not name")
         raise ConfigError(
             f"data.features_root {data.features_root} has features of {source}: expected those of the model's image "
             "encoder, with its weights and preprocessing; make them by prepare_features"

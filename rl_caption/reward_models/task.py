@@ -48,10 +48,10 @@ class EmbeddingTask:
 
     def training_step(self, batches: Sequence[PairBatch], step: int) -> Iterator[Averages]:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
-        target = _concatenated([self.target(batch) for batch in batches])
+        target = _concatenate([self.target(batch) for batch in batches])
         if len(batches) == 1:
             outputs = self.model(batches[0].inputs)
-            gradients, log = self._gradients(_detached(outputs), target)
+            gradients, log = self._gradients(_detach_values(outputs), target)
             backward_all(self.accelerator, self.model, [partial(_surrogate, outputs, gradients, 1.0)])
             yield log
             return
@@ -59,8 +59,8 @@ class EmbeddingTask:
         with torch.no_grad():
             for batch in batches:
                 states.append(_random_states(self.accelerator.device))
-                embedded.append(_detached(self.model(batch.inputs)))
-        gradients, log = self._gradients(_concatenated(embedded), target)
+                embedded.append(_detach_values(self.model(batch.inputs)))
+        gradients, log = self._gradients(_concatenate(embedded), target)
         end, start, passes = _random_states(self.accelerator.device), 0, []
         for batch, state in zip(batches, states, strict=True):
             rows = slice(start, start := start + len(batch.rows))
@@ -82,8 +82,8 @@ class EmbeddingTask:
         process has, is divided by their number.
         """
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        leaves = {name: self._gathered(value).requires_grad_() for name, value in embeddings.items()}
-        loss, metrics = self.objective(leaves, {name: self._gathered(value) for name, value in target.items()})
+        leaves = {name: self._gather(value).requires_grad_() for name, value in embeddings.items()}
+        loss, metrics = self.objective(leaves, {name: self._gather(value) for name, value in target.items()})
         leaf_gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         gradients = {}
         for (name, leaf), gradient in zip(leaves.items(), leaf_gradients, strict=True):
@@ -94,7 +94,7 @@ class EmbeddingTask:
             log.add(name, value)
         return gradients, log
 
-    def _gathered(self, rows: Tensor) -> Tensor:
+    def _gather(self, rows: Tensor) -> Tensor:
         """[B, ...] of this process to [P B, ...] of all, float32, in the global batch's order; scalars as they are."""
         rows = rows.detach().float()
         if rows.ndim == 0 or self.accelerator.num_processes == 1:
@@ -115,11 +115,11 @@ def _surrogate(outputs: Embeddings, gradients: Embeddings, weight: float) -> Ten
     return torch.stack(terms).sum()
 
 
-def _detached(outputs: Embeddings) -> dict[str, Tensor]:
+def _detach_values(outputs: Embeddings) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in outputs.items()}
 
 
-def _concatenated(micro_batches: Sequence[Embeddings]) -> dict[str, Tensor]:
+def _concatenate(micro_batches: Sequence[Embeddings]) -> dict[str, Tensor]:
     """The rows of several micro-batches; a scalar is the same in all of them."""
     return {
         name: torch.cat([embeddings[name] for embeddings in micro_batches]) if value.ndim else value

@@ -110,7 +110,7 @@ class Teacher:
         """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from ``cache_dir`` if there."""
         if self.reads_features:
             return embed_features(self.backbone, rows)
-        return self._embedded([row["image"] for row in rows], self.backbone.encode_images, image_identity, "image")
+        return self._embed([row["image"] for row in rows], self.backbone.encode_images, image_identity, "image")
 
     def text_embeddings(self, captions: Sequence[str]) -> Tensor:
         """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their token ids."""
@@ -118,9 +118,9 @@ class Teacher:
         def identity(caption: str) -> str:
             return f"tokens:{self.backbone.token_ids([caption])[0].tolist()}"
 
-        return self._embedded(captions, self.backbone.encode_texts, identity, "caption")
+        return self._embed(captions, self.backbone.encode_texts, identity, "caption")
 
-    def _embedded(
+    def _embed(
         self, items: Sequence[Any], encode: Callable[..., Tensor], identity: Callable[[Any], str], what: str
     ) -> Tensor:
         if self._disk is None:

@@ -339,7 +339,7 @@ def _language_model(context: Context, config: TextModelConfig) -> TextModel:
     if end is None:
         raise ConfigError(f"the tokenizer of {config.init or kwargs} has no EOS: expected one, as GPT-2's")
     if config.init is not None:
-        model = _pretrained(AutoModelForCausalLM, config.init)
+        model = _load_pretrained(AutoModelForCausalLM, config.init)
     else:
         ids = {"vocab_size": len(tokenizer), "bos_token_id": start, "eos_token_id": end}
         model = GPT2LMHeadModel(_shape(GPT2Config, kwargs, ids))
@@ -425,7 +425,7 @@ def _regression(context: Context, config: TextModelConfig) -> TextModel:
         raise ConfigError(f"the tokenizer of {config.init or kwargs} has no padding token, which icc needs")
     head = {"num_labels": 1, "problem_type": "regression"}
     if config.init is not None:
-        model = _pretrained(AutoModelForSequenceClassification, config.init, **head)
+        model = _load_pretrained(AutoModelForSequenceClassification, config.init, **head)
         model.config.pad_token_id = tokenizer.pad_token_id  # which many decoders' config.json does not say
     else:
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -452,7 +452,7 @@ def _regression(context: Context, config: TextModelConfig) -> TextModel:
     )
 
 
-def _pretrained(head: Any, name: str, **options: Any) -> Any:
+def _load_pretrained(head: Any, name: str, **options: Any) -> Any:
     with naming(f"model.init is {name!r}, which cannot be loaded"):
         options |= transformers_options(name)
         return head.from_pretrained(name, use_safetensors=True, dtype="float32", **options)

@@ -103,10 +103,10 @@ def _triplet(
     if (draws if per == "unit" else Draws("row", "".join(units))).chance(shuffle_rate):
         unit = shuffled_words(unit, draws)
     base = "".join(units[:position])
-    return Triplet(base, base + units[position], continued(base, unit))
+    return Triplet(base, base + units[position], append_unit(base, unit))
 
 
-def continued(base: str, unit: str) -> str:
+def append_unit(base: str, unit: str) -> str:
     """Append a unit of another caption to ``base``, with a space in between, and no comma after a full stop."""
     if base[-1:] in _STOPS:
         unit = unit.lstrip(_SEPARATORS) or unit
@@ -119,7 +119,7 @@ def shuffled_words(unit: str, draws: Draws) -> str:
     if pieces is None:
         return unit
     lead, core, tail = pieces.groups()
-    return lead + " ".join(draws.shuffled(core.split())) + tail
+    return lead + " ".join(draws.permute(core.split())) + tail
 
 
 def _words(unit: str) -> list[str]:

@@ -37,12 +37,12 @@ def leave_one_out(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tens
     samples = rewards.shape[1]
     if samples < 2:
         raise ValueError("advantage 'leave_one_out' needs num_samples of at least 2")
-    return (_centred(rewards) * (samples / (samples - 1))).to(rewards.dtype)
+    return (_centre(rewards) * (samples / (samples - 1))).to(rewards.dtype)
 
 
 def mean(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
     """r_k - mean of all K, itself included (Cornia et al. 2020, eq. 8)."""
-    return _centred(rewards).to(rewards.dtype)
+    return _centre(rewards).to(rewards.dtype)
 
 
 def group_norm(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
@@ -52,7 +52,7 @@ def group_norm(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
     """
     if rewards.shape[1] < 2:
         raise ValueError("advantage 'group_norm' needs num_samples of at least 2")
-    return (_centred(rewards) / (rewards.double().std(1, keepdim=True) + 1e-4)).to(rewards.dtype)
+    return (_centre(rewards) / (rewards.double().std(1, keepdim=True) + 1e-4)).to(rewards.dtype)
 
 
 def none(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
@@ -60,7 +60,7 @@ def none(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
     return rewards.clone()
 
 
-def _centred(rewards: Tensor) -> Tensor:
+def _centre(rewards: Tensor) -> Tensor:
     """Rewards [B, K] in float64, minus the mean of each image."""
     return rewards.double() - rewards.double().mean(1, keepdim=True)
 

@@ -173,7 +173,7 @@ class Dico:
         """See ``Objective``. Logs ``loss/policy``, ``dico/margin`` and ``dico/accuracy``."""
         if ref_logprobs is None:
             raise ValueError("objective 'dico' needs the log-probabilities of the starting policy")
-        rows, best, gaps = compared(scores.samples)
+        rows, best, gaps = gaps_to_best(scores.samples)
         log_ratios = ((logprobs - ref_logprobs.detach()) * mask).sum(-1)[rows]
         gamma = (gaps / self.temperature).scatter(1, best, -torch.inf).softmax(1)
         margin = self.beta * (log_ratios.gather(1, best).squeeze(1) - (gamma * log_ratios).sum(1))
@@ -183,7 +183,7 @@ class Dico:
         return loss, count, {"loss/policy": (loss.detach(), count), **metrics}
 
 
-def structured(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Objective:
+def structured_objective(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Objective:
     """The objective whose losses of B images [B] are ``loss(s, best, gaps)``: those of Edunov et al. 2018, "Classical
     structured prediction losses for sequence to sequence learning" (equations of fig. 1).
 
@@ -199,8 +199,8 @@ def structured(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Objective:
         scores: Scores,
         advantages: Tensor,
     ) -> tuple[Tensor, Tensor, Metrics]:
-        """See ``structured``; its own docstring is that of ``loss``."""
-        rows, best, gaps = compared(scores.samples)
+        """See ``structured_objective``; its own docstring is that of ``loss``."""
+        rows, best, gaps = gaps_to_best(scores.samples)
         total, images = loss(((logprobs * mask).sum(-1) / mask.sum(-1))[rows], best, gaps).sum(), rows.sum()
         return total, images, {"loss/policy": (total.detach(), images)}
 
@@ -208,37 +208,37 @@ def structured(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Objective:
     return objective
 
 
-@structured
+@structured_objective
 def seq_nll(s: Tensor, best: Tensor, gaps: Tensor) -> Tensor:
     """Sequence negative log-likelihood (eq. 3): - s(u*) + log sum_u exp s(u)."""
     return s.logsumexp(1) - s.gather(1, best).squeeze(1)
 
 
-@structured
+@structured_objective
 def risk(s: Tensor, best: Tensor, gaps: Tensor) -> Tensor:
     """Expected risk (eq. 4): sum_u gap(u) p(u), p = softmax of s over the samples."""
     return (gaps * s.softmax(1)).sum(1)
 
 
-@structured
+@structured_objective
 def max_margin(s: Tensor, best: Tensor, gaps: Tensor) -> Tensor:
     """Max-margin (eq. 5): max(0, gap(v) - s(u*) + s(v)), v the sample with the highest score s."""
     return _hinges(s, best, gaps).gather(1, s.argmax(1, keepdim=True)).squeeze(1)
 
 
-@structured
+@structured_objective
 def multi_margin(s: Tensor, best: Tensor, gaps: Tensor) -> Tensor:
     """Multi-margin (eq. 6): sum_u max(0, gap(u) - s(u*) + s(u))."""
     return _hinges(s, best, gaps).sum(1)
 
 
-@structured
+@structured_objective
 def softmax_margin(s: Tensor, best: Tensor, gaps: Tensor) -> Tensor:
     """Softmax-margin (eq. 7): - s(u*) + log sum_u exp(s(u) + gap(u))."""
     return (s + gaps).logsumexp(1) - s.gather(1, best).squeeze(1)
 
 
-def compared(rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def gaps_to_best(rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mask [B] of the images whose samples have different rewards; of these, the index of u* [., 1] and gaps [., K]."""
     highest, best = rewards.max(1, keepdim=True)
     gaps = highest - rewards

@@ -93,7 +93,7 @@ class SelfCriticalTask:
         Yields what is to be logged, once per update; the caller updates the weights in between.
         """
         log = Averages()
-        reward, decoding = self._scheduled(step, log)
+        reward, decoding = self._apply_schedules(step, log)
         with dropout_off(self.model, enabled=not self.dropout):
             started = time.perf_counter()
             encoded, rollouts = self._sample(batches, decoding, step)
@@ -152,7 +152,7 @@ class SelfCriticalTask:
                     )
         return encoded, rollouts
 
-    def _scheduled(self, step: int, log: Averages) -> tuple[MixedReward, Decoding]:
+    def _apply_schedules(self, step: int, log: Averages) -> tuple[MixedReward, Decoding]:
         """The reward and the decoding options of ``step``; also sets ``objective`` to that of the step."""
         reward, decoding = self.reward, self.decoding
         if self.weight_schedules:

@@ -187,12 +187,12 @@ class Trainer:
 
     def _train(self, log: RunLog) -> bool:
         """Take the steps; False where a signal ended them."""
-        if self.accelerator.is_main_process and not self._finished():
+        if self.accelerator.is_main_process and not self._is_finished():
             remove_result(self.folder)
         with self.loader as batches, stop_requests() as terminated:
             if self.state.global_step == 0 and self.validate_first:
                 self._validate(log)
-            while not self._finished():
+            while not self._is_finished():
                 metrics = self._step([next(batches).to(self.accelerator.device) for _ in range(self.micro_batches)])
                 log.advance()
                 self._after_step(log, metrics)
@@ -252,7 +252,7 @@ class Trainer:
             self._check_finite(metrics, batches, updated=True)
             return metrics
         self.optimizer.step()
-        return metrics if self.accelerator.scaler is None else self._scaled(metrics)
+        return metrics if self.accelerator.scaler is None else self._loss_scale_metrics(metrics)
 
     def _clip_gradients(self) -> float:
         """Clip gradients, by value first where both are asked for; return their norm before any clipping."""
@@ -267,7 +267,7 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self.parameters, limit)
         return norm
 
-    def _scaled(self, metrics: dict[str, float]) -> dict[str, float]:
+    def _loss_scale_metrics(self, metrics: dict[str, float]) -> dict[str, float]:
         """What fp16 logs besides. A step whose gradient overflowed leaves weights and moments as they were.
 
         It counts as a step all the same: its images have been seen, and the schedule is a function of the step.
@@ -339,7 +339,7 @@ class Trainer:
         keep = self.context.config.run.keep_checkpoints
         save_checkpoint(self.accelerator, self.checkpoints, self.state, keep, self.model, self.optimizer)
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         return self.state.global_step >= self.max_steps or self._stops_early()
 
     def _stops_early(self) -> bool:

@@ -24,7 +24,7 @@ from rl_caption.config.reward_models import TrainingConfig
 from rl_caption.data.base import Row
 from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size
-from rl_caption.data.plain_files import hashed
+from rl_caption.data.plain_files import hash_text
 from rl_caption.runtime.engines import (
     EngineError,
     build_accelerator,
@@ -93,7 +93,7 @@ class Context:
     def validation(self) -> str:
         """What the validation metrics depend on besides the model: ``eval`` options, and a hash of image ids and
         references. The length limit of captions is not in it."""
-        rows = hashed(json.dumps([[row["image_id"], *row["references"]] for row in self.val_rows]))
+        rows = hash_text(json.dumps([[row["image_id"], *row["references"]] for row in self.val_rows]))
         options = {key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED}
         listed = [f"{len(self.val_rows)} images ({rows:016x})", *(f"{key} {value}" for key, value in options.items())]
         return ", ".join(listed)

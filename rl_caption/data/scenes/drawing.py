@@ -14,7 +14,7 @@ from rl_caption.data.scenes.world import (
     Look,
     Scene,
     make_scene,
-    placed,
+    place_things,
 )
 
 MOST_THINGS = 4
@@ -34,7 +34,7 @@ def scene_of(caption: str, seed: int = 0, attempts: int = 64) -> Scene:
     if not parsed.things:
         return replace(best, background=grounds[0]) if grounds else best
     for _ in range(attempts):
-        scene = _completed(parsed, grounds, draws)
+        scene = _fill_in(parsed, grounds, draws)
         precision = -1.0 if scene is None else oracle(caption, scene).precision
         if scene is not None and precision > highest:
             best, highest = scene, precision
@@ -43,7 +43,7 @@ def scene_of(caption: str, seed: int = 0, attempts: int = 64) -> Scene:
     return best
 
 
-def _completed(parsed: Parse, grounds: Sequence[str], draws: Draws) -> Scene | None:
+def _fill_in(parsed: Parse, grounds: Sequence[str], draws: Draws) -> Scene | None:
     looks: list[Look] = []
     for thing in parsed.things:
         said = dict(reversed(thing.attributes))  # the first of two values of an attribute
@@ -57,4 +57,4 @@ def _completed(parsed: Parse, grounds: Sequence[str], draws: Draws) -> Scene | N
         is_told = any(look[:2] == earlier[:2] or (thing.definite and look[0] == earlier[0]) for earlier in looks)
         if not is_told:  # "the circle" refers back
             looks += [look] * (thing.number or (2 if thing.plural else 1))
-    return placed(draws, looks[:MOST_THINGS], grounds[0] if grounds else draws.choice(BACKGROUNDS))
+    return place_things(draws, looks[:MOST_THINGS], grounds[0] if grounds else draws.choice(BACKGROUNDS))

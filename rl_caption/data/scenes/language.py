@@ -41,7 +41,7 @@ def references(scene: Scene, seed: int, count: int = 5) -> list[str]:
         if _GENERIC.search(sentence) and any(_GENERIC.search(other) for other in told):
             continue  # one caption in five that names no shape is enough
         told.add(sentence)
-        captions.append(typed(sentence, draws))
+        captions.append(vary_typing(sentence, draws))
     return captions
 
 
@@ -52,8 +52,10 @@ def long_reference(scene: Scene, seed: int) -> str:
     first = [noun_phrase(category, ("size", "colour"), draws) for category in kinds]
     opening = draws.choice(("the picture shows", f"there {_be(kinds[0])}", "the picture shows"))
     sentences = [
-        f"{opening} {_listed(first)}",
-        _listed([f"{_the(category)} {_be(category)} {_worded(category.texture, draws)}" for category in kinds]),
+        f"{opening} {_join_phrases(first)}",
+        _join_phrases(
+            [f"{_the(category)} {_be(category)} {_choose_synonym(category.texture, draws)}" for category in kinds]
+        ),
         draws.choice((f"the background is {scene.background}", f"the picture has {_a_background(scene)}")),
     ]
     for index, category in enumerate(kinds):
@@ -70,7 +72,7 @@ def long_reference(scene: Scene, seed: int) -> str:
 def noun_phrase(category: Kind, attributes: Sequence[str], draws: Draws) -> str:
     """Name a kind: number or article, the given ``attributes`` (size, texture, colour), and shape."""
     words = [
-        _worded(getattr(category, attribute), draws)
+        _choose_synonym(getattr(category, attribute), draws)
         for attribute in ("size", "texture", "colour")
         if attribute in attributes
     ]
@@ -89,7 +91,7 @@ def article(following: str) -> str:
     return "an" if following[0] in "aeio" and following != "one" else "a"
 
 
-def _worded(value: str, draws: Draws) -> str:
+def _choose_synonym(value: str, draws: Draws) -> str:
     return draws.choice(SYNONYMS.get(value, (value,)))
 
 
@@ -109,11 +111,11 @@ def _a_background(scene: Scene) -> str:
     return f"{article(scene.background)} {scene.background} background"
 
 
-def _listed(phrases: Sequence[str]) -> str:
+def _join_phrases(phrases: Sequence[str]) -> str:
     return phrases[0] if len(phrases) == 1 else ", ".join(phrases[:-1]) + " and " + phrases[-1]
 
 
-def typed(sentence: str, draws: Draws) -> str:
+def vary_typing(sentence: str, draws: Draws) -> str:
     """Add a capital and a full stop, as most people do; sometimes leave out one or both."""
     if draws.chance(0.15):
         return sentence
@@ -124,14 +126,14 @@ def typed(sentence: str, draws: Draws) -> str:
 def _short_sentence(scene: Scene, draws: Draws) -> str | None:
     """Draw one candidate; None where its form does not fit the scene."""
     weights = ((4, 2, 0, 0, 1), (2, 2, 6, 4, 1), (2, 2, 6, 3, 2))[min(len(scene.kinds), 3) - 1]
-    form = draws.weighted((_one_kind, _one_kind_on_background, _related, _all, _shapes), weights)
+    form = draws.choose_weighted((_one_kind, _one_kind_on_background, _relation, _all, _shapes), weights)
     sentence = form(scene, draws)
-    if sentence is not None and form in (_related, _all, _one_kind) and draws.chance(0.3):
+    if sentence is not None and form in (_relation, _all, _one_kind) and draws.chance(0.3):
         sentence += " " + on_background(scene, draws)
     return sentence
 
 
-def named(category: Kind, scene: Scene, draws: Draws) -> str:
+def describe_kind(category: Kind, scene: Scene, draws: Draws) -> str:
     """Name a kind with random attributes; always with its colour where another kind has the same shape."""
     mentioned = []
     ambiguous = sum(other.shape == category.shape for other in scene.kinds) > 1
@@ -145,7 +147,7 @@ def named(category: Kind, scene: Scene, draws: Draws) -> str:
 
 
 def on_background(scene: Scene, draws: Draws) -> str:
-    return f"{draws.weighted(('on', 'against', 'in front of'), (4, 1, 1))} {_a_background(scene)}"
+    return f"{draws.choose_weighted(('on', 'against', 'in front of'), (4, 1, 1))} {_a_background(scene)}"
 
 
 def _salient(scene: Scene, draws: Draws) -> Kind:
@@ -154,11 +156,11 @@ def _salient(scene: Scene, draws: Draws) -> Kind:
 
 def _one_kind(scene: Scene, draws: Draws) -> str:
     category = _salient(scene, draws)
-    return f"{draws.choice((f'there {_be(category)}', 'the picture shows'))} {named(category, scene, draws)}"
+    return f"{draws.choice((f'there {_be(category)}', 'the picture shows'))} {describe_kind(category, scene, draws)}"
 
 
 def _one_kind_on_background(scene: Scene, draws: Draws) -> str:
-    name = named(_salient(scene, draws), scene, draws)
+    name = describe_kind(_salient(scene, draws), scene, draws)
     return f"{_a_background(scene)} with {name}" if draws.chance(0.3) else f"{name} {on_background(scene, draws)}"
 
 
@@ -175,20 +177,20 @@ def _shapes(scene: Scene, draws: Draws) -> str:
 
 def _all(scene: Scene, draws: Draws) -> str:
     kinds = scene.kinds if draws.chance(0.6) else scene.kinds[:2]
-    names = _listed([named(category, scene, draws) for category in kinds])
-    return draws.weighted(("", f"there {_be(kinds[0])} ", "the picture shows "), (3, 1, 1)) + names
+    names = _join_phrases([describe_kind(category, scene, draws) for category in kinds])
+    return draws.choose_weighted(("", f"there {_be(kinds[0])} ", "the picture shows "), (3, 1, 1)) + names
 
 
-def _related(scene: Scene, draws: Draws) -> str | None:
-    first, second = scene.kinds[:2] if draws.chance(0.8) else draws.shuffled(scene.kinds)[:2]
+def _relation(scene: Scene, draws: Draws) -> str | None:
+    first, second = scene.kinds[:2] if draws.chance(0.8) else draws.permute(scene.kinds)[:2]
     relations = relations_between(first, second)
     if not relations:
         return None
     phrase = draws.choice(RELATION_PHRASES[relations[0]])
-    one, other = named(first, scene, draws), named(second, scene, draws)
+    one, other = describe_kind(first, scene, draws), describe_kind(second, scene, draws)
     if draws.chance(0.25):
         back = draws.choice(RELATION_PHRASES[relations_between(second, first)[0]])
         return f"{one} with {other} {back} {'it' if len(first.things) == 1 else 'them'}"
     be = _be(first)
     forms = (f"{one} {phrase} {other}", f"{one} {be} {phrase} {other}", f"{phrase} {other} {be} {one}")
-    return draws.weighted(forms, (5, 2, 1))
+    return draws.choose_weighted(forms, (5, 2, 1))

@@ -15,7 +15,7 @@ from rewards.files import write_errors
 from rewards.options import check_values
 from rl_caption.data.base import DataError, Row, RowView, Splits, load_image
 from rl_caption.data.files import write_text
-from rl_caption.data.plain_files import hashed
+from rl_caption.data.plain_files import hash_text
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.moving import MovingScene, make_moving_scene, moving_references
 from rl_caption.data.scenes.oracle import PUNCTUATION, tokens
@@ -82,7 +82,7 @@ class ScenesData(Splits):
 def _scene_row(image_size: int, seed: int, count: int, positives: bool, questions: int, split: str, index: int) -> Row:
     pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
     scene = _first_of(split, (make_scene(number, *pairs) for number in _candidates(f"{seed}/{split}/{index}")))
-    wording = hashed(f"{seed}/{split}/{index}/captions")
+    wording = hash_text(f"{seed}/{split}/{index}/captions")
     # The first captions do not depend on how many are asked for.
     captions = references(scene, wording, 2 * count if positives else count)
     row = Row(
@@ -98,7 +98,7 @@ def _scene_row(image_size: int, seed: int, count: int, positives: bool, question
         row["positive_captions"] = captions[count:]
         # Shifts of the scene that belong to this split; the scene itself where there are none.
         shifted = [moved for moved in moves(scene) if moved != scene and belongs(moved, split)] or [scene]
-        order = Draws("moved", f"{seed}/{index}", split).shuffled(shifted)
+        order = Draws("moved", f"{seed}/{index}", split).permute(shifted)
         row["positive_images"] = [SceneImage(order[i % len(order)], image_size) for i in range(count)]
     return row
 
@@ -137,7 +137,7 @@ def _moving_row(num_frames: int, image_size: int, seed: int, count: int, split: 
     return Row(
         image_id=f"{split}-{index:06d}",
         image=tuple(SceneImage(scene.at(moment), image_size) for moment in moments),
-        references=moving_references(scene, hashed(f"{seed}/{split}/{index}/captions"), count),
+        references=moving_references(scene, hash_text(f"{seed}/{split}/{index}/captions"), count),
         scene=scene,
     )
 
@@ -166,7 +166,7 @@ class _KeptRows:
 
 def _candidates(key: str) -> Iterator[int]:
     """An endless sequence of seeds of scenes."""
-    return (hashed(f"{key}/{attempt}") for attempt in itertools.count())
+    return (hash_text(f"{key}/{attempt}") for attempt in itertools.count())
 
 
 def _first_of(split: str, scenes: Iterator[AnyScene]) -> AnyScene:
@@ -176,7 +176,7 @@ def _first_of(split: str, scenes: Iterator[AnyScene]) -> AnyScene:
 
 def belongs(scene: Scene | MovingScene, split: str) -> bool:
     """Whether the content of a scene may be in a split."""
-    return hashed(content_key(scene)) % _BUCKETS in _SPLIT_BUCKETS[split]
+    return hash_text(content_key(scene)) % _BUCKETS in _SPLIT_BUCKETS[split]
 
 
 def content_key(scene: Scene | MovingScene) -> str:

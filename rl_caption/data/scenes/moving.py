@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from rl_caption.data.scenes.language import MAX_WORDS, MIN_WORDS, named, on_background, typed
+from rl_caption.data.scenes.language import MAX_WORDS, MIN_WORDS, describe_kind, on_background, vary_typing
 from rl_caption.data.scenes.world import (
     BACKGROUNDS,
     EDGE,
@@ -112,12 +112,12 @@ def make_moving_scene(seed: int) -> MovingScene:
     """
     draws = Draws("moving", seed)
     while True:
-        looks = draw_looks(draws, [1] * draws.weighted((1, 2, 3), (3, 5, 2)), PAIRS, ())
+        looks = draw_looks(draws, [1] * draws.choose_weighted((1, 2, 3), (3, 5, 2)), PAIRS, ())
         background = draws.choice(BACKGROUNDS)
         collides = len(looks) > 1 and draws.chance(0.3)
         placed = _collision(draws, looks[:2]) if collides else []
         for look in looks[len(placed) :]:
-            added = _added(draws, look, placed)
+            added = _place_one(draws, look, placed)
             if added is None:
                 break
             placed.append(added)
@@ -153,11 +153,11 @@ def _collision(draws: Draws, looks: Sequence[Look]) -> list[Placed]:
     return placed
 
 
-def _added(draws: Draws, look: Look, placed: Sequence[Placed]) -> Placed | None:
+def _place_one(draws: Draws, look: Look, placed: Sequence[Placed]) -> Placed | None:
     """Place a thing that never touches the others; None where no attempt succeeds."""
     low = RADIUS[look[2]] + EDGE
     for _ in range(_ATTEMPTS):
-        verb = draws.weighted(VERBS, (4, 2, 2, 3 if placed else 0))
+        verb = draws.choose_weighted(VERBS, (4, 2, 2, 3 if placed else 0))
         direction = "" if verb == "stays" else draws.choice(DIRECTIONS)
         start = [coordinate(draws, low), coordinate(draws, low)]
         end = list(start)
@@ -279,7 +279,7 @@ def verb_phrase(verb: str, direction: str, form: str, draws: Draws) -> str:
     at = FORMS.index(form)
     if verb == "stays":
         return draws.choice(_STAY)[at]
-    return f"{draws.weighted(_VERBS[verb], (3, 1))[at]} {draws.choice(_WHERE[verb][direction])}"
+    return f"{draws.choose_weighted(_VERBS[verb], (3, 1))[at]} {draws.choice(_WHERE[verb][direction])}"
 
 
 def moving_references(scene: MovingScene, seed: int, count: int = 5) -> list[str]:
@@ -289,15 +289,15 @@ def moving_references(scene: MovingScene, seed: int, count: int = 5) -> list[str
     while len(told) < count:
         sentence = _sentence(scene, draws)
         if MIN_WORDS <= len(sentence.split()) <= MAX_WORDS and sentence not in told:
-            told[sentence] = typed(sentence, draws)
+            told[sentence] = vary_typing(sentence, draws)
     return list(told.values())
 
 
 def _sentence(scene: MovingScene, draws: Draws) -> str:
     total = len(scene.motions)
     if scene.collision is not None and draws.chance(0.6):
-        one, two = (named(scene.kinds[index], scene.start, draws) for index in scene.collision)
-        form = draws.weighted((0, 1, 2), (3, 2, 1))
+        one, two = (describe_kind(scene.kinds[index], scene.start, draws) for index in scene.collision)
+        form = draws.choose_weighted((0, 1, 2), (3, 2, 1))
         told = (f"{one} collides with {two}", f"{one} hits {two}", f"{one} and {two} collide")[form]
         return f"{told} {on_background(scene.start, draws)}" if draws.chance(0.2) else told
     first = 0 if draws.chance(0.85) else draws.below(total)
@@ -306,7 +306,7 @@ def _sentence(scene: MovingScene, draws: Draws) -> str:
     told = _doing(scene, first, "third", draws)
     if total > 1 and draws.chance(0.55):
         other = draws.choice([index for index in range(total) if index != first])
-        return f"{told} {draws.weighted(('and', 'while'), (2, 1))} {_doing(scene, other, 'third', draws)}"
+        return f"{told} {draws.choose_weighted(('and', 'while'), (2, 1))} {_doing(scene, other, 'third', draws)}"
     if draws.chance(0.4):
         return f"{told} {on_background(scene.start, draws)}"
     return told
@@ -316,4 +316,4 @@ def _doing(scene: MovingScene, index: int, form: str, draws: Draws) -> str:
     category: Kind = scene.kinds[index]
     motion = scene.motions[index]
     verb = "moves" if motion.direction and draws.chance(0.2) else motion.verb
-    return f"{named(category, scene.start, draws)} {verb_phrase(verb, motion.direction, form, draws)}"
+    return f"{describe_kind(category, scene.start, draws)} {verb_phrase(verb, motion.direction, form, draws)}"

@@ -18,10 +18,10 @@ from rl_caption.data.scenes.oracle import (
     NOUNS,
     PUNCTUATION,
     Chunk,
-    chunked,
     claims,
+    cut_chunks,
     oracle,
-    related,
+    pair_things,
     tokens,
 )
 from rl_caption.data.scenes.oracle import NUMBERS as NUMBER_VALUES
@@ -59,14 +59,14 @@ def hard_negatives(scene: Scene | MovingScene, caption: str, seed: int) -> list[
     negatives: list[tuple[str, str]] = []
     is_moving = isinstance(scene, MovingScene)
     for change in MOVING_KINDS if is_moving else NEGATIVE_KINDS[:-1]:
-        for edit in draws.shuffled(list(_edits(change, chunks, words, scene))):
+        for edit in draws.permute(list(_edits(change, chunks, words, scene))):
             text = _text(_agreeing([edit.get(index, chunk_words) for index, chunk_words in enumerate(words)]), capital)
             if text != _text(words, capital) and oracle(text, scene).precision < 1:
                 negatives.append((change, text))
                 break
     original = oracle(caption, scene)
     for _ in range(0 if is_moving else 10):
-        text = _text([[word for word in draws.shuffled(flat) if word not in PUNCTUATION]], capital)
+        text = _text([[word for word in draws.permute(flat) if word not in PUNCTUATION]], capital)
         broken = oracle(text, scene)
         if broken.unparsed > original.unparsed or broken.f1 < original.f1:
             negatives.append(("word_order", text + ("." if flat[-1:] == ["."] else "")))
@@ -85,7 +85,7 @@ def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
     synonyms = {index: options for index, chunk in enumerate(chunks) if (options := _synonyms(chunk, words[index]))}
     capital, told = caption[:1].isupper(), _told(caption, scene)
     texts, none = [_text(words, capital)], Edit()
-    for turned in draws.shuffled([none, *_turned(chunks, words, draws)]):
+    for turned in draws.permute([none, *_turn_relations(chunks, words, draws)]):
         sites = [index for index in synonyms if index not in turned]
         sure = draws.choice(sites) if sites and not turned else None
         chosen = [index for index in sites if index == sure or draws.chance(0.5)]
@@ -99,7 +99,7 @@ def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
 def _cut(caption: str) -> tuple[list[str], list[Chunk], Words]:
     """The tokens of a caption, its chunks, and the tokens of each chunk."""
     flat = tokens(caption)
-    chunks = chunked(flat)
+    chunks = cut_chunks(flat)
     return flat, chunks, [flat[chunk.start : chunk.end] for chunk in chunks]
 
 
@@ -116,26 +116,26 @@ def _synonyms(chunk: Chunk, words: list[str]) -> list[list[str]]:
     if chunk.kind == "on":
         return [other for text in ("on", "against", "in front of") if (other := text.split()) != words]
     return [
-        _replaced(words, at, other)
+        _replace_word(words, at, other)
         for at, _, value in _attributes(words)
         for other in sorted(set(SYNONYMS.get(value, ())) - {words[at]})
     ]
 
 
-def _turned(chunks: list[Chunk], words: Words, draws: Draws) -> Iterator[Edit]:
+def _turn_relations(chunks: list[Chunk], words: Words, draws: Draws) -> Iterator[Edit]:
     """An edit for each relation of two things that tells it from the other end."""
-    for subject, relation, other in related(chunks):
+    for subject, relation, other in pair_things(chunks):
         first, second = subject.position, other.position
         if chunks[second - 1].kind == "relation" and not subject.definite and not other.definite:
             back = draws.choice(RELATION_PHRASES[_INVERSE[relation]])
             yield {first: words[second], second: words[first], second - 1: back.split()}
 
 
-def _replaced(words: list[str], at: int, word: str) -> list[str]:
+def _replace_word(words: list[str], at: int, word: str) -> list[str]:
     return [*words[:at], word, *words[at + 1 :]]
 
 
-def _renamed(words: list[str], shape: str) -> list[str]:
+def _rename_shape(words: list[str], shape: str) -> list[str]:
     return [*words[:-1], plural(shape) if NOUNS[words[-1]][1] else shape]
 
 
@@ -149,7 +149,7 @@ def _count(chunk: Chunk) -> int:
     return 0 if chunk.definite else chunk.number or int(not chunk.plural)
 
 
-def _recounted(words: list[str], count: int, one: str) -> list[str]:
+def _change_number(words: list[str], count: int, one: str) -> list[str]:
     rest = [word for word in words[:-1] if word not in NUMBER_VALUES and word not in ("a", "an")]
     noun = NOUNS[words[-1]][0] or words[-1].removesuffix("s")
     return [one if count == 1 else NUMBERS[count], *rest, noun if count == 1 else plural(noun)]
@@ -159,34 +159,34 @@ def _replacements(what: str, chunk: Chunk, words: list[str], scene: Scene | Movi
     """Other tokens for a chunk."""
     match what, chunk.kind:
         case "object", "thing":
-            yield from (_renamed(words, shape) for shape in SHAPES if chunk.shape not in (None, shape))
+            yield from (_rename_shape(words, shape) for shape in SHAPES if chunk.shape not in (None, shape))
         case "attribute", "thing" | "adjectives":
             for at, attribute, value in _attributes(words):
                 others = [other for other in _VALUES[attribute] if other != value]
                 if value in _VALUES[attribute]:  # no background's colour
-                    yield from (_replaced(words, at, other) for other in others)
+                    yield from (_replace_word(words, at, other) for other in others)
         case "background", "ground" | "adjectives":
             for at in [at for at, word in enumerate(words) if word == scene.background]:
-                yield from (_replaced(words, at, other) for other in BACKGROUNDS if other != scene.background)
+                yield from (_replace_word(words, at, other) for other in BACKGROUNDS if other != scene.background)
         case "relation", "relation":
             yield from (_RELATION_WORDS[relation].split() for relation in RELATIONS if relation != chunk.value)
         case "count", "thing" if _count(chunk):
             # "a circle" is not false of two circles, so nothing is replaced by a bare article.
             numbers = [number for number in range(1, len(NUMBERS)) if number != _count(chunk)]
-            yield from (_recounted(words, number, "one") for number in numbers)
+            yield from (_change_number(words, number, "one") for number in numbers)
 
 
 def _swaps(what: str, one: Chunk, two: Chunk, first: list[str], second: list[str]) -> Iterator[tuple[list[str], ...]]:
     """Other tokens for two things, each with what the other had."""
     counts = _count(one), _count(two)
     if what == "object" and one.shape and two.shape and one.shape != two.shape:
-        yield _renamed(first, two.shape), _renamed(second, one.shape)
+        yield _rename_shape(first, two.shape), _rename_shape(second, one.shape)
     elif what == "attribute":
         for (a, attribute, value), (b, other, other_value) in product(_attributes(first), _attributes(second)):
             if attribute == other and value != other_value:
-                yield _replaced(first, a, second[b]), _replaced(second, b, first[a])
+                yield _replace_word(first, a, second[b]), _replace_word(second, b, first[a])
     elif what == "count" and 0 < min(counts) < max(counts) < len(NUMBERS):
-        yield _recounted(first, counts[1], "a"), _recounted(second, counts[0], "a")
+        yield _change_number(first, counts[1], "a"), _change_number(second, counts[0], "a")
 
 
 def _motion_edits(what: str, chunks: list[Chunk], words: Words) -> Iterator[Edit]:
@@ -226,7 +226,7 @@ def _edits(change_name: str, chunks: list[Chunk], words: Words, scene: Scene | M
         for index, chunk in enumerate(chunks):
             yield from ({index: new} for new in _replacements(what, chunk, words[index], scene))
     elif what == "relation":
-        for subject, _, other in related(chunks):
+        for subject, _, other in pair_things(chunks):
             yield {subject.position: words[other.position], other.position: words[subject.position]}
     else:
         for one, two in combinations([chunk for chunk in chunks if chunk.kind == "thing"], 2):
@@ -271,7 +271,7 @@ def _scene_of(row: Row, key: str) -> Any:
 
 def _agreeing(words: Words) -> Words:
     """Make verbs, pronouns and articles agree after an edit, so that grammar does not reveal the negative."""
-    chunks = chunked([word for chunk_words in words for word in chunk_words])
+    chunks = cut_chunks([word for chunk_words in words for word in chunk_words])
     edited = [list(chunk_words) for chunk_words in words]
     if len(chunks) != len(words):
         return edited

@@ -192,9 +192,9 @@ def tokens(caption: str) -> list[str]:
 def parse(caption: str) -> Parse:
     """Parse any caption; words that the grammar cannot use are counted, and claim nothing."""
     words = tokens(caption)
-    chunks = chunked(words)
+    chunks = cut_chunks(words)
     _connect(chunks)
-    relations = related(chunks)
+    relations = pair_things(chunks)
     things = [chunk for chunk in chunks if chunk.kind == "thing"]
     index = {thing.position: number for number, thing in enumerate(things)}
     total = sum(word[0] not in PUNCTUATION for word in words)
@@ -208,7 +208,7 @@ def parse(caption: str) -> Parse:
     )
 
 
-def chunked(words: Sequence[str]) -> list[Chunk]:
+def cut_chunks(words: Sequence[str]) -> list[Chunk]:
     """Cut tokens into chunks; only things and grounds are ``used`` already (the others depend on neighbours)."""
     chunks: list[Chunk] = []
     start = 0
@@ -314,7 +314,7 @@ def _predicate(chunks: list[Chunk], position: int) -> None:
     chunk.subject.attributes = tuple(dict.fromkeys((*chunk.subject.attributes, *pairs)))
 
 
-def related(chunks: list[Chunk]) -> list[tuple[Chunk, str, Chunk]]:
+def pair_things(chunks: list[Chunk]) -> list[tuple[Chunk, str, Chunk]]:
     """Subject, relation and object of every complete relation, which is marked as used.
 
     The subject is the nearest thing before; after "and" or a comma, the subject of the previous relation; where the
@@ -567,7 +567,7 @@ def _motion_claims(
         """Indices of the things of the scene that a thing of the caption may be."""
         return [scene.kinds.index(group) for group in referents[thing].kinds]
 
-    def judged(aspect: str, thing: int, value: str, facts_of: dict[int, Fact]) -> Claim:
+    def check_claim(aspect: str, thing: int, value: str, facts_of: dict[int, Fact]) -> Claim:
         """A claim that is true if it holds for any thing that may be meant; ``facts_of`` has its fact for each."""
         names = [scene.kinds[index].name for index in meant(thing)] or [things[thing].shape or "object"]
         for index, fact in facts_of.items():
@@ -584,15 +584,15 @@ def _motion_claims(
             for a in meant(one)
             if a != b and scene.collision is not None and {a, b} == set(scene.collision)
         }
-        yield judged("collision", one, f"collides with {things[other].shape or 'object'}", pairs)
+        yield check_claim("collision", one, f"collides with {things[other].shape or 'object'}", pairs)
         return
     for thing in motion.subjects:
         if event in ("enters", "leaves"):
             facts = {index: Fact("event", scene.kinds[index].name, event) for index in meant(thing)}
-            yield judged("event", thing, event, facts)
+            yield check_claim("event", thing, event, facts)
         if direction:
             facts = {index: Fact("direction", scene.kinds[index].name, direction) for index in meant(thing)}
-            yield judged("direction", thing, f"goes {direction}" if direction in DIRECTIONS else "stays", facts)
+            yield check_claim("direction", thing, f"goes {direction}" if direction in DIRECTIONS else "stays", facts)
         elif event == "moves":
             moves = [index for index in meant(thing) if scene.motions[index].direction]
-            yield judged("motion", thing, "moves", {})._replace(true=bool(moves))
+            yield check_claim("motion", thing, "moves", {})._replace(true=bool(moves))

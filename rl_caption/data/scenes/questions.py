@@ -41,14 +41,14 @@ def scene_questions(scene: Scene, seed: int = 0, count: int | None = None) -> li
     from others. The answer to each is in ``language.long_reference``.
     """
     draws = Draws("questions", seed, repr(scene))
-    questions = draws.shuffled(list(_questions(scene, draws)))
+    questions = draws.permute(list(_questions(scene, draws)))
     return questions if count is None else questions[:count]
 
 
 def _questions(scene: Scene, draws: Draws) -> Iterator[ImageQuestion]:
     def choose(question: str, answer: str, values: Sequence[str]) -> ImageQuestion:
-        others = draws.shuffled([value for value in values if value != answer])[: CHOICES - 1]
-        return {"question": question, "choices": draws.shuffled([answer, *others]), "answer": answer}
+        others = draws.permute([value for value in values if value != answer])[: CHOICES - 1]
+        return {"question": question, "choices": draws.permute([answer, *others]), "answer": answer}
 
     yield choose(_BACKGROUND, scene.background, BACKGROUNDS)
     shapes = [kind.shape for kind in scene.kinds]

@@ -64,7 +64,7 @@ class Draws:
         """One item, each equally likely."""
         return items[self.below(len(items))]
 
-    def weighted(self, items: Sequence[Item], weights: Sequence[int]) -> Item:
+    def choose_weighted(self, items: Sequence[Item], weights: Sequence[int]) -> Item:
         """One item, item i with probability weights[i] / sum(weights)."""
         position = self.below(sum(weights))
         for item, weight in zip(items, weights, strict=True):
@@ -73,7 +73,7 @@ class Draws:
             position -= weight
         raise AssertionError("weights do not cover the draw")
 
-    def shuffled(self, items: Sequence[Item]) -> list[Item]:
+    def permute(self, items: Sequence[Item]) -> list[Item]:
         """The items in random order (Fisher-Yates)."""
         order = list(items)
         for last in range(len(order) - 1, 0, -1):
@@ -207,14 +207,14 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
     """
     draws = Draws("scene", seed)
     while True:
-        total = draws.weighted((1, 2, 3, 4), (30, 35, 22, 13))
+        total = draws.choose_weighted((1, 2, 3, 4), (30, 35, 22, 13))
         background = draws.choice(BACKGROUNDS)
         looks = draw_looks(draws, _counts(draws, total), pairs, leading_pairs)
-        if (scene := placed(draws, looks, background)) is not None:
+        if (scene := place_things(draws, looks, background)) is not None:
             return scene
 
 
-def placed(draws: Draws, looks: Sequence[Look], background: str) -> Scene | None:
+def place_things(draws: Draws, looks: Sequence[Look], background: str) -> Scene | None:
     """Place things of these looks (shape, colour, size, texture) at random, the large ones first.
 
     Returns None where 60 attempts find no room for one of them.
@@ -239,11 +239,11 @@ def moves(scene: Scene) -> list[Scene]:
     """
     across, down = (_steps([(getattr(thing, axis), thing.size) for thing in scene.things]) for axis in "xy")
 
-    def shifted(right: int, below: int) -> Scene:
+    def shift(right: int, below: int) -> Scene:
         things = (dataclasses.replace(thing, x=thing.x + right, y=thing.y + below) for thing in scene.things)
         return Scene(scene.background, tuple(things))
 
-    return [shifted(right, below) for right in across for below in down]
+    return [shift(right, below) for right in across for below in down]
 
 
 def _steps(centres: Sequence[tuple[int, str]]) -> range:
@@ -258,7 +258,7 @@ def _counts(draws: Draws, total: int) -> list[int]:
     """Divide the things into kinds; about a third of the scenes with several things have equal ones."""
     if total == 1 or not draws.chance(0.35):
         return [1] * total
-    same = draws.weighted(range(2, total + 1), (6, 3, 1)[: total - 1])
+    same = draws.choose_weighted(range(2, total + 1), (6, 3, 1)[: total - 1])
     return [same] + [1] * (total - same)
 
 
@@ -270,8 +270,8 @@ def draw_looks(draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs:
         if pair not in chosen:
             chosen.append(pair)
     looks = []
-    for count, (colour, shape) in zip(draws.shuffled(counts), chosen, strict=True):
-        looks += [(shape, colour, draws.choice(SIZES), draws.weighted(TEXTURES, (2, 1, 1)))] * count
+    for count, (colour, shape) in zip(draws.permute(counts), chosen, strict=True):
+        looks += [(shape, colour, draws.choice(SIZES), draws.choose_weighted(TEXTURES, (2, 1, 1)))] * count
     return looks
 
 

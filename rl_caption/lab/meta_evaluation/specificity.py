@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from rewards.base import Reward, score_captions
 from rewards.text.detail_units import detail_units_of
 from rl_caption.data.scenes.world import Draws
-from rl_caption.reward_models.triplets import Donor, continued, negative_unit, shuffled_words
+from rl_caption.reward_models.triplets import Donor, append_unit, negative_unit, shuffled_words
 
 BATCH_SIZE = 512
 """Texts of a call of the reward."""
@@ -120,7 +120,7 @@ def make_chains(
             if unit is None:
                 break
             shuffled = shuffled_words(unit, draws) if draws.chance(shuffle_rate) else unit
-            negatives.append(continued(grown[step - 1], shuffled))
+            negatives.append(append_unit(grown[step - 1], shuffled))
         chains.append(Chain(grown[: len(negatives) + 1], negatives) if negatives else None)
     return chains
 

@@ -27,7 +27,7 @@ from rl_caption.data.fingerprint import fingerprint
 from rl_caption.data.negatives import EDITS as RULES
 from rl_caption.data.negatives import ColumnPositives, NegativeSource, PositiveSource, RuleNegatives
 from rl_caption.data.parts import check_settings
-from rl_caption.data.plain_files import hashed, read_json
+from rl_caption.data.plain_files import hash_text, read_json
 from rl_caption.data.scenes.moving import MovingScene
 from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
 from rl_caption.evaluation import Evaluation, check_writable
@@ -223,7 +223,7 @@ def _stages(bench: Bench, parse: Parse) -> list[tuple[str, Callable[[Results], A
     ]
     rival = ""
     if bench.rival is not None:
-        rival = f"-{hashed(bench.rival.reward.signature):x}"
+        rival = f"-{hash_text(bench.rival.reward.signature):x}"
         stages.append((f"comparison{rival}", partial(_comparison, bench, bench.rival)))
     if bench.budget.searched_images:
         stages.append((f"exploits-{bench.budget.searched_images}", lambda results: _exploits(bench, results)))

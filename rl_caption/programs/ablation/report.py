@@ -13,7 +13,7 @@ from rl_caption.config.schema import RewardTerm
 from rl_caption.data.base import DataError, Row, thumbnail
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.evaluation.results import COLUMNS, LEFT_OUT, Column, csv_text, markdown, shown
+from rl_caption.evaluation.results import COLUMNS, LEFT_OUT, Column, csv_text, format_value, markdown
 from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.programs.ablation.plan import Cell, Plan, as_argument
 from rl_caption.programs.report.charts import image
@@ -105,7 +105,7 @@ def markdown_tables(systems: Systems, bounds: Bounds) -> str:
         for name, members in systems.items():
             line = [name, LEFT_OUT if members[0].seed is None else str(len(members))]
             for key, column in columns.items():
-                numbers = [shown(number, column) for number in means[name].get(key, ()) if number is not None]
+                numbers = [format_value(number, column) for number in means[name].get(key, ()) if number is not None]
                 line.append(" ± ".join(numbers) or LEFT_OUT)
             if with_alarm:
                 count, steps = alarms_of(members)

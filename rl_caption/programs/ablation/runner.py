@@ -26,7 +26,7 @@ from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation import check_writable, write_evaluation
 from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.evaluation.results import column_of, shown
+from rl_caption.evaluation.results import column_of, format_value
 from rl_caption.programs.ablation.config import START, AblateConfig
 from rl_caption.programs.ablation.jobs import EndedJob, Job, run_jobs, share_devices
 from rl_caption.programs.ablation.plan import (
@@ -232,7 +232,7 @@ def _headline(evaluation: EvaluationFolder) -> str:
     values = evaluation.scores["metrics"]
     figures = [f"CIDEr (x100) {100 * values['CIDEr']:.1f}"] if "CIDEr" in values else []
     judges = {key: column_of(key) for key in values if key.startswith(JUDGE)}
-    figures += [f"{column.heading} {shown(values[key], column)}" for key, column in judges.items()]
+    figures += [f"{column.heading} {format_value(values[key], column)}" for key, column in judges.items()]
     return ", ".join(figures) or "no CIDEr and no judge among its metrics"
 
 

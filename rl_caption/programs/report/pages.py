@@ -19,7 +19,7 @@ from rl_caption.evaluation.results import (
     TEXT_COLUMNS,
     column_of,
     difference_rows,
-    shown,
+    format_value,
 )
 from rl_caption.programs.report.charts import (
     Series,
@@ -247,7 +247,7 @@ def _systems_tables(systems: Mapping[str, Sequence[EvaluationFolder]]) -> Markup
 
 
 def _format_value(key: str, value: float) -> str:
-    return shown(value, column_of(key)).replace("-", "−")
+    return format_value(value, column_of(key)).replace("-", "−")
 
 
 def _gallery(systems: Captions, scores: Scores, source: Source, note: str, images: int) -> Markup:

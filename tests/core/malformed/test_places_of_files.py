@@ -27,7 +27,7 @@ from rewards.model_files import damage, read_object
 from rewards.text.chair import ObjectVocabulary, read_objects
 from rewards.text.concreteness import read_concreteness
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.data.encode_features import recorded
+from rl_caption.data.encode_features import read_record
 from rl_caption.data.features import FeatureOptions, as_image_features, features_of
 from rl_caption.data.files import read_captions, read_records, read_references
 from rl_caption.data.jsonl import JsonLinesData
@@ -78,7 +78,7 @@ def hdf5(path: Path) -> None:
 
 def from_hdf5(path: Path) -> Any:
     row: Any = {"image_id": "5", "image": "5.png", "references": []}
-    return features_of([row], path, FeatureOptions())[0].load(4).tolist(), recorded(path)
+    return features_of([row], path, FeatureOptions())[0].load(4).tolist(), read_record(path)
 
 
 def converted(path: Path) -> Any:
@@ -117,7 +117,7 @@ READERS: dict[str, Reader] = {
     "hdf5": ("data.h5", hdf5, from_hdf5),
     "tsv": ("data.tsv", text_of(line(5, "bottom-up") + "\n"), converted),
     "tsv of objects": ("data.tsv", text_of(line(5, "vinvl") + "\n"), converted),
-    "encoder": ("encoder.json", text_of({"encoder": "x"}), lambda path: recorded(path.parent)),
+    "encoder": ("encoder.json", text_of({"encoder": "x"}), lambda path: read_record(path.parent)),
     "objects": ("data.json", text_of({"7": ["dog", "puppy"]}), lambda path: read_objects(path, DOGS)),
     "objects of COCO": ("data.json", text_of(COCO), lambda path: read_objects(path, DOGS)),
     "synonyms": ("data.txt", text_of("dog, puppy\ncat\n"), ObjectVocabulary.read),

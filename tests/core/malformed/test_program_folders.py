@@ -14,7 +14,7 @@ import yaml
 from rewards.model_files import read_object
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
-from rl_caption.data.encode_features import recorded
+from rl_caption.data.encode_features import read_record
 from rl_caption.data.features import as_image_features
 from rl_caption.data.prepare_features import convert_tsv
 from rl_caption.data.unpaired import CaptionTargets
@@ -205,7 +205,7 @@ def test_attributes_of_hdf5_that_are_no_objects(tmp_path: Path) -> None:
         with h5py.File(path, "w") as file:
             file.attrs["encoder"] = value
         with pytest.raises(DataError, match=path.name):
-            recorded(path)
+            read_record(path)
 
 
 @pytest.mark.parametrize("digits", ["9" * 309, "9" * 400, "-" + "9" * 400, "9" * 5000])

@@ -70,14 +70,14 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
     assert all(words in unreadable.offenders[1] for words in ("6.jpg'", "image file is truncated"))
     assert str(report).endswith("\nleft out: train 7 of 10 rows, extra 0 of 2 rows; empty captions: 0")
 
-    kept = pickle.loads(pickle.dumps(check_data(data, ["train"], on_bad="skip").filtered(data)))
+    kept = pickle.loads(pickle.dumps(check_data(data, ["train"], on_bad="skip").good_rows_of(data)))
     assert (kept.splits, ids(kept, "train"), ids(kept, "extra")) == (("train", "extra"), ["0", "8", "9"], ["10", "11"])
     train = kept.split("train")
     assert (len(train), train[-1]["image_id"], [item["image_id"] for item in train[1:]]) == (3, "9", ["8", "9"])
     with pytest.raises(IndexError):
         train[3]
     with pytest.raises(DataError, match=r"'train' has 2.*10"):
-        report.filtered(dataset(train=[*data.split("train")][:2]))
+        report.good_rows_of(dataset(train=[*data.split("train")][:2]))
 
     (tmp_path / "4.jpg").mkdir()
     assert found(check_data(data, ["train"], "skip", check_pixels=False)) == {"missing images": 4}, "only existence"
@@ -95,7 +95,7 @@ def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
     report = both(data)
     assert found(report) == {"empty captions": 4, "images without references": 2}
     assert report.problems[0].offenders == ["train image '1', caption 2", "train image '3', caption 1"]
-    kept = report.filtered(data).split("train")
+    kept = report.good_rows_of(data).split("train")
     assert [(item["image_id"], item["references"]) for item in kept] == [("0", ["a dog"]), ("1", ["a dog", "a cat"])]
     assert kept[1]["negatives"] == [["no dog"], ["no cat"]], "entries go with their reference"
     assert kept[1]["positive_images"] == ["0.png"]
@@ -109,7 +109,7 @@ def test_ids_are_text_and_of_duplicates_the_first_good_row_stays(tmp_path: Path)
     data = dataset(train=rows)
     report = both(data)
     assert found(report) == {"missing images": 1, "duplicate image ids in a split": 2}
-    kept = report.filtered(data).split("train")
+    kept = report.good_rows_of(data).split("train")
     assert [Path(str(item["image"])).name for item in kept] == ["0.jpg", "x.jpg"]
     with pytest.raises(DataError, match="image 7, row 4"):
         check_data(dataset(train=[*rows, row(7, tmp_path / "0.jpg")]), ["train"], "skip")  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path: Pat
     kinds = ("images without references", "image ids in two splits", "image files in two splits")
     assert found(report) == dict(zip(kinds, (1, 1, 3), strict=True)), "files, and not once more as equal images"
     assert f"{str(tmp_path / '1.jpg')!r} in train and val and test" in report.problems[-1].offenders
-    clean = report.filtered(data)
+    clean = report.good_rows_of(data)
     kept = {split: ids(clean, split) for split in clean.splits}
     assert kept == {"train": ["0", "2", "3"], "val": ["5"], "test": ["6", "7", "test copy", "from val"]}
     assert "left out: train 1 of 4 rows, val 2 of 3 rows, test 1 of 5 rows" in str(report)
@@ -144,7 +144,7 @@ def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None
     assert found(report) == {"equal images in two splits": 1}
     offender = f"test {str(tmp_path / 'copy.png')!r} = train {str(tmp_path / '2.jpg')!r}"
     assert report.problems[0].offenders == [offender]
-    clean = report.filtered(data)
+    clean = report.good_rows_of(data)
     assert (ids(clean, "train"), ids(clean, "test")) == (["0", "1"], ["3", "copy"])
 
 
@@ -213,7 +213,7 @@ def test_images_in_memory_leak_by_content_and_other_objects_are_refused() -> Non
     report = both(data)
     assert found(report) == {"unreadable images": 1, "equal images in two splits": 1}
     assert "'3': float" in report.problems[0].offenders[0]
-    assert ids(report.filtered(data), "train") == ["2"]
+    assert ids(report.good_rows_of(data), "train") == ["2"]
     other_sizes = dataset(train=[row("1", Image.new("RGB", (4, 9)))], val=[row("2", Image.new("RGB", (9, 4)))])
     assert check_data(other_sizes, ["train", "val"]).ok
 
@@ -230,7 +230,7 @@ def test_features_are_checked_and_images_need_not_be_there(tmp_path: Path) -> No
     assert found(report) == {"missing or unusable features": 2}
     assert "1.npy): D is 5, others have 4" in report.problems[0].offenders[0]
     assert "no such file" in report.problems[0].offenders[1]
-    assert ids(report.filtered(data), "train") == ["0", "2"]
+    assert ids(report.good_rows_of(data), "train") == ["0", "2"]
     with pytest.raises(DataError, match="4 missing images"):
         check_data(data, ["train"])
 

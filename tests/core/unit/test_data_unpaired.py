@@ -135,7 +135,7 @@ def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_
     with pytest.raises(DataError, match=r"1.*image 'train\.txt:2'"):
         check_data(data, data.splits, needs=["text"])
     report = check_data(data, data.splits, "skip", needs=["text"])
-    assert captions(report.filtered(data), "train") == ["a dog"]
+    assert captions(report.good_rows_of(data), "train") == ["a dog"]
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

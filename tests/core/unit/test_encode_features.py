@@ -338,7 +338,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path, monkeypatch
         encode_features(OWN, out=tmp_path / "out", **options(dataset, image_extension=None))
     assert not (tmp_path / "out").exists(), "found before anything is encoded"
     monkeypatch.setitem(sys.modules, "h5py", None)
-    monkeypatch.setattr(module, "_encoded", None)  # it is missed before the work
+    monkeypatch.setattr(module, "_encode_images", None)  # it is missed before the work
     with pytest.raises(DataError, match="h5py"):
         encode_features(OWN, out=tmp_path / "out.h5", **options(dataset))
 

@@ -9,7 +9,15 @@ import pytest
 
 from rl_caption.data.base import DataError
 from rl_caption.data.jsonl import JsonLinesData
-from rl_caption.data.negatives import EDITS, ColumnNegatives, ColumnPositives, RuleNegatives, Tagged, tagged, word_pool
+from rl_caption.data.negatives import (
+    EDITS,
+    ColumnNegatives,
+    ColumnPositives,
+    RuleNegatives,
+    Tagged,
+    tag_words,
+    word_pool,
+)
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
 from rl_caption.data.scenes.oracle import claims, oracle
@@ -21,7 +29,7 @@ CAPTIONS = ["Two brown dogs run in front of a small boy.", "a red ball under an 
 
 def edits(kind: str, caption: str, draws: int = 60) -> set[str | None]:
     """All that a rule makes of a caption, over random draws."""
-    own, pool = tagged(caption), word_pool(CAPTIONS)
+    own, pool = tag_words(caption), word_pool(CAPTIONS)
     return {EDITS[kind](own, pool, np.random.default_rng(seed)) for seed in range(draws)}
 
 
@@ -43,7 +51,7 @@ def test_rules_by_hand() -> None:
 
 
 def test_counts_articles_and_plurals() -> None:
-    assert tagged("") == Tagged((), ())
+    assert tag_words("") == Tagged((), ())
     assert edits("replace_count", "Two dogs") == {
         f"{number} dogs" for number in ("Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
     }
@@ -55,7 +63,7 @@ def test_counts_articles_and_plurals() -> None:
 
 def test_shuffles_keep_the_words() -> None:
     caption = "a brown dog runs on the sandy beach near two boys"
-    own = tagged(caption)
+    own = tag_words(caption)
     for kind in [kind for kind in EDITS if kind.startswith("shuffle")]:
         for text in edits(kind, caption):
             assert sorted(str(text).split()) == sorted(own.words)

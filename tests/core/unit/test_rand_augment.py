@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from rl_caption.data import rand_augment as module
-from rl_caption.data.rand_augment import NUM_OPERATIONS, OPERATIONS, STRENGTH, operated, rand_augment
+from rl_caption.data.rand_augment import NUM_OPERATIONS, OPERATIONS, STRENGTH, apply_operation, rand_augment
 from tests.clip_for_tests import noise_image
 
 SIDE = 224
@@ -31,7 +31,7 @@ def test_an_operation_is_that_of_torchvision(operation: str, sign: int) -> None:
     nearest = autoaugment.InterpolationMode.NEAREST
     image = photo()
     theirs = autoaugment._apply_op(image, operation, magnitude * (sign if signed else 1), nearest, None)
-    ours = operated(image, operation, sign * STRENGTH)
+    ours = apply_operation(image, operation, sign * STRENGTH)
     assert ours.tobytes() == theirs.tobytes()
     assert (ours.tobytes() == image.tobytes()) == (operation == "Identity")
 
@@ -41,9 +41,9 @@ def test_a_view_is_four_of_all_operations_by_seed_step_and_image(monkeypatch: py
 
     def recorded(image: Image.Image, operation: str, strength: float) -> Image.Image:
         drawn.append((operation, strength / STRENGTH))
-        return operated(image, operation, strength)
+        return apply_operation(image, operation, strength)
 
-    monkeypatch.setattr(module, "operated", recorded)
+    monkeypatch.setattr(module, "apply_operation", recorded)
     square = torch.from_numpy(np.array(photo().resize((32, 32)))).permute(2, 0, 1)
     before = square.clone()
     rand_augment(square, 1, 4, "a")

@@ -40,7 +40,7 @@ from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.triplets import (
     Donor,
     Triplet,
-    continued,
+    append_unit,
     make_triplets,
     shuffled_words,
     triplet_texts,
@@ -336,7 +336,7 @@ def test_units_of_other_captions_are_joined_without_double_punctuation() -> None
         ("A red circle.", " The background is grey.", "A red circle. The background is grey."),
         ("A red circle", "a blue star", "A red circle a blue star"),
     ):
-        assert continued(base, unit) == joined
+        assert append_unit(base, unit) == joined
 
 
 def step_triplets(batch_size: int = 8, **options: Any) -> StepTriplets:

@@ -18,7 +18,7 @@ from PIL import Image
 from rewards.images import open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.files import read_records
-from rl_caption.data.negatives import EDITS, tagged
+from rl_caption.data.negatives import EDITS, tag_words
 from rl_caption.data.plain_files import shown
 from rl_caption.lab.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
@@ -443,7 +443,7 @@ def aro_order(release: Files, seed: int = 0) -> list[CaptionGroups]:
         release.check_count(f"captions in {path}", len(rows), published)
         captions = []
         for number, (_, text) in enumerate(rows):
-            words, generator = tagged(text), np.random.default_rng((seed, number))
+            words, generator = tag_words(text), np.random.default_rng((seed, number))
             shuffled = [EDITS[edit](words, {}, generator) or text for edit in ORDER_EDITS]
             captions += [_as_released(caption) for caption in (text, *shuffled)]
             if not captions[-5]:

@@ -1,5 +1,6 @@
 """Self-critical steps of a tiny captioner, and their gradients."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,8 +8,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from rewards.mixed import MixedReward
+from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.loader import Collate
 from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.advantages import build_advantage, needs_greedy
@@ -35,13 +36,13 @@ class WordCount:
         return [self.shift + len(w) / 10 + sum("a" in x for x in w) / (len(w) + 1) for w in words]
 
 
-def batches_of(captioner: TransformerCaptioner, count: int, size: int) -> list[CaptionBatch]:
-    rows = tiny_rows(count)
+def batches_of(captioner: Captioner, count: int, size: int, rows: Sequence[Any] = ()) -> list[CaptionBatch]:
+    rows = rows or tiny_rows(count)
     collate = Collate(captioner, max_target_tokens=LENGTH, seed=3)
     return [collate([(row, 0) for row in rows[start : start + size]]) for start in range(0, count, size)]
 
 
-def scst_task(captioner: TransformerCaptioner, shift: float = 0.0, **options: Any) -> SelfCriticalTask:
+def scst_task(captioner: Captioner, shift: float = 0.0, **options: Any) -> SelfCriticalTask:
     advantage = build_advantage(options.pop("advantage", "leave_one_out"), {})
     terms = {name: options.pop(name) for name in ("loss_reduction", "kl_coef") if name in options}
     samples = Decoding(
@@ -58,9 +59,7 @@ def scst_task(captioner: TransformerCaptioner, shift: float = 0.0, **options: An
     )
 
 
-def gradient(
-    captioner: TransformerCaptioner, task: Any, batches: list[CaptionBatch], step: int = 0
-) -> dict[str, Tensor]:
+def gradient(captioner: Captioner, task: Any, batches: list[CaptionBatch], step: int = 0) -> dict[str, Tensor]:
     """The step's gradient by parameter; parameters without one are left out."""
     captioner.policy.zero_grad()
     captioner.policy.train()

@@ -173,9 +173,9 @@ class HuggingFaceCaptioner(Captioner):
             self.policy.share_prefix = False
         how = " (adapters)" if lora is not None else f" (frozen: {', '.join(patterns)})" if patterns else ""
         counts = f"{trained_share(model)} parameters are trained{how}"
-        limits = f"prompt {self.prompt!r}, captions of at most {self.max_tokens} tokens"
+        limits = "" if self.max_tokens is None else f", captions of at most {self.max_tokens} tokens"
         if os.environ.get("RANK", "0") == "0":
-            logger.info("%s: %s; %s", self.family.name, counts, limits)
+            logger.info("%s: %s; prompt %r%s", self.family.name, counts, self.prompt, limits)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
         """Write a plain model of Transformers (adapters merged into its weights), its processors and the prompt.

@@ -218,7 +218,8 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
 
     def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
         plain = [self.reply_start + " ".join(text.split()) for text in texts]
-        encoded = self.tokenizer(plain, add_special_tokens=False)["input_ids"]
+        # An image token in a caption would be read without its image, an EOS would end it.
+        encoded = self.tokenizer(plain, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

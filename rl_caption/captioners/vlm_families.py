@@ -204,8 +204,8 @@ def check_messages(prompt: Any, where: str) -> None:
         raise CaptionerError(f"{where} is {prompt!r:.80}: expected messages, the last one a text of the user")
 
 
-def with_images(messages: Messages, images: Sequence[Image.Image]) -> Messages:
-    """The conversation with its images: where it names them, or else before the first text of the user.
+def with_images(messages: Messages, images: Sequence[Image.Image | str]) -> Messages:
+    """The conversation with its images or their paths: where it names them, or else before the user's first text.
 
     Raises ``CaptionerError`` if it names another number of images.
     """

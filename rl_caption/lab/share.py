@@ -23,8 +23,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from rewards.model_files import MANIFEST, damage, read_object
 from rewards.registry import REWARDS
 from rl_caption.captioners.hf_families import FAMILIES, check_architectures
-from rl_caption.captioners.huggingface import SETTINGS
+from rl_caption.captioners.huggingface import saved_prompt
 from rl_caption.captioners.loading import is_captioner, weights_hash
+from rl_caption.captioners.vlm_families import as_messages, family_of, text_of, with_images
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, factor_of, format_value
 from rl_caption.programs.report.charts import title_of
@@ -187,6 +188,8 @@ class Export(NamedTuple):
     is_captioner: bool = False
     target: str | None = None
     """Class of the captioner, where it is not of this package."""
+    prompt: Any = ""
+    """What a model of Transformers goes on from or answers: a text, or messages with the image ``photo.jpg``."""
 
 
 def read_export(path: Path) -> Export:
@@ -215,13 +218,7 @@ def read_export(path: Path) -> Export:
     if model_type in FAMILIES:
         check_architectures(path, model_type, config.get("architectures"))
     if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        what, task = f"{CAPTIONER} ({model_type}, a model of Transformers)", "image-to-text"
-        loading: Loading = "transformers"
-        if model_type in ("blip-2", "instructblip"):  # whose image is a prefix of the prompt
-            loading = "prompted"
-        elif model_type not in FAMILIES:
-            task, loading = "image-text-to-text", "vision_language"
-        return Export(path, what, "transformers", task, loading, True)
+        return _transformers_export(path, model_type)
     if model_type in ("l_clip", "pretrained_dual"):
         name = {"l_clip": "L-CLIP", "pretrained_dual": "a dual encoder of pretrained parts"}[model_type]
         return Export(path, f"{REWARD_MODEL} ({name})", "rl-caption", None, "reward")
@@ -232,6 +229,21 @@ def read_export(path: Path) -> Export:
     # A class outside the package: naming it in the code is the reader's consent to run it.
     target = model_type if ":" in model_type else None
     return Export(path, f"{CAPTIONER} ({model_type})", "rl-caption", "image-to-text", "captioner", True, target)
+
+
+def _transformers_export(path: Path, model_type: str) -> Export:
+    """A captioner of Transformers' ``model_type``, with its prompt, which the lines that load it give it."""
+    what, prompt = f"{CAPTIONER} ({model_type}, a model of Transformers)", saved_prompt(str(path))
+    if model_type in FAMILIES:
+        prompt = FAMILIES[model_type].default_prompt if prompt is None else prompt
+        # Whether image and prompt are read together.
+        loading: Loading = "prompted" if model_type in ("blip-2", "instructblip", "florence2") else "transformers"
+        return Export(path, what, "transformers", "image-to-text", loading, True, prompt=prompt)
+    family = family_of(model_type)
+    messages = as_messages(family.default_prompt if prompt is None else prompt, None)
+    task, loading = "image-text-to-text", "vision_language" if family.chat_prompts else "prompted"
+    asked = with_images(messages, ["photo.jpg"]) if family.chat_prompts else f"<image>{text_of(messages, model_type)}"
+    return Export(path, what, "transformers", task, loading, True, prompt=asked)
 
 
 def model_card(
@@ -256,8 +268,6 @@ def model_card(
     if evaluation is not None:
         _check_evaluation(export, evaluation)
     name = repo_id.rpartition("/")[2] if repo_id else run.name if run is not None else export.path.resolve().name
-    settings = export.path / SETTINGS
-    prompt = str(read_object(settings).get("prompt") or "") if settings.is_file() else ""
     return ModelCard.from_template(
         _card_data(name, export, run, evaluation, licence),
         template_path=TEMPLATE,
@@ -267,8 +277,7 @@ def model_card(
         evaluation=evaluation,
         repo_id=repo_id,
         licence=licence,
-        prompt=prompt,
-        prompt_literal=repr(prompt),
+        prompt_literal=repr(export.prompt),
         has_record=evaluation is not None and has_record(evaluation),
         evaluated_on=None if evaluation is None else _dataset(evaluation.settings),
         metrics_table=[] if evaluation is None else _metrics_table(evaluation),

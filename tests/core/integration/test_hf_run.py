@@ -2,17 +2,26 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 from PIL import Image
 
+from rewards.clip.preprocessing import count_tokens
+from rewards.registry import build
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, SETTINGS
-from rl_caption.captioners.loading import weights_hash
+from rl_caption.captioners.loading import load_captioner, weights_hash
+from rl_caption.cli.main import main
 from rl_caption.lab.share import share
 from rl_caption.programs.report.read import ReportError
 from tests.captioners_for_tests import REFERENCES
+from tests.clip_for_tests import tiny_student
+from tests.conftest import REPOSITORY
 from tests.hf_models_for_tests import PROMPT, save_model
 from tests.training_for_tests import (
     Kill,
@@ -20,6 +29,7 @@ from tests.training_for_tests import (
     checked_run,
     lines,
     run,
+    run_arguments,
     scst_config,
     weights,
     xe_config,
@@ -58,10 +68,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"format": "jsonl", "path": str(folder / "photos.jsonl")}
 
 
-def evaluate(model: Path, data: dict[str, Any], folder: Path, max_new_tokens: int) -> dict[str, str]:
-    """Captions that ``evaluate`` finds with nothing but the exported folder."""
+def evaluate(model: Path, data: dict[str, Any], folder: Path, max_new_tokens: int, *others: Path) -> dict[str, str]:
+    """Captions that ``evaluate`` finds with nothing but the exported folder, or several together."""
     config = {
-        "model": str(model),
+        **({"models": list(map(str, (model, *others)))} if others else {"model": str(model)}),
         "data": data,
         "split": "val",
         "metrics": ["cider"],
@@ -152,3 +162,126 @@ def test_moments_of_one_block_are_not_given_to_another_of_the_same_shapes(pair, 
         ended = run(xe_config(folder, **options), folder)
         assert ended.code == code, ended.output
     assert "are trained in the checkpoint or in this run only, such as 'model.decoder.transformer.h.0." in ended.output
+
+
+MESSAGES = [
+    {"role": "system", "content": "describe the image"},
+    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what do you see ?"}]},
+]
+
+
+@pytest.fixture(scope="module")
+def asked(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The photos, every other row with a prompt of its own."""
+    file = Path(data["path"])
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record in records[::2]:
+        record["prompt"] = "describe this in one sentence"
+    path = file.with_name("asked.jsonl")
+    path.write_text("\n".join(map(json.dumps, records)))
+    return {"format": "jsonl", "path": str(path)}
+
+
+@pytest.fixture(scope="module")
+def answering(asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a cross-entropy and a self-critical run of a vision-language model that is asked by messages."""
+    folder = tmp_path_factory.mktemp("answering")
+    start, xe, scst = folder / "start", folder / "xe", folder / "scst"
+    save_model("qwen2_5_vl", start)
+    model = {"name": "huggingface", "init": str(start), "prompt": MESSAGES}
+    options: dict[str, Any] = {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6, "data": asked}
+    checked_run(xe_config(xe, model=model, **options), xe)
+    options = {"data": asked, "train.max_steps": 2, "eval.every": 1, "rollout.max_new_tokens": 12}
+    checked_run(scst_config(scst, xe / "export/best", **options), scst, "scst")
+    return xe, scst
+
+
+def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(answering, asked, tmp_path):
+    xe, scst = answering
+    for folder in answering:
+        assert json.loads((folder / "export/best" / SETTINGS).read_text())["prompt"] == MESSAGES
+    found = evaluate(xe / "export/best", asked, tmp_path / "evaluation", 12)
+    assert found == validated(xe) == captions(scst / "eval/step-00000000/predictions.json")
+    captioner = load_captioner(xe / "export/best")
+    captioner.policy.eval()
+    for record in map(json.loads, Path(asked["path"]).read_text().splitlines()):
+        if record["split"] == "val":
+            image = Path(asked["path"]).parent / record["image"]
+            prompt = MESSAGES[1] | {"content": record["prompt"]} if "prompt" in record else MESSAGES[1]
+            row: Any = {"image_id": "alone", "image": image, "references": [], "prompt": [MESSAGES[0], prompt]}
+            with torch.no_grad():
+                ids = captioner.generate(captioner.policy, captioner.preprocess([row]), Decoding(max_new_tokens=12))
+            assert captioner.decode(ids[:, 0]) == [found[record["image"]]]
+
+
+def test_a_vision_language_model_is_averaged_joined_captioning_and_reported(answering, asked, data, tmp_path, capsys):
+    xe, scst = (folder / "export/best" for folder in answering)
+    mean = tmp_path / "mean"
+    assert main(["average", "--models", str(xe), str(scst), "--out", str(mean)]) == 0
+    for name, tensor in weights(mean).items():
+        torch.testing.assert_close(tensor, (weights(xe)[name] + weights(scst)[name]) / 2)
+    photo = Path(asked["path"]).with_name("9.png")
+    capsys.readouterr()
+    assert main(["caption", "--model", str(mean), str(photo)]) == 0
+    path, _, caption = capsys.readouterr().out.strip().partition("\t")
+    assert path == str(photo)
+    alone = evaluate(mean, asked, tmp_path / "mean-evaluation", 24)
+    assert caption == alone["9.png"], "a row without a prompt of its own"
+    twice = evaluate(xe, data, tmp_path / "twice", 12, shutil.copytree(xe, tmp_path / "twin"))
+    assert twice == evaluate(xe, data, tmp_path / "once", 12), "an ensemble of equal captioners is that captioner"
+    evaluate(xe, data, tmp_path / "two", 12, mean)
+    settings = json.loads((tmp_path / "two/settings.json").read_text())
+    assert settings["weights"] == [weights_hash(xe), weights_hash(mean)]
+    assert main(["report", str(answering[1])]) == 0
+    page = (answering[1] / "report.html").read_text()
+    assert all(text in page for text in validated(answering[0]).values())
+
+
+def test_a_grid_trains_a_vision_language_model(answering, asked, tmp_path):
+    scst = scst_config(tmp_path / "unused", answering[0] / "export/best", data=asked)
+    scst["train"] |= {"max_steps": 1, "kl_coef": 0.0}
+    (tmp_path / "scst.yaml").write_text(yaml.safe_dump(scst))
+    terms = {"cider": {"weight": 1.0}}
+    grid = {
+        "base": str(tmp_path / "scst.yaml"), "split": "val", "metrics": ["cider"], "tokenizer": "python",
+        "cells": {name: {"terms": terms, "overrides": {"train.objective": name}} for name in ("reinforce", "dico")},
+        "out": str(tmp_path / "grid"),
+    }  # fmt: skip
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
+    words, environment = ["ablate", "--config", str(tmp_path / "grid.yaml")], {"PYTHONPATH": str(REPOSITORY)}
+    ended = run_arguments(words, tmp_path / "log", environment=environment | {"OMP_NUM_THREADS": "1"})
+    assert ended.code == 0, ended.output
+    before = weights(answering[0] / "export/best")
+    for name in grid["cells"]:
+        after = weights(tmp_path / f"grid/cells/{name}/seed0/run/export/last")
+        changed = [key for key, value in after.items() if not value.equal(before[key])]
+        assert changed, name
+        assert not any("visual" in key for key in changed), name
+
+
+def test_long_captions_are_rewarded_by_their_length(data, tmp_path):
+    """At most 300 tokens: CLIP's score below 60 of its own tokens, SPECS from there on."""
+    start, folder = save_model("smolvlm", tmp_path / "start"), tmp_path / "run"
+    sides = {"backbone": str(tiny_student(tmp_path / "student")), "truncate": True}
+    router = {"short": {"name": "l_clipscore", **sides}, "long": {"name": "specs", **sides}}
+    options: dict[str, Any] = {
+        "model": {"name": "huggingface", "init": str(start), "prompt": PROMPT},
+        "data": data,
+        "reward.terms": {"routed": {"target": "length_router", "kwargs": router}},
+        "rollout.max_new_tokens": 300,
+        "rollout.num_samples": 3,
+        "train.max_steps": 1,
+        "train.batch_size": 4,
+        "train.micro_batch_size": 2,
+        "eval.max_images": 2,
+        "run.log_samples": 4,
+    }
+    checked_run(scst_config(folder, start, **options), folder, "scst")
+    reward, lengths = build("length_router", **router), []
+    for line in lines(folder, "samples.jsonl"):
+        images = [Path(data["path"]).parent / line["image_id"]] * len(line["samples"])
+        assert line["rewards"] == pytest.approx(reward(None, line["samples"], image=images), abs=1e-5)
+        lengths += map(count_tokens, line["samples"])
+    assert min(lengths) < 60 <= max(lengths)
+    assert max(lengths) > 200
+    assert lines(folder)[-1]["grad/norm"] > 0

@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +17,18 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.captioners.tokens import caption_mask
+from rl_caption.captioners.tokens import caption_mask, forbid
 from rl_caption.captioners.vlm_families import VisionLanguageFamily, as_messages, with_images
 from rl_caption.data.base import DataError
 from rl_caption.data.loader import Collate
 from rl_caption.runtime.engines import dropout_off
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.scst.objectives import token_logprobs
+from rl_caption.scst import ADVANTAGES, OBJECTIVES
+from rl_caption.scst.objectives import build_objective, token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import sample_slowly
 from tests.hf_models_for_tests import assert_close_gradients
+from tests.steps_for_tests import batches_of, gradient, scst_task
 from tests.vlm_families_for_tests import VLM_FAMILIES, photo_rows, save_vlm, tiny_vlm
 
 K, L = 3, 6
@@ -94,7 +97,7 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
 
 
 @torch.no_grad()
-def test_greedy_captions_are_those_of_transformers_processor_and_generate(case):
+def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_generate(case):
     captioner, inputs, _ = case
     rows, processor = photo_rows(), AutoProcessor.from_pretrained(captioner.name, padding_side="left")
     if captioner.family.name == "paligemma":
@@ -107,19 +110,29 @@ def test_greedy_captions_are_those_of_transformers_processor_and_generate(case):
     batch = {name: value for name, value in batch.items() if name != "labels"}
     assert batch.keys() == inputs.keys()
     assert all(torch.equal(value, inputs[name]) for name, value in batch.items())
-    settings = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=L,
-        suppress_tokens=list(captioner.forbidden),
-        eos_token_id=captioner.eos_token_id,
-        pad_token_id=captioner.pad_token_id,
-    )
-    model = AutoModelForImageTextToText.from_pretrained(captioner.name)
+    forbidden = captioner.forbidden
+    settings = {
+        "do_sample": False,
+        "suppress_tokens": list(forbidden),
+        "eos_token_id": captioner.eos_token_id,
+        "pad_token_id": captioner.pad_token_id,
+    }
+    model, length = AutoModelForImageTextToText.from_pretrained(captioner.name), inputs["input_ids"].shape[1]
     model.generation_config = GenerationConfig()
-    generated = model.generate(**batch, generation_config=settings)[:, inputs["input_ids"].shape[1] :]
+    generated = model.generate(**batch, generation_config=GenerationConfig(**settings, max_new_tokens=L))[:, length:]
     ours = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L))[:, 0]
     assert torch.equal(ours, generated[:, : ours.shape[1]])
     assert len({tuple(ids) for ids in ours.tolist()}) > 1
+    # In a beam search Transformers keeps forbidden tokens out only after their share of the probability is counted.
+    model.register_forward_hook(lambda _, args, output: setattr(output, "logits", forbid(output.logits, forbidden)))
+    beams: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.5, "max_new_tokens": L}
+    options = {**settings, **beams, "output_scores": True, "return_dict_in_generate": True, "suppress_tokens": None}
+    generated = model.generate(**batch, generation_config=GenerationConfig(**options))
+    ours = captioner.generate_with_scores(captioner.policy, inputs, Decoding(**beams))
+    ids = ours.token_ids.flatten(0, 1)
+    mask = caption_mask(ids, captioner.eos_token_id)
+    assert torch.equal(ids[mask], generated.sequences[:, length : length + ids.shape[1]][mask])
+    assert torch.allclose(ours.scores.flatten(), generated.sequences_scores, atol=1e-4)
 
 
 def gradients(policy):
@@ -252,6 +265,12 @@ def test_texts_survive_encoding_and_decoding(case):
         single=f"{end} $A", special_tokens=[(end, captioner.eos_token_id)]
     )
     assert starting.encode(texts, 40) == encoded, "captions go on after the prompt"
+    image = captioner.policy.config.image_token_id
+    specials = captioner.tokenizer.convert_ids_to_tokens([image, captioner.eos_token_id])
+    (ids,) = captioner.encode([f"a {' dog '.join(specials)} dog"], 40)
+    assert image in captioner.forbidden
+    assert image not in ids
+    assert ids.index(captioner.eos_token_id) == len(ids) - 1, "special tokens in a text are words"
     if captioner.family.name != "paligemma":  # the answer as the chat template has it, its end included
         asked = with_images(as_messages(captioner.prompt, None), [photo_rows()[0]["image"]])
         answer = {"role": "assistant", "content": [{"type": "text", "text": texts[0]}]}
@@ -407,6 +426,19 @@ def test_prepared_rows_are_kept_as_far_as_there_is_room(qwen, monkeypatch):
     assert len(calls) == 3 - len(entries)
     captioner.preprocess([photo_rows()[0] | {"prompt": "another"}])
     assert len(calls) == 4 - len(entries), "a prompt is part of the key"
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_step_of_any_objective_and_advantage_is_the_same_in_micro_batches(qwen, objective, advantage):
+    captioner = copy.deepcopy(qwen[0])
+    captioner.adapt([], None, False)
+    options = {"advantage": advantage, "objective": build_objective(objective, {}), "xe_weight": 0.1, "num_samples": 3}
+    if objective == "dico":
+        options["ref_policy"] = copy.deepcopy(captioner.policy).eval().requires_grad_(False)
+    task = scst_task(captioner, **options)
+    whole, split = (gradient(captioner, task, batches_of(captioner, 3, size, photo_rows())) for size in (3, 1))
+    assert_close_gradients(split, whole, 1e-3)
 
 
 def tower_of(captioner):

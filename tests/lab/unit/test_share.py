@@ -10,15 +10,16 @@ from unittest.mock import Mock
 import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard
+from transformers import GenerationConfig
 
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.loading import weights_hash
+from rl_caption.captioners.loading import load_captioner, weights_hash
 from rl_caption.cli.caption import caption_files
 from rl_caption.cli.main import run
 from rl_caption.lab.share import main
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image, tiny_student
-from tests.hf_models_for_tests import PROMPT, tiny_hf_captioner
+from tests.hf_models_for_tests import PROMPT, save_model, tiny_hf_captioner
 from tests.report_for_tests import EVIDENCE, write_evaluation, write_run
 
 INTERVALS = {"intervals": {"CIDEr": [1.125, 1.375]}, "interval": "95 % bootstrap over images, 1000 resamples"}
@@ -146,6 +147,41 @@ def test_models_of_transformers_load_by_the_lines_of_their_card_without_this_pac
             exec(compile(code.replace("FOLDER", str(folder)), "README.md", "exec"), {})
         # Without spaces: this package joins the parts of "man's", and has them single.
         assert "".join(capsys.readouterr().out.split()) == "".join(expected.split())
+
+
+@pytest.mark.parametrize(
+    ("family", "prompt"),
+    [
+        ("florence2", "<DETAILED_CAPTION>"),
+        ("paligemma", "caption en"),
+        ("qwen2_5_vl", "a photo of"),
+        ("smolvlm", [{"role": "user", "content": [{"type": "text", "text": "describe"}, {"type": "image"}]}]),
+    ],
+)
+def test_vision_language_models_answer_their_prompt_by_the_lines_of_their_card(
+    family, prompt, tmp_path, monkeypatch, capsys
+):
+    noise_image(1).save(tmp_path / "photo.jpg")
+    monkeypatch.chdir(tmp_path)
+    captioner = load_captioner(save_model(family, tmp_path / "start"), prompt=prompt)
+    captioner.save_pretrained(captioner.policy, tmp_path / "export")
+    # ``generate`` follows the model's settings, this package does not.
+    settings = GenerationConfig.from_pretrained(tmp_path / "export")
+    suppressed = sorted({*captioner.forbidden} - {settings.forced_bos_token_id})
+    settings.update(do_sample=False, top_k=50, repetition_penalty=1.0, no_repeat_ngram_size=0)
+    settings.update(suppress_tokens=suppressed, eos_token_id=captioner.eos_token_id)
+    settings.save_pretrained(tmp_path / "export")
+    card, text = shared(tmp_path / "export", tmp_path / "shared")
+    assert card.data.pipeline_tag == ("image-to-text" if family == "florence2" else "image-text-to-text")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    length = 22 if family == "florence2" else 24  # ``generate`` counts the two tokens that its captions start with
+    (expected,) = caption_files(["shared"], [Path("photo.jpg")], Decoding(max_new_tokens=length)).texts().values()
+    capsys.readouterr()
+    exec(compile(code.replace("FOLDER", "shared"), "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    if family == "paligemma":
+        printed = printed.removeprefix(prompt)
+    assert "".join(printed.split()) == "".join(expected.split()) != ""
 
 
 def test_the_folder_is_uploaded(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

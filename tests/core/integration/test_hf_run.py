@@ -280,8 +280,8 @@ def test_long_captions_are_rewarded_by_their_length(data, tmp_path):
     reward, lengths = build("length_router", **router), []
     for line in lines(folder, "samples.jsonl"):
         images = [Path(data["path"]).parent / line["image_id"]] * len(line["samples"])
-        assert line["rewards"] == pytest.approx(reward(None, line["samples"], image=images), abs=1e-5)
+        assert line["rewards"] == pytest.approx(reward(None, line["samples"], image=images), abs=1e-4)
         lengths += map(count_tokens, line["samples"])
     assert min(lengths) < 60 <= max(lengths)
-    assert max(lengths) > 200
+    assert max(lengths) > 100
     assert lines(folder)[-1]["grad/norm"] > 0

@@ -140,13 +140,13 @@ class Cell:
     terms: dict[str, Any]
 
 
-def cells(specs: str | None, errors: Sequence[float] = ERRORS) -> Iterator[Cell]:
+def cells(specs: str | None, errors: Sequence[float] = ERRORS, forms: Sequence[str] = FORMS) -> Iterator[Cell]:
     """All rewards: those without a model of language first."""
     yield Cell("CIDEr-D", "", {"cider": {"weight": 1.0}})
     if specs:
         yield Cell("SPECS", "", {"specs": {"weight": 1.0, "kwargs": {"backbone": specs, "truncate": True}}})
     for error in (*errors, None):
-        for form in FORMS:
+        for form in forms:
             options = {"long_bias": True} if error is None else {"error": error}
             target = "benchmarks.studies.noisy_judges:build_played"
             term = {"weight": 1.0, "target": target, "kwargs": {"form": form, **options}}
@@ -207,10 +207,12 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder of all runs and of the table")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--errors", type=float, nargs="+", default=list(ERRORS), help="error rates of the models")
+    parser.add_argument("--forms", nargs="*", choices=FORMS, default=FORMS, help="rewards of the models")
     parser.add_argument("--minutes", type=float, default=1e9, help="no run is begun after so many minutes")
     arguments, changes = parser.parse_known_args()
     end = time.monotonic() + 60 * arguments.minutes
-    grid = [(cell, seed) for seed in arguments.seeds for cell in cells(arguments.specs, arguments.errors)]
+    options = arguments.specs, arguments.errors, arguments.forms
+    grid = [(cell, seed) for seed in arguments.seeds for cell in cells(*options)]
     results: dict[tuple[str, str], list[Path]] = {}
     for cell, seed in grid:
         folder = arguments.out / f"{cell.form}-{cell.errors.strip(' %') or 'exact'}" / f"seed{seed}"

@@ -8,6 +8,7 @@ prompts are our own.
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,7 @@ CUT_PROMPT = (
     "Add nothing and judge nothing.\n\nCaption: {caption}\n\nReply with a JSON list of strings."
 )
 LABELS = ("Yes", "No")
+_UNSAID = re.compile(r"\b(?:a|an|the)\b|^\W*(?:and|or|but)\b")
 
 
 class Claims:
@@ -45,6 +47,9 @@ class Claims:
     caption's claims, verified against the image by a vision-language model, or against the references by a language
     model. The recall is the same over the claims of the longest reference, verified against the caption. F is their
     harmonic mean. A caption without a claim scores 0.
+
+    A claim counts once, however often it is said: of claims that are equal but for case, punctuation, articles and a
+    conjunction at their beginning, the first is verified. Otherwise repeating a true claim would raise the precision.
 
     Args:
         model: local model of Transformers (a folder with safetensors weights, or a name on the hub): a vision-language
@@ -93,7 +98,7 @@ class Claims:
         needs = {"image"} if vision and score != "recall" else set()
         self.columns = frozenset(needs | ({"references"} if score != "precision" or not vision else set()))
         cutter = "" if self.writer is None else f",cut {self.writer.signature}"
-        self.signature = f"{name}[{self.chooser.signature},{source},{score}{cutter}]"
+        self.signature = f"{name}[{self.chooser.signature},{source},{score},distinct{cutter}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions.
@@ -126,9 +131,9 @@ class Claims:
         return checked_scores(self, scores, count)
 
     def _cut(self, texts: Sequence[str], name: str) -> dict[str, list[str]]:
-        """The claims of each text; an empty one has none."""
+        """The different claims of each text; an empty one has none."""
         if self.writer is None:
-            return dict(zip(texts, detail_units_of(texts), strict=True))
+            return dict(zip(texts, map(distinct, detail_units_of(texts)), strict=True))
         rows: dict[str, int] = {}
         for row, text in enumerate(texts):
             if text.strip():
@@ -145,14 +150,22 @@ class Claims:
 
 
 def read_claims(answer: str) -> list[str]:
-    """The list of claims in an answer, without repetitions. Raises ``ValueError`` where there is none."""
+    """The list of different claims in an answer. Raises ``ValueError`` where there is none."""
     start, end = answer.find("["), answer.rfind("]")
     if start < 0 or end < start:
         raise ValueError("it has no list")
     claims = json.loads(answer[start : end + 1])
     if not claims or not all(isinstance(claim, str) and claim.strip() for claim in claims):
         raise ValueError("it is no list of sentences")
-    return list(dict.fromkeys(claim.strip() for claim in claims))
+    return distinct([claim.strip() for claim in claims])
+
+
+def distinct(claims: Sequence[str]) -> list[str]:
+    """The first of claims that are equal but for case, punctuation, articles and a conjunction at their beginning."""
+    firsts: dict[str, str] = {}
+    for claim in claims:
+        firsts.setdefault(" ".join(re.findall(r"\w+", _UNSAID.sub(" ", claim.casefold()))), claim)
+    return list(firsts.values())
 
 
 def _in_text(claim: str, texts: Sequence[str], where: str) -> Question:

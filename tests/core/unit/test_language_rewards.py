@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 from rewards.base import Reward, RewardError
 from rewards.language.caption_qa import PROMPT, CaptionQA, length_factor, shuffled_choices
 from rewards.language.chooser import CachedChooser, Question, label_ids
-from rewards.language.claims import Claims, harmonic_mean
+from rewards.language.claims import Claims, distinct, harmonic_mean
 from rewards.language.judge import PROMPT as JUDGE_PROMPT
 from rewards.language.judge import VlmJudge
 from rewards.language.writer import ATTEMPTS, CachedWriter, build_writer
@@ -164,6 +164,21 @@ def test_claims_have_precision_recall_and_f(language_model: str) -> None:
     assert found["recall"] == pytest.approx([recall, 0.0])
     assert found["f"] == pytest.approx([harmonic_mean(precision, recall), 0.0])
     assert harmonic_mean(0.0, 0.0) == 0.0
+
+
+def test_a_claim_that_is_said_again_counts_once() -> None:
+    def true_of_dogs(question: Question) -> list[float]:
+        return [1.0, 0.0] if "dog" in question.text.split('"')[1] else [0.0, 1.0]
+
+    once, again = "a cat runs. a brown dog", "a cat runs. a brown dog. A brown dog, and the brown dog!"
+    reward = Claims(model=Scripted(true_of_dogs), score="precision")
+    assert reward(None, [once, again], references=[["x"]] * 2) == [0.5, 0.5]
+    recall = Claims(model=Scripted(true_of_dogs), score="recall")
+    assert recall(None, ["x"] * 2, references=[[once], [again]]) == [0.5, 0.5]
+    writer = ScriptedWriter('["A cat runs.", "There is a dog.", "there is the dog"]')
+    cut = Claims(model=Scripted(true_of_dogs), cut={"model": writer}, score="precision")
+    assert cut(None, [once], references=[["x"]]) == [0.5]
+    assert distinct(["two dogs", "three dogs", "a dog", "no dog"]) == ["two dogs", "three dogs", "a dog", "no dog"]
 
 
 def test_claims_are_verified_against_the_image_by_a_vision_language_model(vision_model: str) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from rewards.base import RewardError, as_texts, checked_scores, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Chooser, Endpoint, Question, build_chooser
+from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of
 from rewards.options import Range, check_type, check_values
 
 Score = Literal["expected", "accuracy"]
@@ -80,6 +80,11 @@ class CaptionQA:
         self.score, self.words, self.seed = score, words, seed
         self.signature = f"{name}[{self.chooser.signature},{score},words{words},seed{seed}]"
 
+    @property
+    def calls(self) -> Calls:
+        """Of the model, so far."""
+        return calls_of(self.chooser)
+
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions; ``questions`` are N lists of ``ImageQuestion``, ``image_id`` N ids.
 
@@ -93,12 +98,12 @@ class CaptionQA:
         questions: list[Question] = []
         right: list[int] = []
         for row, (caption, image_id, items) in enumerate(zip(captions, image_ids, rows, strict=True)):
-            for index, item in enumerate(check_questions(items, f"reward {self.__name__!r}: row {row}")):
-                order = shuffled_choices(len(item["choices"]) + 1, self.seed, str(image_id), index)
-                texts = [(*item["choices"], NOT_SAID)[place] for place in order]
-                where = f"reward {self.__name__!r}: row {row}, question {index}"
-                questions.append(ask(caption, item["question"], texts, where))
-                right.append(order.index(item["choices"].index(item["answer"])))
+            where = f"reward {self.__name__!r}: row {row}"
+            for index, item in enumerate(check_questions(items, where)):
+                order = self.seed, str(image_id), index
+                question, place = pose(item, (*item["choices"], NOT_SAID), order, f"{where}, question {index}", caption)
+                questions.append(question)
+                right.append(place)
         answers = iter(zip(self.chooser.choose(questions), right, strict=True))
         scores = []
         for caption, items in zip(captions, rows, strict=True):
@@ -107,16 +112,31 @@ class CaptionQA:
         return checked_scores(self, scores, len(captions))
 
     def _mark(self, probabilities: Sequence[float], right: int) -> float:
-        if self.score == "expected":
-            return probabilities[right]
-        return float(max(range(len(probabilities)), key=probabilities.__getitem__) == right)
+        return probabilities[right] if self.score == "expected" else float(is_found(probabilities, right))
 
 
-def ask(caption: str, question: str, choices: Sequence[str], where: str) -> Question:
-    """The prompt of one question, with its choices as A, B, ..."""
+def pose(
+    item: ImageQuestion,
+    choices: Sequence[str],
+    order: tuple[int, str, int],
+    where: str,
+    caption: str = "",
+    prompt: str = PROMPT,
+) -> tuple[Question, int]:
+    """A prompt with the ``choices`` of a question as A, B, ..., and the number of the right one.
+
+    ``order`` are the seed, the image and the number of the question, of which ``shuffled_choices`` makes their order.
+    """
+    places = shuffled_choices(len(choices), *order)
     labels = tuple(ascii_uppercase[: len(choices)])
-    lines = "\n".join(f"{label}. {choice}" for label, choice in zip(labels, choices, strict=True))
-    return Question(PROMPT.format(caption=caption, question=question, choices=lines), labels, where)
+    lines = "\n".join(f"{label}. {choices[place]}" for label, place in zip(labels, places, strict=True))
+    text = prompt.format(caption=caption, question=item["question"], choices=lines)
+    return Question(text, labels, where), places.index(choices.index(item["answer"]))
+
+
+def is_found(probabilities: Sequence[float], right: int) -> bool:
+    """Whether the right choice is the most probable one; of equal ones the first counts."""
+    return max(range(len(probabilities)), key=probabilities.__getitem__) == right
 
 
 def shuffled_choices(count: int, seed: int, image_id: str, index: int) -> list[int]:

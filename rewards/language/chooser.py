@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rewards.base import RewardError, naming
 from rewards.devices import Precision, chunks, default_device
@@ -29,6 +29,7 @@ from rewards.images import ImageSource, image_identity, open_image
 from rewards.options import Count, Range, check_fields, check_values
 
 Answer = TypeVar("Answer")
+Model = TypeVar("Model")
 logger = logging.getLogger(__name__)
 LEAST_MASS = 1e-6
 """Smallest probability of all labels together that counts as an answer."""
@@ -94,6 +95,20 @@ class Endpoint:
     logprobs: bool = True
 
 
+class Calls(NamedTuple):
+    """What answers have cost; those from a cache cost nothing."""
+
+    requests: int
+    """Prompts that a model has read."""
+    tokens: int
+    """Tokens that were read and written; of an endpoint, those that it says."""
+
+
+def calls_of(*models: object) -> Calls:
+    """The calls of several models together; None, and a model of one's own that does not count, have none."""
+    return Calls(*(sum(getattr(model, name, 0) for model in models) for name in Calls._fields))
+
+
 def build_chooser(
     reward: str,
     model: str | Chooser | None,
@@ -111,20 +126,41 @@ def build_chooser(
         ValueError: not exactly one of ``model`` and ``endpoint`` is set, or the model cannot be loaded.
     """
     check_values(Count, batch_size=batch_size)
+
+    def load(name: str) -> Chooser:
+        if vision:
+            return VisionChooser(name, reward, device, precision)
+        return TextChooser(name, reward, device, precision, batch_size)
+
+    return answering_model(reward, model, endpoint, cache_dir, Chooser, load, EndpointChooser, CachedChooser)
+
+
+def answering_model(
+    name: str,
+    model: Any,
+    endpoint: Endpoint | dict[str, Any] | None,
+    cache_dir: str | Path | None,
+    protocol: type,
+    load: Callable[[str], Model],
+    ask: Callable[[Endpoint], Model],
+    keep: Callable[[Model, Path], Model],
+) -> Model:
+    """The one model of a ``protocol`` that options choose, for messages about ``name``: ``model`` itself where it is
+    one, else what ``load`` makes of this name; or what ``ask`` makes of ``endpoint``. ``keep`` adds the cache.
+
+    Raises:
+        ValueError: not exactly one of ``model`` and ``endpoint`` is set, or an option of the endpoint is wrong.
+    """
     if (model is None) == (endpoint is None):
-        raise ValueError(f"{reward}: set either model (a local model) or endpoint: {{url: ..., model: ...}}")
-    chooser: Chooser
+        raise ValueError(f"{name}: set either model (a local model) or endpoint: {{url: ..., model: ...}}")
+    answerer: Model
     if endpoint is not None:
-        with naming(f"{reward}: endpoint", (TypeError,), ValueError):
+        with naming(f"{name}: endpoint", (TypeError,), ValueError):
             options = endpoint if isinstance(endpoint, Endpoint) else Endpoint(**endpoint)
-        chooser = EndpointChooser(options)
-    elif isinstance(model, Chooser):
-        chooser = model
-    elif vision:
-        chooser = VisionChooser(str(model), reward, device, precision)
+        answerer = ask(options)
     else:
-        chooser = TextChooser(str(model), reward, device, precision, batch_size)
-    return chooser if cache_dir is None else CachedChooser(chooser, Path(cache_dir))
+        answerer = model if isinstance(model, protocol) else load(str(model))
+    return answerer if cache_dir is None else keep(answerer, Path(cache_dir))
 
 
 def label_ids(tokenizer: Any, labels: Sequence[str], reward: str) -> list[list[int]]:

@@ -6,7 +6,6 @@ Claims are the detail units of SPECS (``rewards.text.detail_units``), or what a 
 prompts are our own.
 """
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from typing import Any, Literal
 
 from rewards.base import as_texts, checked_scores, naming, reference_lists, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Chooser, Endpoint, Question, build_chooser
-from rewards.language.writer import Writer, build_writer, read_answers
+from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of
+from rewards.language.writer import Writer, build_writer, read_answers, read_list
 from rewards.options import check_values
 from rewards.text.detail_units import default_tagger, detail_units_of
 
@@ -100,6 +99,11 @@ class Claims:
         cutter = "" if self.writer is None else f",cut {self.writer.signature}"
         self.signature = f"{name}[{self.chooser.signature},{source},{score},distinct{cutter}]"
 
+    @property
+    def calls(self) -> Calls:
+        """Of all models, so far."""
+        return calls_of(self.chooser, self.writer)
+
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions.
 
@@ -151,11 +155,8 @@ class Claims:
 
 def read_claims(answer: str) -> list[str]:
     """The list of different claims in an answer. Raises ``ValueError`` where there is none."""
-    start, end = answer.find("["), answer.rfind("]")
-    if start < 0 or end < start:
-        raise ValueError("it has no list")
-    claims = json.loads(answer[start : end + 1])
-    if not claims or not all(isinstance(claim, str) and claim.strip() for claim in claims):
+    claims = read_list(answer)
+    if not all(isinstance(claim, str) and claim.strip() for claim in claims):
         raise ValueError("it is no list of sentences")
     return distinct([claim.strip() for claim in claims])
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rewards.base import as_texts, checked_scores, reference_lists, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Chooser, Endpoint, Question, build_chooser
+from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of
 
 DIGITS = tuple("0123456789")
 PROMPT = (
@@ -67,6 +67,11 @@ class VlmJudge:
         self.references = references
         self.columns = frozenset({"image", "references"} if references else {"image"})
         self.signature = f"{name}[{self.chooser.signature},{self.prompt!r}]"
+
+    @property
+    def calls(self) -> Calls:
+        """Of the model, so far."""
+        return calls_of(self.chooser)
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions.

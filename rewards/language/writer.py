@@ -1,11 +1,12 @@
 """Models that answer a prompt with a text: a local one, greedily, or an OpenAI-compatible endpoint at temperature 0."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from rewards.base import RewardError, naming
+from rewards.base import RewardError
 from rewards.devices import Precision, chunks
 from rewards.frozen_model import load_frozen
 from rewards.language.chooser import (
@@ -14,6 +15,7 @@ from rewards.language.chooser import (
     EndpointClient,
     Question,
     VisionModel,
+    answering_model,
     prompt_ids,
 )
 from rewards.options import Count, check_values
@@ -61,47 +63,59 @@ def build_writer(
         ValueError: not exactly one of ``model`` and ``endpoint`` is set, or the model cannot be loaded.
     """
     check_values(Count, max_new_tokens=max_new_tokens)
-    if (model is None) == (endpoint is None):
-        raise ValueError(f"{name}: set either model (a local model) or endpoint: {{url: ..., model: ...}}")
-    writer: Writer
-    if endpoint is not None:
-        with naming(f"{name}: endpoint", (TypeError,), ValueError):
-            options = endpoint if isinstance(endpoint, Endpoint) else Endpoint(**endpoint)
-        writer = EndpointWriter(options, max_new_tokens)
-    elif isinstance(model, Writer):
-        writer = model
-    elif vision:
-        writer = VisionWriter(str(model), name, device, precision, max_new_tokens)
-    else:
-        writer = TextWriter(str(model), name, device, precision, max_new_tokens)
-    return writer if cache_dir is None else CachedWriter(writer, Path(cache_dir))
+
+    def load(folder: str) -> Writer:
+        return (VisionWriter if vision else TextWriter)(folder, name, device, precision, max_new_tokens)
+
+    def ask(options: Endpoint) -> Writer:
+        return EndpointWriter(options, max_new_tokens)
+
+    return answering_model(name, model, endpoint, cache_dir, Writer, load, ask, CachedWriter)
 
 
 def read_answers(
-    writer: Writer, questions: Sequence[Question], read: Callable[[str], Value], attempts: int = ATTEMPTS
+    writer: Writer,
+    questions: Sequence[Question],
+    read: Callable[[str], Value],
+    unreadable: Callable[[RewardError], Value] | None = None,
 ) -> list[Value]:
     """What ``read`` makes of each answer. It raises ``ValueError`` for one that it cannot read.
 
-    Such a question is asked again, with what was wrong; after all attempts there is a ``RewardError``, which begins
-    with the question's ``where``.
+    Such a question is asked again, with what was wrong; after ``ATTEMPTS`` there is a ``RewardError``, which begins
+    with the question's ``where``. It is raised, or given to ``unreadable``, whose value stands in.
     """
     values: dict[int, Value] = {}
     pending = dict(enumerate(questions))
-    for attempt in range(attempts):
+    for attempt in range(1, ATTEMPTS + 1):
+        if not pending:
+            break
         answers = writer.write(list(pending.values()))
         for (index, question), answer in zip(list(pending.items()), answers, strict=True):
             try:
                 values[index] = read(answer)
                 del pending[index]
             except (ValueError, RecursionError) as error:
-                if attempt + 1 == attempts:
+                if attempt == ATTEMPTS:
                     problem = f"{error}; it is {answer!r:.200}"
-                    raise RewardError(f"{question.where}: the answer cannot be read: {problem}") from error
+                    failure = RewardError(f"{question.where}: the answer cannot be read: {problem}")
+                    if unreadable is None:
+                        raise failure from error
+                    values[index] = unreadable(failure)
+                    continue
                 text = f"{questions[index].text}\n\nAn earlier answer could not be read ({error}). Keep to the format."
                 pending[index] = replace(question, text=text)
-        if not pending:
-            break
     return [values[index] for index in range(len(questions))]
+
+
+def read_list(answer: str) -> list[Any]:
+    """The JSON list in an answer, with at least one item. Raises ``ValueError`` or ``RecursionError`` if there is none."""
+    start, end = answer.find("["), answer.rfind("]")
+    if start < 0 or end < start:
+        raise ValueError("it has no list")
+    items = json.loads(answer[start : end + 1])
+    if not items:
+        raise ValueError("its list is empty")
+    return list(items)
 
 
 class TextWriter:

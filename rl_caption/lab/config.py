@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from rewards.devices import Precision
 from rl_caption.captioners.config import Decoding
 from rl_caption.config.evaluation import RetrievalConfig
 from rl_caption.config.schema import DataConfig, JudgeConfig, PairsConfig, RewardConfig, TrustConfig
@@ -204,6 +205,57 @@ class WriteNegativesConfig(PartsConfig):
 
     writer: RecaptionerConfig = field(default_factory=lambda: RecaptionerConfig(target="language_model"))
     out: str = "negatives"
+
+
+@dataclass
+class LanguageModelConfig:
+    """A language model: a local one, or an endpoint; neither where both are null.
+
+    Args:
+        model: folder or hub name of a causal language model of Transformers.
+        endpoint: an OpenAI-compatible one in its place: ``{url, model, ...}`` (docs/language_rewards.md).
+        device: of the local model; null takes a GPU where there is one.
+        precision: of the local model.
+        batch_size: prompts that the local model reads at a time.
+    """
+
+    model: str | None = None
+    endpoint: dict | None = None
+    device: str | None = None
+    precision: Precision = "fp32"
+    batch_size: BatchSize = 16
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it names a model."""
+        return self.model is not None or self.endpoint is not None
+
+
+@dataclass
+class QuestionsConfig(PartsConfig):
+    """``questions``: write multiple-choice questions of a data set's images (docs/language_rewards.md).
+
+    Args:
+        splits: splits to process; others are kept unchanged. Empty processes all.
+        writer: the language model that writes questions from the references; where none is set, those that the data
+            have are taken, such as the exact ones of the generated world (``data.kwargs.questions``).
+        reader: the language model that answers them, to refuse what is answered right without a caption, or not from
+            the references; where none is set, the writer's.
+        count: most questions of an image that the writer is asked for.
+        max_new_tokens: most tokens of its answer, which has all questions of an image.
+        cache_dir: folder where answers of both models are kept.
+        seed: of the order of choices.
+        out: folder for ``questions.jsonl``, ``report.md`` and ``parts``.
+    """
+
+    splits: list[str] = field(default_factory=list)
+    writer: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+    reader: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+    count: Annotated[int, Range(min=1, max=100)] = 6
+    max_new_tokens: Tokens = 1024
+    cache_dir: str | None = None
+    seed: Seed = 0
+    out: str = "questions"
 
 
 @dataclass

@@ -44,7 +44,7 @@ from rl_caption.runtime.errors import ConfigError, config_errors, errors_of_user
 from rl_caption.runtime.options import build_target, check_type, load_target
 
 QUANTILES = (0.05, 0.5, 0.95)
-TEXTS = ("prompt", "long_reference", "positive_captions", "negatives")
+TEXTS = ("prompt", "long_reference", "positive_captions", "negatives", "questions")
 """Columns that are copied where a row has them; so is ``positive_images``."""
 Rows = Sequence[tuple[str, Row]]
 """Rows, each with the name of its split."""
@@ -313,7 +313,7 @@ def _fingerprint(rows: Rows) -> str:
     """A hash of the images' ids and texts in their order."""
     digest = hashlib.blake2b(digest_size=8)
     for split, row in rows:
-        texts = [row.get(key) for key in ("references", *TEXTS)]
+        texts = [row.get(key) for key in ("references", *TEXTS) if key != "questions" or key in row]
         digest.update(json.dumps([split, row["image_id"], *texts]).encode())
     return digest.hexdigest()
 
@@ -345,12 +345,18 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
 
 
 def gather_parts(
-    config: PartsConfig, data: DataModule, rows: Rows, file: Path, line_type: Any
+    config: PartsConfig,
+    data: DataModule,
+    rows: Rows,
+    file: Path,
+    line_type: Any,
+    keep: Callable[[Mapping[str, Any]], bool] = lambda _: True,
 ) -> tuple[list[dict[str, Any]], int]:
     """Write one ``file`` from all parts and the rows of the splits that were not worked on.
 
-    ``rows`` are those of the parts, whose lines have the type ``kind`` (``check_type``). Returns the lines of the
-    parts, and the number of all lines. Raises ``DataError``, which names part and line, for a damaged part.
+    ``rows`` are those of the parts, whose lines have the type ``line_type`` (``check_type``); those that ``keep``
+    refuses are left out. Returns the lines of the parts, and the number of lines of the file. Raises ``DataError``,
+    which names part and line, for a damaged part, and where all lines of the parts would be left out.
     """
     lines_of_parts: list[dict[str, Any]] = []
     for number, path in enumerate(_part_files(config, len(rows))):
@@ -362,10 +368,13 @@ def gather_parts(
             where = f"{path}, line {line}"
             lines_of_parts.append(parse_json(content, where))
             check_type(lines_of_parts[-1], line_type, where, DataError)
+    written = [line for line in lines_of_parts if keep(line)]
+    if not written:
+        raise DataError(f"{file} would have none of the {len(lines_of_parts)} rows of {config.out}/parts")
     others = [name for name in data.splits if config.splits and name not in config.splits]
     kept = [_line(name, row, Path(config.out)) for name in others for row in data.split(name)]
-    write_json_lines(file, [*lines_of_parts, *kept])
-    return lines_of_parts, len(lines_of_parts) + len(kept)
+    write_json_lines(file, [*written, *kept])
+    return lines_of_parts, len(written) + len(kept)
 
 
 def write_report(file: Path, count: int, title: str, table: str, notes: Sequence[str]) -> str:

@@ -4,11 +4,8 @@ import contextlib
 import json
 import math
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +25,7 @@ from rewards.text.detail_units import detail_units
 from rl_caption.data.base import DataError
 from rl_caption.data.jsonl import JsonLinesData
 from tests.clip_for_tests import noise_image
+from tests.endpoints_for_tests import endpoint, listing
 from tests.hf_models_for_tests import tiny_gpt2
 from tests.vlm_for_tests import answering_vlm
 
@@ -213,37 +211,6 @@ def test_labels_that_the_tokenizer_confuses_are_refused(language_model: str) -> 
     tokenizer = AutoTokenizer.from_pretrained(language_model)
     with pytest.raises(ValueError, match="yes"):
         label_ids(tokenizer, ["yes", "yesterday"], "r")
-
-
-@contextmanager
-def endpoint(answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> Iterator[dict[str, Any]]:
-    """Options of an OpenAI-compatible endpoint that answers by a function of the request's body."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, content = answer(body | {"path": self.path, "key": self.headers.get("Authorization")})
-            data = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "attempts": 2, "timeout": 5.0}
-        server.shutdown()
-
-
-def listing(**masses: float) -> dict[str, Any]:
-    """An answer of the endpoint, with probabilities of tokens."""
-    listed = [{"token": token, "logprob": math.log(mass)} for token, mass in masses.items()]
-    content = [{"token": "A", "logprob": 0.0, "top_logprobs": listed}]
-    choice = {"message": {"content": "A"}, "logprobs": {"content": content}}
-    return {"choices": [choice], "usage": {"total_tokens": 50}}
 
 
 def token_listing(token: Any, logprob: Any) -> dict[str, Any]:

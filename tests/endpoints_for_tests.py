@@ -1,0 +1,51 @@
+"""An OpenAI-compatible endpoint on this machine, whose answers are a function of the request."""
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@contextmanager
+def endpoint(answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> Iterator[dict[str, Any]]:
+    """Options of an OpenAI-compatible endpoint that answers by a function of the request's body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, content = answer(body | {"path": self.path, "key": self.headers.get("Authorization")})
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "attempts": 2, "timeout": 5.0}
+        server.shutdown()
+
+
+def listing(**masses: float) -> dict[str, Any]:
+    """An answer of the endpoint, with probabilities of tokens."""
+    listed = [{"token": token, "logprob": math.log(mass)} for token, mass in masses.items()]
+    content = [{"token": "A", "logprob": 0.0, "top_logprobs": listed}]
+    choice = {"message": {"content": "A"}, "logprobs": {"content": content}}
+    return {"choices": [choice], "usage": {"total_tokens": 50}}
+
+
+def writing(text: str) -> dict[str, Any]:
+    """An answer of the endpoint that is a text."""
+    return {"choices": [{"message": {"content": text}}], "usage": {"total_tokens": 50}}
+
+
+def prompt_of(body: dict[str, Any]) -> str:
+    """The text of a request, without its image."""
+    content = body["messages"][0]["content"]
+    return content if isinstance(content, str) else content[-1]["text"]

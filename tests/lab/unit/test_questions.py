@@ -1,0 +1,164 @@
+"""The program that writes questions of images: by a language model, filtered by one, or exact ones of scenes."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.base import RewardError
+from rewards.language.caption_qa import NOT_SAID, CaptionQA
+from rl_caption.cli.main import run
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import DataError
+from rl_caption.data.formats import build_data
+from rl_caption.lab.config import LanguageModelConfig, QuestionsConfig
+from rl_caption.lab.questions import read_questions, write_questions
+from rl_caption.runtime.errors import ConfigError
+from tests.clip_for_tests import noise_image
+from tests.endpoints_for_tests import endpoint, listing, prompt_of, writing
+from tests.hf_models_for_tests import tiny_gpt2
+
+SCENES = {"num_train": 5, "num_val": 2, "num_test": 0, "num_unseen": 0, "image_size": 32, "questions": 4}
+GOOD = {"question": "What runs?", "choices": ["a dog", "a cat"], "answer": "a dog"}
+GUESSED = {"question": "What colour is grass?", "choices": ["green", "pink"], "answer": "green"}
+UNSAID = {"question": "Who waits?", "choices": ["a man", "a boy"], "answer": "a boy"}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> DataConfig:
+    lines = []
+    for number in range(3):
+        noise_image(number).save(tmp_path / f"{number}.png")
+        lines.append({"image": f"{number}.png", "references": [f"a dog runs on grass {number}"], "split": "train"})
+    (tmp_path / "photos.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return DataConfig(format="jsonl", path=str(tmp_path / "photos.jsonl"))
+
+
+def answer(body: dict[str, Any]) -> tuple[int, Any]:
+    """Writes three questions and a wrong one of an image; knows what is in the caption, and that grass is green."""
+    text = prompt_of(body)
+    if "multiple-choice questions" in text:
+        return 200, writing(f"Here: {json.dumps([GOOD, GUESSED, UNSAID, {**GOOD, 'answer': 'a cow'}])}")
+    choices = {line[3:]: line[0] for line in text.splitlines() if re.match(r"[A-Z]\. ", line)}
+    caption = text.partition("Caption: ")[2].partition("\n")[0]
+    for choice in (*(choice for choice in choices if choice in f"{caption} green"), NOT_SAID, "a cat", "a man"):
+        if choice in choices:
+            return 200, listing(**{choices[choice]: 1.0})
+    return 400, {}
+
+
+def config(data: DataConfig, out: Path, **options: Any) -> QuestionsConfig:
+    return QuestionsConfig(data, out=str(out), part_rows=2, **options)
+
+
+def rows_of(out: Path, split: str = "train") -> list[Any]:
+    return list(build_data(DataConfig(format="jsonl", path=str(out / "questions.jsonl"))).split(split))
+
+
+def test_what_is_written_is_a_data_set_with_counts_of_what_was_refused(photos: DataConfig, tmp_path: Path) -> None:
+    with endpoint(answer) as options:
+        table = write_questions(config(photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options)))
+    assert "| kept | 3 | 25.0 |" in table
+    rows = rows_of(tmp_path / "out")
+    assert [row["questions"] for row in rows] == [[GOOD]] * 3
+    assert rows[0]["references"] == ["a dog runs on grass 0"]
+    line = json.loads((tmp_path / "out/questions.jsonl").read_text().splitlines()[0])
+    assert line["refused"] == {"unreadable": 1, "guessed": 1, "unsaid": 1}
+    report = (tmp_path / "out/report.md").read_text()
+    assert "writer, in this call: 3 requests, 150 tokens" in report
+    assert "reader, in this call: 18 requests, 900 tokens" in report
+
+
+def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(photos: DataConfig, tmp_path: Path) -> None:
+    bodies: list[dict[str, Any]] = []
+    limit = 14  # the two images of the first part: two texts, two answers for each of six questions; then an error
+
+    def counted(body: dict[str, Any]) -> tuple[int, Any]:
+        bodies.append(body)
+        return answer(body) if len(bodies) <= limit else (503, {})
+
+    with endpoint(counted) as options:
+        writer = LanguageModelConfig(endpoint=options | {"attempts": 1, "concurrency": 1})
+        asking = config(photos, tmp_path / "out", writer=writer)
+        with pytest.raises(RewardError, match=r"train image '2\.png'"):
+            write_questions(asking)
+        bodies.clear()
+        limit = 100
+        write_questions(asking)
+        assert len(bodies) == 7, "the first part is there: one text, two answers for each of three questions"
+        with pytest.raises(ConfigError, match="writer was"):
+            write_questions(config(photos, tmp_path / "out", writer=writer, count=2))
+    assert [row["questions"] for row in rows_of(tmp_path / "out")] == [[GOOD]] * 3
+
+
+def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(photos: DataConfig, tmp_path: Path) -> None:
+    def sorry_for_one(body: dict[str, Any]) -> tuple[int, Any]:
+        return (200, writing("sorry")) if "on grass 1" in prompt_of(body) else answer(body)
+
+    def sorry(body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, writing("sorry")
+
+    with endpoint(sorry_for_one) as options:
+        table = write_questions(config(photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options)))
+    assert len(rows_of(tmp_path / "out")) == 2
+    assert "| kept | 2 | 22.2 |" in table
+    assert "1 of 3 images have no question" in (tmp_path / "out/report.md").read_text()
+    with endpoint(sorry) as options, pytest.raises(DataError, match=r"questions\.jsonl"):
+        write_questions(config(photos, tmp_path / "none", writer=LanguageModelConfig(endpoint=options)))
+    assert not (tmp_path / "none/questions.jsonl").exists()
+
+
+def test_exact_questions_of_scenes_are_written_as_they_are_and_score(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("questions", ["--data.format", "scenes", "--data.kwargs", json.dumps(SCENES), "--out", str(out)]) == 0
+    scenes = build_data(DataConfig(format="scenes", kwargs=SCENES))
+    for split in ("train", "val"):
+        rows = rows_of(out, split)
+        assert [row["questions"] for row in rows] == [row["questions"] for row in scenes.split(split)]
+        assert all(Path(row["image"]).is_file() for row in rows)
+
+
+def test_a_tiny_local_model_reads_and_writes(tmp_path: Path, photos: DataConfig) -> None:
+    model = str(tiny_gpt2(tmp_path / "gpt2", positions=1024))
+    scenes = DataConfig(format="scenes", kwargs=SCENES | {"num_train": 20})
+    read = config(scenes, tmp_path / "read", reader=LanguageModelConfig(model), splits=["train"])
+    write_questions(read)
+    lines = [json.loads(line) for line in (tmp_path / "read/questions.jsonl").read_text().splitlines()]
+    train = [line for line in lines if line["split"] == "train"]
+    assert sum(sum(line["refused"].values()) for line in train) > 0
+    assert all(len(line["questions"]) == 4 for line in lines if line["split"] == "val"), "kept as they are"
+    score = CaptionQA(model=model)
+    columns = {key: [line[key] for line in train] for key in ("questions", "image_id")}
+    assert all(0 < value < 1 for value in score(None, ["a red circle"] * len(train), **columns))
+    write = config(photos, tmp_path / "write", writer=LanguageModelConfig(model), max_new_tokens=8)
+    with pytest.raises(DataError, match=r"questions\.jsonl"):  # random weights write no list
+        write_questions(write)
+
+
+def test_rows_and_models_that_do_not_fit_are_named_before_any_work(photos: DataConfig, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train image '0\.png'"):
+        write_questions(config(photos, tmp_path / "out"))
+    both = LanguageModelConfig(model="x", endpoint={"url": "http://127.0.0.1:1", "model": "m"})
+    with pytest.raises(ConfigError, match="^writer"):
+        write_questions(config(photos, tmp_path / "out", writer=both))
+    with pytest.raises(ConfigError, match=r"^reader.*modell"):
+        reader = LanguageModelConfig(endpoint={"url": "http://127.0.0.1:1", "modell": "m"})
+        write_questions(config(photos, tmp_path / "out", reader=reader))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["none", "[]", "[1]", '["a"]', "[" * 5000 + "]" * 5000, json.dumps([{**GOOD, "answer": "A"}]), '[{"question": "x"}]'],
+)
+def test_an_answer_without_a_question_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        read_questions(6, text)
+
+
+def test_further_questions_repetitions_and_other_keys_are_dropped() -> None:
+    again = GOOD | {"question": "what  RUNS?", "why": "x"}
+    assert read_questions(3, json.dumps([GOOD, again, UNSAID, GUESSED])) == ([GOOD, UNSAID], {"unreadable": 1})
+    assert read_questions(1, json.dumps([again, UNSAID]))[0] == [{key: again[key] for key in GOOD}]

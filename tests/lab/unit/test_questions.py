@@ -151,7 +151,15 @@ def test_rows_and_models_that_do_not_fit_are_named_before_any_work(photos: DataC
 
 @pytest.mark.parametrize(
     "text",
-    ["none", "[]", "[1]", '["a"]', "[" * 5000 + "]" * 5000, json.dumps([{**GOOD, "answer": "A"}]), '[{"question": "x"}]'],
+    [
+        "none",
+        "[]",
+        "[1]",
+        '["a"]',
+        "[" * 5000 + "]" * 5000,
+        json.dumps([{**GOOD, "answer": "A"}]),
+        '[{"question": "x"}]',
+    ],
 )
 def test_an_answer_without_a_question_is_refused(text: str) -> None:
     with pytest.raises((ValueError, RecursionError)):

@@ -108,7 +108,7 @@ def read_answers(
 
 
 def read_list(answer: str) -> list[Any]:
-    """The JSON list in an answer, with at least one item. Raises ``ValueError`` or ``RecursionError`` if there is none."""
+    """The JSON list in an answer, with at least one item. ``ValueError`` or ``RecursionError`` if there is none."""
     start, end = answer.find("["), answer.rfind("]")
     if start < 0 or end < start:
         raise ValueError("it has no list")

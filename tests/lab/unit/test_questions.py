@@ -141,10 +141,10 @@ def test_rows_and_models_that_do_not_fit_are_named_before_any_work(photos: DataC
     with pytest.raises(DataError, match=r"train image '0\.png'"):
         write_questions(config(photos, tmp_path / "out"))
     both = LanguageModelConfig(model="x", endpoint={"url": "http://127.0.0.1:1", "model": "m"})
-    with pytest.raises(ConfigError, match="^writer"):
+    with pytest.raises(ConfigError, match=r"^writer"):
         write_questions(config(photos, tmp_path / "out", writer=both))
+    reader = LanguageModelConfig(endpoint={"url": "http://127.0.0.1:1", "modell": "m"})
     with pytest.raises(ConfigError, match=r"^reader.*modell"):
-        reader = LanguageModelConfig(endpoint={"url": "http://127.0.0.1:1", "modell": "m"})
         write_questions(config(photos, tmp_path / "out", reader=reader))
     assert not (tmp_path / "out").exists()
 

@@ -140,7 +140,7 @@ def answering_model(
     model: Any,
     endpoint: Endpoint | dict[str, Any] | None,
     cache_dir: str | Path | None,
-    protocol: type,
+    protocol: Any,
     load: Callable[[str], Model],
     ask: Callable[[Endpoint], Model],
     keep: Callable[[Model, Path], Model],

@@ -50,7 +50,7 @@ def build_judges(
     Raises:
         ConfigError: an unknown judge or argument, or a judge that is no independent measure: it is a term of the
             reward, the same metric with other arguments (CIDEr-D with another EOS setting), or uses the same encoder
-            (CLIPScore with another w).
+            (CLIPScore with another w) or language model.
     """
     built = {}
     if judges is None:
@@ -81,5 +81,8 @@ def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
             same |= (judge_encoder.name, judge_encoder.pretrained) == (reward_encoder.name, reward_encoder.pretrained)
         if same:
             raise ConfigError(f"{both} use the same encoder: {rule}")
-    elif any(isinstance(judge, metric) and isinstance(used, metric) for metric in N_GRAM_JUDGES.values()):
+    judge_model, reward_model = (getattr(score, "chooser", None) for score in (judge, used))
+    if judge_model is not None and reward_model is not None and judge_model.signature == reward_model.signature:
+        raise ConfigError(f"{both} ask the same model: {rule}")
+    if any(isinstance(judge, metric) and isinstance(used, metric) for metric in N_GRAM_JUDGES.values()):
         raise ConfigError(f"{both} are the same metric with different options: {rule}")

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rewards.base import Reward
 from rewards.clip.backbone import FrozenEncoder
 from rewards.clip.encoder import CachedEncoder
+from rewards.language.chooser import Calls
 from rl_caption.evaluation.results import LEFT_OUT
 
 PAIRS = 128
@@ -72,16 +73,27 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def cost_cells(metric: Reward, timings: Sequence[tuple[int, float]]) -> list[str]:
+def cost_cells(metric: Reward, timings: Sequence[tuple[int, float]], calls: Calls | None) -> list[str]:
     """Cells of ``figures.COST_HEADINGS``; ``timings`` are numbers of captions and the seconds that they were scored in.
 
-    What concerns an encoder is left out for a metric without one.
+    ``calls`` are those of the metric before. What concerns an encoder, or a language model, is left out for a metric
+    without one.
     """
     captions, seconds = (sum(column) for column in zip(*timings, strict=True))
-    cells = [f"{captions / seconds:,.0f}" if seconds else LEFT_OUT]
+    encoder_cells = [LEFT_OUT] * 4
     cached: Any = getattr(metric, "backbone", None)
-    if not isinstance(cached, CachedEncoder) or not isinstance(cached.encoder, FrozenEncoder):
-        return [*cells, *[LEFT_OUT] * 4]
-    cost = encoder_cost(cached.encoder)
-    size = f"{cost.half_mib:,.1f}", f"{cost.teraflops:.4g}"
-    return [*cells, f"{cost.parameters:,}", *size, f"{cost.milliseconds / PAIRS:.3g}"]
+    if isinstance(cached, CachedEncoder) and isinstance(cached.encoder, FrozenEncoder):
+        cost = encoder_cost(cached.encoder)
+        encoder_cells = [f"{cost.parameters:,}", f"{cost.half_mib:,.1f}", f"{cost.teraflops:.4g}"]
+        encoder_cells.append(f"{cost.milliseconds / PAIRS:.3g}")
+    call_cells = [LEFT_OUT] * 2
+    if calls is not None:
+        call_cells = [f"{after - before:,}" for before, after in zip(calls, metric_calls(metric) or calls, strict=True)]
+    speed = f"{captions / seconds:,.0f}" if seconds else LEFT_OUT
+    return [speed, *encoder_cells, *call_cells, f"{seconds:,.1f}"]
+
+
+def metric_calls(metric: Reward) -> Calls | None:
+    """What the answers of a metric's language models have cost so far; None for a metric without one."""
+    calls = getattr(metric, "calls", None)
+    return calls if isinstance(calls, Calls) else None

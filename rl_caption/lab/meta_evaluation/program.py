@@ -27,7 +27,7 @@ from rl_caption.evaluation import JavaError, check_writable, find_java
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
-from rl_caption.lab.meta_evaluation.costs import cost_cells
+from rl_caption.lab.meta_evaluation.costs import cost_cells, metric_calls
 from rl_caption.lab.meta_evaluation.figures import (
     LENGTHS,
     NO_REFERENCES,
@@ -303,6 +303,7 @@ def _compute_figures(
             continue
         logger.info("%s: scoring by %s", judgements.name, heading)
         timings: list[tuple[int, float]] = []
+        calls = metric_calls(metric)
         try:
             result.figures[heading] = score_set(judgements, metric, *settings, config.lengths, timings)
         except JavaError as error:
@@ -315,7 +316,7 @@ def _compute_figures(
         if not metric.columns:
             result.blind.append(heading)
         if config.costs:
-            result.costs[heading] = cost_cells(metric, timings)
+            result.costs[heading] = cost_cells(metric, timings, calls)
         del result.left_out[heading]
         yield
     for heading, figures in blind_figures(judgements, *settings).items():

@@ -37,6 +37,7 @@ from rl_caption.monitoring.rule import (
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import Validation
 from tests.clip_for_tests import tiny_student
+from tests.endpoints_for_tests import endpoint, listing
 
 STATISTICS = {
     "length": 8.0,
@@ -319,6 +320,17 @@ def test_a_judge_on_the_encoder_of_a_term_is_refused(tmp_path: Path) -> None:
             build_judges(judges, reward, [["a red circle"]])
     judges = {"other": JudgeConfig("l_clipscore", {"backbone": str(other)})}
     assert list(build_judges(judges, reward, [["a red circle"]])) == ["other"]
+
+
+def test_a_language_model_is_a_judge_of_the_monitor() -> None:
+    references = [["a red circle"]]
+    with endpoint(lambda body: (200, listing(Yes=0.75, No=0.25))) as options:
+        judges = {"other": JudgeConfig("claims", {"endpoint": options})}
+        (judge,) = build_judges(judges, MixedReward({"cider": (build("rouge_l"), 1.0)}), references).values()
+        assert judge(None, ["a red circle"], references=references) == pytest.approx([0.75])
+        reward = MixedReward({"mine": (build("claims", endpoint=options, score="precision"), 1.0)})
+        with pytest.raises(ConfigError, match=r"judges.other.*term 'mine'"):
+            build_judges(judges, reward, references)
 
 
 # the monitor

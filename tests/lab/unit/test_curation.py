@@ -19,6 +19,7 @@ from rl_caption.lab.curate import curate
 from rl_caption.lab.curation import MEASURES, Source, best, first_of_equals, text_overlap
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
+from tests.endpoints_for_tests import endpoint, listing, prompt_of
 from tests.interruptions_for_tests import interrupted
 
 
@@ -151,6 +152,19 @@ def test_images_stored_as_bytes_are_scored_and_written_once(tmp_path: Path, stru
     assert Path(second["image"]).suffix == ".png"
     assert Path(first["image"]).parent == tmp_path / "out/images"
     assert len(list((tmp_path / "out/images").iterdir())) == 2, "the third row is a duplicate of the first"
+
+
+def test_a_vision_language_model_filters_captions(tmp_path: Path) -> None:
+    path = write(tmp_path, "jsonl")
+
+    def rate(body: dict[str, Any]) -> tuple[int, Any]:
+        return 200, listing(**{"9" if "dog" in prompt_of(body) else "2": 1.0})
+
+    with endpoint(rate) as server:
+        scores = {"rating": JudgeConfig("vlm_judge", {"endpoint": server})}
+        config = options(path, tmp_path / "out", rules={"words": [3, None]}, select=[Selection("rating", min=0.5)])
+        curate(replace(config, scores=scores))
+    assert kept(tmp_path / "out") == [("a.png", ROWS[0][1][:1]), ("a.png", ROWS[2][1]), ("c.png", ["x"])]
 
 
 def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
+from tests.endpoints_for_tests import endpoint, listing
 from tests.judgement_sets_for_tests import BUILDERS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text())["cases"]
@@ -357,18 +358,23 @@ def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
 
 def test_costs_of_metrics(tmp_path: Path, student: Path) -> None:
     judges = {"student": JudgeConfig("l_clipscore", {"backbone": str(student), "device": "cpu"})}
-    settings = config(tmp_path, "flickr8k_expert", metrics="length", judges=judges, costs=True)
+    settings = config(tmp_path, "flickr8k_expert", metrics="length", costs=True)
     (part,) = load("flickr8k_expert", tmp_path, partial=True)
     (tmp_path / "images").mkdir()
     for name in set(part.image_ids):
         noise_image(8).save(tmp_path / "images" / name)
-    table = compare_with_people(settings)
+    with endpoint(lambda body: (200, listing(**{"7": 1.0}))) as options:
+        judges["rating"] = JudgeConfig("vlm_judge", {"endpoint": options})
+        table = compare_with_people(replace(settings, judges=judges))
     (result,) = content(tmp_path)["sets"]
     model = LClipScore(str(student), device="cpu").backbone.encoder
     parameters = sum(weight.numel() for weight in model.model.parameters())
-    captions_a_second, *others = result["costs"]["length"]
+    captions_a_second, *others, seconds = result["costs"]["length"]
     assert float(captions_a_second.replace(",", "")) > 0
-    assert others == ["–"] * 4
+    assert float(seconds) >= 0
+    assert others == ["–"] * 6
+    pairs = len(set(zip(part.image_ids, part.captions, strict=True)))
+    assert result["costs"]["rating"][5:7] == [str(pairs), f"{50 * pairs:,}"], "one call a caption, of 50 tokens"
     assert result["costs"]["student"][1:3] == [f"{parameters:,}", f"{2 * parameters / 2**20:,.1f}"]
     operations = encoder_cost(model, pairs=2, repeats=1).teraflops * 1e12
     linear = [layer for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]

@@ -94,6 +94,7 @@ def test_cider_and_the_toolkit_have_the_same_scores() -> None:
     assert "8 captions, 5 references each, scores equal to the bit" in row.detail
 
 
+@pytest.mark.slow
 def test_both_ways_of_waiting_are_timed_alone_and_beside_other_work() -> None:
     shapes = Shapes(**TINY, words=40, images=2, samples=2, tokens=4)
     alone, beside = threads.measure(TIMING, others=1, shapes=shapes)

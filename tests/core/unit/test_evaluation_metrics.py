@@ -42,6 +42,7 @@ def agree(found: dict[str, float], wanted: dict[str, float]) -> bool:
     return all(math.isclose(found[key], value, rel_tol=1e-15, abs_tol=0.0) for key, value in wanted.items())
 
 
+@pytest.mark.slow
 @needs_java
 @pytest.mark.parametrize("case", golden("karpathy_systems.json"), ids=lambda case: case["system"])
 def test_karpathy_test_split_equals_the_toolkit(case: dict, shared_data: Path) -> None:

@@ -250,9 +250,10 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(path
     """A tiny model of the family takes the place of the one on the hub."""
     kind = XeConfig if path.stem.endswith("_xe") else ScstConfig
     config = parse(kind, ["--config", str(path)], "test")
-    family = re.sub(r"^hf_|(_lora|_long)?_(xe|scst|specs).*$", "", path.stem).replace("qwen_vl", "qwen2_5_vl")
+    family = re.sub(r"^hf_|(_lora|_long)?_(xe|scst|specs|qa|claims|judge).*$", "", path.stem)
+    family = family.replace("qwen_vl", "qwen2_5_vl")
     assert config.model.init is not None
-    if isinstance(config, XeConfig) or config.warm_start is None:
+    if not config.model.init.startswith("runs/"):
         put_on_hub(config.model.init, save_model(family, tmp_path / "tiny"), tmp_path / "hub", monkeypatch)
     else:
         monkeypatch.chdir(tmp_path)
@@ -268,7 +269,7 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(path
     captions = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=length))
     captioner.token_logits(captioner.policy, inputs, captions).sum().backward()
     assert config.train.batch_size % (config.train.micro_batch_size or 1) == 0
-    if config.data.format == "sharegpt4v":
+    if config.data.format in ("sharegpt4v", "jsonl"):
         return
     coco = parse(XeConfig, ["--config", str(CONFIGS / "coco_transformer_bu_xe.yaml")], "test").data
     assert replace(config.data, num_workers=0, source=None) == replace(

@@ -43,6 +43,7 @@ def grid(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_grid_of_reward_models(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["ablate_models", "--config", str(grid / "grid.yaml")]
     assert main(command) == 0

@@ -277,6 +277,7 @@ def test_the_generated_world(tmp_path: Path) -> None:
             compare_with_people(JudgeSetConfig("scenes", metrics="rouge", out=str(tmp_path / "out"), **changes))
 
 
+@pytest.mark.slow
 def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
     made = build_metrics("bleu,rouge,cider", {})
     for case, names in zip(GOLDEN, (["BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"], ["ROUGE-L"]), strict=True):

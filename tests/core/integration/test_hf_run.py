@@ -284,4 +284,4 @@ def test_long_captions_are_rewarded_by_their_length(data, tmp_path):
         lengths += map(count_tokens, line["samples"])
     assert min(lengths) < 60 <= max(lengths)
     assert max(lengths) > 100
-    assert lines(folder)[-1]["grad/norm"] > 0
+    assert any(line.get("grad/norm", 0) > 0 for line in lines(folder))

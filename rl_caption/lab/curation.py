@@ -117,12 +117,13 @@ class Source:
         """
         first = 0
         for file in self.files:
-            for index, (where, raw) in enumerate(_raw_rows(file, self.image_root), start=first):
+            for index, (number, raw) in enumerate(_raw_rows(file, self.image_root), start=first):
                 if is_needed(index):
-                    yield index, raw if file.suffix == ".json" else self._row(raw, where, file)
+                    yield index, raw if file.suffix == ".json" else self._row(raw, number, file)
                 first = index + 1
 
-    def _row(self, raw: Any, where: str, file: Path) -> Item:
+    def _row(self, raw: Any, number: int, file: Path) -> Item:
+        where = f"{file}, {'row' if file.suffix == '.parquet' else 'line'} {number}"
         item = parse_json(raw, where) if isinstance(raw, bytes) else raw
         if not isinstance(item, dict):
             raise DataError(f"{where}: {shown(item)} is not an object")
@@ -142,7 +143,7 @@ class Source:
         standard_columns = (self.image_column, self.caption_column)
         item = {key: value for key, value in item.items() if value is not None and key not in standard_columns}
         root = file.parent / (self.image_root or "")
-        name = image if isinstance(image, str) else f"{file.stem}/{where.rpartition(' ')[2]}"
+        name = image if isinstance(image, str) else f"{file.stem}/{number}"
         row: Item = item | {"image_id": str(item.get("image_id", name)), "references": captions}
         row["image"] = os.path.join(root, image) if isinstance(image, str) else EncodedImage(image, where)
         files = item.get("positive_images")
@@ -161,18 +162,18 @@ def _count(file: Path) -> int:
     return sum(1 for _ in _raw_rows(file, None))
 
 
-def _raw_rows(file: Path, image_root: str | None) -> Iterator[tuple[str, Any]]:
-    """Yield the place of each row and the row: JSON bytes, an object (Parquet) or a finished row (Karpathy JSON)."""
+def _raw_rows(file: Path, image_root: str | None) -> Iterator[tuple[int, Any]]:
+    """Yield the line of each row, or its number, and the row: JSON bytes, an object (Parquet) or a finished row."""
     if file.suffix == ".parquet":
         with open_parquet(file) as content:
             rows = (row for batch in content.iter_batches(1024) for row in batch.to_pylist())
-            yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
+            yield from enumerate(rows)
     elif file.suffix == ".jsonl":
         with file.open("rb") as lines:
-            yield from ((f"{file}, line {n}", line) for n, line in enumerate(lines, start=1) if line.strip())
+            yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     else:
         data = KarpathyData(file, image_root)
-        yield from ((str(file), {**row, "split": split}) for split in data.splits for row in data.split(split))
+        yield from enumerate({**row, "split": split} for split in data.splits for row in data.split(split))
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from rewards.base import Reward, leaf_rewards
 from rewards.build import RewardBuilder
 from rewards.clip.backbone import FrozenEncoder
 from rewards.clip.clipscore import ClipScore
+from rewards.language.chooser import Chooser
 from rewards.mixed import MixedReward
 from rewards.text.bleu import Bleu
 from rewards.text.cider import CiderD
@@ -81,8 +82,9 @@ def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
             same |= (judge_encoder.name, judge_encoder.pretrained) == (reward_encoder.name, reward_encoder.pretrained)
         if same:
             raise ConfigError(f"{both} use the same encoder: {rule}")
-    judge_model, reward_model = (getattr(score, "chooser", None) for score in (judge, used))
-    if judge_model is not None and reward_model is not None and judge_model.signature == reward_model.signature:
+    models = [getattr(score, "chooser", None) for score in (judge, used)]
+    signatures = [model.signature for model in models if isinstance(model, Chooser)]
+    if len(signatures) == 2 and signatures[0] == signatures[1]:
         raise ConfigError(f"{both} ask the same model: {rule}")
     if any(isinstance(judge, metric) and isinstance(used, metric) for metric in N_GRAM_JUDGES.values()):
         raise ConfigError(f"{both} are the same metric with different options: {rule}")

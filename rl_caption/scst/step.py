@@ -101,13 +101,12 @@ class SelfCriticalTask:
             scores = score_rollouts(reward, rollouts, batches, self.accelerator)
             scored = time.perf_counter()
             advantages = step_advantages(self.advantage, scores, self.accelerator)
-            device, inputs_of_step = (
-                self.accelerator.device,
-                zip(batches, encoded, rollouts, scores, advantages, strict=True),
-            )
+            device = self.accelerator.device
             micros = [
                 MicroBatch(batch, states, rollout, score.to(device), advantage.to(device))
-                for batch, states, rollout, score, advantage in inputs_of_step
+                for batch, states, rollout, score, advantage in zip(
+                    batches, encoded, rollouts, scores, advantages, strict=True
+                )
             ]
             # Losses are means over the global batch, so what they divide by comes before any backward pass.
             count = global_count(self.accelerator, torch.stack([self._count(micro) for micro in micros]).sum(0))

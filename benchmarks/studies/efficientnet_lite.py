@@ -22,9 +22,12 @@ SIDES = {0: 224, 2: 260}
 
 
 class EfficientNetLite(nn.Module):
-    """An ``ImageEncoder``: [B, 3, S, S] -> [B, S/32, S/32, 1280]; ``variant`` is 0 (4.7 M weights) or 2 (6.1 M)."""
+    """An ``ImageEncoder``: [B, 3, S, S] -> [B, S/32, S/32, 1280]; ``variant`` is 0 (4.7 M weights) or 2 (6.1 M).
 
-    def __init__(self, variant: int = 0) -> None:
+    ``side`` is S; None is that of the variant.
+    """
+
+    def __init__(self, variant: int = 0, side: int | None = None) -> None:
         super().__init__()
         if variant not in SIDES:
             raise ValueError(f"variant is {variant}: expected one of {sorted(SIDES)}")
@@ -35,7 +38,7 @@ class EfficientNetLite(nn.Module):
             self.model = library.EfficientNet.from_pretrained(f"efficientnet-lite{variant}", weights_path=file)
         del self.model._fc  # the classifier
         mean = std = (0.5, 0.5, 0.5)
-        self.preprocessing = Preprocessing(SIDES[variant], mean, std, "bicubic", "squash")
+        self.preprocessing = Preprocessing(side or SIDES[variant], mean, std, "bicubic", "squash")
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features before pooling."""

@@ -236,7 +236,7 @@ def train_captioners(arguments: argparse.Namespace, changes: Sequence[str]) -> N
                         backbone = {"backbone": f"{student}/export/last", "cache_dir": f"{arguments.out}/cache"}
                         mixture = {"cider": {"weight": 0.5}, "ref_l_clipscore": {"weight": 0.5, "kwargs": backbone}}
                         words = ["--warm_start=null", f"--model.init={arguments.captioner}", "--reward_models=[]"]
-                        words += [f"--reward.terms={json.dumps(mixture)}", f"--trust={ENCODER}", *options, *data]
+                        words += [f"--reward.terms={json.dumps(mixture)}", f"--trust=[{ENCODER}]", *options, *data]
                         words += [f"--train.seed={seed}", f"--run.dir={run}", *changes]
                         run_module("rl_caption", "scst", "--config", SCST_RECIPE, *words)
                     if not (run / "test" / "scores.json").is_file():

@@ -420,9 +420,9 @@ def _accuracies(
         """The accuracy of each kind, then the summary."""
         counts = np.bincount(kind_indices, weights, len(kinds))
         with np.errstate(invalid="ignore"):  # a resample may lack a kind: NaN, which its mean leaves out
-            interval = np.bincount(kind_indices, weights * won, len(kinds)) / counts
-        summary = (weights * won).sum() / weights.sum() if judgements.summary == "pairs" else np.nanmean(interval)
-        return np.append(interval, summary)
+            accuracies = np.bincount(kind_indices, weights * won, len(kinds)) / counts
+        summary = (weights * won).sum() / weights.sum() if judgements.summary == "pairs" else np.nanmean(accuracies)
+        return np.append(accuracies, summary)
 
     values = rates(np.ones(len(won), np.int64))
     bounds = intervals(rates, image_ids, resamples, seed) or [None] * len(values)

@@ -157,7 +157,7 @@ def build_metrics(
     Args:
         names: of ``NAMES``, or of rewards that need no arguments; with commas, or a list.
         judges: heading -> reward with arguments. CIDEr-D is without EOS unless its arguments say otherwise.
-        parts: the sets that will be scored.
+        judgement_sets: the sets that will be scored.
         scores: heading -> file of scores, as for ``FileScores``.
 
     Raises:

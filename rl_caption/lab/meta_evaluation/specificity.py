@@ -140,10 +140,7 @@ def score_chains(reward: Reward, chains: Sequence[Chain], columns: Mapping[str, 
         )
     scores = iter(values)
     return [
-        ChainScores(
-            [next(scores) for _ in columns_of_batch.captions], [next(scores) for _ in columns_of_batch.negatives]
-        )
-        for columns_of_batch in chains
+        ChainScores([next(scores) for _ in chain.captions], [next(scores) for _ in chain.negatives]) for chain in chains
     ]
 
 

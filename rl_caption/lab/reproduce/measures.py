@@ -110,7 +110,8 @@ class Measures:
         try:
             check_columns(row.name, metric.columns, self._parts(column))
         except ConfigError as error:
-            raise NotMeasured(str(error).removeprefix(f"{row.name} ")) from error
+            described = describe_data(str(data_of(column)))
+            raise NotMeasured(f"{str(error).removeprefix(f'{row.name} ')}; the data are {described}") from error
 
     def measure(self, row: Row, column: Column) -> float:
         """Measure a cell in the unit of the table. ``NotMeasured`` where its value is not defined."""
@@ -269,8 +270,8 @@ class Measures:
         assert not isinstance(reward, str)
         columns: dict[str, Any] = {"references": references_for(captions, references, path)}
         if "image" in reward.columns:
-            below = (folder / names for names in entry["images"])
-            images = self.inputs.images or next((place for place in below if place.is_dir()), None)
+            beside = (folder / name for name in entry["images"])
+            images = self.inputs.images or next((path for path in beside if path.is_dir()), None)
             if images is None:
                 raise NotMeasured(f"{metric} looks at images, which are not there: name their folder by --images")
             columns["image"] = find_images(images, captions)

@@ -1,8 +1,10 @@
 """The programs of ``benchmarks/studies``: what they compute, by hand, and each of them run on tiny data."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,14 @@ import yaml
 
 from benchmarks.harness import Timing
 from benchmarks.scst_step import Shapes
-from benchmarks.studies import concreteness_captions, curation, growth, relations, specificity_study
+from benchmarks.studies import (
+    concreteness_captions,
+    curation,
+    growth,
+    relations,
+    similarity_regulator,
+    specificity_study,
+)
 from benchmarks.studies.noisy_judges import FORMS, build_played
 from benchmarks.studies.relations import CaptionLikelihood, RelationScenes, replaced_relations
 from benchmarks.studies.similarity_regulator import Figures, Photos, agreement, captioner_figures, difference
@@ -31,6 +40,8 @@ from benchmarks.studies.text_similarity import TextSimilarity
 from rewards.base import RewardError
 from rewards.clip.backbone import FrozenEncoder, load_frozen_encoder
 from rewards.text.concreteness import CaptionLength
+from rl_caption.cli.configuration import parse
+from rl_caption.cli.programs import PROGRAMS
 from rl_caption.data.base import DataError, Row, reward_inputs
 from rl_caption.data.scenes import ScenesData, claims, oracle
 from rl_caption.evaluation.metrics import evaluate_captions
@@ -173,6 +184,27 @@ def test_figures_of_captions_are_means_over_photos_and_their_resamples(tmp_path:
     assert figures.values["judge"] == pytest.approx(8 / 3)
     assert (figures.values["words"], figures.values["vocabulary"]) == (pytest.approx(8 / 3), 4)
     assert {round(3 * value) for value in figures.resamples["judge"]} == {6, 7, 8, 9}, "draws of 3 photos"
+
+
+def test_captioners_under_students_are_trained_and_evaluated_by_commands_that_are_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs: dict[str, list[Any]] = {"scst": [], "evaluate": []}
+
+    def run_module(package: str, program: str, *words: str) -> None:
+        assert package == "rl_caption"
+        configs[program].append(parse(resolve_name(str(PROGRAMS[program].config)), words, program))
+
+    monkeypatch.setattr(similarity_regulator, "run_module", run_module)
+    arguments = argparse.Namespace(data="data", features="data/lite0.h5", captioner="xe", out=tmp_path)
+    vars(arguments).update(texts=["frozen"], weights=["0", "10/3"], seeds=[1])
+    similarity_regulator.train_captioners(arguments, ["--train.max_steps=30"])
+    assert [config.train.objective for config in configs["scst"]] == ["reinforce", "dico"] * 2
+    for number, config in enumerate(configs["scst"]):
+        student = similarity_regulator.folder_of(tmp_path, "frozen", arguments.weights[number // 2], 1)
+        assert config.reward.terms["ref_l_clipscore"].kwargs["backbone"] == f"{student}/export/last"
+        assert (config.model.init, config.train.max_steps, config.train.seed) == ("xe", 30, 1)
+        assert configs["evaluate"][number].model == f"{config.run.dir}/export/last"
 
 
 def test_growth_compares_every_size_with_the_smallest() -> None:

@@ -23,7 +23,7 @@ from rl_caption.lab.reproduce.program import Cell, as_markdown, list_tables
 from rl_caption.lab.reproduce.tables import PAPERS, Table, data_of, data_sets, find_table, load_paper
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
-from tests.judgement_sets_for_tests import BUILDERS
+from tests.judgement_sets_for_tests import BUILDERS, foil_of_valse
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "published_tables.json").read_text())["tables"]
 TABLES = [table for name in PAPERS for table in load_paper(name).tables.values()]
@@ -183,6 +183,16 @@ def test_what_is_missing_is_said_before_any_work(
     with pytest.raises(SystemExit):
         main(["reproduce", *(word.replace("{folder}", str(tmp_path)) for word in words)])
     assert named in capsys.readouterr().err
+
+
+def test_pairs_without_references_name_the_files_that_have_them(tmp_path: Path) -> None:
+    foil_of_valse(tmp_path)
+    rows = ["--rows", "BLEU-1", "longer caption"]
+    options = ["--data", str(tmp_path), *rows, "--partial", "--out", str(tmp_path / "out")]
+    assert main(["reproduce", "pac_s", "6", *options]) == 0
+    cells = content(tmp_path / "out")
+    assert "annotations_trainval2014.zip" in cells["BLEU-1", "FOIL 1 Ref"]["reason"]
+    assert cells["longer caption", "FOIL 1 Ref"]["measured"] is not None
 
 
 def test_scores_from_files_stand_in_a_table(tmp_path: Path) -> None:

@@ -224,11 +224,11 @@ def _voted_pairs(path: Path) -> tuple[list[Pair], list[list[str]]]:
         triplets.append((*(row.text(key).strip() for key in "ABC"), row.number(rating)))
     pairs, references = [], []
     for start in range(0, len(triplets), VOTES):
-        images, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)
+        compared, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)
         if len(set(first)) > 1 or len(set(second)) > 1:
             raise DataError(f"{path}: the {VOTES} triplets from {start} are not of one pair of captions")
         pairs.append(Pair("", first[0], second[0], preference=float(1 + np.sign(sum(votes))) / 2))
-        references.append(list(images))
+        references.append(list(compared))
     return pairs, references
 
 

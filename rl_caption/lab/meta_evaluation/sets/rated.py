@@ -257,8 +257,8 @@ def thumb(release: Files, aspect: Literal["total", "precision", "recall"] = "tot
     release.check_count(f"captions by systems in {path}", len(by_systems))
     convention = "each caption is a judgement; references are the image's captions less the judged one by a person"
     return [
-        rated_captions(f"thumb {aspect}, {title}", references, photos, "pearson", convention)
-        for title, references in (("without captions by people", by_systems), ("with captions by people", rows))
+        rated_captions(f"thumb {aspect}, {title}", ratings, photos, "pearson", convention)
+        for title, ratings in (("without captions by people", by_systems), ("with captions by people", rows))
     ]
 
 

@@ -225,7 +225,8 @@ def all_figures(arguments: argparse.Namespace, photos: Photos) -> dict[tuple[str
 
 def train_captioners(arguments: argparse.Namespace, changes: Sequence[str]) -> None:
     """Train and evaluate the captioners that are not there yet, in the folders of their students."""
-    data = [f"--data.path={arguments.data}", f"--data.features_root={arguments.features}"]
+    features = f"--data.features_root={arguments.features}"
+    data, test = [f"--data.path={arguments.data}", features], [f"--data.path={arguments.test_data}", features]
     for seed in arguments.seeds:
         for text in arguments.texts:
             for weight in arguments.weights:
@@ -240,7 +241,7 @@ def train_captioners(arguments: argparse.Namespace, changes: Sequence[str]) -> N
                         words += [f"--train.seed={seed}", f"--run.dir={run}", *changes]
                         run_module("rl_caption", "scst", "--config", SCST_RECIPE, *words)
                     if not (run / "test" / "scores.json").is_file():
-                        words = [f"--model={run}/export/last", "--decode.num_beams=5", "--metrics=cider", *data]
+                        words = [f"--model={run}/export/last", "--decode.num_beams=5", "--metrics=cider", *test]
                         words += ["--data.format=karpathy", "--data.image_root=images", f"--out={run}/test"]
                         run_module("rl_caption", "evaluate", *words)
 
@@ -272,7 +273,7 @@ def captioner_figures(
 
 def captioner_tables(arguments: argparse.Namespace, judge: DualEncoder) -> str:
     """Markdown: the captions of all captioners, and differences from those whose student had no SR."""
-    data = KarpathyData(arguments.data, "images", features_root=arguments.features)
+    data = KarpathyData(arguments.test_data, "images", features_root=arguments.features)
     rows = {row["image_id"]: row for row in data.split("test")}
     encoder = CachedEncoder(judge)
     scores = {"judge": LClipScore(encoder), "Ref judge": RefLClipScore(encoder)}
@@ -348,11 +349,13 @@ def main() -> None:
     parser.add_argument("--resamples", type=int, default=200, help="of photos, for intervals")
     parser.add_argument("--only", choices=["train", "measure", "captioners"], help="one step of the work")
     parser.add_argument("--captioner", help="with --only captioners: the captioner that SCST starts from")
+    parser.add_argument("--test_data", help="with --only captioners: data whose test photos are captioned; --data")
     parser.add_argument("--judge", help="with --only captioners: a dual encoder that no student learnt from")
     parser.add_argument("--out", required=True, type=Path, help="folder of all runs and tables")
     arguments, changes = parser.parse_known_args()
     if (arguments.only == "captioners") != bool(arguments.captioner and arguments.judge):
         parser.error("--only captioners, --captioner and --judge go together")
+    arguments.test_data = arguments.test_data or arguments.data
     trust([ENCODER])
     if arguments.only == "captioners":
         train_captioners(arguments, changes)

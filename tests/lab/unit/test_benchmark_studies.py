@@ -196,7 +196,7 @@ def test_captioners_under_students_are_trained_and_evaluated_by_commands_that_ar
         configs[program].append(parse(resolve_name(str(PROGRAMS[program].config)), words, program))
 
     monkeypatch.setattr(similarity_regulator, "run_module", run_module)
-    arguments = argparse.Namespace(data="data", features="data/lite0.h5", captioner="xe", out=tmp_path)
+    arguments = argparse.Namespace(data="data", test_data="few", features="lite0.h5", captioner="xe", out=tmp_path)
     vars(arguments).update(texts=["frozen"], weights=["0", "10/3"], seeds=[1])
     similarity_regulator.train_captioners(arguments, ["--train.max_steps=30"])
     assert [config.train.objective for config in configs["scst"]] == ["reinforce", "dico"] * 2
@@ -204,7 +204,8 @@ def test_captioners_under_students_are_trained_and_evaluated_by_commands_that_ar
         student = similarity_regulator.folder_of(tmp_path, "frozen", arguments.weights[number // 2], 1)
         assert config.reward.terms["ref_l_clipscore"].kwargs["backbone"] == f"{student}/export/last"
         assert (config.model.init, config.train.max_steps, config.train.seed) == ("xe", 30, 1)
-        assert configs["evaluate"][number].model == f"{config.run.dir}/export/last"
+        evaluation = configs["evaluate"][number]
+        assert (evaluation.model, evaluation.data.path) == (f"{config.run.dir}/export/last", "few")
 
 
 def test_growth_compares_every_size_with_the_smallest() -> None:

@@ -113,12 +113,13 @@ def check_sizes(values: Mapping[str, Any], where: str = "") -> None:
 
 
 def check_memory(model: nn.Module) -> None:
-    """Raise ``ValueError`` if the weights of ``model``, on the meta device, would not fit into memory as float32."""
+    """Raise ``ValueError`` if the weights of ``model``, on the meta device, would not fit into memory."""
     count = sum(parameter.numel() for parameter in model.parameters())
+    size = sum(parameter.nbytes for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 4 * count > memory:
+    if size > memory:
         raise ValueError(
-            f"a model of this shape has {count:,} parameters, which take {4 * count / 2**30:,.0f} GiB: this machine "
+            f"a model of this shape has {count:,} parameters, which take {size / 2**30:,.0f} GiB: this machine "
             f"has only {memory / 2**30:,.0f} GiB of memory"
         )
 

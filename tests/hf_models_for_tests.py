@@ -1,9 +1,12 @@
 """Tiny models of Transformers with random weights, saved and loaded as real ones are: folder in, captioner out."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from huggingface_hub import constants
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     BertConfig,
@@ -305,6 +308,16 @@ def save_model(family: str, folder: Path, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     globals()[f"save_{family}"](folder)
     return folder
+
+
+def put_on_hub(name: str, model: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's cache stands for the hub: it is what a name resolves to once the files are there."""
+    cache = hub / f"models--{name.replace('/', '--')}"
+    shutil.copytree(model, cache / "snapshots" / "0123abc")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0123abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 def tiny_hf_captioner(family: str, folder: Path, prompt: str = "", seed: int = 0) -> HuggingFaceCaptioner:

@@ -128,15 +128,17 @@ class HuggingFaceCaptioner(Captioner):
         dtype: torch.dtype,
         source: dict[str, Any],
         processor_kwargs: Mapping[str, Any],
+        weights: bool = True,
     ) -> HuggingFaceCaptioner:
-        """Load a model whose ``config.json`` is read; see ``from_pretrained``."""
+        """Load a model whose ``config.json`` is read; see ``from_pretrained`` and ``loading.load_captioner``."""
         if processor_kwargs:
             raise CaptionerError(f"model.processor_kwargs is for vision-language models: {config.model_type!r}")
         if config.model_type not in FAMILIES:
             raise CaptionerError(f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}")
         family = FAMILIES[config.model_type]
         family.check(config)
-        model = load_model(getattr(transformers, family.model_class), name, config, family.never_trained, dtype, source)
+        model_class = getattr(transformers, family.model_class)
+        model = load_model(model_class, name, config, family.never_trained, dtype, source, weights)
         with reading(f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"):
             images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)  # whatever else is installed
         second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
@@ -354,9 +356,17 @@ def read_config(name: str, source: dict[str, Any]) -> Any:
 
 
 def load_model(
-    model_class: Any, name: str, config: Any, optional: Sequence[str], dtype: torch.dtype, source: dict[str, Any]
+    model_class: Any,
+    name: str,
+    config: Any,
+    optional: Sequence[str],
+    dtype: torch.dtype,
+    source: dict[str, Any],
+    weights: bool = True,
 ) -> Any:
-    """Load a model of the class ``kind``; its weights may lack only parameters that match ``optional``.
+    """Load a model of ``model_class``; its weights may lack only parameters that match ``optional``.
+
+    Without ``weights`` none are read: the model is on the meta device.
 
     Raises:
         CaptionerError: files are damaged, or weights are missing or do not fit.
@@ -366,7 +376,9 @@ def load_model(
         if file.suffix == ".safetensors":
             check_types(file)
     with reading(f"config.json of {name!r}"), torch.device("meta"):
-        shell = model_class(config)
+        shell = model_class(config).to(dtype)
+        if not weights:
+            return shell
         check_memory(shell)
     count, stored = sum(parameter.numel() for parameter in shell.parameters()), sum(f.stat().st_size for f in files)
     if files and count > stored:  # before Transformers makes up what is missing, however large it is

@@ -28,6 +28,7 @@ def load_captioner(
     dtype: str = "float32",
     target: str | None = None,
     processor_kwargs: Mapping[str, Any] | None = None,
+    weights: bool = True,
 ) -> Captioner:
     """Load a folder that ``save_pretrained`` wrote, or a model of Transformers from the hub.
 
@@ -41,6 +42,8 @@ def load_captioner(
         target: ``package.module:Class`` of a captioner outside this package; None takes the ``model_type`` of the
             folder's ``config.json``, if the user trusts that class (``rewards.trust``).
         processor_kwargs: options of the processor; for vision-language models only.
+        weights: False leaves out the weights of a model of Transformers, whose parameters are on the meta device then:
+            its memory is known before they are downloaded.
 
     Raises:
         CaptionerError: there is no captioner, its weights do not fit, it takes no prompt, or nobody trusts its class.
@@ -64,7 +67,7 @@ def load_captioner(
             f"{str(name)!r} is not a saved captioner: it has no config.json, and is no name on the hub (OWNER/MODEL)"
             f"{export_hint(name)}"
         )
-    return _load_transformers(str(name), cache_bytes, prompt, dtype, processor_kwargs or {})
+    return _load_transformers(str(name), cache_bytes, prompt, dtype, processor_kwargs or {}, weights)
 
 
 def _load_transformers(
@@ -73,6 +76,7 @@ def _load_transformers(
     prompt: str | list[dict[str, Any]] | None,
     dtype: str,
     processor_kwargs: Mapping[str, Any],
+    weights: bool,
 ) -> Captioner:
     """Load a model of Transformers by the class of its family."""
     import torch
@@ -85,7 +89,7 @@ def _load_transformers(
     with reading(repr(name)):
         config = read_config(name, source)
         captioner_class = HuggingFaceCaptioner if config.model_type in FAMILIES else VisionLanguageCaptioner
-        captioner = captioner_class.load(name, config, prompt, getattr(torch, dtype), source, processor_kwargs)
+        captioner = captioner_class.load(name, config, prompt, getattr(torch, dtype), source, processor_kwargs, weights)
     captioner.cache_memory = cache_bytes
     return captioner
 

@@ -70,8 +70,9 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         dtype: torch.dtype,
         source: dict[str, Any],
         processor_kwargs: Mapping[str, Any],
+        weights: bool = True,
     ) -> VisionLanguageCaptioner:
-        """Load a model whose ``config.json`` is read; see ``HuggingFaceCaptioner.from_pretrained``.
+        """Load a model whose ``config.json`` is read; see ``HuggingFaceCaptioner.load``.
 
         Raises ``CaptionerError`` for a model of an untested family that does not score captions as Transformers does.
         """
@@ -88,13 +89,12 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
             check_messages(prompt, "model.prompt")
         else:
             prompt = " ".join(prompt.split())
-        model = load_model(loaded_class, name, config, family.never_trained, dtype, source)
+        model = load_model(loaded_class, name, config, family.never_trained, dtype, source, weights)
         family.prepare(model)
         freeze(model, family.never_trained, required=False)
         ends, unwritten = special_tokens(processor, model)
-        closing = processor.tokenizer(family.reply_end(processor, as_messages(prompt, None)), add_special_tokens=False)[
-            "input_ids"
-        ]
+        reply_end = family.reply_end(processor, as_messages(prompt, None))
+        closing = processor.tokenizer(reply_end, add_special_tokens=False)["input_ids"]
         conventions = Conventions(
             start=(),
             eos=next((token for token in closing if token in ends), ends[0]),
@@ -104,7 +104,7 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         )
         check_tokens(processor.tokenizer, conventions)
         captioner = cls(VisionLanguagePolicy(model, family, conventions), processor, prompt, name)
-        if config.model_type not in TESTED:
+        if weights and config.model_type not in TESTED:
             captioner.check_scores()
         return captioner
 
@@ -120,9 +120,9 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         ids = torch.tensor([[self.encode(["a photo of a dog"], 8)[0]]])
         length, training = inputs["input_ids"].shape[1], self.policy.training
         whole = dict(inputs, input_ids=torch.cat([inputs["input_ids"], ids[0]], dim=1))
-        for key in TEXT_INPUTS[1:]:
-            if key in inputs:
-                whole[key] = nn.functional.pad(inputs[key], (0, ids.shape[-1]), value=int(key == "attention_mask"))
+        caption_values = {"attention_mask": 1, "token_type_ids": self.family.caption_type, "mm_token_type_ids": 0}
+        for key in caption_values.keys() & inputs.keys():
+            whole[key] = nn.functional.pad(inputs[key], (0, ids.shape[-1]), value=caption_values[key])
         self.policy.eval()
         expected = self.policy.model(**whole, use_cache=False).logits[0, length - 1 : -1]
         logits = self.policy(**inputs, token_ids=ids)[0, 0]
@@ -206,12 +206,13 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         return inputs
 
     def key_value_bytes(self, rows: Sequence[Row], captions: int, tokens: int) -> int:
-        """Bytes of the keys and values of image, prompt and ``captions`` captions of ``tokens`` tokens of every row."""
+        """Bytes of the keys and values of ``captions`` captions of ``tokens`` tokens, image and prompt included, where
+        these take as many tokens as the longest of ``rows``."""
         text, policy = self.policy.config.get_text_config(), self.policy
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        width *= text.num_key_value_heads or text.num_attention_heads
-        length = self.preprocess(rows)["input_ids"].shape[1] + tokens
-        return len(rows) * captions * length * 2 * text.num_hidden_layers * width * policy.model.dtype.itemsize
+        width *= getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        length = max(self._inputs(row, False, "")["input_ids"].shape[1] for row in rows) + tokens
+        return captions * length * 2 * text.num_hidden_layers * width * policy.model.dtype.itemsize
 
     def max_tokens_of(self, row: Row) -> int | None:
         return self.max_tokens

@@ -46,16 +46,18 @@ class VisionLanguageFamily:
         default_prompt: the prompt of a model for which none is named.
         chat_prompts: whether prompts are made by the processor's chat template.
         first_position: position of the first token, without M-RoPE.
+        caption_type: of the tokens of a caption in ``token_type_ids``, where prompt and caption are one sequence.
         lora_targets, frozen, never_trained: as in ``hf_families.Family``.
     """
 
     default_prompt = "Describe this image in one sentence."
     chat_prompts = True
-    first_position = 0
+    first_position = caption_type = 0
     lora_targets = r"(?!.*(vision|visual)).*\.(q_proj|v_proj)"
     never_trained: tuple[str, ...] = ()
+    # What ``HuggingFaceCaptioner`` asks of a family. The tokens of a caption do not depend on the prompt.
     q_former_tokenizer = fixed_prompt = False
-    encoder_prompt = True  # for the tokens of a caption, which do not depend on it
+    encoder_prompt = True
 
     def __init__(self, model_type: str) -> None:
         self.name = model_type
@@ -143,7 +145,7 @@ class PaliGemma(VisionLanguageFamily):
 
     default_prompt = "caption en"
     chat_prompts = False
-    first_position = 1
+    first_position = caption_type = 1
 
     def inputs(self, processor: Any, messages: Messages, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """Of the prompt alone, so that ``token_type_ids`` are those of a prefix."""

@@ -18,8 +18,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 
 from rewards.trust import trust
-from rl_caption.cli.programs import program_of
-from rl_caption.config.overrides import value_at
+from rl_caption.cli.programs import PROGRAMS, program_of
+from rl_caption.config.overrides import FOR_ALL, value_at
 from rl_caption.config.shipped import find_config
 from rl_caption.runtime.errors import ConfigError, config_errors, section_errors
 from rl_caption.runtime.options import (
@@ -125,6 +125,18 @@ def parse(options_class: type[Config], arguments: Sequence[str], program: str, c
         trust(class_names(plain))
         config: Config = _instance(options_class, plain)
     return config
+
+
+def find_program(arguments: Sequence[str], default: str) -> str:
+    """The program that the configuration of a command line is for; ``default`` where it is for none."""
+    try:
+        file = _file_of(arguments)
+        values = {} if file is None else read_mapping(find_config(file))
+    except (ConfigFileError, OSError):  # ``parse`` says what is wrong
+        return default
+    overrides = _values_of([word.replace(FOR_ALL, "--", 1) for word in arguments])
+    name = program_of(_merge_overrides(values, overrides))
+    return name if name in PROGRAMS else default
 
 
 def _chosen(options_class: Any, values: dict[str, Any]) -> tuple[Any, Any]:

@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rl_caption.runtime.errors import OPTIONAL, installed_version
@@ -20,7 +22,8 @@ from rl_caption.runtime.threads import granted_cores
 
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner
-    from rl_caption.config.schema import ScstConfig
+    from rl_caption.config.overrides import Chain
+    from rl_caption.config.schema import DataConfig, ModelConfig, ScstConfig, XeConfig
     from rl_caption.data.base import Row
 
 NEEDED = {
@@ -189,77 +192,145 @@ SECTIONS = {
 }
 
 
-def config_findings(config: ScstConfig) -> Iterator[Finding]:
-    """Yield what a self-critical run would start from: data, captioner, and the scales of its reward's terms.
+def config_findings(config: XeConfig | ScstConfig, chain: Chain) -> Iterator[Finding]:
+    """Yield what a training of a captioner would start from: data, captioner and the memory of a step; of ``scst`` also
+    the scales of its reward's terms.
 
-    Nothing is written, images are not decoded for a check, and what does not exist yet is named.
+    Nothing is written, no weights are downloaded, images are not decoded for a check, and what does not exist yet is
+    named. ``chain`` is the command line.
     """
+    from rl_caption.config import build
+    from rl_caption.config.schema import ScstConfig
+
+    build.quiet_libraries()
+    finding, rows = _data_finding(config.data)
+    yield finding
+    findings, captioner = _captioner_findings(config, chain, rows)
+    yield from findings
+    if isinstance(config, ScstConfig) and rows:
+        yield _reward_finding(config, rows, captioner)
+
+
+def _data_finding(config: DataConfig) -> tuple[Finding, Sequence[Row]]:
+    """A line about the training images; and their rows, none where the data cannot be used."""
     from rl_caption.config import build
     from rl_caption.data.base import DataError
     from rl_caption.data.checks import check_data
 
-    build.quiet_libraries()
     try:
-        data = build.build_data(config.data)
-        with_images = config.data.features_root is None
-        report = check_data(data, ["train"], config.data.on_bad, check_pixels=False, check_images=with_images)
+        data = build.build_data(config)
+        with_images = config.features_root is None
+        report = check_data(data, ["train"], config.on_bad, check_pixels=False, check_images=with_images)
         rows = report.good_rows_of(data).split("train")
     except (DataError, build.ConfigError) as error:
-        yield Finding("data", str(error), NO_START, fatal=True)
-        return
-    yield Finding("data", f"{len(rows)} training images")
-    finding, captioner = _captioner_finding(config, build.references_of(rows))
-    yield finding
-    if hasattr(captioner, "key_value_bytes"):  # of a vision-language model
-        yield _memory_finding(config, rows, captioner)
-    yield _reward_finding(config, rows, captioner)
+        return Finding("data", str(error), NO_START, fatal=True), ()
+    return Finding("data", f"{len(rows)} training images"), rows
 
 
-def _captioner_finding(config: ScstConfig, references: list[list[str]]) -> tuple[Finding, Captioner | None]:
-    """A line about the captioner that the run starts from; and the captioner, or None where it is not there yet."""
+def _captioner_findings(
+    config: XeConfig | ScstConfig, chain: Chain, rows: Sequence[Row]
+) -> tuple[list[Finding], Captioner | None]:
+    """Lines about the captioner that the run starts from and about the memory of a step; and the captioner, or None
+    where its weights are not there yet or a step does not fit.
+    """
     from rl_caption.captioners.base import CaptionerError
     from rl_caption.config import build
+    from rl_caption.data.base import DataError
 
-    start = config.model.init
-    if start is None:
-        return Finding("captioner", "model.init is not set", NO_START, True, OWN_START), None
-    if not Path(start).exists() and config.model.name != "huggingface":
-        if config.warm_start is None:
-            return Finding("captioner", f"model.init {start} does not exist", NO_START, True, OWN_START), None
-        finding = f"{start} does not exist yet; the run makes it by {config.warm_start}"
-        return Finding("captioner", finding, "no scales on its samples"), None
     try:
-        captioner = build.build_captioner(config.model, references, config.data.cache_mb, config.data.tokenizer)
-        build.check_positions(captioner, "rollout.max_new_tokens", config.rollout.max_new_tokens)
-    except (CaptionerError, build.ConfigError) as error:
-        return Finding("captioner", str(error), NO_START, fatal=True), None
-    return Finding("captioner", start), captioner
+        start, model = _start_finding(config, chain)
+        if model is None or not (model.init or rows):  # the words of a new captioner are those of the data
+            return [start], None
+        ready = model is config.model and _has_weights(model)
+        references, data = build.references_of(rows), config.data
+        captioner = build.build_captioner(model, references, data.cache_mb, data.tokenizer, weights=ready)
+        build.check_positions(captioner, *_caption_length(config))
+        memory = _memory_finding(config, rows, captioner)
+    except (CaptionerError, DataError, build.ConfigError) as error:
+        return [Finding("captioner", str(error), NO_START, fatal=True)], None
+    return [start, memory], captioner if ready and not memory.fatal else None
 
 
-def _memory_finding(config: ScstConfig, rows: Sequence[Row], captioner: Any) -> Finding:
-    """What a step holds at least, on one process without DeepSpeed, against the memory of the device.
+def _start_finding(config: XeConfig | ScstConfig, chain: Chain) -> tuple[Finding, ModelConfig | None]:
+    """A line about the captioner that the run starts from; and a model of its shape, or None where there is none.
 
-    Keys and values are those of sampling; activations, which depend on the model, come on top.
+    What the warm start has yet to make has the shape of what the warm start begins with.
+    """
+    from rl_caption.captioners.config import SavedModelConfig
+    from rl_caption.cli.earlier_runs import warm_start_to_train
+    from rl_caption.config.schema import ScstConfig
+
+    model, start = config.model, config.model.init
+    cost = "no scales on its samples" if isinstance(config, ScstConfig) else ""
+    if start is None and isinstance(config, ScstConfig):
+        return Finding("captioner", "model.init is not set", NO_START, True, OWN_START), None
+    if start is None:
+        return Finding("captioner", "a new one, with random weights"), model
+    if isinstance(config, ScstConfig) and config.warm_start is not None and not Path(start).exists():
+        earlier = warm_start_to_train(config.warm_start, config, chain)
+        if earlier is not None:
+            value, first = f"{start} does not exist yet; the run makes it by {config.warm_start}", earlier.model
+            if isinstance(first, SavedModelConfig) and isinstance(
+                model, SavedModelConfig
+            ):  # whose prompt and processor go with its export
+                processor, prompt = first.processor_kwargs | model.processor_kwargs, model.prompt or first.prompt
+                first = replace(model, init=first.init, prompt=prompt, processor_kwargs=processor)
+            return Finding("captioner", value, cost), first
+    if not Path(start).exists() and model.name != "huggingface":
+        return Finding("captioner", f"model.init {start} does not exist", NO_START, True, OWN_START), None
+    if _has_weights(model):
+        return Finding("captioner", start), model
+    return Finding("captioner", f"{start}: the run downloads its weights", cost), model
+
+
+def _has_weights(model: ModelConfig) -> bool:
+    """Whether the captioner is new, or its weights are in a folder or in the cache of the hub."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from rl_caption.captioners.loading import HUB_NAME
+
+    if model.init is None or Path(model.init).exists():
+        return True
+    files = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+    return HUB_NAME.fullmatch(model.init) is not None and any(
+        isinstance(try_to_load_from_cache(model.init, file), str) for file in files
+    )
+
+
+def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captioner: Any) -> Finding:
+    """What a step or a validation holds at least, on one process without DeepSpeed, against the memory of the device.
+
+    Keys and values are those of decoding, of vision-language models; activations, which depend on the model, come on
+    top. Without ``rows``, photos of 640 x 480 pixels are assumed.
     """
     import psutil
     import torch
 
     from rl_caption.config import build
+    from rl_caption.config.schema import ScstConfig
     from rl_caption.scst.objectives import build_objective
 
-    train, decoding = config.train, build.build_decoding(config)
-    images = min(train.micro_batch_size or train.batch_size, len(rows))
-    objective = build_objective(train.objective, train.objective_kwargs, train.loss_reduction, train.kl_coef)
+    images = config.train.micro_batch_size or config.train.batch_size
+    some = [rows[number] for number in range(min(images, len(rows)))] or [_assumed_row(config.data.num_frames)]
+    compares = False
+    if isinstance(config, ScstConfig):
+        options = config.train
+        objective = build_objective(
+            options.objective, options.objective_kwargs, options.loss_reduction, options.kl_coef
+        )
+        compares = getattr(objective, "needs_reference", False) or config.monitor.kl
+        captions = build.build_decoding(config).captions_per_image
+    else:
+        captions = config.train.captions_per_image or max(len(row["references"]) for row in some)
     parameters = list(captioner.policy.parameters())
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     held = {
-        "weights": sum(parameter.nbytes for parameter in parameters)
-        + getattr(objective, "needs_reference", False) * trained,
+        "weights": sum(parameter.nbytes for parameter in parameters) + compares * trained,
         "gradients and moments": 3 * trained,
-        "keys and values": captioner.key_value_bytes(
-            [rows[number] for number in range(images)], decoding.captions_per_image, decoding.max_new_tokens
-        ),
     }
+    if hasattr(captioner, "key_value_bytes"):
+        captions = max(images * captions, config.eval.batch_size * (config.eval.num_beams or 1))
+        held["keys and values"] = captioner.key_value_bytes(some, captions, _caption_length(config)[1])
     on_gpu = torch.cuda.is_available()
     memory = torch.cuda.mem_get_info()[1] if on_gpu else psutil.virtual_memory().total
     total = sum(held.values())
@@ -269,6 +340,22 @@ def _memory_finding(config: ScstConfig, rows: Sequence[Row], captioner: Any) -> 
         return Finding("memory of a step", value)
     remedy = "set model.lora and model.dtype bfloat16, a smaller train.micro_batch_size, or an engine that shards"
     return Finding("memory of a step", value, "it does not fit the device", True, f"{remedy} (docs/scaling.md)")
+
+
+def _caption_length(config: XeConfig | ScstConfig) -> tuple[str, int]:
+    """The key that limits the tokens of a caption, and its value."""
+    from rl_caption.config.schema import XeConfig
+
+    if isinstance(config, XeConfig):
+        return "train.max_target_tokens", config.train.max_target_tokens
+    return "rollout.max_new_tokens", config.rollout.max_new_tokens
+
+
+def _assumed_row(frames: int | None) -> Row:
+    from PIL import Image
+
+    photo = Image.new("RGB", (640, 480))
+    return {"image_id": "a photo of 640 x 480", "image": [photo] * frames if frames else photo, "references": [""] * 5}
 
 
 def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captioner | None) -> Finding:
@@ -299,11 +386,11 @@ def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captione
         return Finding("reward", str(error), "the run does not start until this exists", fatal=True)
 
 
-def doctor(config: ScstConfig | None = None, name: str = "demo") -> int:
-    """Print the report, and what the self-critical run of ``config``, which ``--config NAME`` reads, would start from.
+def doctor(findings: Iterable[Finding] | None = None, run: str = "scst --config demo") -> int:
+    """Print the report, and what ``findings`` say of the configuration of a ``run``.
 
     Returns:
-        0 when the main job (and the run of ``config``) can run here, 1 when something that it needs is missing.
+        0 when the main job (and that run) can run here, 1 when something that it needs is missing.
     """
     fatal = [finding for title, section in SECTIONS.items() for finding in _print_section(title, section())]
     if fatal:
@@ -311,13 +398,13 @@ def doctor(config: ScstConfig | None = None, name: str = "demo") -> int:
         return 1
     from rl_caption.runtime.launch import launch_command
 
-    fatal = [] if config is None else _print_section("Configuration", config_findings(config))
+    fatal = [] if findings is None else _print_section("Configuration", findings)
     if fatal:
         print(f"The main job can run here, but not yet with this configuration: {_told(fatal)}")
         return 1
     print("Two processes that train together on this machine:")
     print(f"  {launch_command(2, ['-m', 'rl_caption', 'scst', '--config', 'demo'])}")
-    print(f"The main job can run here. To start it: rl-caption scst --config {name}")
+    print(f"The main job can run here. To start it: rl-caption {run}")
     return 0
 
 
@@ -339,19 +426,35 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="a configuration of scst: say what its run would start from, and measure each reward term on references "
-        "and on samples of the captioner (seconds to a minute)",
+        help="a configuration to check; of xe and scst, also say what a run would start from and whether a step fits "
+        "the device; of scst, measure each reward term on references and samples (seconds to a minute)",
     )
     options, overrides = parser.parse_known_args(argv)
     if options.config is None:
         if overrides:
             parser.error(f"unrecognized arguments: {' '.join(overrides)}")
         return doctor()
-    from rl_caption.cli.configuration import parse
-    from rl_caption.config.schema import ScstConfig
+    return doctor(*_findings_of(["--config", options.config, *overrides]))
 
-    config = parse(ScstConfig, ["--config", options.config, *overrides], "rl-caption doctor")
-    return doctor(config, shlex.join([options.config, *overrides]))
+
+def _findings_of(arguments: list[str]) -> tuple[Iterable[Finding], str]:
+    """What there is to say of the configuration of a command line, and the command that runs it."""
+    from rl_caption.cli.configuration import find_program, parse, with_lists
+    from rl_caption.cli.programs import PROGRAMS
+    from rl_caption.config.overrides import Chain
+
+    name = find_program(arguments, default="scst")
+    for option in PROGRAMS[name].lists:
+        arguments = with_lists(arguments, option)
+    options_class = resolve_name(str(PROGRAMS[name].config))
+    chain = Chain(parse, options_class, arguments, "rl-caption doctor")
+    config = parse(options_class, chain.arguments, "rl-caption doctor")
+    run = shlex.join([name, *arguments])
+    if name in ("xe", "scst"):
+        return config_findings(config, chain), run
+    return [
+        Finding("configuration", f"of {name}, valid; what a run starts from is looked at for xe and scst alone")
+    ], run
 
 
 def _print_section(title: str, findings: Iterable[Finding]) -> list[Finding]:

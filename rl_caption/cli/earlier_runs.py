@@ -40,7 +40,7 @@ def _train_before_scst(config: ScstConfig, chain: Chain) -> bool:
     from rl_caption.programs.train import check_images_early, check_weights_early, train_xe
     from rl_caption.training.run_folder import is_complete
 
-    warm_start = None if config.warm_start is None else _warm_start_to_train(config.warm_start, config, chain)
+    warm_start = None if config.warm_start is None else warm_start_to_train(config.warm_start, config, chain)
     models = _reward_models_to_train(config.reward_models, chain)
     _log_from_main_process(logging.INFO, chain.log_line())
     if warm_start is not None or models:
@@ -53,7 +53,7 @@ def _train_before_scst(config: ScstConfig, chain: Chain) -> bool:
     return _train_reward_models(models)
 
 
-def _warm_start_to_train(file: str, config: ScstConfig, chain: Chain) -> XeConfig | None:
+def warm_start_to_train(file: str, config: ScstConfig, chain: Chain) -> XeConfig | None:
     """The cross-entropy run of ``file``, from which the policy of ``config`` starts; None where it is complete."""
     from rl_caption.training.run_folder import is_complete
 

@@ -75,11 +75,15 @@ def references_of(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def build_captioner(
-    config: ModelConfig, references: Sequence[list[str]], cache_mb: int, tokenizer: str = TOKENIZER
+    config: ModelConfig,
+    references: Sequence[list[str]],
+    cache_mb: int,
+    tokenizer: str = TOKENIZER,
+    weights: bool = True,
 ) -> Captioner:
     """Load ``model.init``, or make a captioner with random weights whose words are those of ``references``.
 
-    ``tokenizer`` is ``data.tokenizer``.
+    ``tokenizer`` is ``data.tokenizer``, ``weights`` as of ``load_captioner``.
 
     Raises:
         CaptionerError: ``model.init`` is not a saved captioner, or cannot be trained as asked.
@@ -87,7 +91,7 @@ def build_captioner(
     """
     cache_bytes = cache_mb * 2**20
     if isinstance(config, SavedModelConfig):
-        return _load_saved(config, cache_bytes, tokenizer)
+        return _load_saved(config, cache_bytes, tokenizer, weights)
     assert isinstance(config, NewModelConfig), "the only other one"
     if config.target is not None:
         return new_captioner(config.target, references, config.kwargs)
@@ -99,14 +103,14 @@ def build_captioner(
         )
 
 
-def _load_saved(config: SavedModelConfig, cache_bytes: int, tokenizer: str) -> Captioner:
+def _load_saved(config: SavedModelConfig, cache_bytes: int, tokenizer: str, weights: bool) -> Captioner:
     if config.init is None:
         raise ConfigError(
             "model.init is not set: name a model on the hub, such as Salesforce/blip-image-captioning-base"
         )
     try:
         captioner = load_captioner(
-            config.init, cache_bytes, config.prompt, config.dtype, config.target, config.processor_kwargs
+            config.init, cache_bytes, config.prompt, config.dtype, config.target, config.processor_kwargs, weights
         )
     except CaptionerError as error:
         raise CaptionerError(f"model.init: {error}") from error

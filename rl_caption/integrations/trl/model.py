@@ -17,7 +17,7 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import load_model, read_config
 from rl_caption.captioners.vlm import load_processor as read_processor
 from rl_caption.captioners.vlm import model_class, special_tokens
-from rl_caption.captioners.vlm_families import VISION, VisionLanguageFamily
+from rl_caption.captioners.vlm_families import VISION, VisionLanguageFamily, family_of
 from rl_caption.data.base import Row, load_image
 from rl_caption.integrations.trl.config import VlmConfig, VlmLoraConfig
 from rl_caption.integrations.trl.rows import messages
@@ -91,6 +91,11 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
     with config_errors(f"{name} cannot be loaded"):
         processor = read_processor(config.name, **options, **config.processor_kwargs)
         VisionLanguageFamily(shape.model_type).check_processor(processor)
+    if family_of(shape.model_type).caption_type != 0:
+        raise ConfigError(
+            f"{name} is a {shape.model_type!r}: TRL gives captions the token_type_ids of a prompt, whose tokens see "
+            "those after them; use scst.py"
+        )
     if not hasattr(shape, "image_token_id"):
         raise ConfigError(f"{name}: its configuration has no image_token_id, which TRL keeps from being sampled")
     return shape, processor

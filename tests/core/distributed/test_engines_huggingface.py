@@ -137,10 +137,11 @@ def test_two_processes_train_and_export_as_one(plain, tmp_path: Path, trained: s
     assert load_captioner(export).decode(torch.tensor([[5, 6]]))
 
 
-def test_states_with_gradient_are_shared_under_ddp(plain, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", ["blip", "qwen"])
+def test_states_with_gradient_are_shared_under_ddp(plain, tmp_path: Path, trained: str) -> None:
     """With one micro-batch, captions are drawn from the states that they are scored with."""
-    (model, alone), folder = plain("blip"), tmp_path / "run"
-    options = OPTIONS | TRAINED["blip"][1] | {"train.micro_batch_size": 4}
+    (model, alone), folder = plain(trained), tmp_path / "run"
+    options = OPTIONS | TRAINED[trained][1] | {"train.micro_batch_size": 4}
     for ended in run_together(2, scst_config(folder, model, **options), folder, "scst"):
         assert ended.code == 0, ended.output
     assert encoder_calls((tmp_path / "run.0.log").read_text()) == 3  # these, of the reference policy, of cross-entropy

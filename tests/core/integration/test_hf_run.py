@@ -154,6 +154,56 @@ def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(fami
     assert alone >= {name.replace(".default.", ".") for name in changed}
 
 
+@pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl"])
+def test_a_whole_vision_language_model_is_resumed_bit_for_bit(family, data, tmp_path):
+    """In cross-entropy, and in DiCO from what it made; the tower is trained, too."""
+    start, folders = save_model(family, tmp_path / "start"), {}
+    for program in ("xe", "scst"):
+        for kill in (None, Kill("rl_caption.training.loop:Trainer._step", call=3)):
+            folder = folders[program, kill is None] = tmp_path / f"{program}{kill is None}"
+            model = {"name": "huggingface", "init": str(start), "prompt": PROMPT, "freeze": []}
+            if program == "xe":
+                config = xe_config(folder, model=model, data=data)
+            else:
+                options = {"model.freeze": [], "data": data, "train.objective": "dico", "train.advantage": "mean"}
+                init = folders["xe", True] / "export/last"
+                config = scst_config(folder, init, **{"model.name": "huggingface"}, **options)
+            for kill_or_none in dict.fromkeys((kill, None)):
+                checked_run(config, folder, program, kill=kill_or_none)
+        assert_same_run(folders[program, False], folders[program, True])
+    before, after = weights(start), weights(folders["scst", True] / "export/last")
+    changed = [name for name, value in before.items() if not value.equal(after[name])]
+    assert any("vision" in name or "visual" in name for name in changed)
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl"])
+def test_videos_are_captioned_by_several_frames(family, tmp_path):
+    records = []
+    for number in range(8):
+        (tmp_path / f"{number}").mkdir()
+        for frame in range(5):
+            Image.new("RGB", (32, 32), (number * 20, frame * 40, 90)).save(tmp_path / f"{number}" / f"{frame}.png")
+        split = "train" if number < 4 else "val"
+        records.append({"image": f"{number}", "references": REFERENCES[number % 4], "split": split})
+    (tmp_path / "videos.jsonl").write_text("\n".join(map(json.dumps, records)))
+    data = {"format": "jsonl", "path": str(tmp_path / "videos.jsonl"), "num_frames": 2}
+    model = {"name": "huggingface", "init": str(save_model(family, tmp_path / "start")), "prompt": PROMPT}
+    xe, scst = tmp_path / "xe", tmp_path / "scst"
+    options: dict[str, Any] = {"data": data, "train.batch_size": 4, "train.micro_batch_size": 2}
+    checked_run(xe_config(xe, model=model, **options | {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6}), xe)
+    learned = evaluate(xe / "export/best", data, tmp_path / "evaluation", 12)
+    assert learned == validated(xe)
+    options |= {"train.max_steps": 1, "rollout.max_new_tokens": 12}
+    checked_run(scst_config(scst, xe / "export/best", **options), scst, "scst")
+    assert captions(scst / "eval/step-00000000/predictions.json") == learned
+    captioner = load_captioner(xe / "export/best")
+    pictures = [
+        len(captioner.preprocess([{"image_id": "0", "image": frames, "references": []}])["input_ids"][0])
+        for frames in ([Image.new("RGB", (32, 32))] * 2, [Image.new("RGB", (32, 32))])
+    ]
+    assert pictures[0] > pictures[1], "each frame has tokens of its own"
+
+
 def test_moments_of_one_block_are_not_given_to_another_of_the_same_shapes(pair, data, tmp_path):
     folder = tmp_path / "run"
     for frozen, code in ((0, 0), (1, 1)):

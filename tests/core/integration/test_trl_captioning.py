@@ -40,8 +40,10 @@ from rl_caption.runtime.launch import LaunchError
 from rl_caption.training.checkpoint import CheckpointError
 from tests.conftest import REPOSITORY
 from tests.training_for_tests import lines
+from tests.vlm_families_for_tests import save_vlm
 from tests.vlm_for_tests import (
     BANNED,
+    IDEFICS_TEMPLATE,
     RECORDER,
     Recorder,
     grpo_config,
@@ -372,6 +374,10 @@ def test_models_that_trl_cannot_train_are_told(folder: Path, tmp_path: Path) -> 
     (bare / "config.json").write_text(json.dumps({"model_type": "vision-encoder-decoder", "is_encoder_decoder": True}))
     with pytest.raises(ConfigError, match=r"model\.name"):
         load_vlm(VlmConfig(name=str(bare)), "float32")
+    prefix = save_vlm("paligemma", tmp_path / "prefix")
+    (prefix / "chat_template.jinja").write_text(IDEFICS_TEMPLATE)
+    with pytest.raises(ConfigError, match=r"model\.name .*token_type_ids"):
+        load_vlm(VlmConfig(name=str(prefix)), "float32")
 
 
 @pytest.mark.parametrize("file", ["grpo_vlm.yaml", "grpo_vlm_clip.yaml", "rloo_vlm.yaml"])

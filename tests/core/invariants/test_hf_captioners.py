@@ -202,6 +202,34 @@ def own_inputs(captioner, images):
 
 
 @torch.no_grad()
+def test_florence_reads_one_prompt_whose_padding_would_move_its_positions(tmp_path):
+    captioner = tiny_hf_captioner("florence2", tmp_path / "florence2", "a dog")
+    (row,) = tiny_rows(1)
+    with pytest.raises(DataError, match=row["image_id"]):
+        captioner.encode(["a dog"], 8, row | {"prompt": "two blue squares"})
+    model, inputs = captioner.policy.model, captioner.preprocess([row])
+    start = torch.tensor([[*captioner.policy.conventions.start, 15, 16]])
+    expected = own_logits(captioner, inputs["pixel_values"], start[0].tolist())
+    ids = torch.tensor([captioner.policy.conventions.prompt_inputs["input_ids"]])
+    images = torch.full((1, 5), model.config.image_token_id)
+    padding = torch.full((1, 2), captioner.pad_token_id)
+
+    def read(*columns, mask=None):
+        return model(
+            pixel_values=inputs["pixel_values"], input_ids=torch.cat(columns, 1), attention_mask=mask,
+            decoder_input_ids=start,
+        ).logits[0]  # fmt: skip
+
+    ones, zeros = torch.ones(1, 5 + ids.shape[1], dtype=torch.long), torch.zeros(1, 2, dtype=torch.long)
+    right = read(images, ids, padding, mask=torch.cat([ones, zeros], 1))
+    assert torch.allclose(right, expected, atol=1e-4)
+    assert (read(padding, images, ids, mask=torch.cat([zeros, ones], 1)) - expected).abs().max() > 0.05, "the trap"
+    assert (read(images, ids, padding) - expected).abs().max() > 0.05, "the other"
+    scores = captioner.policy(**inputs, token_ids=start[None, :, 2:])[0, 0]
+    assert torch.allclose(scores, expected[1:-1], atol=1e-4)
+
+
+@torch.no_grad()
 def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_generate(case):
     captioner, _ = case
     images = [row["image"].resize((31 - 3 * i, 20 + i)) for i, row in enumerate(tiny_rows(7))] + [

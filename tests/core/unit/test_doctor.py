@@ -6,18 +6,25 @@ import re
 import shutil
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
 import yaml
+from accelerate.state import AcceleratorState
 
+from rl_caption.captioners.config import LoraConfig
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli import doctor
+from rl_caption.cli.configuration import read_mapping
+from rl_caption.cli.programs import program_of
+from rl_caption.config.shipped import shipped_configs
 from rl_caption.runtime.errors import EXTRAS, OPTIONAL, user_errors
 from tests.captioners_for_tests import tiny_captioner
-from tests.training_for_tests import changed, files, scst_config
+from tests.hf_models_for_tests import put_on_hub, save_model
+from tests.training_for_tests import changed, files, scst_config, xe_config
 from tests.vlm_families_for_tests import photo_rows, save_vlm
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -166,38 +173,148 @@ def test_configuration_shows_the_scales_of_its_reward_and_writes_nothing(tmp_pat
     assert "The main job can run here." in report
 
 
-def test_configuration_of_a_vision_language_model_tells_what_a_step_holds(tmp_path, capsys, monkeypatch):
-    save_vlm("qwen2_5_vl", tmp_path / "start")
-    code, report = report_on(tmp_path, capsys, **{"train.micro_batch_size": 2})
-    assert code == 0, report
-    assert "memory of a step" in report
-    captioner = load_captioner(tmp_path / "start")
+LORA = {"name": "huggingface", "dtype": "bfloat16", "lora": {"r": 2, "export_adapters": True}}
+
+
+def memory_line(report: str) -> str:
+    """What a step holds."""
+    (line,) = [line for line in report.splitlines() if line.startswith("  memory of a step ")]
+    return line.removeprefix("  memory of a step ")
+
+
+@pytest.mark.parametrize("adapted", [{}, LORA], ids=["whole", "lora"])
+@pytest.mark.parametrize("program", ["xe", "scst"])
+def test_a_step_of_a_vision_language_model_fits_the_device_or_is_said_not_to(
+    program, adapted, tmp_path, capsys, monkeypatch
+):
+    folder = save_vlm("qwen2_5_vl", tmp_path / "start")
+    make = {"xe": xe_config, "scst": partial(scst_config, init=folder, **{"train.kl_coef": 0.0})}[program]
+    model = {"name": "huggingface", "init": str(folder)} | adapted
+    options = {"model": model, "train.micro_batch_size": 2, "train.threads": None, "eval.batch_size": 1}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(make(tmp_path / "run", **options)))
+
+    def report(*overrides: str) -> tuple[int, str]:
+        code = doctor.main(["--config", str(tmp_path / "run.yaml"), *overrides])
+        return code, capsys.readouterr().out.partition("\nConfiguration\n")[2]
+
+    code, said = report()
+    assert code == 0, said
+    assert f"To start it: rl-caption {program} --config {tmp_path / 'run.yaml'}" in said
+    held = memory_line(said)
+    captioner = load_captioner(folder, dtype=adapted.get("dtype", "float32"))
+    captioner.adapt(None, LoraConfig(**adapted["lora"]).__dict__ if adapted else None, False)
     rows = photo_rows()[:1]
     length = captioner.preprocess(rows)["input_ids"].shape[1] + 8
+    itemsize = 2 if adapted else 4
     assert (
-        captioner.key_value_bytes(rows, 3, 8) == 3 * length * 2 * 2 * (2 * 8) * 4
-    )  # keys, values; layers; heads; float32
+        captioner.key_value_bytes(rows, 3, 8) == 3 * length * 2 * 2 * (2 * 8) * itemsize
+    )  # two layers, two heads of 8
+    parameters = list(captioner.policy.parameters())
+    trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
+    sizes = sum(parameter.nbytes for parameter in parameters), 3 * trained
+    assert held.startswith(
+        "weights {:.2g} GB, gradients and moments {:.2g} GB, keys and".format(*(s / 1e9 for s in sizes))
+    )
+    # The same without weights: from the shapes alone.
+    (folder / "model.safetensors").rename(tmp_path / "kept")
+    monkeypatch.setattr(doctor, "_has_weights", lambda model: False)
+    code, said = report()
+    assert (code, memory_line(said)) == (0, held)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10**5))
-    code, report = report_on(tmp_path, capsys)
+    code, said = report()
     assert code == 1
-    assert "memory of a step" in report.rpartition("not yet with this configuration")[2]
+    assert "memory of a step" in said.rpartition("not yet with this configuration")[2]
+    # Nor with data: what a photo takes is assumed.
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "torchvision_error", str)
+    (tmp_path / "kept").rename(folder / "model.safetensors")
+    code, said = report("--data.format", "karpathy", "--data.path", "none/there", "--data.kwargs", "{}")
+    assert code == 1
+    assert "not yet with this configuration: data." in said
+    assert held.partition(" keys")[0] in memory_line(said)
 
 
 def test_configuration_whose_captioner_its_warm_start_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, report = report_on(tmp_path, capsys, warm_start="xe.yaml")
-    assert code == 0
-    assert f"{tmp_path / 'start'} does not exist yet; the run makes it by xe.yaml" in report
+    (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path)))
+    code, report = report_on(tmp_path, capsys, warm_start=str(tmp_path / "xe.yaml"))
+    assert code == 0, report
+    assert f"{tmp_path / 'start'} does not exist yet; the run makes it by {tmp_path / 'xe.yaml'}" in report
     assert line_after(report, "captioner ") == "-> no scales on its samples"
     (row,) = [line.split() for line in report.splitlines() if line.strip().startswith("cider ")]
     assert row[-4:] == ["-"] * 4
     assert "-" not in row[:-4], "references are scored all the same"
+    # A saved model: a step holds what one of the warm start's model does.
+    folder = save_vlm("smolvlm", tmp_path / "vlm")
+    first = {"name": "huggingface", "init": str(folder), "prompt": "a photo of"}
+    (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path, model=first)))
+    model = {"name": "huggingface", "init": str(tmp_path / "start")}
+    code, report = report_on(tmp_path, capsys, warm_start=str(tmp_path / "xe.yaml"), model=model)
+    assert code == 0, report
+    _, direct = report_on(tmp_path, capsys, model=first)
+    assert memory_line(report) == memory_line(direct)
+    code, report = report_on(
+        tmp_path, capsys, warm_start=str(tmp_path / "xe.yaml"), model=model | {"init": "else/where"}
+    )
+    assert code == 1
+    assert "model.init" in report.partition("captioner ")[2]
+
+
+HUB = {
+    "Salesforce/blip-image-captioning-base": "blip",
+    "Salesforce/blip2-opt-2.7b-coco": "blip2",
+    "microsoft/git-base-coco": "git",
+    "nlpconnect/vit-gpt2-image-captioning": "vit_gpt2",
+    "HuggingFaceTB/SmolVLM2-256M-Video-Instruct": "smolvlm",
+    "Qwen/Qwen2.5-VL-3B-Instruct": "qwen2_5_vl",
+}
+"""What the shipped recipes name on the hub, and the tiny family that takes its place."""
+
+
+@pytest.fixture(scope="module")
+def small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models of ``HUB`` without their weights: what the hub's cache has after a look at them."""
+    folder = tmp_path_factory.mktemp("small_files")
+    for family in HUB.values():
+        (save_model(family, folder / family) / "model.safetensors").unlink()
+    file = folder / "qwen2_5_vl" / "config.json"
+    file.write_text(file.read_text().replace('"max_position_embeddings": 512', '"max_position_embeddings": 4096'))
+    return folder
+
+
+RECIPES = {name: program_of(read_mapping(file)) for name, file in shipped_configs().items()}
+
+
+@pytest.mark.parametrize("recipe", [name for name, program in RECIPES.items() if program in ("xe", "scst")])
+def test_every_shipped_recipe_of_a_captioner_is_described_before_anything_is_there(
+    recipe, small_files, tmp_path, monkeypatch, capsys
+):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "SECTIONS", {})
+    for name, family in HUB.items():
+        put_on_hub(name, small_files / family, tmp_path / "hub", monkeypatch)
+    values = read_mapping(shipped_configs()[recipe])
+    generated = "scenes" in values["data"].get("format", "")
+    small = ["--all.data.kwargs.num_train", "40", "--all.data.kwargs.num_val", "8"] if generated else []
+    code = doctor.main(["--config", recipe, *small])
+    report = capsys.readouterr().out
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert code == (0 if generated else 1), report
+    data, captioner = (line_after(report, name) for name in ("data ", "captioner "))
+    assert generated or data == "-> the run does not start"
+    model = values.get("model", {})
+    if model.get("init") in HUB or (recipe.startswith("hf_") and "warm_start" in values):
+        if RECIPES[recipe] == "scst":
+            assert captioner == "-> no scales on its samples"
+        assert (" keys and values " in memory_line(report)) == ("vlm" in recipe or "qwen" in recipe)
 
 
 NO_STUDENT = {"l_clipscore": {"kwargs": {"backbone": "none/yet"}}}
 
 
 def test_configuration_whose_student_its_reward_models_make(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changes = {"warm_start": "x", "reward.terms": NO_STUDENT, "reward_models": ["lclip.yaml"]}
+    (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path)))
+    changes = {"warm_start": str(tmp_path / "xe.yaml"), "reward.terms": NO_STUDENT, "reward_models": ["lclip.yaml"]}
     code, report = report_on(tmp_path, capsys, **changes)
     assert code == 0, report
     assert "'none/yet' does not exist" in report
@@ -212,7 +329,8 @@ def test_configuration_whose_student_its_reward_models_make(tmp_path: Path, caps
     [
         ({}, "captioner", "start does not exist"),
         ({"model.init": "."}, "captioner", ""),  # a folder that holds no captioner
-        ({"warm_start": "x", "reward.terms": NO_STUDENT}, "reward", "'none/yet'"),
+        ({"model.init": None}, "captioner", "not set"),
+        ({"model": {"name": "huggingface", "init": "no/such_model"}}, "captioner", "no/such_model"),
         ({"data": {"format": "karpathy", "path": "none/there"}}, "data", "none/there"),
     ],
 )
@@ -222,7 +340,8 @@ def test_what_a_configuration_lacks_is_said(tmp_path, capsys, changes, name, mes
     (line,) = [line for line in report.splitlines() if line.startswith(f"  {name} ")]
     assert message in line
     assert line_after(report, f"{name} ").startswith("-> the run does not start")
-    assert f"The main job can run here, but not yet with this configuration: {name}." in report
+    lacking = "data, captioner" if name == "data" else name
+    assert f"The main job can run here, but not yet with this configuration: {lacking}." in report
 
 
 def test_a_torchvision_that_does_not_load_ends_a_program_in_one_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,21 +14,25 @@ from rl_caption.captioners.adaptation import freeze, trained_share
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.programs.train import _frozen_copy
 from tests.captioners_for_tests import tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model
 
 IDS = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(2, 1, 1)
 BIG = ("blip2", "instructblip")
+VISION_LANGUAGE = ("qwen2_5_vl", "smolvlm")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {family: save_model(family, tmp_path_factory.mktemp("models") / family) for family in FAMILIES}
+    families = (*FAMILIES, *VISION_LANGUAGE)
+    return {family: save_model(family, tmp_path_factory.mktemp("models") / family) for family in families}
 
 
 def loaded(folder: Path, dtype: str = "float32") -> HuggingFaceCaptioner:
-    captioner = HuggingFaceCaptioner.from_pretrained(folder, prompt=PROMPT, dtype=dtype)
+    captioner = load_captioner(folder, prompt=PROMPT, dtype=dtype)
+    assert isinstance(captioner, HuggingFaceCaptioner)
     captioner.policy.eval()
     return captioner
 
@@ -102,7 +106,7 @@ def test_adapters_are_trained_in_a_frozen_tower_too(folders):
     assert all("lora_" in name for name in trained(captioner))
 
 
-@pytest.mark.parametrize("family", ["vit_gpt2", "blip2"])
+@pytest.mark.parametrize("family", ["vit_gpt2", "blip2", *VISION_LANGUAGE])
 def test_adapters_alone_are_read_by_peft_beside_the_model_that_they_were_trained_beside(family, folders, tmp_path):
     peft = pytest.importorskip("peft")
     captioner = loaded(folders[family])
@@ -122,10 +126,11 @@ def test_adapters_alone_are_read_by_peft_beside_the_model_that_they_were_trained
     assert isinstance(transformers.AutoConfig.from_pretrained(tmp_path), type(base.policy.config)), "and a plain model"
 
 
-TEXT = ("text_decoder", "git.encoder", "decoder", "language_model", "model.language_model.decoder")
+TEXT = ("text_decoder", "git.encoder", "decoder", "language_model", "model.language_model", "model.text_model")
+ADAPTED = [*((family, "bfloat16") for family in (*FAMILIES, *VISION_LANGUAGE)), ("blip2", "float32")]
 
 
-@pytest.mark.parametrize(("family", "dtype"), [*((family, "bfloat16") for family in FAMILIES), ("blip2", "float32")])
+@pytest.mark.parametrize(("family", "dtype"), ADAPTED)
 def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(family, dtype, folders, tmp_path):
     pytest.importorskip("peft")
     captioner = loaded(folders[family], dtype)

@@ -41,7 +41,7 @@ from rl_caption.lab.share import share
 from rl_caption.programs.evaluate import score_captions
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.clip_for_tests import tiny_student
-from tests.hf_models_for_tests import PROMPT, save_model, tiny_gpt2
+from tests.hf_models_for_tests import PROMPT, put_on_hub, save_model, tiny_gpt2
 from tests.vlm_for_tests import tiny_qwen2_vl
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -50,16 +50,6 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 @pytest.fixture(scope="module")
 def blip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model("blip", tmp_path_factory.mktemp("models") / "blip")
-
-
-def put_on_hub(name: str, model: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's cache stands for the hub: it is what a name resolves to once the files are there."""
-    cache = hub / f"models--{name.replace('/', '--')}"
-    shutil.copytree(model, cache / "snapshots" / "0123abc")
-    (cache / "refs").mkdir()
-    (cache / "refs" / "main").write_text("0123abc")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 def build(**model: Any) -> Any:

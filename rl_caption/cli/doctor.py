@@ -196,8 +196,8 @@ def config_findings(config: XeConfig | ScstConfig, chain: Chain) -> Iterator[Fin
     """Yield what a training of a captioner would start from: data, captioner and the memory of a step; of ``scst`` also
     the scales of its reward's terms.
 
-    Nothing is written, no weights are downloaded, images are not decoded for a check, and what does not exist yet is
-    named. ``chain`` is the command line.
+    Nothing is written but visual tokens of samples (``model.cache_dir``), no weights are downloaded, images are not
+    decoded for a check, and what does not exist yet is named. ``chain`` is the command line.
     """
     from rl_caption.config import build
     from rl_caption.config.schema import ScstConfig
@@ -270,9 +270,9 @@ def _start_finding(config: XeConfig | ScstConfig, chain: Chain) -> tuple[Finding
         earlier = warm_start_to_train(config.warm_start, config, chain)
         if earlier is not None:
             value, first = f"{start} does not exist yet; the run makes it by {config.warm_start}", earlier.model
-            if isinstance(first, SavedModelConfig) and isinstance(
-                model, SavedModelConfig
-            ):  # whose prompt and processor go with its export
+            if isinstance(first, SavedModelConfig):
+                assert isinstance(model, SavedModelConfig), "model.init is set"
+                # Prompt and processor go with the export.
                 processor, prompt = first.processor_kwargs | model.processor_kwargs, model.prompt or first.prompt
                 first = replace(model, init=first.init, prompt=prompt, processor_kwargs=processor)
             return Finding("captioner", value, cost), first

@@ -28,6 +28,7 @@ from rewards.images import IMAGE_SUFFIXES, file_hash, list_images
 from rewards.model_files import fingerprint, read_object
 from rl_caption.data.base import SHOWN, DataError
 from rl_caption.data.features import (
+    ArrayHeader,
     as_image_features,
     as_stored,
     check_stored,
@@ -97,8 +98,9 @@ def encode_features(
             encoded), or a value of a grid is not finite or beyond ``dtype``.
     """
     _check_options(batch_size, num_workers, augment)
-    out = Path(os.path.abspath(out))
-    if in_one_file := out.suffix in HDF5_SUFFIXES:
+    in_one_file = Path(out).suffix in HDF5_SUFFIXES
+    out = Path(os.path.realpath(out))  # two links to it have one lock
+    if in_one_file:
         import_h5py(out)
     folder = out.with_name(f"{out.name}.parts") if in_one_file else out
     images, dataset = _images(Path(data), image_root, image_extension, flatten, splits)
@@ -107,11 +109,12 @@ def encode_features(
     record = _as_json(made_by | ({"augment": [*augment], "seed": seed} if augment else {}))
     with _only_writer(out):
         stored = {name: path for path in dict.fromkeys((out, folder)) for name in _finished_ids(path, record)}
-        pending = _pending(images, stored, num_workers)
+        grid = ArrayHeader(_grid_shape(network, encoder), np.dtype(dtype))
+        pending = _pending(images, stored, grid, num_workers)
         if pending:
             _check_images(list(pending.values()), dataset, num_workers)
             copied = len({*stored, *pending}) if in_one_file else 0
-            _write_grids(network, record, pending, folder, copied, batch_size, num_workers)
+            _write_grids(network, record, grid, pending, folder, copied, batch_size, num_workers)
         if in_one_file and folder.is_dir():
             _write_hdf5(out, folder, record)
             shutil.rmtree(folder)
@@ -142,8 +145,10 @@ def _image_hashes(path: str) -> str:
     return f"{hashlib.blake2b(os.fsencode(os.path.abspath(path)), digest_size=16).hexdigest()} {file_hash(path)}"
 
 
-def _pending(images: Mapping[str, str], stored: Mapping[str, Path], num_workers: int) -> dict[str, str]:
-    """The ``images`` without features, whole and up to date, in the folder or HDF5 file that ``stored`` names.
+def _pending(
+    images: Mapping[str, str], stored: Mapping[str, Path], grid: ArrayHeader, num_workers: int
+) -> dict[str, str]:
+    """The ``images`` without a ``grid``, whole and up to date, in the folder or HDF5 file that ``stored`` names.
 
     Raises ``ConfigError`` where there are features of other image files with the same ids.
     """
@@ -155,7 +160,7 @@ def _pending(images: Mapping[str, str], stored: Mapping[str, Path], num_workers:
         def state(name: str) -> str:
             """``usable``, or what is wrong."""
             try:
-                hashes = _stored_hashes(sources[stored[name]], name)
+                hashes = _stored_hashes(sources[stored[name]], name, grid)
             except DataError as error:
                 logger.warning("%s: they are made again", error)
                 return "damaged"
@@ -184,23 +189,31 @@ def _pending(images: Mapping[str, str], stored: Mapping[str, Path], num_workers:
     return {name: path for name, path in images.items() if states.get(name) not in ("usable", "unknown")}
 
 
-def _stored_hashes(source: Any, name: str) -> str | None:
+def _stored_hashes(source: Any, name: str, grid: ArrayHeader) -> str | None:
     """``_image_hashes`` of the image of which a folder or an open HDF5 file has the features; None of older versions.
 
-    Raises ``DataError`` where the features are damaged.
+    Raises ``DataError`` where the features are damaged, or no such ``grid``.
     """
     if not isinstance(source, Path):
-        dataset = hdf5_object(source, KEY.format(name))
-        check_stored(dataset, f"features of image {name!r} ({source.filename})")
+        dataset, where = hdf5_object(source, KEY.format(name)), f"features of image {name!r} ({source.filename})"
+        check_stored(dataset, where)
+        _check_grid(dataset, grid, where)
         hashes = dataset.attrs.get("image")
         return None if hashes is None else str(hashes)
     stored = as_image_features(source / f"{name}.npz", name)
-    stored.check()
+    (header,) = stored.store.read(stored.location, stored.where, False).features
+    _check_grid(header, grid, stored.where)
     with naming(stored.where, UNREADABLE_ARRAY, DataError), zipfile.ZipFile(source / f"{name}.npz") as archive:
         if "image.npy" not in archive.namelist():
             return None
         with member(archive, "image") as (file, size):
             return str(read_array(file, size))
+
+
+def _check_grid(stored: Any, grid: ArrayHeader, where: str) -> None:
+    if (stored.shape, stored.dtype) != grid:
+        expected = f"expected {list(grid.shape)} of {grid.dtype}"
+        raise DataError(f"{where}: the array is {list(stored.shape or ())} of {stored.dtype}: {expected}")
 
 
 def _check_options(batch_size: int, num_workers: int, augment: Sequence[str]) -> None:
@@ -222,6 +235,7 @@ def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
 def _write_grids(
     network: Any,
     record: Mapping[str, Any],
+    grid: ArrayHeader,
     images: Mapping[str, str],
     folder: Path,
     copied: int,
@@ -229,19 +243,18 @@ def _write_grids(
     num_workers: int,
 ) -> None:
     """Encode images into ``folder``; ``copied`` is the number of images that are then copied to an HDF5 file."""
-    encoder, dtype = record["encoder"], record["dtype"]
-    shape = _grid_shape(network, encoder)
+    encoder, dtype, shape = record["encoder"], record["dtype"], grid.shape
     folder.mkdir(parents=True, exist_ok=True)
     check_space(folder, int(np.prod(shape)) * np.dtype(dtype).itemsize * (len(images) + copied), dtype)
     logger.info("%s: grids %d x %d of %d values, %s", encoder, *shape, dtype)
     write_json(folder / RECORD, record)
     view = partial(augmented, names=record.get("augment", ()), seed=record.get("seed", 0), step=0)
     grids = _encode_images(network, images, batch_size, num_workers, view)
-    for name, grid in progress(grids, "encoding images", "image", len(images)):
+    for name, hashes, values in progress(grids, "encoding images", "image", len(images)):
         where = f"image {name!r} ({images[name]})"
-        stored = as_stored(finite(grid.reshape(-1, shape[-1]), "features", where), dtype, where).reshape(grid.shape)
+        stored = as_stored(finite(values.reshape(-1, shape[-1]), "features", where), dtype, where).reshape(values.shape)
         with atomic_write(folder / f"{name}.npz") as file:
-            np.savez(file, features=stored, image=_image_hashes(images[name]))
+            np.savez(file, features=stored, image=hashes)
 
 
 def _images(
@@ -362,26 +375,27 @@ def _grid_shape(network: Any, encoder: str) -> tuple[int, ...]:
 
 def _encode_images(
     network: Any, images: Mapping[str, str], batch_size: int, num_workers: int, view: Callable[..., Tensor]
-) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield id and grid [H, W, D] of every image; ``view(pixels, image_id=…)`` augments the pixels [3, S, S]."""
+) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
+    """Yield id, ``_image_hashes`` and grid [H, W, D] of every image; ``view(pixels, image_id=…)`` augments pixels."""
     names, device = list(images), next(network.parameters()).device
     batches = [names[first : first + batch_size] for first in range(0, len(names), batch_size)]
 
-    def read(name: str) -> Tensor:
-        """Preprocessed pixels [3, S, S]."""
+    def read(name: str) -> tuple[str, Tensor]:
+        """Hashes, taken first, so that a file that is replaced meanwhile does not fit; preprocessed pixels [3, S, S]."""
         try:
-            return view(pixels(images[name], network.preprocessing), image_id=name)
+            hashes = _image_hashes(images[name])
+            return hashes, view(pixels(images[name], network.preprocessing), image_id=name)
         except RewardError as error:
             raise DataError(str(error)) from error
 
     with ThreadPoolExecutor(num_workers) as pool:
         ahead = pool.map(read, batches[0])
         for batch, following in zip(batches, [*batches[1:], []], strict=True):
-            inputs = torch.stack(list(ahead))
+            hashes, inputs = zip(*ahead, strict=True)
             ahead = pool.map(read, following)  # while this batch is encoded
             with torch.inference_mode():
-                grids = network(inputs.to(device)).float().cpu().numpy()
-            yield from zip(batch, grids, strict=True)
+                grids = network(torch.stack(inputs).to(device)).float().cpu().numpy()
+            yield from zip(batch, hashes, grids, strict=True)
 
 
 def _reserve(file: BinaryIO, size: int) -> None:

@@ -27,6 +27,8 @@ SPECIAL_TOKENS = re.compile(
 """Special tokens of the usual tokenizers, and marks by which they write spaces and parts of words."""
 LONGEST_NAME = 237
 """Bytes of an id that is the name of a file: file systems take 255, and ``atomic_write`` adds 18."""
+MOST_EXPANDED = 10**7
+"""Values and characters that a YAML file may have once its aliases are written out."""
 _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 """What each of them begins with, which is found faster."""
 
@@ -121,12 +123,32 @@ def read_yaml(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     """Read a YAML file whose value has the type ``kind``. Raises as ``read_json`` does."""
     try:
         content = yaml.safe_load(read_regular(file))
+        _check_expansion(content)
         # Refuses what contains itself, and numbers of hundreds of digits.
         json.loads(json.dumps(content, default=str), parse_int=parse_integer)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as problem:
         raise error(f"{file} is not YAML: {problem}") from problem
     check_type(content, kind, str(file), error)
     return content
+
+
+def _check_expansion(content: Any) -> None:
+    """Raise ``ValueError`` where aliases of aliases stand for more than a file can hold."""
+    sizes: dict[int, int] = {}
+
+    def size(value: Any) -> int:
+        if isinstance(value, str):
+            return len(value)
+        if not isinstance(value, dict | list | tuple):
+            return 1
+        if id(value) not in sizes:
+            sizes[id(value)] = 1  # of what contains itself, which is refused elsewhere
+            values = [*value, *value.values()] if isinstance(value, dict) else value
+            sizes[id(value)] = sum(map(size, values), 1)
+        return sizes[id(value)]
+
+    if (total := size(content)) > MOST_EXPANDED:
+        raise ValueError(f"its aliases stand for {total:.2g} values and characters: expected at most {MOST_EXPANDED:,}")
 
 
 class _Line(typing.TypedDict):

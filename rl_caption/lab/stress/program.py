@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -119,6 +119,13 @@ Results = dict[str, Any]
 """Stage -> what it found, as JSON. A stage's name has what it depends on beside the settings of the folder."""
 
 
+class _Stage(TypedDict):
+    seconds: float
+    result: Any
+    hash: int
+    """Of the result as JSON."""
+
+
 def stress(config: StressConfig, parse: Parse) -> str | int:
     """Test a reward, write ``stress.html``, ``stress.json`` and ``stress.md``, and return the report.
 
@@ -140,8 +147,11 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
             if not file.is_file():
                 started = time.monotonic()
                 value = compute(results)
-                write_json(file, {"seconds": time.monotonic() - started, "result": value})
-            stage = read_json(file, ConfigError)
+                stage = {"seconds": time.monotonic() - started, "result": value, "hash": hash_text(json.dumps(value))}
+                write_json(file, stage)
+            stage = read_json(file, ConfigError, _Stage)
+            if hash_text(json.dumps(stage["result"])) != stage["hash"]:
+                raise ConfigError(f"{file} is damaged: remove it, and the stage is computed again")
             results[name], seconds[name] = stage["result"], stage["seconds"]
             if is_constant(results) and name not in ("probes", "samples"):
                 break

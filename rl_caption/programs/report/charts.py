@@ -29,6 +29,8 @@ DIGIT = 6.4
 """Widest digit of a label, in the units of these coordinates."""
 MAX_POINTS = 2000
 """Points of a line; where there are more, the smallest and largest value of every stretch are drawn."""
+LARGEST = 1e100
+"""Values beyond it, up or down, are left out as not finite; ranges below its inverse are drawn as one value."""
 SMOOTH_FROM = 40
 """From so many points on, a line is drawn thin, and a running mean over it."""
 
@@ -125,12 +127,12 @@ def figure(
 
     Args:
         title, unit: the heading, with the unit in small print.
-        series: the lines; values that are not finite are left out and counted in a sentence.
+        series: the lines; values that are not finite, or beyond ``LARGEST``, are left out and counted in a sentence.
         definitions: what the drawn keys mean, folded away.
         x_name: what x is; the axis of ``step`` starts at 0.
         alarms, best: steps with a mark on the x axis.
     """
-    lost = sum(not math.isfinite(y) for one in series for _, y in one.points)
+    lost = sum(not abs(y) <= LARGEST for one in series for _, y in one.points)
     drawn = _finite(series)
     if not drawn:
         return Markup("")
@@ -153,8 +155,8 @@ def image(charts: Mapping[str, Sequence[Series]], x_name: str) -> str:
 
 
 def _finite(series: Sequence[Series]) -> list[Series]:
-    """The series without values that are not finite, and without those that have no other."""
-    finite = [one._replace(points=[point for point in one.points if math.isfinite(point[1])]) for one in series]
+    """The series without values that are not finite, or beyond ``LARGEST``, and without those that have no other."""
+    finite = [one._replace(points=[point for point in one.points if abs(point[1]) <= LARGEST]) for one in series]
     return [one for one in finite if one.points]
 
 
@@ -219,8 +221,8 @@ def _tidy(number: str) -> str:
 
 def _with_margin(low: float, high: float) -> tuple[float, float]:
     """A range with a margin around [low, high]; 0 is in it where it is near."""
-    if low == high:
-        return (low - abs(low) / 10, high + abs(high) / 10) if low else (0.0, 1.0)
+    if high - low <= max(1 / LARGEST, 1e-12 * abs(low)):
+        return (low - abs(low) / 10, high + abs(high) / 10) if abs(low) > 1 / LARGEST else (0.0, 1.0)
     low = 0.0 if 0 < low < 0.35 * high else low
     high = 0.0 if 0.35 * low < high < 0 else high
     margin = 0.06 * (high - low)

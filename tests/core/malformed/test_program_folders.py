@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,20 @@ def test_other_values_in_what_is_shared(shared: Path, tmp_path: Path, name: str)
                 file.write_text(yaml.safe_dump(changed) if file.suffix == ".yaml" else json.dumps(changed))
             check_outcome(lambda: card(tmp_path / "all"), file.name)
             check_outcome(lambda: render(make_page([file.parent], images=1)), file.name)
+
+
+def test_aliases_of_aliases_in_a_configuration_are_refused(shared: Path, tmp_path: Path) -> None:
+    """Nine letters of nine letters of ...: a file of a few lines that stands for a thousand million values."""
+    shutil.copytree(shared / "run", tmp_path / "run")
+    letters = "abcdefghij"
+    lines = [f"a: &a [{', '.join('x' * 9)}]"]
+    lines += [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise(letters)]
+    file = tmp_path / "run/config.yaml"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ReportError, match=r"config\.yaml"):
+        read_run(tmp_path / "run")
+    file.write_text("\n".join(lines[:3]))
+    assert read_run(tmp_path / "run").config["c"][8][8][8] == "x"
 
 
 def test_what_a_card_reads_of_a_configuration_is_named(shared: Path, tmp_path: Path) -> None:

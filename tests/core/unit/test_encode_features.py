@@ -25,7 +25,7 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.loader import draw_view
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
-from tests.encoders_for_tests import SIDE, save_vit
+from tests.encoders_for_tests import SIDE, MeanColours, save_vit
 from tests.interruptions_for_tests import interrupted
 
 OWN = "tests.encoders_for_tests:MeanColours"
@@ -185,7 +185,7 @@ def test_damaged_features_are_made_again_and_those_of_older_versions_kept(
             (out / "11.npz").write_bytes(whole[:size])
             assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
             np.testing.assert_array_equal(stored_grid(out, "11"), right)
-        np.savez(out / "12.npz", features=np.zeros((2, 2, 3), np.float16))
+        np.savez(out / "12.npz", features=np.zeros((4, 4, 3), np.float16))
         (out / "._13.npz").write_bytes(b"what macOS leaves beside every file")
         assert encode_features(OWN, out=out, **options(dataset)) == (0, COUNT)
     else:
@@ -193,7 +193,7 @@ def test_damaged_features_are_made_again_and_those_of_older_versions_kept(
             for key in ("11_grids", "12_grids", "99_grids"):
                 file.pop(key, None)
             file.create_dataset("11_grids", (4, 4, 3), "f2")  # never written
-            file["12_grids"] = np.zeros((2, 2, 3), np.float16)
+            file["12_grids"] = np.zeros((4, 4, 3), np.float16)
             file["99_grids"] = h5py.ExternalLink("secret.h5", "x")
         with h5py.File(tmp_path / "secret.h5", "w") as file:
             file["x"] = np.ones((2, 2, 3))
@@ -202,24 +202,66 @@ def test_damaged_features_are_made_again_and_those_of_older_versions_kept(
         with h5py.File(out) as file:
             assert sorted(file) == [f"{10 + number}_grids" for number in range(COUNT)]
     assert "kept unchecked: 1, such as '12'" in caplog.text
-    assert stored_grid(out, "12").shape == (2, 2, 3)
+    assert not stored_grid(out, "12").any(), "kept"
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])
 def test_one_process_at_a_time_writes_features(name, tmp_path, dataset, monkeypatch) -> None:
     """Two at once lost images of an HDF5 file, and mixed the features of two encoders in a folder."""
     out, original = tmp_path / name, module._write_grids
+    link = tmp_path / f"link{out.suffix}"
+    link.symlink_to(out)
 
     def second(*arguments: Any) -> None:
-        for kwargs in ({}, {"gain": 2}):
+        for kwargs, path in (({}, out), ({"gain": 2}, out), ({}, link)):
             with pytest.raises(ConfigError, match=re.escape(str(out))):
-                encode_features(OWN, out=out, kwargs=kwargs, **options(dataset))
+                encode_features(OWN, out=path, kwargs=kwargs, **options(dataset))
         original(*arguments)
 
     monkeypatch.setattr(module, "_write_grids", second)
     assert encode_features(OWN, out=out, **options(dataset)) == (COUNT, 0)
     assert [path.name for path in tmp_path.iterdir() if "features" in path.name] == [name]
     assert encode_features(OWN, out=out, **options(dataset)) == (0, COUNT)
+
+
+@pytest.mark.parametrize("name", ["features", "features.h5"])
+def test_an_image_that_is_replaced_while_it_is_encoded_is_encoded_again(name, tmp_path, dataset, monkeypatch) -> None:
+    out, image, original = tmp_path / name, dataset / "images/photo1.png", MeanColours.forward
+
+    def forward(self: MeanColours, inputs: torch.Tensor) -> torch.Tensor:
+        if len(inputs) == 2:  # after the first batch was read, before it is written
+            noise_image(99).save(image)
+        return original(self, inputs)
+
+    monkeypatch.setattr(MeanColours, "forward", forward)
+    encode_features(OWN, out=out, **options(dataset))
+    monkeypatch.undo()
+    assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
+    encode_features(OWN, out=tmp_path / f"new_{name}", **options(dataset))
+    np.testing.assert_array_equal(stored_grid(out, "11"), stored_grid(tmp_path / f"new_{name}", "11"))
+
+
+@pytest.mark.parametrize("name", ["features", "features.h5"])
+@pytest.mark.parametrize("change", ["int32", "float16", "flat", "longer", "bool"])
+def test_grids_of_another_shape_or_type_are_made_again(name, change, tmp_path, dataset) -> None:
+    out = tmp_path / name
+    encode_features(OWN, out=out, dtype="float32", **options(dataset))
+    right = stored_grid(out, "11")
+    wrong = {"flat": right.reshape(-1, 3), "longer": np.repeat(right, 2, 0)}.get(change)
+    wrong = right.astype(change) if wrong is None else wrong
+    if out.suffix:
+        with h5py.File(out, "r+") as file:
+            hashes = file["11_grids"].attrs["image"]
+            del file["11_grids"]
+            file["11_grids"] = wrong
+            file["11_grids"].attrs["image"] = hashes
+    else:
+        with np.load(out / "11.npz") as file:
+            hashes = file["image"]
+        np.savez(out / "11.npz", features=wrong, image=hashes)
+    assert encode_features(OWN, out=out, dtype="float32", **options(dataset)) == (1, COUNT - 1)
+    assert stored_grid(out, "11").dtype == "float32"
+    np.testing.assert_array_equal(stored_grid(out, "11"), right)
 
 
 def full_disk(*_: Any, **__: Any) -> None:

@@ -230,6 +230,14 @@ def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     assert figure("x", [Series("a", [(1, math.nan)])]) == ""
 
 
+@pytest.mark.parametrize("y", [[-1e308, 1e308], [5e-324, 5e-324], [0.0, 5e-324], [-1e-300, 1e-300], [1.0, 1 + 2**-52]])
+def test_values_at_the_ends_of_what_a_float_holds_are_drawn_or_left_out(y: list[float]) -> None:
+    text = figure("x", [Series("a", [(1, y[0]), (2, y[1]), (3, 1.0)])])
+    assert ("2 values are not finite" in text) == (y[1] > 1e100)
+    assert Seen(text).lines["x", "a"][-1] == [3, 1.0]
+    assert "nan" not in figure("x", [Series("a", [(1, y[0]), (2, y[1])])])
+
+
 def test_numbers_for_people() -> None:
     shown = [number(value) for value in (0, 240, -0.5034, 2.5339, 1234.5, 5e-06, 12345678, math.nan)]
     assert shown == ["0", "240", "−0.5034", "2.534", "1234", "5e−6", "1.235e7", "not finite"]

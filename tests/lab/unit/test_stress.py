@@ -229,6 +229,21 @@ def test_finished_stages_are_kept_and_other_settings_refused(
         run(tmp_path, f"{__name__}:Length", *model)
 
 
+@pytest.mark.parametrize(
+    "damage", ['{"seconds": 1}', '{"seconds": 1, "result": {}, "hash": 0}', "changed", "half", "[]"]
+)
+def test_a_damaged_stage_is_named(tmp_path: Path, captioner: str, damage: str) -> None:
+    run(tmp_path, f"{__name__}:Length", "--model", captioner)
+    for file in (tmp_path / "stages").iterdir():
+        whole = file.read_text()
+        other = re.sub(r"\d", lambda digit: str(9 - int(digit[0])), whole)
+        file.write_text({"changed": other, "half": whole[: len(whole) // 2]}.get(damage, damage))
+        with pytest.raises(ConfigError, match=file.name):
+            run(tmp_path, f"{__name__}:Length", "--model", captioner)
+        file.write_text(whole)
+    run(tmp_path, f"{__name__}:Length", "--model", captioner)
+
+
 def test_two_rewards_on_the_same_captions(tmp_path: Path, captioner: str) -> None:
     (tmp_path / "other.yaml").write_text("reward: {terms: {rouge_l: {}}}")
     words = ["--model", captioner, "--compare", str(tmp_path / "other.yaml")]

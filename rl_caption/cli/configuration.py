@@ -266,6 +266,9 @@ def _no_key(key: str, options_class: type[Any]) -> str:
         )
     nearest += [f"{section}.{name}" for name in difflib.get_close_matches(last, siblings, n=1) if section]
     nearest += difflib.get_close_matches(key, option_names, n=1, cutoff=0.8)
+    if not section:
+        names = {name.rpartition(".")[2]: name for name in reversed(option_names)}
+        nearest += [names[name] for name in difflib.get_close_matches(key, names, n=1)]
     hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(siblings)}"
     return f"there is no key {shown(key)[1:-1]}{f': {hint}' if nearest or siblings else ''}"
 

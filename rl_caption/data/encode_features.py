@@ -75,10 +75,9 @@ def encode_features(
 ) -> tuple[int, int]:
     """Write the grid of every image; returns how many were written and how many were there already.
 
-    Images are preprocessed as the encoder requires. Existing features are kept, so an interrupted run continues, but
-    damaged ones, and those of an image file that was replaced since (``_image_hashes``), are made again. An HDF5 file
-    is written at the end, from the folder ``OUT.parts``, which is then removed: HDF5 files that a killed process was
-    writing cannot be read.
+    Images are preprocessed as the encoder requires. Existing features are kept, but damaged ones, and those of a
+    replaced image (``_image_hashes``), are made again. An HDF5 file is written at the end, from the folder
+    ``OUT.parts``, which is then removed: HDF5 files that a killed process was writing cannot be read.
 
     Args:
         encoder: see ``rewards.clip.pretrained``; ``kwargs`` are its arguments, where it is a class.
@@ -98,10 +97,9 @@ def encode_features(
             encoded), or a value of a grid is not finite or beyond ``dtype``.
     """
     _check_options(batch_size, num_workers, augment)
-    in_one_file = Path(out).suffix in HDF5_SUFFIXES
+    if in_one_file := Path(out).suffix in HDF5_SUFFIXES:
+        import_h5py(Path(out))
     out = Path(os.path.realpath(out))  # two links to it have one lock
-    if in_one_file:
-        import_h5py(out)
     folder = out.with_name(f"{out.name}.parts") if in_one_file else out
     images, dataset = _images(Path(data), image_root, image_extension, flatten, splits)
     network = _load(encoder, kwargs or {}, device)
@@ -381,7 +379,7 @@ def _encode_images(
     batches = [names[first : first + batch_size] for first in range(0, len(names), batch_size)]
 
     def read(name: str) -> tuple[str, Tensor]:
-        """Hashes, taken first, so that a file that is replaced meanwhile does not fit; preprocessed pixels [3, S, S]."""
+        """Hashes, taken first, so that a file replaced meanwhile does not fit; preprocessed pixels [3, S, S]."""
         try:
             hashes = _image_hashes(images[name])
             return hashes, view(pixels(images[name], network.preprocessing), image_id=name)

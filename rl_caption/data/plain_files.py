@@ -137,6 +137,7 @@ def _check_expansion(content: Any) -> None:
     sizes: dict[int, int] = {}
 
     def size(value: Any) -> int:
+        """Number of values and characters, each as often as it is named."""
         if isinstance(value, str):
             return len(value)
         if not isinstance(value, dict | list | tuple):

@@ -80,7 +80,7 @@ def convert_tsv(
                 written += 1
             converted.add(image_id)
     if lost := [error for image_id, error in bad.items() if image_id not in converted]:
-        raise DataError(f"{len(lost)} images have no valid line in the TSV files; the first: {lost[0]}")
+        raise DataError(f"images without a valid line in the TSV files: {len(lost)}; the first: {lost[0]}")
     return written, kept
 
 

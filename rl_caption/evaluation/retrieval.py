@@ -112,7 +112,7 @@ def _check(images: NDArray[Any], texts: NDArray[Any], owners: NDArray[Any]) -> N
         raise ValueError(f"{len(owners)} owners, the largest {max(owners)}: expected {expected}")
     without = np.flatnonzero(counts == 0)
     if len(without):
-        raise ValueError(f"{len(without)} images have no text, the first is row {without[0]}: leave them out")
+        raise ValueError(f"images without text: {len(without)}, the first is row {without[0]}: leave them out")
     for name, rows in (("images", images), ("texts", texts)):
         lengths = np.linalg.norm(rows, axis=1)
         bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))

@@ -78,7 +78,7 @@ class BatchingScorer:
             RewardError: the reward failed.
         """
         if self.pending and self.pending + len(captions) > self.max_pending:
-            raise QueueFull(f"{self.pending} captions are waiting, of at most {self.max_pending} (max_pending)")
+            raise QueueFull(f"captions that wait: {self.pending}, of at most {self.max_pending} (max_pending)")
         request = ScoringRequest(captions, columns)
         self.pending += len(captions)
         self.queue.append(request)

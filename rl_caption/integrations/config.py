@@ -51,6 +51,7 @@ class ServeConfig(TrustConfig):
     max_megapixels: Annotated[float, Range(above=0, max=1000)] = 50.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not is_loopback(self.host) and not os.environ.get(TOKEN_VARIABLE):
             raise ConfigError(
                 f"host is {self.host!r}, which other machines reach: set the environment variable {TOKEN_VARIABLE} to "

@@ -372,14 +372,13 @@ class AblateModelsConfig(TrustConfig):
     out: str = "runs/ablation_models"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.cells:
             raise ConfigError("cells is empty: name at least one, such as {recipe: {overrides: {}}}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds is {self.seeds}: expected different whole numbers, and at least one")
         if self.retrieval is None and not self.sets:
             raise ConfigError("retrieval is null and sets is empty: nothing would be compared")
-        if self.jobs < 1:
-            raise ConfigError(f"jobs is {self.jobs}: expected at least 1")
 
 
 @dataclass

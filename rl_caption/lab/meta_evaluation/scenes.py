@@ -45,8 +45,8 @@ def rate_captions(
         others = [text for text in rest if _plain(text) != _plain(true)]
         if not others:
             raise DataError(
-                f"image {row['image_id']!r} has {len(row['references'])} references and the first is judged: none is "
-                "left for the metrics; raise data.kwargs.captions_per_image"
+                f"references of image {row['image_id']!r}: {len(row['references'])}, of which the first is judged: "
+                "none is left for the metrics; raise data.kwargs.captions_per_image"
             )
         negatives = hard_negatives(row["scene"], true, seed)
         written = [text for texts in samples.values() for text in texts[number]]

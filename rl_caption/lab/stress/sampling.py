@@ -93,8 +93,8 @@ def judged_captions(
         others = [text for text in rest if tokenize(text) not in unseen]
         if not first.strip() or (needs_references and not others):
             raise DataError(
-                f"image {row['image_id']!r} has {len(row['references'])} references, of which the first is judged: "
-                f"expected at least {1 + needs_references} different ones"
+                f"references of image {row['image_id']!r}: {len(row['references'])}, of which the first is judged: "
+                f"expected at least {1 + needs_references} with words, all different"
             )
         seen.append(cast("Row", {**row, "references": others}))
         captions.append(first)

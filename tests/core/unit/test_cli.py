@@ -1,5 +1,6 @@
 """The command line: what is refused before anything is loaded, and overrides that arrive."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -130,6 +131,7 @@ def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
         (["--config", "F", "--train.lrr", "1"], "train.lrr"),
         (["--config", "F", "--train.batch", "8"], "train.batch_size"),
         (["--config", "F", "--train.max_stesp", "8"], "train.max_steps"),
+        (["--config", "F", "--max_stesp", "8"], "train.max_steps"),
         (["--train.learning_rate=8"], "train.lr"),
         (["--lr", "8"], "train.lr"),
         (["--train.every", "8"], "eval.every"),
@@ -152,6 +154,28 @@ def test_what_cannot_be_understood_is_named(file: str, arguments: list[str], par
     assert part in message
     assert "Union" not in message
     assert "class" not in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("warm_start", "null", "warm_start"),
+        ("warm_start", "5", "warm_start"),
+        ("warm_strat", "null", "warm_start"),
+        ("train.max_stesp", "1", "train.max_steps"),
+        ("max_stesp", "1", "train.max_steps"),
+        ("tain", "1", "train"),
+    ],
+)
+def test_a_reward_model_names_the_key_that_is_wrong(key: str, value: str, named: str, capsys: Any) -> None:
+    arguments = ["--config", "reward_models/demo_lclip", f"--{key}", value]
+    with pytest.raises(SystemExit):
+        run_program("reward_model", arguments)
+    message = capsys.readouterr().err
+    assert key in message
+    assert re.search(rf"\b{named}\b", message.partition("there is no key")[2].partition(key)[2] or message)
+    assert "Union" not in message
+    assert value != "null" or "[]" in message or named != key, "what an empty list is"
 
 
 def test_a_reward_whose_weights_are_all_0_is_refused() -> None:

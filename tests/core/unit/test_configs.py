@@ -1,5 +1,6 @@
 """Every configuration that is shipped is understood by its program, and none of them hides a misspelt key."""
 
+import inspect
 import math
 import re
 from collections.abc import Iterator
@@ -19,9 +20,10 @@ from rl_caption.cli.programs import PROGRAMS as CLI_PROGRAMS
 from rl_caption.config.build import build_data
 from rl_caption.config.evaluation import EvaluateConfig
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import DataConfig, RewardTerm, ScstConfig, XeConfig
+from rl_caption.config.schema import DataConfig, RewardTerm, ScstConfig, TrustConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.data.formats import where_from
+from rl_caption.integrations.config import ServeConfig
 from rl_caption.integrations.trl.config import GrpoVlmConfig
 from rl_caption.lab.config import (
     ConcretenessConfig,
@@ -339,3 +341,23 @@ def test_arguments_of_the_generated_world_are_of_their_type() -> None:
     for key, value in (("seed", 1.5), ("num_train", "many"), ("positives", 1)):
         with pytest.raises(ConfigError, match=rf"kwargs\.{key} is {value!r}: expected"):
             build_data(DataConfig(format="scenes", kwargs={key: value}))
+
+
+def subclasses(base: type[Any]) -> Iterator[type[Any]]:
+    for one in base.__subclasses__():
+        yield one
+        yield from subclasses(one)
+
+
+def test_every_configuration_checks_its_ranges() -> None:
+    """A class with a ``__post_init__`` of its own that forgets its base's takes a port of -1."""
+    for program in CLI_PROGRAMS.values():
+        if program.config is not None:
+            resolve_name(program.config)
+    checked = {one for one in subclasses(TrustConfig) if "__post_init__" in vars(one)}
+    assert {ServeConfig, WebConfig, AblateConfig, ScstConfig} <= checked
+    for one in checked:
+        assert "super().__post_init__()" in inspect.getsource(vars(one)["__post_init__"]), one
+    for key, value in (("port", -1), ("workers", 0), ("max_mb", 0.0)):
+        with pytest.raises(ConfigError, match=key):
+            ServeConfig(**{key: value})

@@ -59,3 +59,39 @@ def test_it(key, message):
 """
     found = [text for _, text in patterns(source) if SENTENCE.search(text)]
     assert sorted(found) == [".* cannot be read ", "data.path is not set", "not a number at all"]
+
+
+def messages(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each string that is raised, logged or printed; values in it are ``1``."""
+    for node in ast.walk(ast.parse(source)):
+        says = isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
+            "info",
+            "warning",
+            "error",
+            "print",
+        )
+        if isinstance(node, ast.Raise) or says:
+            inner = {id(part) for text in ast.walk(node) if isinstance(text, ast.JoinedStr) for part in text.values}
+            for text in ast.walk(node):
+                if isinstance(text, ast.JoinedStr):
+                    yield text.lineno, "".join(p.value if isinstance(p, ast.Constant) else "1" for p in text.values)  # type: ignore[misc]
+                elif isinstance(text, ast.Constant) and isinstance(text.value, str) and id(text) not in inner:
+                    yield text.lineno, text.value
+
+
+WRONG_ENGLISH = re.compile(
+    r"(?<![\w-])(?P<word>[a-z]{2,}) (?P=word)\b"  # a word twice
+    r"|\ba (?!one\b|once\b|eu|uni|use|us[ae]|u\b)[aeiou][a-z]"  # "a image"
+    r"|\b[Aa]n (?!hour|honest|heir|nn\b|[a-z]\b|[a-z]-)[b-df-hj-np-tv-z][a-z]"  # "an photo"
+    r"|[a-z] ?[,;:] ?[,;:] | [,;] |\b(?:is are|are is|expected expected)\b"
+)
+
+
+def test_messages_are_english() -> None:
+    """What can be told without a reader: articles, words and marks that are there twice."""
+    package = TESTS.parent
+    for file in [*package.glob("rl_caption/**/*.py"), *package.glob("rewards/**/*.py")]:
+        wrong = {f"line {line}: {text}" for line, text in messages(file.read_text()) if WRONG_ENGLISH.search(text)}
+        assert not wrong, file
+    for text in ("a image", "the the", "an photo", "it is , then"):
+        assert WRONG_ENGLISH.search(text), text

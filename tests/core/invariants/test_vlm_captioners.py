@@ -327,7 +327,10 @@ def test_the_padding_of_an_image_is_not_read(family, tmp_path):
     expected = whole_logits(captioner, alone, ids[0, 0].tolist())[:-1]
     without = {name: value for name, value in alone.items() if name != "pixel_attention_mask"}
     assert (whole_logits(captioner, without, ids[0, 0].tolist())[:-1] - expected).abs().max() > 0.05, "silently"
-    for inputs in (alone, captioner.image_states(captioner.policy, alone)):
+    captioner.policy.requires_grad_(False)
+    states = captioner.image_states(captioner.policy, alone)
+    assert "features/pooler_output" in {name.partition(".")[0] for name in states}
+    for inputs in (alone, states):
         assert torch.allclose(captioner.policy(**inputs, token_ids=ids)[0, 0], expected, atol=1e-4)
 
 

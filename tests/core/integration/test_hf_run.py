@@ -157,21 +157,23 @@ def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(fami
 @pytest.mark.parametrize("family", ["smolvlm", "qwen2_5_vl"])
 def test_a_whole_vision_language_model_is_resumed_bit_for_bit(family, data, tmp_path):
     """In cross-entropy, and in DiCO from what it made; the tower is trained, too."""
-    start, folders = save_model(family, tmp_path / "start"), {}
+    start = save_model(family, tmp_path / "start")
+    model = {"name": "huggingface", "init": str(start), "prompt": PROMPT, "freeze": []}
+    dico = {"train.objective": "dico", "train.advantage": "mean", "train.kl_coef": 0.0, "data": data}
+
+    def config(program: str, folder: Path) -> dict[str, Any]:
+        if program == "xe":
+            return xe_config(folder, model=model, data=data)
+        init = tmp_path / "xe" / "export/last"
+        return scst_config(folder, init, model=model | {"init": str(init)}, **dico)
+
     for program in ("xe", "scst"):
-        for kill in (None, Kill("rl_caption.training.loop:Trainer._step", call=3)):
-            folder = folders[program, kill is None] = tmp_path / f"{program}{kill is None}"
-            model = {"name": "huggingface", "init": str(start), "prompt": PROMPT, "freeze": []}
-            if program == "xe":
-                config = xe_config(folder, model=model, data=data)
-            else:
-                options = {"model.freeze": [], "data": data, "train.objective": "dico", "train.advantage": "mean"}
-                init = folders["xe", True] / "export/last"
-                config = scst_config(folder, init, **{"model.name": "huggingface"}, **options)
-            for kill_or_none in dict.fromkeys((kill, None)):
-                checked_run(config, folder, program, kill=kill_or_none)
-        assert_same_run(folders[program, False], folders[program, True])
-    before, after = weights(start), weights(folders["scst", True] / "export/last")
+        whole, killed = tmp_path / program, tmp_path / f"{program}_killed"
+        checked_run(config(program, whole), whole, program)
+        for kill in (Kill("rl_caption.training.loop:Trainer._step", call=3), None):
+            checked_run(config(program, killed), killed, program, kill=kill)
+        assert_same_run(killed, whole)
+    before, after = weights(start), weights(tmp_path / "scst" / "export/last")
     changed = [name for name, value in before.items() if not value.equal(after[name])]
     assert any("vision" in name or "visual" in name for name in changed)
 
@@ -180,11 +182,12 @@ def test_a_whole_vision_language_model_is_resumed_bit_for_bit(family, data, tmp_
 def test_videos_are_captioned_by_several_frames(family, tmp_path):
     records = []
     for number in range(8):
-        (tmp_path / f"{number}").mkdir()
+        video = tmp_path / f"video{number}"
+        video.mkdir()
         for frame in range(5):
-            Image.new("RGB", (32, 32), (number * 20, frame * 40, 90)).save(tmp_path / f"{number}" / f"{frame}.png")
+            Image.new("RGB", (32, 32), (number * 20, frame * 40, 90)).save(video / f"{frame}.png")
         split = "train" if number < 4 else "val"
-        records.append({"image": f"{number}", "references": REFERENCES[number % 4], "split": split})
+        records.append({"image": video.name, "references": REFERENCES[number % 4], "split": split})
     (tmp_path / "videos.jsonl").write_text("\n".join(map(json.dumps, records)))
     data = {"format": "jsonl", "path": str(tmp_path / "videos.jsonl"), "num_frames": 2}
     model = {"name": "huggingface", "init": str(save_model(family, tmp_path / "start")), "prompt": PROMPT}

@@ -319,8 +319,13 @@ def _fingerprint(rows: Rows) -> str:
 
 
 def file_name(text: str) -> str:
-    """A file's or folder's name for an id or a split: other characters as ``%2F``, and also the dots of ``..``."""
+    """A file's or folder's name for an id or a split: other characters as ``%2F``, and also the dots of ``..``.
+
+    Of a long id the end is a fingerprint: file systems allow 255 bytes.
+    """
     quoted = quote(text, safe="")
+    if len(quoted) > 200:
+        return f"{quoted[:160]}-{hashlib.blake2b(quoted.encode(), digest_size=16).hexdigest()}"
     return quoted.replace(".", "%2E") if quoted in ("", ".", "..") else quoted
 
 

@@ -41,8 +41,11 @@ class JudgeSetConfig(TrustConfig):
             backbone.
         scores: scores of further metrics, by their headings, that were computed elsewhere: JSON lines with ``image``,
             ``caption`` and ``score``.
+        questions: JSON lines with ``questions`` of each image, as ``rl-caption questions`` writes them, for
+            ``caption_qa``; of sets of rated captions.
         set_kwargs: further options of the set, such as ``{aspect: throughness}`` of composite.
-        partial: accept a set whose number of judgements differs from the published one.
+        partial: accept a set whose number of judgements differs from the published one, and leave out judgements of
+            images without ``questions``.
         bootstrap: number of bootstrap resamples of images for the 95 % intervals; 0 computes none.
         lengths: rated captions are also compared by their number of words: the largest numbers of all classes but the
             last; empty compares them all together only.
@@ -59,6 +62,7 @@ class JudgeSetConfig(TrustConfig):
     metrics: str | list[str] = "bleu,rouge,cider,meteor"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     scores: dict[str, str] = field(default_factory=dict)
+    questions: str | None = None
     set_kwargs: dict = field(default_factory=dict)
     partial: bool = False
     bootstrap: Resamples = 1000

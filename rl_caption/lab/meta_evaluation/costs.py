@@ -88,7 +88,9 @@ def cost_cells(metric: Reward, timings: Sequence[tuple[int, float]], calls: Call
         encoder_cells.append(f"{cost.milliseconds / PAIRS:.3g}")
     call_cells = [LEFT_OUT] * 2
     if calls is not None:
-        call_cells = [f"{after - before:,}" for before, after in zip(calls, metric_calls(metric) or calls, strict=True)]
+        after = metric_calls(metric) or calls
+        tokens = None if after.tokens is None or calls.tokens is None else after.tokens - calls.tokens
+        call_cells = [f"{after.requests - calls.requests:,}", LEFT_OUT if tokens is None else f"{tokens:,}"]
     speed = f"{captions / seconds:,.0f}" if seconds else LEFT_OUT
     return [speed, *encoder_cells, *call_cells, f"{seconds:,.1f}"]
 

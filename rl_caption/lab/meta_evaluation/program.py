@@ -43,7 +43,7 @@ from rl_caption.lab.meta_evaluation.figures import (
 from rl_caption.lab.meta_evaluation.published import published_figures
 from rl_caption.lab.meta_evaluation.scenes import scenes_sets
 from rl_caption.lab.meta_evaluation.sets import CaptionGroups, JudgementSet, RatedCaptions
-from rl_caption.lab.meta_evaluation.sets.base import json_lines
+from rl_caption.lab.meta_evaluation.sets.base import json_lines, with_questions
 from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import config_errors
@@ -230,13 +230,15 @@ def compare_with_people(config: JudgeSetConfig) -> str:
 
 def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
     if config.set == "scenes":
-        unused = [key for key in ("data", "images", "set_kwargs") if getattr(config, key)]
+        unused = [key for key in ("data", "images", "questions", "set_kwargs") if getattr(config, key)]
         if unused:
             raise ConfigError(f"{unused[0]} is not used with set: scenes, whose settings are under scenes.data")
         return scenes_sets(config.scenes, config.seed)
     if config.data is None:
         raise ConfigError(f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)")
     judgement_sets = sets.load(config.set, config.data, config.images, config.partial, config.set_kwargs)
+    if config.questions is not None:
+        judgement_sets = [_ask_about(judgements, config.questions, config.partial) for judgements in judgement_sets]
     for judgements in judgement_sets:
         if isinstance(judgements, RatedCaptions) and len(judgements.ratings) < 2:
             raise DataError(
@@ -245,12 +247,24 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
     return judgement_sets
 
 
+def _ask_about(judgements: JudgementSet, file: str, partial: bool) -> RatedCaptions:
+    if not isinstance(judgements, RatedCaptions):
+        raise ConfigError(f"questions is {file!r}: expected none for {judgements.name}, which has no rated captions")
+    with config_errors("questions"):
+        return with_questions(judgements, file, partial)
+
+
 def check_columns(heading: str, columns: frozenset[str], judgement_sets: Sequence[JudgementSet]) -> None:
     """Refuse a metric that needs columns or images which the sets do not have."""
-    other = sorted(columns - {"references", "image", "image_id"})
+    other = sorted(columns - {"references", "image", "image_id", "questions"})
     if other:
         raise ConfigError(f"{heading} needs the columns {other}, which sets of judgements do not have")
     for judgements in judgement_sets:
+        if "questions" in columns and (not isinstance(judgements, RatedCaptions) or judgements.questions is None):
+            raise ConfigError(
+                f"{heading} asks questions about images, and {judgements.name} has none: set questions to a file that "
+                "rl-caption questions wrote (docs/judging.md), for a set of rated captions"
+            )
         text_alone = isinstance(judgements, RatedCaptions) and judgements.text_alone
         remedy = "images alone, or see docs/judging.md for the file that has them"
         if text_alone:
@@ -419,6 +433,8 @@ def _scores(
     columns: dict[str, Any] = {"image_id": [key[0] for key in numbers]}
     if batches[0][1] is not None:
         columns["references"] = [list(key[3]) for key in numbers]
+    if isinstance(judgements, RatedCaptions) and judgements.questions is not None:
+        columns["questions"] = [judgements.questions[image_id] for image_id in columns["image_id"]]
     if seen is not None:
         columns["image"] = [images[number] for number in numbers.values()]
     start = time.perf_counter()

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from dataclasses import dataclass, field, replace
+from itertools import compress, zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rewards.files import read_regular
 from rewards.images import Frames, ImageSource
+from rewards.language.caption_qa import ImageQuestion
 from rl_caption.data import plain_files
 from rl_caption.data.base import DataError
+from rl_caption.data.jsonl import read_row
 from rl_caption.data.plain_files import parse_json, shown, single_spaced
 
 COCO_CAPTIONS = "captions_val2014.json"
@@ -55,6 +58,8 @@ class RatedCaptions:
     benchmark: str | None = None
     """The key in ``published.PUBLISHED`` of the figures that papers print for these judgements; None where others are
     judged."""
+    questions: Mapping[str, Sequence[ImageQuestion]] | None = None
+    """Id of each image -> questions of it, for ``caption_qa``; None where there are none."""
 
 
 @dataclass(frozen=True)
@@ -278,6 +283,55 @@ class Files:
             )
         if not count:
             raise DataError(f"{self.name} has no {what}")
+
+
+def with_questions(rated: RatedCaptions, file: str | Path, partial: bool = False) -> RatedCaptions:
+    """The set with the questions in JSON lines as ``rl-caption questions`` writes them (``data.format: jsonl``).
+
+    ``image_id``, or ``image`` where it is absent, is the id that the set has for the image; of the same image every
+    line has the same questions. With ``partial`` judgements of images without questions are excluded, and further
+    images are of no effect.
+
+    Raises:
+        DataError: the file is missing, a line is wrong or, unless ``partial``, of an image that the set does not have,
+            or an image has no questions. It names file, line and value.
+    """
+    questions: dict[str, Sequence[ImageQuestion]] = {}
+    images = set(rated.image_ids)
+    for _, where, item in plain_files.json_lines(Path(file)):
+        _, row = read_row(item, where, Path(file).parent)
+        if row["image_id"] not in images and not partial:
+            example = shown(rated.image_ids[0])
+            raise DataError(f"{where}: image_id {shown(row['image_id'])} is not in {rated.name}: it has {example}, ...")
+        if "questions" not in row:
+            raise DataError(f"{where} has no 'questions': expected a list of {{question, choices, answer}}")
+        if questions.setdefault(row["image_id"], row["questions"]) != row["questions"]:
+            raise DataError(f"{where}: image_id {shown(row['image_id'])} has other 'questions' in an earlier line")
+    absent = sorted(images - questions.keys())
+    if absent and (not partial or len(absent) == len(images)):
+        missing = f"of {len(absent)} of the {len(images)} images of {rated.name}, such as {shown(absent[0])}"
+        raise DataError(f"{file} has no questions {missing}. Set partial to leave out their judgements")
+    digest = hashlib.sha256(
+        repr(sorted((key, questions[key]) for key in images & questions.keys())).encode(errors="surrogatepass")
+    )
+    convention = f"{rated.convention}; questions: {Path(file).name}[{digest.hexdigest()[:12]}]"
+    kept = [image_id in questions for image_id in rated.image_ids]
+
+    def keep(column: Any) -> Any:
+        return None if column is None else list(compress(column, kept))
+
+    return replace(
+        rated,
+        captions=keep(rated.captions),
+        ratings=keep(rated.ratings),
+        image_ids=keep(rated.image_ids),
+        images=keep(rated.images),
+        references=keep(rated.references),
+        released={heading: keep(scores) for heading, scores in rated.released.items()},
+        excluded={**rated.excluded, **({"the image has no questions": kept.count(False)} if absent else {})},
+        convention=convention,
+        questions=questions,
+    )
 
 
 def benchmark_of(files: Files, benchmark: str) -> str | None:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import os
 import random
 import time
@@ -36,6 +37,7 @@ def request_json(
     attempts: int = 6,
     backoff: float = 0.5,
     encode: Callable[[Any], Any] | None = None,
+    deadline: float = math.inf,
 ) -> Any:
     """Send a request (GET without a body) until it is answered; the JSON of the answer.
 
@@ -43,11 +45,12 @@ def request_json(
         url: http or https.
         body: sent as JSON.
         token: sent as ``Authorization: Bearer``.
-        timeout: seconds of one attempt.
+        timeout: seconds of one attempt: of connecting, of each wait for a piece of the answer, and of all pieces.
         attempts: number of attempts where the server is busy or cannot be reached.
         backoff: seconds before the second attempt; doubled for each further one, up to 60, plus up to as much at
             random, so that many clients do not come back all at once. ``Retry-After`` is obeyed where it is longer.
         encode: JSON of what ``json`` does not know, as its ``default``.
+        deadline: ``time.monotonic()`` from which on no attempt begins or goes on.
 
     Raises:
         HttpError: another status than 200 (redirects are not followed), or no answer within all attempts; the message
@@ -59,14 +62,18 @@ def request_json(
     # A proxy of the environment is for other machines; it does not know this one's loopback address.
     local = urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
     opener = urllib.request.build_opener(_NoRedirect, *([urllib.request.ProxyHandler({})] if local else []))
-    problem, asked = "", 0.0
-    for attempt in range(attempts):
-        if attempt:
-            pause = min(backoff * 2 ** (attempt - 1), 60.0)
-            time.sleep(max(asked, pause + random.random() * pause))
+    problem, asked, attempt = "there was no time for one", 0.0, 0
+    while attempt < attempts:
+        pause = min(backoff * 2 ** (attempt - 1), 60.0) if attempt else 0.0
+        pause = max(asked, pause + random.random() * pause)
+        if time.monotonic() + pause >= deadline:
+            break
+        time.sleep(pause)
+        attempt += 1
+        end = min(time.monotonic() + timeout, deadline)
         try:
-            with opener.open(request, timeout=timeout) as response:
-                return json.load(response)
+            with opener.open(request, timeout=max(end - time.monotonic(), 1e-3)) as response:
+                return json.loads(_body(response, end))
         except urllib.error.HTTPError as error:
             problem = f"status {error.code}: {_message(error)}"
             if error.code not in BUSY:
@@ -74,7 +81,17 @@ def request_json(
             asked = _seconds(error.headers)
         except UNANSWERED as error:
             problem = str(error) or type(error).__name__
-    raise HttpError(f"{url} did not answer after {attempts} attempts; the last: {problem}")
+    raise HttpError(f"{url} did not answer after {attempt} attempts; the last: {problem}")
+
+
+def _body(response: Any, end: float) -> bytes:
+    """The body of an answer. ``TimeoutError`` where it is not complete at ``end``, as pieces may come for ever."""
+    pieces = []
+    while piece := response.read1(2**16):
+        pieces.append(piece)
+        if time.monotonic() > end:
+            raise TimeoutError("the answer was not complete in time")
+    return b"".join(pieces)
 
 
 def _seconds(headers: Any) -> float:

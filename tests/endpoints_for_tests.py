@@ -3,25 +3,34 @@
 import json
 import math
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 @contextmanager
-def endpoint(answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> Iterator[dict[str, Any]]:
-    """Options of an OpenAI-compatible endpoint that answers by a function of the request's body."""
+def endpoint(answer: Callable[[dict[str, Any]], tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Options of an OpenAI-compatible endpoint that answers by a function of the request's body.
+
+    It returns status and content, an object of JSON, bytes or an iterator over pieces of bytes; and headers, if any.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, content = answer(body | {"path": self.path, "key": self.headers.get("Authorization")})
-            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            status, content, *more = answer(body | {"path": self.path, "key": self.headers.get("Authorization")})
             self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
+            if not isinstance(content, Iterator):
+                data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                content, more = iter([data]), [{"Content-Length": len(data)}, *more]
+            for name, value in ChainMap(*reversed(more)).items():
+                self.send_header(name, str(value))
             self.end_headers()
-            self.wfile.write(data)
+            with suppress(OSError):  # who asked has gone
+                for piece in content:
+                    self.wfile.write(piece)
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from rewards.base import RewardError, as_texts, checked_scores, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of
+from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of, choose
 from rewards.options import Range, check_type, check_values
 
 Score = Literal["expected", "accuracy"]
@@ -104,7 +104,7 @@ class CaptionQA:
                 question, place = pose(item, (*item["choices"], NOT_SAID), order, f"{where}, question {index}", caption)
                 questions.append(question)
                 right.append(place)
-        answers = iter(zip(self.chooser.choose(questions), right, strict=True))
+        answers = iter(zip(choose(self.chooser, questions), right, strict=True))
         scores = []
         for caption, items in zip(captions, rows, strict=True):
             marks = [self._mark(*next(answers)) for _ in items]
@@ -162,9 +162,10 @@ def check_questions(items: Any, where: str) -> list[ImageQuestion]:
         name = f"{where}, question {index}"
         check_type(item, ImageQuestion, name, RewardError)
         choices = item["choices"]
-        if not 2 <= len(choices) < len(ascii_uppercase) or len(set(choices)) < len(choices):
-            most = len(ascii_uppercase) - 1
-            raise RewardError(f"{name}: choices are {choices!r:.80}: expected 2 to {most} different ones")
+        different = {" ".join(choice.split()) for choice in choices} - {"", NOT_SAID}
+        if not 2 <= len(choices) < len(ascii_uppercase) or len(different) < len(choices):
+            most = f"2 to {len(ascii_uppercase) - 1} different ones, and none that is {NOT_SAID!r}"
+            raise RewardError(f"{name}: choices are {choices!r:.80}: expected {most}")
         if item["answer"] not in choices:
             raise RewardError(f"{name}: answer is {item['answer']!r:.80}: expected one of the choices {choices!r:.80}")
     checked: Sequence[Mapping[str, Any]] = items

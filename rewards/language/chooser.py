@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -33,6 +35,8 @@ Model = TypeVar("Model")
 logger = logging.getLogger(__name__)
 LEAST_MASS = 1e-6
 """Smallest probability of all labels together that counts as an answer."""
+MOST_UNLISTED = 0.05
+"""Largest share of the labels' probability that labels may have which an endpoint does not list."""
 SAVED_TOGETHER = 256
 """Answers that are written to the cache at a time; what is computed before an error is kept."""
 
@@ -79,9 +83,11 @@ class Endpoint:
         attempts: attempts for one question, with growing pauses.
         timeout: seconds of one attempt.
         max_requests: requests of this process, after which scoring stops with an error; None is no limit.
-        time_limit: seconds that one scoring may take; None is no limit.
-        logprobs: read the probabilities of the labels from the most probable next tokens. False takes the text of the
-            answer, which must be a label, with probability 1: for endpoints without ``top_logprobs``.
+        time_limit: seconds that one scoring may take, those of retries included; None is no limit.
+        logprobs: read the probabilities of the labels from the most probable next tokens, 20 where the endpoint lists
+            so many; a label that is not among them has 0, and the question no answer where that could change the
+            probabilities by more than 5 %. False takes the text of the answer, which must be a label, with probability
+            1: for endpoints without ``top_logprobs``.
     """
 
     url: str
@@ -100,13 +106,26 @@ class Calls(NamedTuple):
 
     requests: int
     """Prompts that a model has read."""
-    tokens: int
-    """Tokens that were read and written; of an endpoint, those that it says."""
+    tokens: int | None
+    """Tokens that were read and written; None where an endpoint did not say how many."""
 
 
 def calls_of(*models: object) -> Calls:
     """The calls of several models together; None, and a model of one's own that does not count, have none."""
-    return Calls(*(sum(getattr(model, name, 0) for model in models) for name in Calls._fields))
+    tokens = [getattr(model, "tokens", 0) for model in models]
+    return Calls(sum(getattr(model, "requests", 0) for model in models), None if None in tokens else sum(tokens))
+
+
+def choose(chooser: Chooser, questions: Sequence[Question]) -> list[list[float]]:
+    """Probabilities of the labels of each question. Raises ``RewardError`` where a model's answer has none."""
+    answers = chooser.choose(questions)
+    if len(answers) != len(questions):
+        raise RewardError(f"the model {chooser.signature} has {len(answers)} answers to {len(questions)} questions")
+    for question, answer in zip(questions, answers, strict=True):
+        if not _can_answer(answer, question):
+            expected = f"expected probabilities of {list(question.labels)}, which add up to 1"
+            raise RewardError(f"{question.where}: the model answers {answer!r:.200}: {expected}")
+    return answers
 
 
 def build_chooser(
@@ -231,7 +250,8 @@ class TextChooser:
                 device = self._frozen.device
                 logits = self._frozen.network(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
             for place, row in enumerate(batch):
-                pieces = label_ids(self._frozen.tokenizer, questions[row].labels, self.reward)
+                with naming(questions[row].where, (ValueError,), RewardError):
+                    pieces = label_ids(self._frozen.tokenizer, questions[row].labels, self.reward)
                 answers[row] = label_probabilities(logits[place, lengths[place] - 1], pieces)
             self.requests += len(batch)
             self.tokens += int(lengths.sum())
@@ -290,7 +310,8 @@ class VisionChooser:
             inputs = self._model.inputs(question)
             with torch.no_grad():
                 logits = self._model.network(**inputs).logits[0, -1]
-            pieces = label_ids(self._model.processor.tokenizer, question.labels, self.reward)
+            with naming(question.where, (ValueError,), RewardError):
+                pieces = label_ids(self._model.processor.tokenizer, question.labels, self.reward)
             answers.append(label_probabilities(logits, pieces))
             self.requests += 1
             self.tokens += inputs["input_ids"].numel()
@@ -305,8 +326,9 @@ class EndpointClient:
         if not endpoint.url.startswith(("http://", "https://")):
             raise ValueError(f"endpoint.url is {endpoint.url!r}: expected an address such as http://127.0.0.1:8000/v1")
         self.endpoint = endpoint
-        self.requests = self.tokens = 0
-        """Requests that were made, and tokens that the endpoint says it read and wrote."""
+        self.requests = 0
+        self.tokens: int | None = 0
+        """As ``Calls``."""
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -315,20 +337,23 @@ class EndpointClient:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["endpoint"])  # type: ignore[misc]
 
-    def map(self, answer: Callable[[Question], Answer], questions: Sequence[Question]) -> list[Answer]:
-        """``answer`` of every question, ``concurrency`` at a time. Raises ``RewardError`` after ``time_limit``."""
+    def map(
+        self, answer: Callable[[Question, float], Answer], questions: Sequence[Question], end: float | None = None
+    ) -> list[Answer]:
+        """``answer`` of every question, ``concurrency`` at a time.
+
+        It takes the question and the ``end`` of the scoring, a ``time.monotonic()``; None is after ``time_limit``.
+        Raises ``RewardError`` from then on.
+        """
         answers: list[Answer] = []
-        end = None if self.endpoint.time_limit is None else time.monotonic() + self.endpoint.time_limit
+        end = end_of_scoring(self.endpoint.time_limit) if end is None else end
         with ThreadPoolExecutor(self.endpoint.concurrency) as pool:
             for batch in chunks(questions, 4 * self.endpoint.concurrency, f"{self.endpoint.model}: answers"):
-                if end is not None and time.monotonic() > end:
-                    limit = f"{self.endpoint.time_limit:g} seconds (time_limit)"
-                    raise RewardError(f"{batch[0].where}: {len(answers)} of {len(questions)} answers after {limit}")
-                answers += pool.map(answer, batch)
+                answers += pool.map(answer, batch, repeat(end))
         return answers
 
-    def ask(self, question: Question, max_tokens: int, **options: Any) -> Any:
-        """The JSON of the answer to one question. Raises ``RewardError`` where the endpoint fails."""
+    def ask(self, question: Question, max_tokens: int, end: float, **options: Any) -> Any:
+        """The JSON of the answer to one question. Raises ``RewardError`` where the endpoint fails until ``end``."""
         content: Any = question.text
         if question.image is not None:
             buffer = io.BytesIO()
@@ -345,12 +370,14 @@ class EndpointClient:
             self.requests += 1
         address, token = f"{endpoint.url.rstrip('/')}/chat/completions", token_of(endpoint.key_variable)
         body |= {"max_tokens": max_tokens, **options}
-        with naming(question.where, (HttpError,), RewardError):
-            answer = request_json(address, body, token, endpoint.timeout, endpoint.attempts)
-        usage = answer.get("usage") if isinstance(answer, dict) else None
-        if isinstance(usage, dict) and isinstance(usage.get("total_tokens"), int):
-            with self._lock:
-                self.tokens += usage["total_tokens"]
+        limit = "" if end == math.inf else f", within {endpoint.time_limit:g} seconds (time_limit) of the first one"
+        with naming(f"{question.where}{limit}", (HttpError,), RewardError):
+            answer = request_json(address, body, token, endpoint.timeout, endpoint.attempts, deadline=end)
+        count = _tokens_of(answer)
+        with self._lock:
+            if count is None and self.tokens is not None:
+                logger.warning("%s does not say how many tokens it reads: they are not counted", endpoint.url)
+            self.tokens = None if self.tokens is None or count is None else self.tokens + count
         return answer
 
     def naming_answer(self, question: Question) -> AbstractContextManager[None]:
@@ -359,11 +386,26 @@ class EndpointClient:
         return naming(where, (LookupError, TypeError, ValueError, ArithmeticError, AttributeError), RewardError)
 
 
+def end_of_scoring(time_limit: float | None) -> float:
+    """The ``time.monotonic()`` at which a scoring that begins now has to be over."""
+    return math.inf if time_limit is None else time.monotonic() + time_limit
+
+
+def _tokens_of(answer: Any) -> int | None:
+    """The tokens that an answer says it took; None where it does not."""
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    for names in (("total_tokens",), ("prompt_tokens", "completion_tokens")):
+        counts: list[Any] = [usage.get(name) for name in names] if isinstance(usage, dict) else []
+        if counts and all(isinstance(count, int) and count >= 0 for count in counts):
+            return sum(counts)
+    return None
+
+
 class EndpointChooser:
     """An OpenAI-compatible endpoint that is asked for one token."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._client = EndpointClient(endpoint)
+        self._client, self.time_limit = EndpointClient(endpoint), endpoint.time_limit
         self.signature = f"{endpoint.model}@{endpoint.url}{'' if endpoint.logprobs else ',text'}"
 
     @property
@@ -372,37 +414,52 @@ class EndpointChooser:
         return self._client.requests
 
     @property
-    def tokens(self) -> int:
+    def tokens(self) -> int | None:
         """As ``EndpointClient.tokens``."""
         return self._client.tokens
 
-    def choose(self, questions: Sequence[Question]) -> list[list[float]]:
-        """As ``Chooser.choose``. Raises ``RewardError`` where the endpoint fails or does not answer with a label."""
-        return self._client.map(self._answer, questions)
+    def choose(self, questions: Sequence[Question], end: float | None = None) -> list[list[float]]:
+        """As ``Chooser.choose``, until ``end`` (``EndpointClient.map``).
 
-    def _answer(self, question: Question) -> list[float]:
-        logprobs, problem = self._client.endpoint.logprobs, ""
+        Raises ``RewardError`` where the endpoint fails or does not answer with a label.
+        """
+        return self._client.map(self._answer, questions, end)
+
+    def _answer(self, question: Question, end: float) -> list[float]:
+        logprobs, problem, unlisted = self._client.endpoint.logprobs, "", 0.0
         options: dict[str, Any] = {"logprobs": True, "top_logprobs": 20} if logprobs else {}
         for _ in range(self._client.endpoint.attempts):
-            answer = self._client.ask(question, 1, **options)
+            answer = self._client.ask(question, 1, end, **options)
             with self._client.naming_answer(question):
                 choice = answer["choices"][0]
                 if logprobs:
-                    listed = choice["logprobs"]["content"][0]["top_logprobs"]
-                    masses = self._masses(question, {one["token"]: float(one["logprob"]) for one in listed})
+                    masses, unlisted = _masses(question, choice["logprobs"]["content"][0]["top_logprobs"])
                 else:
                     text = str(choice["message"]["content"]).strip().rstrip(".):")
                     masses = [float(text == label) for label in question.labels]
             total = math.fsum(masses)
-            if LEAST_MASS <= total < math.inf:
+            if total >= LEAST_MASS and unlisted <= MOST_UNLISTED * total:
                 return [mass / total for mass in masses]
             problem = json.dumps(choice)[:300]
-        raise RewardError(f"{question.where}: the answer is none of {list(question.labels)}: {problem}")
+        expected = f"expected one of {list(question.labels)}"
+        if unlisted:
+            expected += f", or more of the most probable tokens: those that are not listed may have {unlisted:.2g}"
+        raise RewardError(f"{question.where}: the answer is {problem}: {expected}")
 
-    def _masses(self, question: Question, listed: dict[str, float]) -> list[float]:
-        """Probabilities of the labels; one that is not among the most probable tokens has 0."""
-        spoken = [(token.strip(), math.exp(logprob)) for token, logprob in listed.items()]
-        return [math.fsum(mass for token, mass in spoken if token == label) for label in question.labels]
+
+def _masses(question: Question, listed: Any) -> tuple[list[float], float]:
+    """Probabilities of the labels, 0 where one is not among the listed tokens; and the most that these may have.
+
+    What is not listed is at most as probable as any listed token, and all of it together as what these leave.
+    """
+    # Some servers list the token that they chose once more.
+    masses = {(one["token"], float(one["logprob"])): math.exp(one["logprob"]) for one in listed}
+    total = math.fsum(masses.values())
+    if not total < 1.01:
+        raise ValueError(f"the probabilities of its tokens add up to {total:g}: expected at most 1")
+    spoken = [(token.strip(), mass) for (token, _), mass in masses.items()]
+    labels = [math.fsum(mass for token, mass in spoken if token == label) for label in question.labels]
+    return labels, max(0.0, min(labels.count(0.0) * min(masses.values()), 1 - total))
 
 
 class AnswerCache:
@@ -410,7 +467,8 @@ class AnswerCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        with naming("cache_dir"):
+            folder.mkdir(parents=True, exist_ok=True)
         with self._open() as database:
             database.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, probabilities TEXT NOT NULL)")
 
@@ -443,7 +501,7 @@ class AnswerCache:
         """The answer that is stored under a key, if there is one and it can be one."""
         answers = []
         for (text,) in database.execute("SELECT probabilities FROM answers WHERE key = ?", (key,)):
-            with contextlib.suppress(ValueError, TypeError, ArithmeticError, RecursionError):
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
                 answers += [answer for answer in [json.loads(text)] if _can_answer(answer, question)]
             if not answers:
                 logger.warning("cache_dir: an answer in %s is damaged: it is asked for again", self.folder)
@@ -458,7 +516,9 @@ class AnswerCache:
 def _can_answer(answer: Any, question: Question) -> bool:
     if not question.labels:
         return isinstance(answer, str)
-    return len(answer) == len(question.labels) and min(answer) >= 0 and abs(math.fsum(answer) - 1) < 1e-3
+    with contextlib.suppress(ValueError, TypeError, ArithmeticError):
+        return len(answer) == len(question.labels) and min(answer) >= 0 and abs(math.fsum(answer) - 1) < 1e-3
+    return False
 
 
 class CachedModel:
@@ -473,9 +533,14 @@ class CachedModel:
         return getattr(self.model, "requests", 0)
 
     @property
-    def tokens(self) -> int:
+    def tokens(self) -> int | None:
         """Of the model."""
         return getattr(self.model, "tokens", 0)
+
+    def _ask(self, answer: Callable[..., Answer]) -> Callable[..., Answer]:
+        """``answer`` of the model, within one scoring: it is called for some questions after the others."""
+        limit = getattr(self.model, "time_limit", None)
+        return answer if limit is None else partial(answer, end=end_of_scoring(limit))
 
 
 class CachedChooser(CachedModel):
@@ -483,4 +548,4 @@ class CachedChooser(CachedModel):
 
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
         """As ``Chooser.choose``; only questions without an answer are asked, each once."""
-        return self._cache.answers(self.signature, questions, self.model.choose)
+        return self._cache.answers(self.signature, questions, self._ask(self.model.choose))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rewards.base import as_texts, checked_scores, naming, reference_lists, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of
+from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of, choose
 from rewards.language.writer import Writer, build_writer, read_answers, read_list
 from rewards.options import check_values
 from rewards.text.detail_units import default_tagger, detail_units_of
@@ -126,7 +126,7 @@ class Claims:
             questions += [self._verify(claim, caption, texts, image, f"{where}, claim {claim!r}") for claim in stated]
             questions += [_in_text(claim, [caption], f"{where}, claim of a reference {claim!r}") for claim in asked]
             sizes.append((len(stated), len(asked)))
-        truth = iter(answer[0] for answer in self.chooser.choose(questions))
+        truth = iter(answer[0] for answer in choose(self.chooser, questions))
         scores = []
         for pair in sizes:
             precision, recall = (_mean([next(truth) for _ in range(number)]) for number in pair)

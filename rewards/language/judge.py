@@ -13,7 +13,7 @@ from typing import Any
 
 from rewards.base import as_texts, checked_scores, reference_lists, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of
+from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of, choose
 
 DIGITS = tuple("0123456789")
 PROMPT = (
@@ -89,6 +89,6 @@ class VlmJudge:
             slots = {"references": "\n".join(f"- {text}" for text in texts)} if self.references else {}
             prompt = self.prompt.format(caption=caption, **slots)
             questions.append(Question(prompt, DIGITS, f"reward {self.__name__!r}: row {row}", image))
-        answers = self.chooser.choose(questions)
+        answers = choose(self.chooser, questions)
         ratings = [math.fsum(digit * mass for digit, mass in enumerate(masses)) / 9 for masses in answers]
         return checked_scores(self, ratings, count)

@@ -178,6 +178,7 @@ class EndpointWriter:
 
     def __init__(self, endpoint: Endpoint, max_new_tokens: int) -> None:
         self._client, self.max_new_tokens = EndpointClient(endpoint), max_new_tokens
+        self.time_limit = endpoint.time_limit
         self.signature = f"{endpoint.model}@{endpoint.url},tokens{max_new_tokens}"
 
     @property
@@ -186,16 +187,19 @@ class EndpointWriter:
         return self._client.requests
 
     @property
-    def tokens(self) -> int:
+    def tokens(self) -> int | None:
         """As ``EndpointClient.tokens``."""
         return self._client.tokens
 
-    def write(self, questions: Sequence[Question]) -> list[str]:
-        """As ``Writer.write``. Raises ``RewardError`` where the endpoint fails or its answer has no text."""
-        return self._client.map(self._answer, questions)
+    def write(self, questions: Sequence[Question], end: float | None = None) -> list[str]:
+        """As ``Writer.write``, until ``end`` (``EndpointClient.map``).
 
-    def _answer(self, question: Question) -> str:
-        answer = self._client.ask(question, self.max_new_tokens)
+        Raises ``RewardError`` where the endpoint fails or its answer has no text.
+        """
+        return self._client.map(self._answer, questions, end)
+
+    def _answer(self, question: Question, end: float) -> str:
+        answer = self._client.ask(question, self.max_new_tokens, end)
         with self._client.naming_answer(question):
             text = answer["choices"][0]["message"]["content"]
             if not isinstance(text, str):
@@ -208,4 +212,4 @@ class CachedWriter(CachedModel):
 
     def write(self, questions: Sequence[Question]) -> list[str]:
         """As ``Writer.write``; only questions without an answer are asked, each once."""
-        return self._cache.answers(self.signature, questions, self.model.write)
+        return self._cache.answers(self.signature, questions, self._ask(self.model.write))

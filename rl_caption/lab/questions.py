@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from rewards.base import RewardError
 from rewards.language.caption_qa import NOT_SAID, ImageQuestion, check_questions, is_found, pose
-from rewards.language.chooser import Chooser, Question, build_chooser, calls_of
+from rewards.language.chooser import Chooser, Question, build_chooser, calls_of, choose
 from rewards.language.writer import Writer, build_writer, read_answers, read_list
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
@@ -85,10 +85,11 @@ def write_questions(config: QuestionsConfig) -> str:
     }
     summary = make_parts(config, rows, made_by | {"prompts": prompts}, columns, "questions")
     costs = [
-        f"{name}, in this call: {calls.requests:,} requests, {calls.tokens:,} tokens"
+        f"{name}, in this call: {calls.requests:,} requests, {tokens} tokens"
         for name, model in {"writer": writer, "reader": reader}.items()
         if model is not None
         for calls in [calls_of(model)]
+        for tokens in ["an unknown number of" if calls.tokens is None else f"{calls.tokens:,}"]
     ]
     costs.append(f"{time.perf_counter() - start:,.1f} seconds, in this call")
     if config.worker is not None:
@@ -176,7 +177,7 @@ def _filter(reader: Chooser, seed: int, rows: Rows, written: Sequence[Written]) 
             for question, place in (guess, read):
                 asked.append(question)
                 right.append(place)
-    answers = zip(reader.choose(asked), right, strict=True)
+    answers = zip(choose(reader, asked), right, strict=True)
     marks = iter([is_found(masses, place) for masses, place in answers])
     kept: list[Written] = []
     for questions, refused in written:

@@ -3,7 +3,10 @@
 import contextlib
 import json
 import math
+import re
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
 from rewards.base import Reward, RewardError
-from rewards.language.caption_qa import PROMPT, CaptionQA, length_factor, shuffled_choices
-from rewards.language.chooser import CachedChooser, Question, label_ids
+from rewards.build import RewardBuilder
+from rewards.language.caption_qa import NOT_SAID, PROMPT, CaptionQA, length_factor, shuffled_choices
+from rewards.language.chooser import CachedChooser, Question, calls_of, label_ids
 from rewards.language.claims import Claims, distinct, harmonic_mean
 from rewards.language.judge import PROMPT as JUDGE_PROMPT
 from rewards.language.judge import VlmJudge
@@ -25,7 +29,7 @@ from rewards.text.detail_units import detail_units
 from rl_caption.data.base import DataError
 from rl_caption.data.jsonl import JsonLinesData
 from tests.clip_for_tests import noise_image
-from tests.endpoints_for_tests import endpoint, listing
+from tests.endpoints_for_tests import endpoint, listing, prompt_of
 from tests.hf_models_for_tests import tiny_gpt2
 from tests.vlm_for_tests import answering_vlm
 
@@ -132,6 +136,9 @@ def test_a_caption_of_400_words_does_not_win_by_length(language_model: str) -> N
         ([{"question": "x", "choices": ["a", "a"], "answer": "a"}], "choices"),
         ([{"question": "x", "choices": [str(number) for number in range(26)], "answer": "1"}], "choices"),
         ([{"question": 1, "choices": ["a", "b"], "answer": "a"}], "question"),
+        ([{"question": "x", "choices": ["a", NOT_SAID], "answer": "a"}], "choices"),
+        ([{"question": "x", "choices": ["a", " "], "answer": "a"}], "choices"),
+        ([{"question": "x", "choices": ["a b", "a  b "], "answer": "a b"}], "choices"),
     ],
 )
 def test_a_wrong_question_is_named_before_any_is_asked(language_model: str, items: Any, key: str) -> None:
@@ -211,11 +218,14 @@ def test_labels_that_the_tokenizer_confuses_are_refused(language_model: str) -> 
     tokenizer = AutoTokenizer.from_pretrained(language_model)
     with pytest.raises(ValueError, match="yes"):
         label_ids(tokenizer, ["yes", "yesterday"], "r")
+    chooser = CaptionQA(model=language_model).chooser
+    with pytest.raises(RewardError, match=r"row 3.*yesterday"):
+        chooser.choose([Question("x", ("yes", "yesterday"), "row 3")])
 
 
-def token_listing(token: Any, logprob: Any) -> dict[str, Any]:
-    """An answer of the endpoint, with one token as it is."""
-    content = [{"top_logprobs": [{"token": token, "logprob": logprob}]}]
+def token_listing(*tokens: tuple[Any, Any]) -> dict[str, Any]:
+    """An answer of the endpoint, with tokens and their logarithms of probabilities as they are."""
+    content = [{"top_logprobs": [{"token": token, "logprob": logprob} for token, logprob in tokens]}]
     return {"choices": [{"logprobs": {"content": content}}]}
 
 
@@ -250,13 +260,20 @@ def test_an_endpoint_answers_by_the_probabilities_it_lists(monkeypatch: pytest.M
         (200, b"<html>"),
         (200, b"[" * 100_000),
         (200, listing(A=0.5) | {"choices": [{"logprobs": None}]}),
-        *((200, token_listing("A", logprob)) for logprob in ("much", 1e9, 800, math.inf, math.nan, None)),
-        (200, token_listing(5, -1.0)),
+        *((200, token_listing(("A", logprob))) for logprob in ("much", 1e9, 800, 0.5, math.inf, math.nan, None)),
+        (200, token_listing((5, -1.0))),
+        (200, token_listing(("A", -1.0), ("x", math.nan))),
+        (200, token_listing()),
+        (200, listing(A=0.5)),
+        (200, listing(The=0.9, A=1e-4, So=5e-5)),
+        (200, json.dumps(listing(A=1.0)).encode()[:90], {"Content-Length": 500}),
+        (200, iter([json.dumps(listing(A=1.0)).encode()[:90]])),
+        (429, {}, {"Retry-After": 60}),
         (400, {"error": {"message": "no such model"}}),
         (503, {"error": "busy"}),
     ],
 )
-def test_an_endpoint_that_fails_is_an_error_with_row_and_question(answer: tuple[int, Any]) -> None:
+def test_an_endpoint_that_fails_is_an_error_with_row_and_question(answer: tuple[Any, ...]) -> None:
     with endpoint(lambda _: answer) as options:
         reward = MixedReward({"qa": (CaptionQA(endpoint=options | {"attempts": 1}), 1.0)})
         with pytest.raises(RewardError, match="row 0, question 0"):
@@ -287,6 +304,156 @@ def test_a_busy_endpoint_is_asked_again_and_limits_hold() -> None:
         CaptionQA(endpoint={"url": "http://127.0.0.1:1", "modell": "m"})
     with pytest.raises(ValueError, match=r"endpoint\.url"):
         CaptionQA(endpoint={"url": "file:///etc/passwd", "model": "m"})
+
+
+def test_an_endpoint_that_is_slow_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drip(_: dict[str, Any]) -> tuple[int, Any]:
+        return 200, (time.sleep(0.05) or b" " for _ in range(200))  # type: ignore[func-returns-value]
+
+    def ask(options: dict[str, Any], message: str, **more: Any) -> None:
+        reward, start = CaptionQA(endpoint=options, **more), time.monotonic()
+        with pytest.raises(RewardError, match=rf"row \d, question 0.*{message}"):
+            reward(None, [CAPTION] * 9, questions=[QUESTIONS[:1]] * 9, image_id=[*"123456789"])
+        assert time.monotonic() - start < 5
+
+    with endpoint(drip) as options:
+        ask(options | {"attempts": 1, "timeout": 0.3}, "complete")
+        ask(options | {"attempts": 99, "time_limit": 0.3}, "time_limit")
+    with endpoint(lambda _: (503, {})) as options:
+        ask(options | {"attempts": 99, "time_limit": 0.3}, "time_limit")
+    with endpoint(lambda _: (429, {}, {"Retry-After": 60})) as options:
+        ask(options | {"attempts": 99, "time_limit": 0.3}, "time_limit.*429")
+    monkeypatch.setattr("rewards.language.chooser.SAVED_TOGETHER", 1)
+    slow = lambda _: (200, listing(A=1.0, B=time.sleep(0.4) or 1e-9))  # noqa: E731
+    with endpoint(slow) as options:  # with a cache the limit is that of all questions, too
+        ask(options | {"time_limit": 1.0}, "time_limit", cache_dir=tmp_path)
+    with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database:
+        assert 1 <= database.execute("SELECT count(*) FROM answers").fetchone()[0] <= 3, "those in time are kept"
+
+
+def test_an_endpoint_is_asked_again_when_it_says_so() -> None:
+    calls: list[float] = []
+
+    def answer(_: dict[str, Any]) -> tuple[Any, ...]:
+        calls.append(time.monotonic())
+        return (429, {}, {"Retry-After": 2}) if len(calls) == 1 else (200, listing(A=1.0))
+
+    with endpoint(answer) as options:
+        CaptionQA(endpoint=options)(None, [CAPTION], questions=[QUESTIONS[:1]], image_id=["1"])
+    assert calls[1] - calls[0] >= 2
+
+
+def test_tokens_are_those_that_the_endpoint_says_or_unknown() -> None:
+    usages: list[Any] = [{"total_tokens": 50}, {"prompt_tokens": 40, "completion_tokens": 1}, {}, {"total_tokens": 9}]
+    with endpoint(lambda _: (200, listing(A=1.0) | {"usage": usages.pop(0)})) as options:
+        reward = CaptionQA(endpoint=options)
+        for tokens in (50, 91, None, None):
+            reward(None, [CAPTION], questions=[QUESTIONS[:1]], image_id=["1"])
+            assert reward.calls.tokens == tokens
+    assert reward.calls.requests == 4
+    assert calls_of(reward.chooser, None, Scripted(knowing_what_the_caption_says)) == (4, None)
+
+
+def test_a_token_that_is_listed_twice_counts_once_and_two_of_one_text_both() -> None:
+    half, quarter = math.log(0.5), math.log(0.25)
+    with endpoint(lambda _: (200, token_listing(("A", half), ("A", half), ("A", quarter), ("B", quarter)))) as options:
+        chooser = CaptionQA(endpoint=options).chooser
+        assert chooser.choose([Question("x", ("A", "B", "C"), "row 0")]) == [pytest.approx([0.75, 0.25, 0.0])]
+
+
+@pytest.mark.parametrize("answer", [[0.5, 0.5], [math.nan, 0.5, 0.5, 0], [0.9, 0.9, 0, 0], [-1, 2, 0, 0], None, "ABCD"])
+def test_a_model_of_ones_own_that_answers_with_no_distribution_is_an_error(answer: Any) -> None:
+    reward = CaptionQA(model=Scripted(lambda _: answer), score="accuracy")
+    with pytest.raises(RewardError, match="row 0, question 0"):
+        reward(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
+    chooser = Scripted(lambda _: [0.5, 0.5])
+    monitor = VlmJudge(model=chooser)
+    chooser.choose = lambda questions: []  # type: ignore[method-assign]
+    with pytest.raises(RewardError, match="0 answers to 1"):
+        monitor(None, [CAPTION], image=[noise_image(0)])
+
+
+def test_a_local_model_that_overflows_is_an_error(language_model: str) -> None:
+    reward = CaptionQA(model=language_model, score="accuracy")
+    for weight in reward.chooser._frozen.network.parameters():  # type: ignore[attr-defined]
+        weight.fill_(math.nan)
+    with pytest.raises(RewardError, match=r"row 0, question 0.*nan"):
+        reward(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
+
+
+def test_choices_of_any_script_and_as_many_as_there_are_letters() -> None:
+    bodies: list[str] = []
+
+    def first_choice(body: dict[str, Any]) -> tuple[int, Any]:
+        bodies.append(prompt_of(body))
+        line = next(line for line in bodies[-1].splitlines() if line.endswith(". 犬 🐕"))
+        return 200, listing(**{line[0]: 1.0})
+
+    items = [
+        {"question": "这是什么？", "choices": ["犬 🐕", *map(str, range(count))], "answer": "犬 🐕"}
+        for count in (1, 24)
+    ]
+    with endpoint(first_choice) as options:
+        assert CaptionQA(endpoint=options)(None, ["一只狗"], questions=[items], image_id=["图"]) == [1.0]
+    assert "一只狗" in bodies[0]
+    assert all("\nZ. " in body for body in bodies if "\nD. " in body)
+
+
+STORING = """
+import resource, sys
+from pathlib import Path
+from rewards.language.chooser import CachedChooser, Question
+
+class Model:
+    signature = "m"
+
+    def choose(self, questions):
+        return [[0.25, 0.75] for _ in questions]
+
+folder, first, last, *limit = sys.argv[1:]
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit[0]), int(limit[0])))
+chooser = CachedChooser(Model(), Path(folder))
+print("ready", flush=True)
+for number in range(int(first), int(last)):
+    chooser.choose([Question(f"{number} {part}", ("A", "B"), "row 0") for part in range(50)])
+"""
+
+
+def test_answers_survive_other_processes_one_that_is_killed_and_a_full_disk(tmp_path: Path) -> None:
+    def store(*words: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", STORING, str(tmp_path), *map(str, words)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    full = store(0, 10**6, 40_000)
+    assert re.search(r"RewardError: cache_dir: .*answers\.sqlite", full.communicate()[1])
+    both = [store(0, 20), store(10, 30)]
+    killed = store(100, 10**6)
+    assert killed.stdout is not None
+    killed.stdout.readline()
+    time.sleep(0.3)
+    killed.kill()
+    for process in both:
+        assert process.communicate()[1] == ""
+    killed.communicate()
+
+    def unasked(question: Question) -> list[float]:
+        raise RewardError(f"{question.text} was lost")
+
+    kept = CachedChooser(Scripted(unasked), tmp_path)
+    kept.signature = "m"
+    questions = [Question(f"{number} {part}", ("A", "B"), "row 0") for number in range(30) for part in range(50)]
+    assert kept.choose(questions) == [[0.25, 0.75]] * 1500
+    with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert database.execute("SELECT count(*) FROM answers").fetchone()[0] % 50 == 0, "all of a call or none"
+
+
+def test_a_cache_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    kwargs = {"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "cache_dir": str(tmp_path / "file")}
+    with pytest.raises(ValueError, match=r"cache_dir.*file"):
+        RewardBuilder().build("caption_qa", kwargs)
 
 
 def test_answers_are_kept_by_model_prompt_labels_and_image(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ where ``--specs`` names its model. Finished runs are kept: the same command goes
 
 import argparse
 import json
+import math
 import re
 import statistics
 import sys
@@ -39,7 +40,7 @@ from rl_caption.training.run_folder import is_complete
 
 BIAS_WORDS = 40
 """Words of a caption in favour of which the biased model always answers; of shorter ones proportionally less often."""
-ERRORS = (0.0, 0.05, 0.2, 0.4)
+ERRORS = (0.0, 0.05, 0.2, 0.35, 0.5, 0.65, 0.8)
 FORMS = ("caption_qa", "claims", "vlm_judge")
 _QA = re.compile(r"Caption: (.*)\n\nQuestion: (.*)\n((?:.\. .*\n)+)\nReply")
 _IMAGE_CLAIM = re.compile(r'says: "(.*)"\n\nIs this detail of it true of the image: "(.*)"\? ')
@@ -180,6 +181,7 @@ def describe(runs: Sequence[Run]) -> dict[str, str]:
     alarms = [str(one.alarm_step or "none") for one in verdicts]
     return {
         "reward at the end": _spread([run.points[-1].reward for run in runs], 3),
+        "its rise": _spread([run.points[-1].reward - run.points[0].reward for run in runs], 3),
         "oracle F1": _spread([100 * run.points[-1].f1 for run in runs], 1),
         "words": _spread(lengths, 1),
         "unparsed words, %": _spread([100 * run.points[-1].unparsed for run in runs], 1),
@@ -225,21 +227,25 @@ def main() -> None:
         sys.exit(f"{sum(map(len, results.values()))} of {len(grid)} runs are finished: the same command goes on")
 
 
+def _rate(errors: str) -> float:
+    """The wrong answers of a row, %; what errs in favour of long captions comes last."""
+    return float(errors[:-2]) if "%" in errors else math.inf
+
+
 def report(results: dict[tuple[str, str], list[Path]], out: Path) -> None:
     """Write the table, and the curves of oracle F1 over the steps: of random errors, and of the bias."""
     runs = {key: [read_run(folder) for folder in found] for key, found in results.items()}
     start = statistics.fmean(run.points[0].f1 for found in runs.values() for run in found)
-    rows = [[form, errors, *describe(found).values()] for (form, errors), found in sorted(runs.items())]
+    ordered = sorted(runs.items(), key=lambda item: (item[0][0], _rate(item[0][1])))
+    rows = [[form, errors, *describe(found).values()] for (form, errors), found in ordered]
     table = markdown(["reward", "errors", *describe(next(iter(runs.values())))], rows)
     write_text(out / "table.md", f"{table}\n\nOracle F1 of the start: {100 * start:.1f}\n")
     charts: dict[str, list[Series]] = {}
     for form in FORMS:
-        rates = [
-            (float(errors[:-2]), found) for (name, errors), found in runs.items() if name == form and "%" in errors
-        ]
-        charts[form] = []
+        rates = [(_rate(errors), found) for (name, errors), found in ordered if name == form and "%" in errors]
+        charts[form] = [Series("oracle F1 of the start, x100", [(rate, 100 * start) for rate, _ in rates], 6)]
         for colour, (name, part) in enumerate((("oracle F1, x100", "f1"), ("reward, x100", "reward"))):
-            values = {rate: [100 * getattr(run.points[-1], part) for run in found] for rate, found in sorted(rates)}
+            values = {rate: [100 * getattr(run.points[-1], part) for run in found] for rate, found in rates}
             errors_of = {rate: statistics.stdev(ends) for rate, ends in values.items() if len(ends) > 1}
             points = [(rate, statistics.fmean(ends)) for rate, ends in values.items()]
             charts[form].append(Series(name, points, colour, True, errors_of))

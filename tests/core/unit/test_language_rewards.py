@@ -72,10 +72,6 @@ def knowing_what_the_caption_says(question: Question) -> list[float]:
     return [0.9 if place == chosen else 0.1 / (len(lines) - 1) for place in range(len(lines))]
 
 
-def asking(reward: Any, answer: Callable[[Question], list[float]], language_model: str, **options: Any) -> Any:
-    return reward(model=Scripted(answer), **options)
-
-
 def test_a_local_model_answers_by_the_probabilities_of_the_labels(language_model: str) -> None:
     reward = CaptionQA(model=language_model, words=None, batch_size=3)
     captions = [CAPTION, "a cat", "two small birds sit on a long branch of a tree"]
@@ -101,8 +97,8 @@ def test_a_local_model_answers_by_the_probabilities_of_the_labels(language_model
     assert len(set(scores)) == 3
 
 
-def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption(language_model: str) -> None:
-    reward = asking(CaptionQA, knowing_what_the_caption_says, language_model)
+def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption() -> None:
+    reward = CaptionQA(model=Scripted(knowing_what_the_caption_says))
     scores = reward(None, [CAPTION, "a cat on the grass"], questions=[QUESTIONS] * 2, image_id=["1", "1"])
     assert scores == pytest.approx([0.9, (0.1 / 3 + 0.9) / 2])
     texts = [question.text.split("Question: ")[1] for question in reward.chooser.asked]
@@ -110,13 +106,13 @@ def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption(language_mo
     orders = {tuple(shuffled_choices(4, seed, image, 0)) for seed in range(5) for image in "abcde"}
     assert len(orders) > 10
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
-    exact = asking(CaptionQA, knowing_what_the_caption_says, language_model, score="accuracy")
+    exact = CaptionQA(model=Scripted(knowing_what_the_caption_says), score="accuracy")
     assert exact(None, [CAPTION, "a cat on grass"], questions=[QUESTIONS] * 2, image_id=["1", "1"]) == [1.0, 0.5]
 
 
-def test_a_caption_of_400_words_does_not_win_by_length(language_model: str) -> None:
+def test_a_caption_of_400_words_does_not_win_by_length() -> None:
     many = [{"question": f"Is there {word}?", "choices": [word, "none"], "answer": word} for word in "abcdefghij"]
-    reward = asking(CaptionQA, knowing_what_the_caption_says, language_model)
+    reward = CaptionQA(model=Scripted(knowing_what_the_caption_says))
     short = " ".join("abcdef")  # six of ten
     long = " ".join([*"abcdefghij"] * 40)
     scores = reward(None, [short, long], questions=[many] * 2, image_id=["1", "1"])
@@ -141,14 +137,14 @@ def test_a_caption_of_400_words_does_not_win_by_length(language_model: str) -> N
         ([{"question": "x", "choices": ["a b", "a  b "], "answer": "a b"}], "choices"),
     ],
 )
-def test_a_wrong_question_is_named_before_any_is_asked(language_model: str, items: Any, key: str) -> None:
-    reward = asking(CaptionQA, knowing_what_the_caption_says, language_model)
+def test_a_wrong_question_is_named_before_any_is_asked(items: Any, key: str) -> None:
+    reward = CaptionQA(model=Scripted(knowing_what_the_caption_says))
     with pytest.raises(RewardError, match=rf"row 1.*{key}"):
         reward(None, [CAPTION] * 2, questions=[QUESTIONS, items], image_id=["1", "2"])
     assert reward.chooser.asked == []
 
 
-def test_claims_have_precision_recall_and_f(language_model: str) -> None:
+def test_claims_have_precision_recall_and_f() -> None:
     def true_of_dogs(question: Question) -> list[float]:
         claim = question.text.split('"')[1]
         return [0.8, 0.2] if "dog" in claim else [0.3, 0.7]
@@ -157,7 +153,7 @@ def test_claims_have_precision_recall_and_f(language_model: str) -> None:
     captions = ["a dog sits", ""]
     found = {}
     for score in ("precision", "recall", "f"):
-        reward = asking(Claims, true_of_dogs, language_model, score=score)
+        reward = Claims(model=Scripted(true_of_dogs), score=score)
         found[score] = reward(None, captions, references=references)
 
     def mean(text: str) -> float:
@@ -235,7 +231,7 @@ def test_an_endpoint_answers_by_the_probabilities_it_lists(monkeypatch: pytest.M
 
     def answer(body: dict[str, Any]) -> tuple[int, Any]:
         bodies.append(body)
-        return 200, listing(**{"A": 0.3, " A": 0.1, "B": 0.2, "The": 0.4})
+        return 200, listing(**{"A": 0.3, " A": 0.1, "B": 0.2, "An": 0.4})
 
     with endpoint(answer) as options:
         reward = CaptionQA(endpoint=options)

@@ -483,7 +483,7 @@ def test_questions_that_do_not_fit_a_set_are_named(tmp_path: Path) -> None:
         compare_with_people(replace(settings, questions=None))
     with pytest.raises(ConfigError, match=r"^questions is .*sugarcrepe"):
         compare_with_people(config(tmp_path, "sugarcrepe", questions=str(file)))
-    with pytest.raises(ConfigError, match=r"^questions is not used"):
+    with pytest.raises(ConfigError, match=r"^questions"):
         compare_with_people(replace(settings, set="scenes", data=None))
 
 

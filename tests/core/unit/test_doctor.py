@@ -309,6 +309,20 @@ def test_every_shipped_recipe_of_a_captioner_is_described_before_anything_is_the
         assert (" keys and values " in memory_line(report)) == ("vlm" in recipe or "qwen" in recipe)
 
 
+def test_a_recipe_of_any_other_program_is_checked(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "SECTIONS", {})
+    others = {program: name for name, program in RECIPES.items() if program not in ("xe", "scst")}
+    assert {"evaluate", "reward_model", "ablate", "grpo_vlm", "judge"} < others.keys()
+    launcher = others.pop("accelerate launch")
+    for program, name in others.items():
+        assert doctor.main(["--config", name]) == 0
+        assert f"To start it: rl-caption {program} --config {name}" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["--config", launcher])
+    assert ended.value.code == 2
+    assert "--config_file" in capsys.readouterr().err
+
+
 NO_STUDENT = {"l_clipscore": {"kwargs": {"backbone": "none/yet"}}}
 
 

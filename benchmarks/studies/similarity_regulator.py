@@ -282,7 +282,8 @@ def captioner_tables(arguments: argparse.Namespace, judge: DualEncoder) -> str:
         for text in arguments.texts:
             seeds_of: dict[str, list[Figures]] = {}
             for weight in ["0", *(weight for weight in arguments.weights if weight != "0")]:
-                runs = sorted(folder_of(arguments.out, text, weight, 0).parent.glob(f"seed*/{objective}/test"))
+                folder = folder_of(arguments.out, text, weight, 0).parent
+                runs = [file.parent for file in sorted(folder.glob(f"seed*/{objective}/test/scores.json"))]
                 seeds = seeds_of[weight] = [captioner_figures(run, rows, scores, arguments.resamples) for run in runs]
                 label = [objective, text, weight]
                 if seeds:

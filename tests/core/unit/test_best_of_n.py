@@ -179,3 +179,4 @@ def test_the_mixture_that_helps_comes_first() -> None:
     assert other.gain < best.gain
     with pytest.raises(ValueError, match="images"):
         best_mixtures(rewards[:3], {"noise": noise[:3]}, gold[:3], IMAGES[:3])
+    assert len(best_mixtures(rewards[:4], {"noise": noise[:4]}, gold[:4], IMAGES[:4])) == 1

@@ -63,6 +63,8 @@ def test_rates_by_hand() -> None:
     counts = np.array([chair_counts(own, known) for own, known in zip(mentions, objects, strict=True)], float)
     assert chair_of_sums(counts.sum(axis=0, keepdims=True), 3).tolist() == [[1 / 4, 1 / 3, 2 / 4]]
     assert chair_of_sums(np.array([chair_counts([], {"dog"})], float), 1).tolist() == [[0.0, 0.0, 0.0]]
+    assert chair_of_sums(np.array([chair_counts(["cat"], {"dog"})], float), 1).tolist() == [[1.0, 1.0, 0.0]]
+    assert chair_of_sums(np.array([chair_counts(["dog"], {"dog"})], float), 1).tolist() == [[0.0, 0.0, 1.0]]
 
 
 def test_the_reward_counts_the_file_and_the_references(tmp_path: Path, synonyms: Path) -> None:

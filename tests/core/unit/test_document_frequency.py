@@ -147,6 +147,12 @@ def test_python_2_strings_are_read(tmp_path: Path) -> None:
     assert (df["café",], df.documents) == (2, 100)
 
 
+def test_the_longest_ngram_of_a_pickle_is_that_of_the_file(tmp_path: Path) -> None:
+    counts = {("a",): 60.0, ("a", "dog"): 30.0}
+    (tmp_path / "two.p").write_bytes(pickle.dumps({"document_frequency": counts, "ref_len": 100}))
+    assert load_legacy_pickle(tmp_path / "two.p").n == 2
+
+
 class RunsSomething:
     def __init__(self, target: object, *arguments: object) -> None:
         self.call = (target, arguments)

@@ -89,12 +89,15 @@ def test_run_passes_text_and_names_status_and_last_words(stand_in) -> None:
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes through /proc")
 def test_what_takes_too_long_is_ended_with_its_children(stand_in, tmp_path: Path) -> None:
     """A ``java`` that is a script with two children: one holds the pipes, and would be waited for; one does not."""
-    stand_in(f"{VERSION}\nsleep 600 > /dev/null 2>&1 & echo $! > {tmp_path}/child; sleep 20 & wait")
+    stand_in(
+        f"{VERSION}\nsleep 600 > /dev/null 2>&1 & echo $! > {tmp_path}/child; (sleep 9; touch {tmp_path}/late) & wait"
+    )
     for call in (lambda java: java.run(), lambda java: java.read()):
         with program(0.3) as java, pytest.raises(JavaError, match=r"0\.3 s"):
             call(java)
         assert not Path(f"/proc/{java._process.pid}").exists()
         assert is_gone(int((tmp_path / "child").read_text()))
+        assert not (tmp_path / "late").exists(), "it was not waited for"
 
 
 @posix

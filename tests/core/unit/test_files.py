@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rewards.clip.student import LCLIP, LCLIPConfig
-from rewards.files import atomic_write, load_json, read_array, remove_leftovers
+from rewards.files import array_header, atomic_write, load_json, read_array, remove_leftovers
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.data.files import write_json
 from rl_caption.training.run_folder import drop_after
@@ -102,6 +102,8 @@ def test_arrays_are_read_by_many_threads_as_numpy_reads_them(tmp_path: Path) -> 
                 assert (found.dtype, found.flags.writeable) == (expected.dtype, True)
     finally:
         sys.setswitchinterval(interval)
+    with (tmp_path / "0.npy").open("rb") as file, pytest.raises(ValueError, match=r"\b130\b"):
+        array_header(file, 130)  # of 12 numbers
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
     with (tmp_path / "objects.npy").open("rb") as file, pytest.raises(ValueError, match="objects"):
         read_array(file, 10**6)

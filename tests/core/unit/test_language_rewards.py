@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 from rewards.base import Reward, RewardError
 from rewards.build import RewardBuilder
+from rewards.http import HttpError, request_json
 from rewards.language.caption_qa import NOT_SAID, PROMPT, CaptionQA, length_factor, shuffled_choices
 from rewards.language.chooser import CachedChooser, Question, calls_of, label_ids
 from rewards.language.claims import Claims, distinct, harmonic_mean
@@ -620,3 +622,14 @@ def test_arguments_out_of_their_range_are_named(kwargs: dict[str, Any], key: str
 def test_a_precision_that_there_is_not_is_named(vision_model: str) -> None:
     with pytest.raises(ValueError, match=r"^precision"):
         VlmJudge(vision_model, precision="int8")  # type: ignore[arg-type]
+
+
+def test_attempts_are_further_and_further_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    with pytest.raises(HttpError, match=url):
+        request_json(url, attempts=4, backoff=1.0)
+    assert [1 <= pause / 2**number <= 2 for number, pause in enumerate(filter(None, pauses))] == [True] * 3

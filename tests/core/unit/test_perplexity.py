@@ -3,12 +3,14 @@
 import math
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewards.base import RewardError
+from rewards.frozen_model import most_tokens
 from rewards.registry import build
 from rewards.text.perplexity import Perplexity
 from tests.hf_models_for_tests import tiny_gpt2
@@ -67,6 +69,14 @@ def test_scores_are_clamped_and_long_captions_cut(folder: Path) -> None:
     longest = AutoModelForCausalLM.from_pretrained(folder).config.max_position_embeddings
     long, longer = free(None, ["a " * longest, "a " * (longest + 40)])
     assert long == pytest.approx(longer, abs=1e-6)
+
+
+def test_positions_of_roberta_start_after_that_of_padding() -> None:
+    tokenizer = SimpleNamespace(model_max_length=600)
+    shape = {"max_position_embeddings": 514, "pad_token_id": 1}
+    assert most_tokens(SimpleNamespace(model_type="xlm-roberta", **shape), tokenizer) == 512
+    assert most_tokens(SimpleNamespace(model_type="bert", **shape), tokenizer) == 514
+    assert most_tokens(SimpleNamespace(model_type="t5"), tokenizer) == 600
 
 
 def test_signature_precision_and_pickling(folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rewards.base import Reward, RewardError, required_column
+from rewards.base import Reward, RewardError, as_texts, required_column
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.grammar_head import GrammarModel
 from rewards.mixed import MixedReward
@@ -121,6 +121,13 @@ def test_a_step_of_the_trainer_with_every_reward(rewards, trainer, column, tmp_p
         mean = logged[f"rewards/{reward.__name__}/mean"]
         assert mean == pytest.approx(sum(alone) / len(alone), rel=1e-5, abs=1e-7), name
     assert {"reward/cider", "reward/l_clipscore"} <= logged.keys(), "the terms of a mixture are logged as well"
+
+
+@pytest.mark.parametrize("completion", [[], ["a dog"], [None], [{"role": "assistant"}], {"content": "a dog"}, None, 3])
+def test_what_is_no_completion_is_named(completion: Any) -> None:
+    assert as_texts([[{"role": "user", "content": "x"}, {"content": "a"}], "b"]) == ["a", "b"]
+    with pytest.raises(RewardError, match="completion 1 "):
+        as_texts(["a dog", completion])
 
 
 def test_an_image_may_be_in_a_list_of_one() -> None:

@@ -165,7 +165,9 @@ def test_scores_and_references_after_prompts_of_rows_are_those_of_each_prompt_al
 def test_a_prompt_that_cannot_be_read_is_refused_with_its_row(tmp_path):
     row = tiny_rows(1)[0]
     captioner = tiny_hf_captioner("instructblip", tmp_path / "instructblip")
-    assert captioner.eos_token_id == captioner.tokenizer.eos_token_id != captioner.policy.config.text_config.eos_token_id
+    assert (
+        captioner.eos_token_id == captioner.tokenizer.eos_token_id != captioner.policy.config.text_config.eos_token_id
+    )
     with pytest.raises(DataError, match=r"image-0.*'a dog'.*InstructBLIP"):
         captioner.preprocess([row | {"prompt": "a dog"}])
     with pytest.raises(DataError, match=r"image-0.*40 tokens: BLIP.*32"):

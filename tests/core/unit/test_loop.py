@@ -610,6 +610,7 @@ def test_trackers_show_captions_now_and_first_with_their_scores(library, tmp_pat
         tables = events.Tensors("val/captions/text_summary")
         assert [event.step for event in tables] == [0, 10]
         text = tables[1].tensor_proto.string_val[0].decode()
+        assert text.splitlines()[0].count("|") == len(expected[0]) + 1
         assert text.splitlines()[2:] == [
             "| " + " | ".join([*(cell.replace("|", "\\|") for cell in line[:-1]), f"{line[-1]:.4g}"]) + " |"
             for line in expected

@@ -16,7 +16,7 @@ import transformers
 from accelerate.state import AcceleratorState
 
 from benchmarks import __main__ as every
-from benchmarks import cider, evaluation, gpu, hf_step, memory, scst_step, startup, threads
+from benchmarks import cider, counts, evaluation, gpu, hf_step, memory, scst_step, startup, threads
 from benchmarks.harness import Measurement, Timing, command
 from benchmarks.l_clip import CACHED, FULL, TRIMMED, caption_words, load_encoders, reward_variants, write_images
 from benchmarks.l_clip import Shapes as ClipShapes
@@ -325,3 +325,12 @@ def test_a_wheel_of_pycocoevalcap_keeps_its_cider_alone(tmp_path) -> None:
             "pycocoevalcap/__init__.py",
             "pycocoevalcap/cider/cider.py",
         ]
+
+
+def test_names_that_say_nothing_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def fused(own, text):\n    for part in own:\n        embed(part)\n\n\ndef embed(text):\n    return text\n"
+    (tmp_path / "a.py").write_text(source)
+    monkeypatch.setattr(counts, "PACKAGES", (tmp_path,))
+    assert counts.empty_names() == (2, 1)
+    monkeypatch.undo()
+    assert sum(counts.empty_names()) <= 26, "say what the new value is, or what the new function computes"

@@ -53,7 +53,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
     from rl_caption.runtime.launch import check_environment, die_with_launcher
 
     set_threads()
-    leave_scripts_folder()
+    try:
+        leave_scripts_folder()
+    except FileNotFoundError as error:
+        raise UsageError("the working directory was removed: change to one that is there") from error
     program = PROGRAMS[name]
     if name not in installed_programs():
         raise UsageError(f"{name} comes with the lab, the folder rl_caption/lab, which is not installed")

@@ -193,6 +193,20 @@ def test_a_reader_that_has_gone_ends_a_program_without_a_message(arguments: list
         assert process.wait() == 128 + signal.SIGPIPE
 
 
+@pytest.mark.parametrize("words", [["doctor"], ["xe", "--config", "demo_xe"], ["report", "x"]])
+def test_a_working_directory_that_was_removed_is_said(
+    words: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with pytest.raises(SystemExit) as raised:
+        main(words)
+    assert raised.value.code != 0
+    assert "working directory" in capsys.readouterr().err
+
+
 def test_programs_are_listed(capsys: Any) -> None:
     assert main(["--help"]) == 0
     assert "self-critical" in capsys.readouterr().out

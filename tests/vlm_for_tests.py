@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -178,11 +179,11 @@ def vlm_captions(
     return {image_id: candidates[0].caption for image_id, candidates in found.items()}
 
 
-def answering_vlm(folder: Path) -> Path:
-    """``tiny_qwen2_vl`` whose vocabulary also has the digits, Yes and No; return its folder."""
+def answering_vlm(folder: Path, tiny_vlm: Callable[[Path], Path] = tiny_qwen2_vl) -> Path:
+    """A ``tiny_vlm`` whose vocabulary also has the digits, Yes and No; return its folder."""
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
-    tiny_qwen2_vl(folder)
+    tiny_vlm(folder)
     processor, policy = AutoProcessor.from_pretrained(folder), AutoModelForImageTextToText.from_pretrained(folder)
     processor.tokenizer.add_tokens([*"0123456789", "Yes", "No"])
     torch.manual_seed(1)

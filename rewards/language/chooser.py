@@ -14,7 +14,7 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -148,7 +148,7 @@ def build_chooser(
 
     def load(name: str) -> Chooser:
         if vision:
-            return VisionChooser(name, reward, device, precision)
+            return VisionChooser(name, reward, device, precision, batch_size)
         return TextChooser(name, reward, device, precision, batch_size)
 
     return answering_model(reward, model, endpoint, cache_dir, Chooser, load, EndpointChooser, CachedChooser)
@@ -222,12 +222,30 @@ def prompt_ids(frozen: FrozenModel, question: Question, room: int = 0) -> list[i
     return ids
 
 
-class TextChooser:
-    """A local causal language model: one forward pass for a batch of prompts, read at the last token.
+def next_logits(network: Any, inputs: Mapping[str, Any]) -> Any:
+    """Logits [B, V] of the first token of the answers to B prompts.
 
-    Padding is on the right, behind the token that is read, so that answers do not depend on the batch (but for
-    rounding).
+    Prompts are padded on the right, where no token that counts sees the padding, so that an answer does not depend on
+    the batch (but for rounding). Logits are made for the ends of prompts alone: those of whole prompts take gigabytes.
     """
+    import torch
+
+    ends = inputs["attention_mask"].sum(1) - 1
+    positions, place = torch.unique(ends, return_inverse=True)
+    with torch.no_grad():
+        logits = network(**inputs, logits_to_keep=positions, use_cache=False).logits
+    return logits[torch.arange(len(ends), device=place.device), place]
+
+
+def _answer(question: Question, logits: Any, tokenizer: Any, reward: str) -> list[float]:
+    """Probabilities of the labels from the logits [V] of the first token of the answer."""
+    with naming(question.where, (ValueError,), RewardError):
+        pieces = label_ids(tokenizer, question.labels, reward)
+    return label_probabilities(logits, pieces)
+
+
+class TextChooser:
+    """A local causal language model: one forward pass for a batch of prompts."""
 
     def __init__(self, model: str, reward: str, device: str | None, precision: Precision, batch_size: int) -> None:
         self._frozen, self.reward = load_frozen("AutoModelForCausalLM", model, reward, device, precision), reward
@@ -243,16 +261,13 @@ class TextChooser:
         answers: list[list[float]] = [[] for _ in questions]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         for batch in chunks(order, self.batch_size, f"{self.reward}: answers"):
-            lengths = torch.tensor([len(prompts[row]) for row in batch])
             ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompts[row]) for row in batch], batch_first=True)
+            lengths = torch.tensor([len(prompts[row]) for row in batch])
             mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-            with torch.no_grad():
-                device = self._frozen.device
-                logits = self._frozen.network(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
-            for place, row in enumerate(batch):
-                with naming(questions[row].where, (ValueError,), RewardError):
-                    pieces = label_ids(self._frozen.tokenizer, questions[row].labels, self.reward)
-                answers[row] = label_probabilities(logits[place, lengths[place] - 1], pieces)
+            device = self._frozen.device
+            logits = next_logits(self._frozen.network, {"input_ids": ids.to(device), "attention_mask": mask.to(device)})
+            for row, logits_of_row in zip(batch, logits, strict=True):
+                answers[row] = _answer(questions[row], logits_of_row, self._frozen.tokenizer, self.reward)
             self.requests += len(batch)
             self.tokens += int(lengths.sum())
         return answers
@@ -270,7 +285,7 @@ class VisionModel:
 
         with naming(f"{reward}: the model {model!r} cannot be loaded"):
             options = transformers_options(model)
-            self.processor: Any = transformers.AutoProcessor.from_pretrained(model, **options)
+            self.processor: Any = transformers.AutoProcessor.from_pretrained(model, padding_side="right", **options)
             if not getattr(self.processor, "chat_template", None):
                 raise ValueError("its processor has no chat template")
             options |= {"dtype": DTYPES[precision], "use_safetensors": True}
@@ -279,42 +294,46 @@ class VisionModel:
         self.network = network.to(self.device).eval().requires_grad_(False)
         self.signature = f"{Path(model).name},{fingerprint(network.state_dict())[:12]},{precision}"
 
-    def inputs(self, question: Question) -> Any:
-        """Tensors of one prompt with its image. Raises ``RewardError`` for an image that cannot be opened."""
-        content: list[dict[str, Any]] = [{"type": "text", "text": question.text}]
-        if question.image is not None:
-            content.insert(0, {"type": "image", "image": open_image(question.image)})
+    def inputs(self, questions: Sequence[Question]) -> Any:
+        """Tensors of prompts with their images, padded on the right.
+
+        Raises ``RewardError`` for an image that cannot be opened.
+        """
+        messages = []
+        for question in questions:
+            content: list[dict[str, Any]] = [{"type": "text", "text": question.text}]
+            if question.image is not None:
+                content.insert(0, {"type": "image", "image": open_image(question.image)})
+            messages.append([{"role": "user", "content": content}])
         return self.processor.apply_chat_template(
-            [{"role": "user", "content": content}],
+            messages,
             add_generation_prompt=True,
             tokenize=True,
             return_dict=True,
             return_tensors="pt",
+            processor_kwargs={"padding": True},
         ).to(self.device, dtype=self.network.dtype)
 
 
 class VisionChooser:
-    """A local vision-language model: one forward pass for each question."""
+    """A local vision-language model: one forward pass for a batch of prompts with their images."""
 
-    def __init__(self, model: str, reward: str, device: str | None, precision: Precision) -> None:
+    def __init__(self, model: str, reward: str, device: str | None, precision: Precision, batch_size: int) -> None:
         self._model, self.reward = VisionModel(model, reward, device, precision), reward
+        self.batch_size = batch_size
         self.signature = self._model.signature
         self.requests = self.tokens = 0
 
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
         """As ``Chooser.choose``. Raises ``RewardError`` for an image that cannot be opened."""
-        import torch
-
         answers = []
-        for (question,) in chunks(questions, 1, f"{self.reward}: answers"):
-            inputs = self._model.inputs(question)
-            with torch.no_grad():
-                logits = self._model.network(**inputs).logits[0, -1]
-            with naming(question.where, (ValueError,), RewardError):
-                pieces = label_ids(self._model.processor.tokenizer, question.labels, self.reward)
-            answers.append(label_probabilities(logits, pieces))
-            self.requests += 1
-            self.tokens += inputs["input_ids"].numel()
+        for batch in chunks(questions, self.batch_size, f"{self.reward}: answers"):
+            inputs = self._model.inputs(batch)
+            logits = next_logits(self._model.network, inputs)
+            tokenizer = self._model.processor.tokenizer
+            answers += [_answer(*pair, tokenizer, self.reward) for pair in zip(batch, logits, strict=True)]
+            self.requests += len(batch)
+            self.tokens += int(inputs["attention_mask"].sum())
         return answers
 
 

@@ -60,7 +60,7 @@ class Claims:
         cut: language model that cuts captions into claims, as ``{model: ...}`` or ``{endpoint: {url, model, ...}}`` and
             further arguments of ``build_writer``; None cuts by rules.
         cache_dir: folder where answers are kept.
-        device, precision, batch_size: of the local model, as for ``Icc``; with ``source: image`` it answers one by one.
+        device, precision, batch_size: of the local model, as for ``Icc``.
 
     Raises:
         ValueError: an argument is wrong, or the model cannot be loaded.

@@ -37,8 +37,7 @@ class VlmJudge:
         prompt: with ``{caption}``, and ``{references}`` where they are shown; None is the package's. It has to ask for
             one digit.
         cache_dir: folder where answers are kept.
-        device, precision: of the local model, as for ``Icc``.
-        batch_size: of no effect: a local model answers questions about an image one by one.
+        device, precision, batch_size: of the local model, as for ``Icc``.
 
     Raises:
         ValueError: an argument is wrong, or the model cannot be loaded.

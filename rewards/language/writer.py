@@ -142,11 +142,8 @@ class VisionWriter:
     """A local vision-language model, greedily, one prompt with its image at a time."""
 
     def __init__(self, model: str, name: str, device: str | None, precision: Precision, max_new_tokens: int) -> None:
-        self._model, self.name, self.max_new_tokens = (
-            VisionModel(model, name, device, precision),
-            name,
-            max_new_tokens,
-        )
+        self._model, self.name = VisionModel(model, name, device, precision), name
+        self.max_new_tokens = max_new_tokens
         self.signature = f"{self._model.signature},tokens{max_new_tokens}"
         self.requests = self.tokens = 0
 
@@ -154,7 +151,7 @@ class VisionWriter:
         """As ``Writer.write``. Raises ``RewardError`` for an image that cannot be opened."""
         network, tokenizer = self._model.network, self._model.processor.tokenizer
         return [
-            _generate(network, tokenizer, self, self._model.inputs(question))
+            _generate(network, tokenizer, self, self._model.inputs([question]))
             for (question,) in chunks(questions, 1, f"{self.name}: texts")
         ]
 

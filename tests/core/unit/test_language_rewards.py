@@ -21,7 +21,7 @@ from rewards.base import Reward, RewardError
 from rewards.build import RewardBuilder
 from rewards.http import HttpError, request_json
 from rewards.language.caption_qa import NOT_SAID, PROMPT, CaptionQA, length_factor, shuffled_choices
-from rewards.language.chooser import CachedChooser, Question, calls_of, label_ids
+from rewards.language.chooser import CachedChooser, Question, VisionChooser, calls_of, label_ids
 from rewards.language.claims import Claims, distinct, harmonic_mean
 from rewards.language.judge import PROMPT as JUDGE_PROMPT
 from rewards.language.judge import VlmJudge
@@ -33,7 +33,7 @@ from rl_caption.data.jsonl import JsonLinesData
 from tests.clip_for_tests import noise_image
 from tests.endpoints_for_tests import endpoint, listing, prompt_of
 from tests.hf_models_for_tests import tiny_gpt2
-from tests.vlm_for_tests import answering_vlm
+from tests.vlm_for_tests import answering_vlm, tiny_idefics3, tiny_qwen2_vl
 
 CAPTION = "a brown dog runs on the grass"
 QUESTIONS = [
@@ -210,6 +210,29 @@ def test_a_rating_is_the_expectation_of_its_digit(vision_model: str) -> None:
     with_references = VlmJudge(model=vision_model, references=True)
     assert with_references.columns == {"image", "references"}
     assert with_references.signature != reward.signature
+
+
+@pytest.mark.parametrize("tiny_vlm", [tiny_qwen2_vl, tiny_idefics3])
+def test_answers_about_images_do_not_depend_on_the_batch(tmp_path: Path, tiny_vlm: Callable[[Path], Path]) -> None:
+    """Images of different sizes have prompts of different lengths; with Idefics3 one has several tiles."""
+    model = str(answering_vlm(tmp_path, tiny_vlm))
+    images = [noise_image(number, size) for number, size in enumerate([(50, 37), (20, 90), (120, 120), (8, 8)])]
+    questions = [
+        Question(f"How good is {'a ' * number}dog?", tuple("0123456789"), f"row {number}", image)
+        for number, image in enumerate(images)
+    ]
+    choosers = [VisionChooser(model, "r", "cpu", "fp32", batch_size) for batch_size in (1, 3)]
+    alone, together = (chooser.choose(questions) for chooser in choosers)
+    for answer, answer_in_batch in zip(alone, together, strict=True):
+        assert answer_in_batch == pytest.approx(answer, abs=1e-5)
+    assert max(max(answer) - min(answer) for answer in zip(*alone, strict=True)) > 1e-3, "questions matter"
+    assert calls_of(choosers[0]) == calls_of(choosers[1])
+    network, processor = choosers[1]._model.network, choosers[1]._model.processor
+    passes = []
+    network.register_forward_hook(lambda module, args, output: passes.append(output.logits.shape))
+    choosers[1].choose(questions[:3])
+    ends = choosers[1]._model.inputs(questions[:3])["attention_mask"].sum(1).unique()
+    assert passes == [(3, len(ends), len(processor.tokenizer))], "one pass, with logits at the ends alone"
 
 
 def test_labels_that_the_tokenizer_confuses_are_refused(language_model: str) -> None:

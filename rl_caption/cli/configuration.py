@@ -329,7 +329,7 @@ def _values_of(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def with_lists(arguments: Sequence[str], option: str) -> list[str]:
-    """``--compare A B`` is ``--compare=["A", "B"]``: all words up to the next option.
+    """``--compare A B`` is ``--compare=["A", "B"]``: all words up to the next option; so is ``--compare=A``, of one word.
 
     Raises ``UsageError`` for ``--model A --model B``, where ``option`` is ``--models``.
     """
@@ -337,10 +337,17 @@ def with_lists(arguments: Sequence[str], option: str) -> list[str]:
     if option.endswith("s") and sum(word.partition("=")[0] == option[:-1] for word in words) > 1:
         raise UsageError(f"{option[:-1]} is given several times: for several, {option} A B")
     if option not in words:
-        return words
+        return [_as_list(word, option) for word in words]
     start = words.index(option)
     end = next((index for index in range(start + 1, len(words)) if words[index].startswith("--")), len(words))
     return [*words[:start], f"{option}={json.dumps(words[start + 1 : end])}", *words[end:]]
+
+
+def _as_list(word: str, option: str) -> str:
+    name, _, value = word.partition("=")
+    return (
+        f"{option}={json.dumps([value])}" if name == option and value not in ("", "null") and value[0] != "[" else word
+    )
 
 
 def _switched_on(arguments: Sequence[str], option: str) -> list[str]:

@@ -91,6 +91,8 @@ def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:
         assert parse(EvaluateConfig, arguments, "evaluate.py").report is report
     assert with_lists(["--a", "--compare", "x", "y", "--b"], "--compare") == ["--a", '--compare=["x", "y"]', "--b"]
     assert with_lists(["--compare=[x]"], "--compare") == ["--compare=[x]"]
+    assert with_lists(["--compare=null"], "--compare") == ["--compare=null"]
+    assert with_lists(["--trust=x:Y", "--a"], "--trust") == ['--trust=["x:Y"]', "--a"]
 
 
 @pytest.mark.parametrize(

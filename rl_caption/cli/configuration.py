@@ -329,7 +329,7 @@ def _values_of(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def with_lists(arguments: Sequence[str], option: str) -> list[str]:
-    """``--compare A B`` is ``--compare=["A", "B"]``: all words up to the next option; so is ``--compare=A``, of one word.
+    """``--compare A B`` is ``--compare=["A", "B"]``, all words up to the next option; so is ``--compare=A``, one word.
 
     Raises ``UsageError`` for ``--model A --model B``, where ``option`` is ``--models``.
     """

@@ -186,7 +186,7 @@ def wrong_arguments(
         for key, argument in options.items()
         if argument.kind not in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL)
     }
-    takes = f"it takes: {', '.join(map(str, options.values())) or 'no options'}"
+    takes = f"it takes: {', '.join(named) or 'no options'}"
     takes_any = any(argument.kind is argument.VAR_KEYWORD for argument in options.values())
     unknown = [] if takes_any else [argument for argument in arguments if argument not in named]
     wrong = [

@@ -17,6 +17,7 @@ from rl_caption.data.checks import check_data
 from rl_caption.data.formats import build_data
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
+from rl_caption.runtime.errors import ConfigError
 
 
 def record(number: int, split: str = "train", **changes: Any) -> dict[str, Any]:
@@ -251,3 +252,10 @@ def test_the_long_description_is_the_one_reference(tmp_path: Path) -> None:
     assert rows[0]["references"] == ["A cat. It sits."]
     with pytest.raises(DataError, match=r"train 'b.*'.*long_reference, which data\.long_captions"):
         rows[1]
+
+
+def test_options_are_listed_by_name_alone() -> None:
+    with pytest.raises(ConfigError, match="image_size") as raised:
+        DataConfig("jsonl", path="a.jsonl", kwargs={"image_size": 3})
+    assert "max_images" in str(raised.value)
+    assert "|" not in str(raised.value)

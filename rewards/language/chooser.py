@@ -7,6 +7,7 @@ parsed from a long answer, so the same question has the same answer. ``writer`` 
 import base64
 import contextlib
 import hashlib
+import inspect
 import io
 import json
 import logging
@@ -174,9 +175,13 @@ def answering_model(
         raise ValueError(f"{name}: set either model (a local model) or endpoint: {{url: ..., model: ...}}")
     answerer: Model
     if endpoint is not None:
-        with naming(f"{name}: endpoint", (TypeError,), ValueError):
-            options = endpoint if isinstance(endpoint, Endpoint) else Endpoint(**endpoint)
-        answerer = ask(options)
+        if not isinstance(endpoint, Endpoint):
+            signature = inspect.signature(Endpoint)  # whose errors name the key alone
+            with naming(f"{name}: endpoint", (TypeError,), ValueError):
+                signature.bind_partial(**endpoint)
+                signature.bind(**endpoint)
+            endpoint = Endpoint(**endpoint)
+        answerer = ask(endpoint)
     else:
         answerer = model if isinstance(model, protocol) else load(str(model))
     return answerer if cache_dir is None else keep(answerer, Path(cache_dir))

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rewards.clip.clipscore import ClipScore
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.specs import Specs
 from rewards.trust import trust
+from rl_caption.reward_models.teacher import reads_features
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import save_text_encoder
@@ -38,6 +40,13 @@ def image_of_captioner(folder: Path, encoder: str = OF_CAPTIONER) -> dict[str, A
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, folder)
     return {"image": encoder, "image_kwargs": {"model": str(folder)}}
+
+
+def test_only_a_dual_of_pretrained_encoders_is_embedded_by_stored_features(text_encoder: str, tmp_path: Path) -> None:
+    dual: Any = SimpleNamespace(model=made(text_encoder))
+    other: Any = SimpleNamespace(model=torch.nn.Linear(1, 1))
+    assert not reads_features(dual, None)
+    assert not reads_features(other, str(tmp_path))
 
 
 def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_encoder: str) -> None:

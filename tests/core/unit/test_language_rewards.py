@@ -323,6 +323,8 @@ def test_a_busy_endpoint_is_asked_again_and_limits_hold() -> None:
         CaptionQA()
     with pytest.raises(ValueError, match=r"endpoint.*modell"):
         CaptionQA(endpoint={"url": "http://127.0.0.1:1", "modell": "m"})
+    with pytest.raises(ValueError, match=r"endpoint: (?!.*__init__).*'model'"):
+        CaptionQA(endpoint={"url": "http://127.0.0.1:1/v1"})
     with pytest.raises(ValueError, match=r"endpoint\.url"):
         CaptionQA(endpoint={"url": "file:///etc/passwd", "model": "m"})
 

@@ -91,7 +91,7 @@ class CheckedFiles:
         """The content of a key; None where there is none that can be read."""
         path = self._path(key)
         try:
-            stored = path.read_bytes()
+            stored = read_regular(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -107,15 +107,16 @@ class CheckedFiles:
 
     def write(self, key: str, content: bytes) -> None:
         """Store the content of a key, if there is room."""
-        if self.max_bytes is not None:
-            if self._stored_bytes is None:
-                self._stored_bytes = sum(file.stat().st_size for file in self.folder.rglob(f"*{self.suffix}"))
-            self._stored_bytes += len(content) + _CHECKSUM_BYTES
-            if self._stored_bytes > self.max_bytes:
-                self._stored_bytes -= len(content) + _CHECKSUM_BYTES
-                self._warn(f"they fill its {self.max_bytes / 2**20:.0f} MiB")
-                return
         try:
+            if self.max_bytes is not None:
+                if self._stored_bytes is None:  # with what killed processes left
+                    files = self.folder.rglob(f"*{self.suffix}*")
+                    self._stored_bytes = sum(file.lstat().st_size for file in files)
+                self._stored_bytes += len(content) + _CHECKSUM_BYTES
+                if self._stored_bytes > self.max_bytes:
+                    self._stored_bytes -= len(content) + _CHECKSUM_BYTES
+                    self._warn(f"they fill its {self.max_bytes / 2**20:.0f} MiB")
+                    return
             # Without fsync: a file that a power cut damages fails its checksum and is computed again.
             with atomic_write(self._path(key), sync=False) as file:
                 file.write(_checksum(key, content) + content)

@@ -283,7 +283,12 @@ class VisionLanguagePolicy(nn.Module):
         tokens = self.cache.read(key, on_disk=True)
         if tokens is None:
             if not images:
-                raise CaptionerError(f"images were prepared for another precision than {precision}: prepare them again")
+                folder = self.cache.files and self.cache.files.folder
+                raise CaptionerError(
+                    f"images were prepared without pixels, and there are no visual tokens of them in {precision}: they "
+                    f"were prepared for another precision, or files were removed from or damaged in {folder} "
+                    "(model.cache_dir) since; prepare them again (resume the run)"
+                )
             tokens = {name: tensor.cpu() for name, tensor in self._read_images(images).items()}
             self.cache.write(key, tokens, on_disk=True)
         return {name: tensor.to(device) for name, tensor in tokens.items()}

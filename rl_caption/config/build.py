@@ -24,7 +24,7 @@ from rl_caption.data.formats import build_data as build_data
 from rl_caption.data.formats import where_from
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError as ConfigError
-from rl_caption.runtime.errors import config_errors
+from rl_caption.runtime.errors import config_errors, naming
 from rl_caption.scst.advantages import build_advantage, needs_greedy
 
 
@@ -120,7 +120,8 @@ def _load_saved(config: SavedModelConfig, cache_bytes: int, tokenizer: str, weig
         if config.cache_dir is not None:
             if not hasattr(captioner, "keep_on_disk"):
                 raise ConfigError(f"model.cache_dir is for vision-language models, model.init {config.init!r} is none")
-            captioner.keep_on_disk(Path(config.cache_dir), config.cache_dir_mb * 2**20)
+            with naming(f"model.cache_dir {config.cache_dir!r}", (OSError,)):
+                captioner.keep_on_disk(Path(config.cache_dir), config.cache_dir_mb * 2**20)
     elif config != SavedModelConfig(config.name, config.target, config.init):
         raise ConfigError(
             f"model.init {config.init!r} is not a model of Transformers: model.prompt, processor_kwargs, freeze, lora, "

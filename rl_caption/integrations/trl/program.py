@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import torch
 from accelerate import PartialState
@@ -22,7 +22,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from rewards.base import Reward, reason
 from rewards.mixed import MixedReward
-from rewards.model_files import read_object
+from rewards.model_files import MANIFEST, damage, manifest_of, read_object
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import (
@@ -66,10 +66,12 @@ from rl_caption.training.checkpoint import CheckpointError, save_or_discard
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.training.run_folder import (
     append_line,
+    changed_settings,
     drop_after,
     is_complete,
     refuse_other_run,
     remove_result,
+    settings_of,
     write_result,
     write_run_files,
 )
@@ -87,6 +89,10 @@ class Inputs(TypedDict):
     """Signature of the reward."""
     data: dict[str, str]
     """``data.fingerprint`` of the training images."""
+    model: NotRequired[str]
+    """Hash of the weights in ``model.name``, or its name on the hub."""
+    settings: NotRequired[dict[str, Any]]
+    """The configuration, as far as it changes what is computed."""
 
 
 def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
@@ -281,7 +287,12 @@ class _Run:
         references = references_of(self.train_rows)
         with state.main_process_first():
             self.reward = build_reward(config.reward, references, self.folder, config.data.tokenizer)
-        self.inputs: Inputs = {"reward": self.reward.signature, "data": fingerprint({"train": self.train_rows})}
+        self.inputs: Inputs = {
+            "reward": self.reward.signature,
+            "data": fingerprint({"train": self.train_rows}),
+            "model": weights_hash(config.model.name),
+            "settings": settings_of(cast(Any, config)),
+        }
         self._check_inputs()
         columns = {*COLUMNS, "finished"}
         for name, term in self.reward.rewards.items():
@@ -301,9 +312,8 @@ class _Run:
             check_judges(self.judges, self.eval_rows, f"split {self.split!r}")
 
     def _check_inputs(self) -> None:
-        """Raise CheckpointError for a checkpoint of another reward or other data, unless ``run.resume`` is true.
-
-        And for one whose optimizer or schedule cannot be read.
+        """Raise CheckpointError for a checkpoint of another reward, other data, another model or configuration, unless
+        ``run.resume`` is true; and for a damaged one.
         """
         if self.checkpoint is None:
             return
@@ -312,10 +322,7 @@ class _Run:
                 if state.exists():
                     torch.load(state, map_location="cpu", weights_only=True, mmap=True)
             except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
-                raise CheckpointError(
-                    f"{state} is damaged ({reason(error)}): remove {self.checkpoint}, and the run goes on from the "
-                    "checkpoint before"
-                ) from error
+                raise CheckpointError(f"{state} is damaged ({reason(error)}): {self._instead()}") from error
         file, resume = self.checkpoint / INPUTS, self.config.run.resume
         if not file.is_file():
             print_main(
@@ -323,10 +330,16 @@ class _Run:
             )
             return
         before = read_json(file, CheckpointError, Inputs)
+        if (self.checkpoint / MANIFEST).is_file() and (change := damage(self.checkpoint)) is not None:
+            raise CheckpointError(f"{self.checkpoint} is damaged ({change}): {self._instead()}")
         data, times = changes(before["data"], self.inputs["data"])
         wrong = [f"data: {'; '.join(data)}"] if data else []
         if before["reward"] != self.inputs["reward"]:
             wrong.append(f"reward: {before['reward']} -> {self.inputs['reward']}")
+        if "model" in before and before["model"] != self.inputs["model"]:
+            wrong.append(f"weights of model.name: {before['model']} -> {self.inputs['model']}")
+        if "settings" in before and resume == "auto":
+            wrong += changed_settings(before["settings"], cast(Any, self.config))
         if wrong and resume == "auto":
             raise CheckpointError(
                 f"{self.checkpoint} was trained with other inputs: {'; '.join(wrong)}. Undo that, choose another "
@@ -336,6 +349,9 @@ class _Run:
             print_main(
                 self.state, f"WARNING: {self.checkpoint} was trained with other inputs: {'; '.join([*wrong, *times])}"
             )
+
+    def _instead(self) -> str:
+        return f"remove {self.checkpoint}, and the run goes on from the checkpoint before"
 
     def train_and_evaluate(self) -> str:
         """Train, evaluate before and after, export; return the table of scores, empty outside the main process."""
@@ -484,9 +500,12 @@ class _Log(TrainerCallback):
         self.path, self.reward, self.inputs = path, reward, inputs
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what the run was trained on into the checkpoint that was just saved."""
+        """Write what the run was trained on, and a manifest, into the checkpoint that was just saved."""
+        PartialState().wait_for_everyone()  # every process writes files
         if state.is_world_process_zero:
-            write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / INPUTS, self.inputs)
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            write_json(checkpoint / INPUTS, self.inputs)
+            write_json(checkpoint / MANIFEST, manifest_of(checkpoint))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Use ``train.lr`` and ``train.weight_decay`` as given now, not the checkpoint's (``run.resume: true``)."""

@@ -168,6 +168,7 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
         other = tmp_path / key
         shutil.copytree(run, other)
         (other / "result.json").unlink()
+        (other / "checkpoints/checkpoint-4/manifest.json").unlink()  # as in older versions
         (other / "checkpoints/checkpoint-4/inputs.json").write_text(json.dumps(recorded | {key: value}))
         with pytest.raises(CheckpointError, match=f"{key}.*{'another' if key == 'reward' else 'train texts'}"):
             fine_tune(settings(folder, other, **changes))
@@ -205,6 +206,40 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.02, 0.5), (0.02, 0.0)]
     with pytest.raises(CheckpointError, match=r"run\.resume"):
         fine_tune(settings(folder, stopped, **{"run.resume": False}))
+
+
+def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(folder: Path, tmp_path: Path) -> None:
+    model, data = tmp_path / "model", tmp_path / "data"
+    shutil.copytree(folder / "qwen2_vl", model)
+    shutil.copytree(folder, data, ignore=lambda *_: ["qwen2_vl", "idefics3"])
+    changes = {"model.name": str(model), "data.path": str(data / "data.jsonl"), "train.max_steps": 1}
+    changes |= {"eval.split": None}
+    fine_tune(settings(folder, tmp_path / "other", **changes, **{"train.lr": 0.02}))
+    run = tmp_path / "run"
+    fine_tune(settings(folder, run, **changes))
+    (run / "result.json").unlink()
+    again, checkpoint = settings(folder, run, **changes), run / "checkpoints/checkpoint-1"
+
+    for name in ("adapter_model.safetensors", "optimizer.pt", "rng_state.pth"):
+        content = (checkpoint / name).read_bytes()
+        middle = len(content) // 2
+        changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        (checkpoint / name).write_bytes(changed)
+        with pytest.raises(CheckpointError, match=re.escape(name)):
+            fine_tune(again)
+        (checkpoint / name).write_bytes(content)
+
+    for file, key in ((model / "model.safetensors", r"model\.name"), (data / "data.jsonl", "train texts")):
+        content = file.read_bytes()
+        rows = content.splitlines(keepends=True)
+        file.write_bytes(content[:-4] + bytes(4) if key != "train texts" else b"".join([rows[1], rows[0], *rows[2:]]))
+        with pytest.raises(CheckpointError, match=key):
+            fine_tune(again)
+        file.write_bytes(content)
+    shutil.rmtree(checkpoint)
+    shutil.copytree(tmp_path / "other/checkpoints/checkpoint-1", checkpoint)
+    with pytest.raises(CheckpointError, match=r"train\.lr: 0\.02 -> 0\.01"):
+        fine_tune(again)
 
 
 def test_rloo_with_all_weights_trains_and_is_judged(folder, tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 import copy
 import itertools
 import json
+import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -635,6 +637,26 @@ def test_visual_tokens_on_disk_are_bounded_and_damaged_ones_are_computed_again(q
     frozen, _ = frozen_vlm(qwen[0], cache_bytes=0)
     frozen.keep_on_disk(tmp_path / str(2**20), 2**20)
     assert all(torch.equal(one, other) for one, other in zip(scored(frozen), expected, strict=True))
+
+
+def test_what_is_no_file_among_visual_tokens_on_disk_is_computed_again(qwen, stored_tokens, tmp_path):
+    def link(file):
+        file.symlink_to(tmp_path / "nowhere")
+
+    for number, replace in enumerate((os.mkfifo, link, lambda file: file.symlink_to(file), Path.mkdir)):
+        folder = tmp_path / str(number)
+        shutil.copytree(stored_tokens, folder)
+        file = next(folder.rglob("*.tokens"))
+        file.unlink()
+        replace(file)
+        assert tower_passes(qwen[0], folder) == 1
+    cut_off = file.with_name(f".{file.name}.0123abcd.tmp")
+    cut_off.write_bytes(bytes(2**20))
+    file.rmdir()
+    for _ in range(2):
+        assert tower_passes(qwen[0], folder) == 1, "what a killed process left counts, too"
+    cut_off.unlink()
+    assert [tower_passes(qwen[0], folder) for _ in range(2)] == [1, 0]
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": ["qkv"]}])

@@ -237,9 +237,10 @@ def next_logits(network: Any, inputs: Mapping[str, Any]) -> Any:
 
     ends = inputs["attention_mask"].sum(1) - 1
     positions, place = torch.unique(ends, return_inverse=True)
+    keeps = "logits_to_keep" in inspect.signature(network.forward).parameters  # a few models make all logits
     with torch.no_grad():
-        logits = network(**inputs, logits_to_keep=positions, use_cache=False).logits
-    return logits[torch.arange(len(ends), device=place.device), place]
+        logits = network(**inputs, use_cache=False, **({"logits_to_keep": positions} if keeps else {})).logits
+    return logits[torch.arange(len(ends), device=place.device), place if keeps else ends]
 
 
 def _answer(question: Question, logits: Any, tokenizer: Any, reward: str) -> list[float]:
@@ -293,6 +294,8 @@ class VisionModel:
             self.processor: Any = transformers.AutoProcessor.from_pretrained(model, padding_side="right", **options)
             if not getattr(self.processor, "chat_template", None):
                 raise ValueError("its processor has no chat template")
+            if self.processor.tokenizer.pad_token is None:  # any will do, as no token sees the padding
+                self.processor.tokenizer.pad_token = self.processor.tokenizer.eos_token
             options |= {"dtype": DTYPES[precision], "use_safetensors": True}
             network = load_complete(transformers.AutoModelForImageTextToText, model, **options)
         self.device = default_device(device)

@@ -345,9 +345,8 @@ def with_lists(arguments: Sequence[str], option: str) -> list[str]:
 
 def _as_list(word: str, option: str) -> str:
     name, _, value = word.partition("=")
-    return (
-        f"{option}={json.dumps([value])}" if name == option and value not in ("", "null") and value[0] != "[" else word
-    )
+    is_one_word = name == option and value not in ("", "null") and not value.startswith("[")
+    return f"{option}={json.dumps([value])}" if is_one_word else word
 
 
 def _switched_on(arguments: Sequence[str], option: str) -> list[str]:

@@ -21,7 +21,7 @@ from rewards.base import Reward, RewardError
 from rewards.build import RewardBuilder
 from rewards.http import HttpError, request_json
 from rewards.language.caption_qa import NOT_SAID, PROMPT, CaptionQA, length_factor, shuffled_choices
-from rewards.language.chooser import CachedChooser, Question, VisionChooser, calls_of, label_ids
+from rewards.language.chooser import CachedChooser, Question, VisionChooser, calls_of, label_ids, next_logits
 from rewards.language.claims import Claims, distinct, harmonic_mean
 from rewards.language.judge import PROMPT as JUDGE_PROMPT
 from rewards.language.judge import VlmJudge
@@ -233,6 +233,34 @@ def test_answers_about_images_do_not_depend_on_the_batch(tmp_path: Path, tiny_vl
     choosers[1].choose(questions[:3])
     ends = choosers[1]._model.inputs(questions[:3])["attention_mask"].sum(1).unique()
     assert passes == [(3, len(ends), len(processor.tokenizer))], "one pass, with logits at the ends alone"
+
+
+def test_models_that_make_all_logits_are_read_at_the_ends_of_prompts(language_model: str) -> None:
+    network = AutoModelForCausalLM.from_pretrained(language_model)
+
+    class AllLogits(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **kwargs: Any) -> Any:
+            kwargs.pop("logits_to_keep", None)
+            return network(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8], [9, 5, 0, 0]]), "attention_mask": torch.ones(2, 4).long()}
+    inputs["attention_mask"][1, 2:] = 0
+    expected = network(input_ids=torch.tensor([[9, 5]])).logits[0, -1]
+    for model in (network, AllLogits()):
+        torch.testing.assert_close(next_logits(model, inputs)[1], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_image_is_read_by_a_processor_without_a_padding_token(tmp_path: Path) -> None:
+    folder = answering_vlm(tmp_path)
+    question = Question("How good is it?", tuple("0123456789"), "row 0", noise_image(0))
+    (expected,) = VisionChooser(str(folder), "r", "cpu", "fp32", 1).choose([question])
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).is_file():
+            values = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps({key: value for key, value in values.items() if key != "pad_token"}))
+    assert AutoProcessor.from_pretrained(folder).tokenizer.pad_token is None
+    (answer,) = VisionChooser(str(folder), "r", "cpu", "fp32", 1).choose([question])
+    assert answer == expected
 
 
 def test_labels_that_the_tokenizer_confuses_are_refused(language_model: str) -> None:

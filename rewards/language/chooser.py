@@ -432,32 +432,32 @@ class EndpointChooser:
     """An OpenAI-compatible endpoint that is asked for one token."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._client, self.time_limit = EndpointClient(endpoint), endpoint.time_limit
+        self.client = EndpointClient(endpoint)
         self.signature = f"{endpoint.model}@{endpoint.url}{'' if endpoint.logprobs else ',text'}"
 
     @property
     def requests(self) -> int:
         """As ``EndpointClient.requests``."""
-        return self._client.requests
+        return self.client.requests
 
     @property
     def tokens(self) -> int | None:
         """As ``EndpointClient.tokens``."""
-        return self._client.tokens
+        return self.client.tokens
 
     def choose(self, questions: Sequence[Question], end: float | None = None) -> list[list[float]]:
         """As ``Chooser.choose``, until ``end`` (``EndpointClient.map``).
 
         Raises ``RewardError`` where the endpoint fails or does not answer with a label.
         """
-        return self._client.map(self._answer, questions, end)
+        return self.client.map(self._answer, questions, end)
 
     def _answer(self, question: Question, end: float) -> list[float]:
-        logprobs, problem, unlisted = self._client.endpoint.logprobs, "", 0.0
+        logprobs, problem, unlisted = self.client.endpoint.logprobs, "", 0.0
         options: dict[str, Any] = {"logprobs": True, "top_logprobs": 20} if logprobs else {}
-        for _ in range(self._client.endpoint.attempts):
-            answer = self._client.ask(question, 1, end, **options)
-            with self._client.naming_answer(question):
+        for _ in range(self.client.endpoint.attempts):
+            answer = self.client.ask(question, 1, end, **options)
+            with self.client.naming_answer(question):
                 choice = answer["choices"][0]
                 if logprobs:
                     masses, unlisted = _masses(question, choice["logprobs"]["content"][0]["top_logprobs"])
@@ -566,8 +566,10 @@ class CachedModel:
 
     def _ask(self, answer: Callable[..., Answer]) -> Callable[..., Answer]:
         """``answer`` of the model, within one scoring: it is called for some questions after the others."""
-        limit = getattr(self.model, "time_limit", None)
-        return answer if limit is None else partial(answer, end=end_of_scoring(limit))
+        client = getattr(self.model, "client", None)
+        if not isinstance(client, EndpointClient):
+            return answer
+        return partial(answer, end=end_of_scoring(client.endpoint.time_limit))
 
 
 class CachedChooser(CachedModel):

@@ -174,30 +174,29 @@ class EndpointWriter:
     """An OpenAI-compatible endpoint."""
 
     def __init__(self, endpoint: Endpoint, max_new_tokens: int) -> None:
-        self._client, self.max_new_tokens = EndpointClient(endpoint), max_new_tokens
-        self.time_limit = endpoint.time_limit
+        self.client, self.max_new_tokens = EndpointClient(endpoint), max_new_tokens
         self.signature = f"{endpoint.model}@{endpoint.url},tokens{max_new_tokens}"
 
     @property
     def requests(self) -> int:
         """As ``EndpointClient.requests``."""
-        return self._client.requests
+        return self.client.requests
 
     @property
     def tokens(self) -> int | None:
         """As ``EndpointClient.tokens``."""
-        return self._client.tokens
+        return self.client.tokens
 
     def write(self, questions: Sequence[Question], end: float | None = None) -> list[str]:
         """As ``Writer.write``, until ``end`` (``EndpointClient.map``).
 
         Raises ``RewardError`` where the endpoint fails or its answer has no text.
         """
-        return self._client.map(self._answer, questions, end)
+        return self.client.map(self._answer, questions, end)
 
     def _answer(self, question: Question, end: float) -> str:
-        answer = self._client.ask(question, self.max_new_tokens, end)
-        with self._client.naming_answer(question):
+        answer = self.client.ask(question, self.max_new_tokens, end)
+        with self.client.naming_answer(question):
             text = answer["choices"][0]["message"]["content"]
             if not isinstance(text, str):
                 raise TypeError(f"the content is {text!r:.80}: expected text")

@@ -311,7 +311,7 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
     from rl_caption.scst.objectives import build_objective
 
     images = config.train.micro_batch_size or config.train.batch_size
-    some = [rows[number] for number in range(min(images, len(rows)))] or [_assumed_row(config.data.num_frames)]
+    first_rows = [rows[number] for number in range(min(images, len(rows)))] or [_assumed_row(config.data.num_frames)]
     compares = False
     if isinstance(config, ScstConfig):
         options = config.train
@@ -321,7 +321,7 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
         compares = getattr(objective, "needs_reference", False) or config.monitor.kl
         captions = build.build_decoding(config).captions_per_image
     else:
-        captions = config.train.captions_per_image or max(len(row["references"]) for row in some)
+        captions = config.train.captions_per_image or max(len(row["references"]) for row in first_rows)
     parameters = list(captioner.policy.parameters())
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     held = {
@@ -330,7 +330,7 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
     }
     if hasattr(captioner, "key_value_bytes"):
         captions = max(images * captions, config.eval.batch_size * (config.eval.num_beams or 1))
-        held["keys and values"] = captioner.key_value_bytes(some, captions, _caption_length(config)[1])
+        held["keys and values"] = captioner.key_value_bytes(first_rows, captions, _caption_length(config)[1])
     on_gpu = torch.cuda.is_available()
     memory = torch.cuda.mem_get_info()[1] if on_gpu else psutil.virtual_memory().total
     total = sum(held.values())

@@ -20,7 +20,9 @@ from rewards.text.document_frequency import DocumentFrequencies
 
 
 def toolkit_scores(
-    captions: Sequence[str], references: Sequence[Sequence[str]], counts: Mapping[tuple[str, ...], float]
+    captions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    counts: Mapping[tuple[str, ...], float],
 ) -> list[float]:
     """CIDEr-D [N] by pycocoevalcap's scorer with kept document frequencies, as self-critical code bases use it."""
     from pycocoevalcap.cider.cider_scorer import CiderScorer
@@ -35,7 +37,10 @@ def toolkit_scores(
 def measure(timing: Timing, images: int = 50, samples: int = 5) -> Iterator[Measurement]:
     """Time both; exits with a message if their scores differ."""
     draw = np.random.default_rng(1)
-    corpus = [row["references"] for row in random_rows([f"word{number}" for number in range(2000)], images)]
+    corpus = [
+        row["references"]
+        for row in random_rows([f"word{number}" for number in range(2000)], images)
+    ]
     captions, columns = [], []
     for own in corpus:
         for _ in range(samples):
@@ -44,11 +49,18 @@ def measure(timing: Timing, images: int = 50, samples: int = 5) -> Iterator[Meas
             columns.append(own)
     table = DocumentFrequencies.from_texts(corpus, eos=False).table
     # The toolkit takes the number of captions that it scores for the number of documents.
-    reward = CiderD(DocumentFrequencies(table, float(np.log(float(len(captions)))), eos=False), eos=False)
+    reward = CiderD(
+        DocumentFrequencies(table, float(np.log(float(len(captions)))), eos=False), eos=False
+    )
     counts = defaultdict(float, table.items())
-    expected, found = toolkit_scores(captions, columns, counts), reward(None, captions, references=columns)
+    expected, found = (
+        toolkit_scores(captions, columns, counts),
+        reward(None, captions, references=columns),
+    )
     if not np.array_equal(expected, found):
-        raise SystemExit(f"scores differ by {np.abs(np.asarray(expected) - np.asarray(found)).max()}")
+        raise SystemExit(
+            f"scores differ by {np.abs(np.asarray(expected) - np.asarray(found)).max()}"
+        )
     ours, theirs = "CIDEr-D reward", "pycocoevalcap's scorer"
     variants: dict[str, Callable[[], object]] = {
         ours: partial(reward, None, captions, references=columns),

@@ -29,7 +29,9 @@ from benchmarks.startup import run as run_python
 from rl_caption.__main__ import run
 
 PACKAGES = tuple(Path(str(package.__file__)).parent for package in (rl_caption, rewards))
-CONFIGURATIONS = {f"rl_caption.{name}" for name in ("config.schema", "captioners.config", "monitoring.config")}
+CONFIGURATIONS = {
+    f"rl_caption.{name}" for name in ("config.schema", "captioners.config", "monitoring.config")
+}
 """Modules of the classes of a run's configuration and of its sections."""
 EMPTY_WORDS = "own found kind made given mine theirs each wanted taken known shown done part parts"
 """Names that do not say what a value is."""
@@ -49,7 +51,9 @@ class Calls:
         code, names = frame.f_code, frame.f_code.co_varnames[: frame.f_code.co_argcount]
         if event == "return" and frame is self.step:
             self.step = None
-        if event != "call" or not code.co_filename.startswith(tuple(f"{package}{os.sep}" for package in PACKAGES)):
+        if event != "call" or not code.co_filename.startswith(
+            tuple(f"{package}{os.sep}" for package in PACKAGES)
+        ):
             return
         if code.co_qualname == "SelfCriticalTask.training_step":
             self.step = frame
@@ -60,8 +64,14 @@ class Calls:
         elif not self.within:
             self.before.add(code)
             classes = {type(frame.f_locals.get(name)) for name in names}
-            sections = {section.__name__ for section in classes if section.__module__ in CONFIGURATIONS} - {"Decoding"}
-            if sections and (self.modules or "ScstConfig" in sections) and self.modules[-1:] != [code.co_filename]:
+            sections = {
+                section.__name__ for section in classes if section.__module__ in CONFIGURATIONS
+            } - {"Decoding"}
+            if (
+                sections
+                and (self.modules or "ScstConfig" in sections)
+                and self.modules[-1:] != [code.co_filename]
+            ):
                 self.modules.append(code.co_filename)
 
 
@@ -105,10 +115,14 @@ def main() -> None:
     calls = calls_of_a_run()
     returns = len(calls.modules) - len(set(calls.modules))
     counts = {
-        "functions of ours before the first self-critical step, and their files": in_files(calls.before),
+        "functions of ours before the first self-critical step, and their files": in_files(
+            calls.before
+        ),
         "functions of ours in it, and their files": in_files(calls.within),
         "modules that are handed the configuration; returns": f"{len(set(calls.modules))}; {returns}",
-        "bindings of empty words; functions named by one participle": "{}; {}".format(*empty_names()),
+        "bindings of empty words; functions named by one participle": "{}; {}".format(
+            *empty_names()
+        ),
     }
     print("\n".join(f"| {name} | {text} |" for name, text in counts.items()))
 

@@ -42,8 +42,17 @@ def environment(engine: str) -> dict[str, str]:
 
 def launched(rank: int, processes: int, port: int) -> dict[str, str]:
     """The environment variables that a launcher sets for one of its processes on this machine."""
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **{key: str(n) for key, n in numbers.items()}}
+    numbers = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": processes,
+        "LOCAL_WORLD_SIZE": processes,
+    }
+    return {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **{key: str(n) for key, n in numbers.items()},
+    }
 
 
 def record_buckets(model: Any) -> dict[int, int]:
@@ -79,8 +88,14 @@ def count_bytes(buckets: dict[int, int]) -> int:
     gc.collect()
     tensors: list[Tensor] = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
     # Python sees a gradient only when it is asked for.
-    tensors += [leaf.grad for leaf in tensors if leaf.is_leaf and leaf.requires_grad and leaf.grad is not None]
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    tensors += [
+        leaf.grad
+        for leaf in tensors
+        if leaf.is_leaf and leaf.requires_grad and leaf.grad is not None
+    ]
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+    }
     storages.pop(0, None)  # of empty tensors
     return sum((storages | buckets).values())
 
@@ -103,9 +118,17 @@ def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[s
 
     accelerator = build_accelerator(TrainConfig(threads=1), RunConfig())
     if engine.startswith("zero"):
-        fill_deepspeed_config(accelerator.state.deepspeed_plugin.deepspeed_config, 2 * processes, 1, processes, 1.0)
+        fill_deepspeed_config(
+            accelerator.state.deepspeed_plugin.deepspeed_config, 2 * processes, 1, processes, 1.0
+        )
     shape = CaptionTransformerConfig(
-        vocab_size=64, d_model=512, encoder_layers=1, decoder_layers=1, ffn_dim=2048, image_size=32, max_positions=8
+        vocab_size=64,
+        d_model=512,
+        encoder_layers=1,
+        decoder_layers=1,
+        ffn_dim=2048,
+        image_size=32,
+        max_positions=8,
     )
     gc.collect()
     gc.freeze()  # objects of before are not counted
@@ -114,7 +137,10 @@ def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[s
     model, optimizer = prepare(accelerator, policy, torch.optim.AdamW(policy.parameters()))
     assert engine_of(accelerator) == engine
     buckets = record_buckets(model)
-    inputs = {"pixel_values": torch.ones(1, 3, 32, 32), "decoder_input_ids": torch.ones(1, 2, dtype=torch.long)}
+    inputs = {
+        "pixel_values": torch.ones(1, 3, 32, 32),
+        "decoder_input_ids": torch.ones(1, 2, dtype=torch.long),
+    }
     seen = dict.fromkeys(MOMENTS, 0)
 
     def loss(moment: str | None = None) -> Tensor:
@@ -149,12 +175,17 @@ def measure_engine(engine: str, processes: int, start: str = "spawn") -> dict[st
     return {"parameters": found[0][0]} | most
 
 
-def measure(timing: Timing, engines: Sequence[str] = ENGINES, processes: int = 2) -> Iterator[Measurement]:
+def measure(
+    timing: Timing, engines: Sequence[str] = ENGINES, processes: int = 2
+) -> Iterator[Measurement]:
     """One row for each engine and moment."""
     for engine in engines:
         row = measure_engine(engine, processes)
         detail = f"{processes} process(es), {row['parameters']:,} parameters"
-        yield from (Measurement(f"{engine}, {key}", "parameters", row[key], "bytes each", detail) for key in MOMENTS)
+        yield from (
+            Measurement(f"{engine}, {key}", "parameters", row[key], "bytes each", detail)
+            for key in MOMENTS
+        )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ def by_toolkit(captions: Captions, references: References) -> dict[str, float]:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     tokenizer = PTBTokenizer()
-    written = tokenizer.tokenize({key: [{"caption": text} for text in references[key]] for key in captions})
+    written = tokenizer.tokenize(
+        {key: [{"caption": text} for text in references[key]] for key in captions}
+    )
     found = tokenizer.tokenize({key: [{"caption": text}] for key, text in captions.items()})
     with contextlib.redirect_stdout(io.StringIO()):
         bleu, _ = Bleu(4).compute_score(written, found)
@@ -65,7 +67,9 @@ def generated(images: int) -> tuple[Captions, References]:
     words = ["".join(draw.choice(letters, draw.integers(2, 9))) for _ in range(9000)]
 
     def sentence() -> list[str]:
-        drawn = [words[number % len(words)] for number in draw.zipf(1.4, draw.integers(8, 13)).tolist()]
+        drawn = [
+            words[number % len(words)] for number in draw.zipf(1.4, draw.integers(8, 13)).tolist()
+        ]
         return ["A", *drawn[:4], *(["and"] if draw.random() < 0.8 else [","]), *drawn[4:], "."]
 
     references, captions = {}, {}
@@ -76,7 +80,9 @@ def generated(images: int) -> tuple[Captions, References]:
     return captions, references
 
 
-def systems_of(data: str | Path | None, system: str | None, images: int) -> list[tuple[str, Captions, References]]:
+def systems_of(
+    data: str | Path | None, system: str | None, images: int
+) -> list[tuple[str, Captions, References]]:
     """Name, captions and references of every system."""
     if data is None:
         return [("generated captions", *generated(images))]
@@ -116,14 +122,27 @@ def command_rows(
     """Whole commands on the same files, in pairs."""
     files = [str(folder / f"{part}.json") for part in ("references", "a", "b")]
     rows = [{"image_id": key, "caption": text} for key, text in captions.items()]
-    for file, content in zip(files, ({key: references[key] for key in captions}, rows, rows[::-1]), strict=True):
+    for file, content in zip(
+        files, ({key: references[key] for key in captions}, rows, rows[::-1]), strict=True
+    ):
         Path(file).write_text(json.dumps(content))
     known, first, second = files
-    evaluate = ["evaluate", "--metrics", ",".join(METRICS), "--references", known, "--out", str(folder)]
+    evaluate = [
+        "evaluate",
+        "--metrics",
+        ",".join(METRICS),
+        "--references",
+        known,
+        "--out",
+        str(folder),
+    ]
     score = ["score", "--reward", "cider", "--references", known, "--captions", first]
     pairs = {
         "evaluate": ([*evaluate, "--predictions", first], ["Bleu,Rouge,Cider", known, first]),
-        "evaluate --compare": ([*evaluate, "--compare", first, second], ["Bleu,Rouge,Cider", known, first, second]),
+        "evaluate --compare": (
+            [*evaluate, "--compare", first, second],
+            ["Bleu,Rouge,Cider", known, first, second],
+        ),
         "score --reward cider": (score, ["Cider", known, first]),
     }
     found = []

@@ -76,28 +76,46 @@ def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
         log, rows = Path(folder) / "log", Path(folder) / "rows.json"
         line = [sys.executable, "-m", *part.module.split(" ")]
         if part.module.startswith(TESTS):
-            line = [sys.executable, "-m", *TESTS.split(" "), part.module.removeprefix(TESTS).strip()]
+            line = [
+                sys.executable,
+                "-m",
+                *TESTS.split(" "),
+                part.module.removeprefix(TESTS).strip(),
+            ]
         else:
             line += ["--device", device, "--json", str(rows)]
-            line += [*part.tiny.split(), *([] if "profile" in part.module else ["--repeats", "1"])] if tiny else []
+            line += (
+                [*part.tiny.split(), *([] if "profile" in part.module else ["--repeats", "1"])]
+                if tiny
+                else []
+            )
         rehearsal = {"RL_CAPTION_REHEARSE_GPU": "1"} if device == "cpu" else {}
         with log.open("w") as file:
             try:
                 limit = None if tiny else part.seconds
-                process = subprocess.run(line, stdout=file, stderr=file, timeout=limit, env=os.environ | rehearsal)
+                process = subprocess.run(
+                    line, stdout=file, stderr=file, timeout=limit, env=os.environ | rehearsal
+                )
                 code: int | None = process.returncode
             except subprocess.TimeoutExpired:
                 code = None
         measured = json.loads(rows.read_text()) if rows.exists() else []
         seconds = round(time.monotonic() - started)
-        return {"code": code, "seconds": seconds, "rows": measured, "log": log.read_text(errors="replace")[-20_000:]}
+        return {
+            "code": code,
+            "seconds": seconds,
+            "rows": measured,
+            "log": log.read_text(errors="replace")[-20_000:],
+        }
 
 
 def format_page(results: dict[str, dict[str, Any]], device: str) -> str:
     """Markdown: the status and table of each part, and the log of those that did not pass."""
     blocks = [f"# {device}, torch {version('torch')}, transformers {version('transformers')}"]
     for name, result in results.items():
-        status = {0: "passed", None: "cut off"}.get(result["code"], f"failed with status {result['code']}")
+        status = {0: "passed", None: "cut off"}.get(
+            result["code"], f"failed with status {result['code']}"
+        )
         blocks.append(f"## {name}: {status}, {result['seconds']} s")
         if result["rows"]:
             blocks.append("\n".join([HEAD, *(str(Measurement(**row)) for row in result["rows"])]))
@@ -110,9 +128,13 @@ def run_command(command: str, out: Path, device: str, tiny: bool, only: Sequence
     """Run the parts that have not passed; 1 if a part failed or was cut off."""
     out.mkdir(parents=True, exist_ok=True)
     file, settings = out / f"{command}.json", {"device": device, "tiny": tiny}
-    state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"settings": settings, "parts": {}}
+    state: dict[str, Any] = (
+        json.loads(file.read_text()) if file.exists() else {"settings": settings, "parts": {}}
+    )
     if state["settings"] != settings:  # a rehearsal is no result of a GPU
-        raise SystemExit(f"error: {file} has results of {state['settings']}, this is {settings}: name another --out")
+        raise SystemExit(
+            f"error: {file} has results of {state['settings']}, this is {settings}: name another --out"
+        )
     results: dict[str, dict[str, Any]] = state["parts"]
     for name in only:
         if results.get(name, {}).get("code", None) == 0:
@@ -122,14 +144,18 @@ def run_command(command: str, out: Path, device: str, tiny: bool, only: Sequence
         results[name] = run_part(part, device, tiny)
         file.write_text(json.dumps(state, indent=1))
         (out / f"{command}.md").write_text(format_page(results, device))
-        print(f"{name}: status {results[name]['code']} after {results[name]['seconds']} s", flush=True)
+        print(
+            f"{name}: status {results[name]['code']} after {results[name]['seconds']} s", flush=True
+        )
     print(format_page(results, device))
     return int(any(results[name]["code"] != 0 for name in only))
 
 
 def missing_packages(text: str, roots: Sequence[str] = CARRIED) -> list[str]:
     """``NAME==VERSION``, as installed here, of ``roots`` and their requirements that the list ``text`` lacks."""
-    there = {canonicalize_name(name) for name in re.findall(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", text)}
+    there = {
+        canonicalize_name(name) for name in re.findall(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", text)
+    }
     missing: dict[str, str] = {}
     waiting = list(roots)
     while waiting:
@@ -139,7 +165,9 @@ def missing_packages(text: str, roots: Sequence[str] = CARRIED) -> list[str]:
         missing[name] = f"{name}=={version(name)}"
         needed = [Requirement(text) for text in distribution(name).requires or []]
         extra = {"extra": "signatures" if name == "jsonargparse" else ""}
-        waiting += [need.name for need in needed if need.marker is None or need.marker.evaluate(extra)]
+        waiting += [
+            need.name for need in needed if need.marker is None or need.marker.evaluate(extra)
+        ]
     return sorted(missing.values())
 
 
@@ -149,9 +177,21 @@ def download(packages: Sequence[str], folder: Path, python: str) -> float:
     pip = [sys.executable, "-m", "pip"]
     platforms = [f"--platform=manylinux{name}_x86_64" for name in ("_2_28", "_2_17", "2014")]
     for package in packages:
-        line = [*pip, "download", "-q", "--no-deps", "--only-binary=:all:", f"--python-version={python}", *platforms]
-        if subprocess.run([*line, "-d", str(folder), package], capture_output=True).returncode:  # no wheel: build it
-            subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(folder), package], check=True)
+        line = [
+            *pip,
+            "download",
+            "-q",
+            "--no-deps",
+            "--only-binary=:all:",
+            f"--python-version={python}",
+            *platforms,
+        ]
+        if subprocess.run(
+            [*line, "-d", str(folder), package], capture_output=True
+        ).returncode:  # no wheel: build it
+            subprocess.run(
+                [*pip, "wheel", "-q", "--no-deps", "-w", str(folder), package], check=True
+            )
     for file in folder.glob("pycocoevalcap-*.whl"):
         keep_cider(file)
     return sum(file.stat().st_size for file in folder.glob("*.whl")) / 2**20
@@ -160,39 +200,59 @@ def download(packages: Sequence[str], folder: Path, python: str) -> float:
 def keep_cider(wheel: Path) -> None:
     """Leave METEOR, SPICE and the Java tokenizer out of pycocoevalcap's wheel: 100 MB without a use here."""
     slim = wheel.with_suffix(".slim")
-    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(slim, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(wheel) as source,
+        zipfile.ZipFile(slim, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for name in source.namelist():
-            if name.startswith(("pycocoevalcap/cider/", "pycocoevalcap/__init__", "pycocoevalcap-")):
+            if name.startswith(
+                ("pycocoevalcap/cider/", "pycocoevalcap/__init__", "pycocoevalcap-")
+            ):
                 target.writestr(name, source.read(name))
     shutil.move(slim, wheel)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command's parts, or say what a machine lacks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", nargs="?", choices=COMMANDS)
     parser.add_argument("--out", type=Path, help="folder of COMMAND.json and COMMAND.md")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="small sizes, one round, no limits")
     parser.add_argument("--only", nargs="+", help="parts of the command; all by default")
     parser.add_argument(
-        "--what-is-missing", type=Path, metavar="LIST", help="file that names the packages of a machine"
+        "--what-is-missing",
+        type=Path,
+        metavar="LIST",
+        help="file that names the packages of a machine",
     )
-    parser.add_argument("--download", type=Path, metavar="FOLDER", help="where the missing wheels go")
+    parser.add_argument(
+        "--download", type=Path, metavar="FOLDER", help="where the missing wheels go"
+    )
     parser.add_argument("--python", default="3.12", help="version of Python there")
     chosen = parser.parse_args(arguments)
     if chosen.what_is_missing:
         packages = missing_packages(chosen.what_is_missing.read_text())
         print("\n".join(packages))
         if chosen.download:
-            print(f"{download(packages, chosen.download, chosen.python):.1f} MiB in {chosen.download}")
+            print(
+                f"{download(packages, chosen.download, chosen.python):.1f} MiB in {chosen.download}"
+            )
         return 0
     if not (chosen.command and chosen.out):
         parser.error("COMMAND and --out, or --what-is-missing LIST, are needed")
     if unknown := set(chosen.only or []) - set(COMMANDS[chosen.command]):
-        parser.error(f"--only: {chosen.command} has no part {sorted(unknown)}: {list(COMMANDS[chosen.command])}")
+        parser.error(
+            f"--only: {chosen.command} has no part {sorted(unknown)}: {list(COMMANDS[chosen.command])}"
+        )
     return run_command(
-        chosen.command, chosen.out, chosen.device, chosen.tiny, chosen.only or list(COMMANDS[chosen.command])
+        chosen.command,
+        chosen.out,
+        chosen.device,
+        chosen.tiny,
+        chosen.only or list(COMMANDS[chosen.command]),
     )
 
 

@@ -62,19 +62,27 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def compared(times: Timings, name: str, baseline: str, unit: str = "x as fast", note: str = "") -> Measurement:
+def compared(
+    times: Timings, name: str, baseline: str, unit: str = "x as fast", note: str = ""
+) -> Measurement:
     """Median over rounds of the speedup over the baseline, or of time / baseline's time for other units."""
     ratios = [own / other for own, other in zip(times[name], times[baseline], strict=True)]
     if unit == "x as fast":
         ratios = [1 / ratio for ratio in ratios]
     seconds, before = statistics.median(times[name]), statistics.median(times[baseline])
-    detail = f"{seconds:.3g} s against {before:.3g} s; rounds {min(ratios):.2f} to {max(ratios):.2f}"
+    detail = (
+        f"{seconds:.3g} s against {before:.3g} s; rounds {min(ratios):.2f} to {max(ratios):.2f}"
+    )
     return Measurement(name, baseline, statistics.median(ratios), unit, detail + note)
 
 
 def report(rows: Iterable[Measurement], path: Path | None, device: str) -> None:
     """Print the machine and each row when it is measured; write all rows to ``path`` as a JSON list of objects."""
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.startswith("cuda")
+        else f"{torch.get_num_threads()} CPU threads"
+    )
     print(f"torch {torch.__version__}, {name}\n")
     print(HEAD, flush=True)
     found = []
@@ -85,11 +93,17 @@ def report(rows: Iterable[Measurement], path: Path | None, device: str) -> None:
             path.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def timing_parser(description: str | None, repeats: int = Timing.repeats) -> argparse.ArgumentParser:
+def timing_parser(
+    description: str | None, repeats: int = Timing.repeats
+) -> argparse.ArgumentParser:
     """A parser of the options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda:0")
-    parser.add_argument("--repeats", type=int, default=repeats, help="counted rounds (default %(default)s)")
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, help="counted rounds (default %(default)s)"
+    )
     parser.add_argument("--threads", type=int, help="CPU threads; torch's choice by default")
     parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
     return parser
@@ -130,7 +144,9 @@ def command(
         if default is False:
             parser.add_argument(option, action="store_true")
         elif isinstance(default, tuple):
-            parser.add_argument(option, nargs="+", choices=default, default=default, help="all by default")
+            parser.add_argument(
+                option, nargs="+", choices=default, default=default, help="all by default"
+            )
         else:
             kind = str if default is None else type(default)
             parser.add_argument(option, type=kind, default=default, help=f"default: {default}")

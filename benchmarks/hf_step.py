@@ -60,7 +60,9 @@ def blip() -> Any:
 def vit_gpt2() -> Any:
     """ViT base and GPT-2."""
     decoder = transformers.GPT2Config(add_cross_attention=True, is_decoder=True)
-    pair = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(transformers.ViTConfig(), decoder)
+    pair = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.ViTConfig(), decoder
+    )
     return transformers.VisionEncoderDecoderModel(pair)
 
 
@@ -92,7 +94,10 @@ class HuggingFaceBench(Bench):
 
     def generate(self, batch: CaptionBatch, **options: Any) -> Tensor:
         """Captions [N, 1 + T] by Transformers, BOS included."""
-        options |= {"max_new_tokens": self.shapes.tokens, "suppress_tokens": list(self.captioner.forbidden)}
+        options |= {
+            "max_new_tokens": self.shapes.tokens,
+            "suppress_tokens": list(self.captioner.forbidden),
+        }
         return self.policy.model.generate(**batch.inputs, **options)
 
     def copied_logits(self, batch: CaptionBatch, ids: Tensor, copied: str) -> Tensor:
@@ -106,7 +111,9 @@ class HuggingFaceBench(Bench):
         return decoder(input_ids=ids, encoder_hidden_states=states, use_cache=False).logits
 
 
-def build_bench(make: Callable[[], Any], pixels: int, shapes: Shapes, device: str, precision: str) -> HuggingFaceBench:
+def build_bench(
+    make: Callable[[], Any], pixels: int, shapes: Shapes, device: str, precision: str
+) -> HuggingFaceBench:
     """Random weights, pixels and captions; captions end as ``shapes`` says."""
     torch.manual_seed(0)
     model = make()
@@ -119,9 +126,13 @@ def build_bench(make: Callable[[], Any], pixels: int, shapes: Shapes, device: st
     if shapes.length < shapes.tokens:
         end_captions(captioner, pixel_values[:4], shapes)
     accelerator = prepare(policy, device, precision)
-    rows = random_rows([word for word in tokenizer.get_vocab() if word.startswith("word")], shapes.images)
+    rows = random_rows(
+        [word for word in tokenizer.get_vocab() if word.startswith("word")], shapes.images
+    )
     reward = MixedReward({"cider": (cider_of(rows), 1.0)})
-    return HuggingFaceBench(shapes, accelerator, captioner, reward, CaptionBatch(rows, {"pixel_values": pixel_values}))
+    return HuggingFaceBench(
+        shapes, accelerator, captioner, reward, CaptionBatch(rows, {"pixel_values": pixel_values})
+    )
 
 
 def word_tokenizer(model: Any) -> transformers.PreTrainedTokenizerFast:
@@ -140,7 +151,9 @@ def word_tokenizer(model: Any) -> transformers.PreTrainedTokenizerFast:
     vocabulary = {names.get(token, f"word{token}"): token for token in range(size)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=next(iter(names.values()))))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{name: f"[{name}]" for name in special})
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **{name: f"[{name}]" for name in special}
+    )
 
 
 @torch.no_grad()
@@ -154,7 +167,9 @@ def end_captions(captioner: HuggingFaceCaptioner, pixel_values: Tensor, shapes: 
     tokens = torch.tensor(drawn, device=pixel_values.device)
     ending = ending_logits(shapes).to(pixel_values)
     hidden: list[Tensor] = []
-    hook = layer.register_forward_hook(lambda module, arguments, output: hidden.append(arguments[0]))
+    hook = layer.register_forward_hook(
+        lambda module, arguments, output: hidden.append(arguments[0])
+    )
     logits = captioner.token_logits(policy, {"pixel_values": pixel_values}, tokens)
     hook.remove()
     logits[..., eos] = -torch.inf
@@ -185,11 +200,15 @@ def measure(
             yield from measure_model(bench, label, timing, precision, copied)
 
 
-def measure_model(bench: Bench, label: str, timing: Timing, precision: str, copied: Sequence[str]) -> list[Measurement]:
+def measure_model(
+    bench: Bench, label: str, timing: Timing, precision: str, copied: Sequence[str]
+) -> list[Measurement]:
     """Time and memory of one model's steps, and the parts of ours."""
     batch, ours = bench.batch, f"step, {label}, {bench.shapes.images} images"
     steps: dict[str, Step] = {ours: our_step}
-    steps |= {f"generate twice, {what} copied": partial(generate_step, copied=what) for what in copied}
+    steps |= {
+        f"generate twice, {what} copied": partial(generate_step, copied=what) for what in copied
+    }
     times = timed({name: partial(step, bench, batch) for name, step in steps.items()}, timing, ours)
     note = f"; {bench.shapes.samples} samples and the greedy caption, {lengths_of(bench, batch)}, {precision}"
     rows = [compared(times, ours, name, note=note) for name in steps if name != ours]
@@ -198,7 +217,11 @@ def measure_model(bench: Bench, label: str, timing: Timing, precision: str, copi
     held = f"; weights, moments and inputs, {peaks[ours].held / MIB:.0f} MiB, not included"
     for name in list(steps)[1:]:
         detail = f"{peaks[ours].step / MIB:.0f} MiB against {peaks[name].step / MIB:.0f} MiB{held}"
-        rows.append(Measurement(f"{ours}: peak memory", name, peaks[name].step / peaks[ours].step, "x less", detail))
+        rows.append(
+            Measurement(
+                f"{ours}: peak memory", name, peaks[name].step / peaks[ours].step, "x less", detail
+            )
+        )
     return rows
 
 
@@ -211,12 +234,19 @@ def what_fits(
     bench = build_bench(make, pixels, shapes, device, precision)
     torch.backends.cuda.enable_flash_sdp(True)  # as on a GPU
     our_step(bench, bench.part(1))  # allocates Adam's moments
-    steps: dict[str, Step] = {"step": our_step, "generate twice": partial(generate_step, copied="states")}
+    steps: dict[str, Step] = {
+        "step": our_step,
+        "generate twice": partial(generate_step, copied="states"),
+    }
     models = {name: per_unit_bytes(step, bench, FITS) for name, step in steps.items()}
     ours, theirs = models["step"], models["generate twice"]
     kind = f"{label}, {PRECISIONS[precision]}"
     baseline, detail = "generate twice, states copied", f"{ours} against {theirs}"
-    rows = [Measurement(f"{kind}: bytes", baseline, theirs.caption / ours.caption, "x a caption", detail)]
+    rows = [
+        Measurement(
+            f"{kind}: bytes", baseline, theirs.caption / ours.caption, "x a caption", detail
+        )
+    ]
     weights = sum(parameter.nbytes for parameter in bench.policy.parameters())
     return rows + [fits(card, models, shapes.samples, kind, weights) for card in CARDS]
 

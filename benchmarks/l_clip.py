@@ -67,7 +67,9 @@ def caption_words(count: int) -> list[str]:
     """Words that CLIP's tokenizer reads as one token each, the most frequent first."""
     from open_clip import SimpleTokenizer
 
-    entries = (entry.removesuffix("</w>") for entry in SimpleTokenizer().encoder if entry.endswith("</w>"))
+    entries = (
+        entry.removesuffix("</w>") for entry in SimpleTokenizer().encoder if entry.endswith("</w>")
+    )
     words = [word for word in entries if word.isascii() and word.isalpha() and len(word) > 2]
     return words[:count]
 
@@ -84,7 +86,10 @@ def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[FrozenEnco
 
     torch.manual_seed(0)
     weights = create_model(shapes.teacher, load_weights=False).state_dict()
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "teacher.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in weights.items()},
+        folder / "teacher.safetensors",
+    )
     LCLIP(shapes.student).save_pretrained(folder / "student")
     teacher = load_frozen_encoder(shapes.teacher, str(folder / "teacher.safetensors"), device)
     return teacher, load_frozen_encoder(str(folder / "student"), device=device)
@@ -97,20 +102,35 @@ def untrimmed(encoder: FrozenEncoder) -> FrozenEncoder:
     return full
 
 
-def caption_rows(shapes: scst_step.Shapes, folder: Path, images: Sequence[Path], words: Sequence[str]) -> list[Row]:
+def caption_rows(
+    shapes: scst_step.Shapes, folder: Path, images: Sequence[Path], words: Sequence[str]
+) -> list[Row]:
     """Images with five references and region features each."""
     draw = np.random.default_rng(1)
     rows: list[Row] = []
     for number, image in enumerate(images):
         features = folder / f"{number}.npy"
-        np.save(features, draw.standard_normal((shapes.regions, shapes.region_dim), dtype=np.float32))
+        np.save(
+            features, draw.standard_normal((shapes.regions, shapes.region_dim), dtype=np.float32)
+        )
         references = random_captions(words, 5, seed=number)
-        rows.append({"image_id": str(number), "image": str(image), "references": references, "features": str(features)})
+        rows.append(
+            {
+                "image_id": str(number),
+                "image": str(image),
+                "references": references,
+                "features": str(features),
+            }
+        )
     return rows
 
 
 def measure_step(
-    shapes: scst_step.Shapes, rows: Sequence[Row], student: FrozenEncoder, words: Sequence[str], timing: Timing
+    shapes: scst_step.Shapes,
+    rows: Sequence[Row],
+    student: FrozenEncoder,
+    words: Sequence[str],
+    timing: Timing,
 ) -> Iterator[Measurement]:
     """Steps without a greedy caption, against CIDEr-D alone, and the fraction of each that the reward takes."""
     torch.manual_seed(0)
@@ -139,7 +159,9 @@ def measure_step(
         f"step: CIDEr-D + L-CLIPS, {CACHED}": mixed(untrimmed(student)),
         f"step: CIDEr-D + L-CLIPS, {TRIMMED}": mixed(student),
     }
-    times = timed({name: partial(step, name, reward) for name, reward in rewards.items()}, timing, "steps")
+    times = timed(
+        {name: partial(step, name, reward) for name, reward in rewards.items()}, timing, "steps"
+    )
     cider_alone, *others = times
     note = f"; {len(rows)} x {shapes.samples} captions"
     yield from (compared(times, name, cider_alone, "x the time", note) for name in others)
@@ -151,7 +173,11 @@ def measure_step(
 
 
 def reward_variants(
-    shapes: Shapes, images: Sequence[Path], words: Sequence[str], teacher: FrozenEncoder, student: FrozenEncoder
+    shapes: Shapes,
+    images: Sequence[Path],
+    words: Sequence[str],
+    teacher: FrozenEncoder,
+    student: FrozenEncoder,
 ) -> dict[str, Callable[[], list[float]]]:
     """Scoring every caption of every image; a reward that is made in the call has no cached images."""
     captions = random_captions(words, len(images) * shapes.captions, seed=2)
@@ -182,16 +208,25 @@ def measure(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         teacher, student = load_encoders(shapes, folder, timing.device)
-        words, images = caption_words(step.words), write_images(folder, max(shapes.images, step.images))
+        words, images = (
+            caption_words(step.words),
+            write_images(folder, max(shapes.images, step.images)),
+        )
         if "step" in only:
             rows = caption_rows(step, folder, images[: step.images], words)
             yield from measure_step(step, rows, student, words, timing)
         if "reward" in only:
             images = images[: shapes.images]
-            times = timed(reward_variants(shapes, images, words, teacher, student), timing, "rewards")
+            times = timed(
+                reward_variants(shapes, images, words, teacher, student), timing, "rewards"
+            )
             ways = (FULL, CACHED, TRIMMED)
             pairs = [(f"L-CLIPScore, {way}", f"CLIPScore, {way}") for way in ways]
-            pairs += [(f"{one}, {way}", f"{one}, {FULL}") for one in ("L-CLIPScore", "CLIPScore") for way in ways[1:]]
+            pairs += [
+                (f"{one}, {way}", f"{one}, {FULL}")
+                for one in ("L-CLIPScore", "CLIPScore")
+                for way in ways[1:]
+            ]
             note = f"; {len(images) * shapes.captions} captions of {len(images)} images"
             yield from (compared(times, name, baseline, note=note) for name, baseline in pairs)
 

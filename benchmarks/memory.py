@@ -23,7 +23,16 @@ from accelerate.state import AcceleratorState
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import Measurement, Timing, command
-from benchmarks.scst_step import SIZES, Bench, Shapes, build_bench, generate_step, lengths_of, our_step, prefix_step
+from benchmarks.scst_step import (
+    SIZES,
+    Bench,
+    Shapes,
+    build_bench,
+    generate_step,
+    lengths_of,
+    our_step,
+    prefix_step,
+)
 from rl_caption.runtime.types import CaptionBatch
 
 Step = Callable[[Bench, CaptionBatch], object]
@@ -84,7 +93,9 @@ def count_peak(step: Step, bench: Bench, batch: CaptionBatch) -> Peak:
     found = allocations(profiler)
     live = np.cumsum([event.typed[1].alloc_size for event in found])
     if live[-1]:
-        raise RuntimeError(f"the step ended with {live[-1]} bytes more than it began with: a tensor was kept")
+        raise RuntimeError(
+            f"the step ended with {live[-1]} bytes more than it began with: a tensor was kept"
+        )
     return Peak(held_bytes(bench, batch), int(live.max()))
 
 
@@ -104,13 +115,17 @@ def allocations(profiler: profile) -> list[Any]:
 def held_bytes(bench: Bench, batch: CaptionBatch) -> int:
     """Bytes of weights, moments and inputs."""
     moments = [value for state in bench.optimizer.state.values() for value in state.values()]
-    return sum(tensor.nbytes for tensor in [*bench.policy.parameters(), *moments, *batch.inputs.values()])
+    return sum(
+        tensor.nbytes for tensor in [*bench.policy.parameters(), *moments, *batch.inputs.values()]
+    )
 
 
 def fit(sizes: Sequence[tuple[int, int]], bytes_of: Sequence[int]) -> UnitBytes:
     """The plane through the peaks of three sizes (images, samples)."""
     terms = [[1, images, images * samples] for images, samples in sizes]
-    return UnitBytes(*np.linalg.solve(np.asarray(terms, dtype=float), np.asarray(bytes_of, dtype=float)))
+    return UnitBytes(
+        *np.linalg.solve(np.asarray(terms, dtype=float), np.asarray(bytes_of, dtype=float))
+    )
 
 
 def prepared(shapes: Shapes, precision: str, device: str) -> Bench:
@@ -150,7 +165,9 @@ def measure(
             ours, theirs = (count_peak(step, bench, full) for step in (our_step, generate_step))
             yield against(ours, theirs, "generate twice", f"step, {shapes.images} images", kind)
             pair = (count_peak(step, bench, few) for step in (our_step, prefix_step))
-            yield against(*pair, "prefix with gradient", f"step, {shapes.prefix_images} images", kind)
+            yield against(
+                *pair, "prefix with gradient", f"step, {shapes.prefix_images} images", kind
+            )
         steps: dict[str, Step] = {"step": our_step, "generate twice": generate_step}
         models = {loop: per_unit_bytes(step, bench, small) for loop, step in steps.items()}
         for (loop, model), peak in zip(models.items(), (ours, theirs), strict=True):
@@ -168,10 +185,14 @@ def against(ours: Peak, theirs: Peak, baseline: str, step: str, kind: str) -> Me
         f"{ours.total / MIB:.0f} MiB against {theirs.total / MIB:.0f} MiB; weights, moments and inputs are "
         f"{ours.held / MIB:.0f} MiB of both; {kind}"
     )
-    return Measurement(f"{step}: peak memory", baseline, theirs.total / ours.total, "x less", detail)
+    return Measurement(
+        f"{step}: peak memory", baseline, theirs.total / ours.total, "x less", detail
+    )
 
 
-def fits(card: int, models: dict[str, UnitBytes], samples: int, precision: str, gradients: int) -> Measurement:
+def fits(
+    card: int, models: dict[str, UnitBytes], samples: int, precision: str, gradients: int
+) -> Measurement:
     """The largest micro-batch, with the gradients that earlier micro-batches have left."""
     available = card * 10**9 - gradients
     ours, theirs = (models[name].largest(available, samples) for name in ("step", "generate twice"))

@@ -38,7 +38,9 @@ def join(rank: int, processes: int, threads: int, shapes: Shapes, port: int) -> 
     bench = build_bench(shapes, "cpu", "no")
     if processes > 1:
         os.environ.update(launched(rank, processes, port))
-    AcceleratorState._reset_state(reset_partial_state=True)  # the model was built before the process group
+    AcceleratorState._reset_state(
+        reset_partial_state=True
+    )  # the model was built before the process group
     bench.policy._is_accelerate_prepared = False
     bench.accelerator = build_accelerator(TrainConfig(threads=threads), RunConfig())
     bench.model, bench.optimizer = prepare(bench.accelerator, bench.policy, bench.optimizer)
@@ -61,17 +63,36 @@ def step_of_all(workers: Sequence[Executor]) -> None:
 
 
 def measure(
-    timing: Timing, images: int = 20, processes: int = 2, shapes: Shapes | None = None, method: str = "spawn"
+    timing: Timing,
+    images: int = 20,
+    processes: int = 2,
+    shapes: Shapes | None = None,
+    method: str = "spawn",
 ) -> Iterator[Measurement]:
     """Time for ``images`` images; ``method`` is how multiprocessing starts processes."""
     if timing.device != "cpu" or processes < 2:
         raise SystemExit("several processes: expected --device cpu and --processes of at least 2")
-    several, single, threaded = f"{processes} processes", "one process, 1 thread", f"one process, {processes} threads"
+    several, single, threaded = (
+        f"{processes} processes",
+        "one process, 1 thread",
+        f"one process, {processes} threads",
+    )
     variants, context = {}, multiprocessing.get_context(method)
     with ExitStack() as stack:
-        for name, (count, threads) in {several: (processes, 1), single: (1, 1), threaded: (1, processes)}.items():
-            settings = (count, threads, replace(shapes or Shapes(), images=images * count), get_free_port())
-            pools = [ProcessPoolExecutor(1, context, join, (rank, *settings)) for rank in range(count)]
+        for name, (count, threads) in {
+            several: (processes, 1),
+            single: (1, 1),
+            threaded: (1, processes),
+        }.items():
+            settings = (
+                count,
+                threads,
+                replace(shapes or Shapes(), images=images * count),
+                get_free_port(),
+            )
+            pools = [
+                ProcessPoolExecutor(1, context, join, (rank, *settings)) for rank in range(count)
+            ]
             variants[name] = partial(step_of_all, [stack.enter_context(pool) for pool in pools])
         times = timed(variants, timing, "processes")
     times[several] = [seconds / processes for seconds in times[several]]

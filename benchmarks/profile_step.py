@@ -19,7 +19,13 @@ from benchmarks.scst_step import SIZES, Shapes, build_bench, in_turn
 from rl_caption.captioners.decoding import ReplayedGenerate
 
 STEPS, LARGEST = 10, 30
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpyAsync", "aten::item")
+WAITS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "cudaMemcpyAsync",
+    "aten::item",
+)
 """Operations of the CPU that wait for the GPU; a copy to pinned memory does not."""
 
 
@@ -32,10 +38,16 @@ def measure(
     **sizes: Any,
 ) -> Iterator[Measurement]:
     """Elapsed and busy time of a step, then the largest operations of the CPU and of the device."""
-    bench = build_bench(Shapes(images=images, prefix_images=prefix_images, **sizes), timing.device, precision)
+    bench = build_bench(
+        Shapes(images=images, prefix_images=prefix_images, **sizes), timing.device, precision
+    )
     on_gpu = timing.device.startswith("cuda")
-    capture = None if on_gpu else lambda function, example: function  # a rehearsal: nothing is captured
-    step = in_turn(bench, bench.batch, ReplayedGenerate(bench.captioner, capture) if replayed else None)
+    capture = (
+        None if on_gpu else lambda function, example: function
+    )  # a rehearsal: nothing is captured
+    step = in_turn(
+        bench, bench.batch, ReplayedGenerate(bench.captioner, capture) if replayed else None
+    )
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     for _ in range(2):
         step()
@@ -51,8 +63,16 @@ def measure(
         synchronise(timing.device)
     events = profiler.key_averages()
     rows = {
-        "CPU": [(e.key, e.self_cpu_time_total, e.count) for e in events if e.device_type == DeviceType.CPU],
-        "GPU": [(e.key, e.self_device_time_total, e.count) for e in events if e.device_type == DeviceType.CUDA],
+        "CPU": [
+            (e.key, e.self_cpu_time_total, e.count)
+            for e in events
+            if e.device_type == DeviceType.CPU
+        ],
+        "GPU": [
+            (e.key, e.self_device_time_total, e.count)
+            for e in events
+            if e.device_type == DeviceType.CUDA
+        ],
     }
     whole = f"one step, {images} images, {precision}" + ", decode replayed" * replayed
     for device, operations in rows.items():
@@ -61,12 +81,16 @@ def measure(
         detail = f"{seconds:.4g} s of {elapsed:.4g} s without the profiler, {calls:,.0f} operations"
         yield Measurement(f"{device} busy", whole, seconds / elapsed, "of the time", detail)
     waits = [row for row in rows["CPU"] if row[0] in WAITS]
-    largest = [sorted(operations, key=lambda row: -row[1])[:LARGEST] for operations in rows.values()]
+    largest = [
+        sorted(operations, key=lambda row: -row[1])[:LARGEST] for operations in rows.values()
+    ]
     for device, operations in zip(("CPU waits", "CPU", "GPU"), (waits, *largest), strict=True):
         for name, microseconds, count in operations:
             seconds = microseconds / STEPS / 1e6
             detail = f"{seconds * 1e3:.4g} ms in {count / STEPS:,.1f} calls"
-            yield Measurement(f"{device}: {name[:120]}", whole, seconds / elapsed, "of the time", detail)
+            yield Measurement(
+                f"{device}: {name[:120]}", whole, seconds / elapsed, "of the time", detail
+            )
 
 
 if __name__ == "__main__":

@@ -93,7 +93,9 @@ class Bench:
     def decoding(self) -> Decoding:
         """Decode samples, and the greedy caption if the advantage needs it."""
         shapes = self.shapes
-        return Decoding(shapes.samples, needs_greedy(self.advantage), shapes.temperature, shapes.tokens)
+        return Decoding(
+            shapes.samples, needs_greedy(self.advantage), shapes.temperature, shapes.tokens
+        )
 
     def update(self) -> None:
         """Clip, step, zero the gradient."""
@@ -113,12 +115,18 @@ class Bench:
 
     def copied_logits(self, batch: CaptionBatch, ids: Tensor, copied: str) -> Tensor:
         """Logits [N, T, V] after each of ``ids`` [N, T], with a copy of the images for every caption."""
-        inputs = {key: value.repeat_interleave(self.shapes.samples, 0) for key, value in batch.inputs.items()}
+        inputs = {
+            key: value.repeat_interleave(self.shapes.samples, 0)
+            for key, value in batch.inputs.items()
+        }
         return self.policy(**inputs, decoder_input_ids=ids).logits
 
     def part(self, images: int) -> CaptionBatch:
         """The first images of the batch."""
-        return CaptionBatch(self.batch.rows[:images], {key: value[:images] for key, value in self.batch.inputs.items()})
+        return CaptionBatch(
+            self.batch.rows[:images],
+            {key: value[:images] for key, value in self.batch.inputs.items()},
+        )
 
 
 def build_bench(shapes: Shapes, device: str, precision: str) -> Bench:
@@ -133,13 +141,19 @@ def build_bench(shapes: Shapes, device: str, precision: str) -> Bench:
     batch = CaptionBatch(rows, {"region_features": features, "region_mask": mask})
     if shapes.length < shapes.tokens:
         end_captions(captioner, batch.inputs, shapes)
-    return Bench(shapes, accelerator, captioner, MixedReward({"cider": (cider_of(rows), 1.0)}), batch)
+    return Bench(
+        shapes, accelerator, captioner, MixedReward({"cider": (cider_of(rows), 1.0)}), batch
+    )
 
 
 def random_captioner(words: Sequence[str], shapes: Shapes) -> TransformerCaptioner:
     """Random weights, over region features."""
     return TransformerCaptioner.from_scratch(
-        [[" ".join(words)]], min_count=1, input_kind="regions", feature_dim=shapes.region_dim, **shapes.captioner
+        [[" ".join(words)]],
+        min_count=1,
+        input_kind="regions",
+        feature_dim=shapes.region_dim,
+        **shapes.captioner,
     )
 
 
@@ -147,7 +161,10 @@ def random_rows(words: Sequence[str], images: int) -> list[Row]:
     """Images with five references of eleven words."""
     draw = np.random.default_rng(0)
     return [
-        {"image_id": str(number), "references": [" ".join(draw.choice(words, 11)) for _ in range(5)]}
+        {
+            "image_id": str(number),
+            "references": [" ".join(draw.choice(words, 11)) for _ in range(5)],
+        }
         for number in range(images)
     ]
 
@@ -170,11 +187,15 @@ def ending_logits(shapes: Shapes) -> Tensor:
     """Log-odds [T] of P(length = t + 1 | length > t), of lengths that are about normally distributed."""
     lengths = torch.distributions.Normal(shapes.length, LENGTH_DEVIATION)
     edges = lengths.cdf(torch.arange(shapes.tokens + 1, dtype=torch.float64) + 0.5)
-    return ((edges[1:] - edges[:-1]) / (1 - edges[:-1])).nan_to_num(1.0).logit(1e-6)  # all have ended by then
+    return (
+        ((edges[1:] - edges[:-1]) / (1 - edges[:-1])).nan_to_num(1.0).logit(1e-6)
+    )  # all have ended by then
 
 
 @torch.no_grad()
-def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], shapes: Shapes) -> None:
+def end_captions(
+    captioner: TransformerCaptioner, inputs: dict[str, Tensor], shapes: Shapes
+) -> None:
     """Make lengths about normal by adding a multiple of EOS's embedding to each position's embedding.
 
     The multiples are found by ten rounds of correction on sampled captions that do not end.
@@ -183,20 +204,37 @@ def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], sha
     ending = ending_logits(shapes)
     few = {key: value[:10] for key, value in inputs.items()}
     noise = torch.rand(len(few["region_mask"]), 8, shapes.tokens, device=policy.device)
-    tokens = captioner.generate(policy, few, Decoding(8, False, shapes.temperature, shapes.tokens), noise)
+    tokens = captioner.generate(
+        policy, few, Decoding(8, False, shapes.temperature, shapes.tokens), noise
+    )
     for _ in range(10):
-        ends = (captioner.token_logits(policy, few, tokens) / shapes.temperature).softmax(-1)[..., eos].flatten(0, 1)
+        ends = (
+            (captioner.token_logits(policy, few, tokens) / shapes.temperature)
+            .softmax(-1)[..., eos]
+            .flatten(0, 1)
+        )
         goes_on = torch.cat([torch.ones_like(ends[:, :1]), (1 - ends[:, :-1]).cumprod(-1)], -1)
         found = (goes_on * ends).sum(0) / goes_on.sum(0)
         missing = ending.to(found) - found.logit(1e-9)
         vector = policy.token_embedding.weight[eos]
-        factor = 2 * shapes.temperature * missing / (policy.config.d_model**0.5 * vector.square().sum())
+        factor = (
+            2 * shapes.temperature * missing / (policy.config.d_model**0.5 * vector.square().sum())
+        )
         policy.position_embedding.weight[: shapes.tokens] += factor.unsqueeze(1) * vector
 
 
-def our_step(bench: Bench, batch: CaptionBatch, generate: Generate | None = None, step: int = 0) -> Averages:
+def our_step(
+    bench: Bench, batch: CaptionBatch, generate: Generate | None = None, step: int = 0
+) -> Averages:
     """Take the package's step and return its log. ``generate`` replaces the captioner's; ``step`` seeds the samples."""
-    parts = bench.accelerator, bench.captioner, bench.model, bench.reward, bench.advantage, bench.decoding
+    parts = (
+        bench.accelerator,
+        bench.captioner,
+        bench.model,
+        bench.reward,
+        bench.advantage,
+        bench.decoding,
+    )
     task = SelfCriticalTask(*parts)
     task.generate = generate
     (log,) = task.training_step([batch], step)
@@ -204,7 +242,9 @@ def our_step(bench: Bench, batch: CaptionBatch, generate: Generate | None = None
     return log
 
 
-def in_turn(bench: Bench, batch: CaptionBatch, generate: Generate | None = None) -> Callable[[], Averages]:
+def in_turn(
+    bench: Bench, batch: CaptionBatch, generate: Generate | None = None
+) -> Callable[[], Averages]:
     """A function that takes ``our_step`` with other samples at each call."""
     steps = count()
     return lambda: our_step(bench, batch, generate, next(steps))
@@ -215,7 +255,11 @@ def generate_step(bench: Bench, batch: CaptionBatch, copied: str = "images") -> 
     captioner, temperature = bench.captioner, bench.shapes.temperature
     with torch.no_grad(), bench.accelerator.autocast():
         best = bench.generate(batch, do_sample=False)[:, 1:]
-        sampling = {"top_k": 0, "temperature": temperature, "num_return_sequences": bench.shapes.samples}
+        sampling = {
+            "top_k": 0,
+            "temperature": temperature,
+            "num_return_sequences": bench.shapes.samples,
+        }
         drawn = bench.generate(batch, do_sample=True, **sampling)
     tokens = drawn[:, 1:]
     rewards = toolkit_rewards(bench, batch, captioner.decode(tokens), captioner.decode(best))
@@ -246,17 +290,23 @@ def learn(bench: Bench, logprobs: Tensor, rewards: Tensor, mask: Tensor) -> None
     bench.update()
 
 
-def decode_by_prefix(bench: Bench, inputs: dict[str, Tensor], sample: bool) -> tuple[Tensor, Tensor]:
+def decode_by_prefix(
+    bench: Bench, inputs: dict[str, Tensor], sample: bool
+) -> tuple[Tensor, Tensor]:
     """Tokens [N, T] and their log-probabilities [N, T]; the image is encoded a single time, nothing else is cached."""
     policy, captioner = bench.policy, bench.captioner
     encoded = policy.encoder(**inputs)
     prefix = torch.full((len(encoded[0]), 1), captioner.bos_token_id, device=encoded[0].device)
     chosen_logprobs = []
     for _ in range(bench.shapes.tokens):
-        output = policy(region_mask=inputs["region_mask"], encoder_outputs=encoded, decoder_input_ids=prefix)
+        output = policy(
+            region_mask=inputs["region_mask"], encoder_outputs=encoded, decoder_input_ids=prefix
+        )
         logits = forbid(output.logits[:, -1], captioner.forbidden) / bench.shapes.temperature
         logprobs = logits.log_softmax(-1)
-        token = torch.multinomial(logprobs.exp(), 1) if sample else logprobs.argmax(-1, keepdim=True)
+        token = (
+            torch.multinomial(logprobs.exp(), 1) if sample else logprobs.argmax(-1, keepdim=True)
+        )
         chosen_logprobs.append(logprobs.gather(-1, token))
         prefix = torch.cat([prefix, token], 1)
         if (prefix == captioner.eos_token_id).any(-1).all():
@@ -264,7 +314,9 @@ def decode_by_prefix(bench: Bench, inputs: dict[str, Tensor], sample: bool) -> t
     return prefix[:, 1:], torch.cat(chosen_logprobs, 1)
 
 
-def toolkit_rewards(bench: Bench, batch: CaptionBatch, samples: Sequence[str], best: Sequence[str]) -> Tensor:
+def toolkit_rewards(
+    bench: Bench, batch: CaptionBatch, samples: Sequence[str], best: Sequence[str]
+) -> Tensor:
     """pycocoevalcap's CIDEr of the samples minus that of the greedy captions [B * K]; captions are tokenised."""
     from pycocoevalcap.cider.cider import Cider
 
@@ -272,18 +324,27 @@ def toolkit_rewards(bench: Bench, batch: CaptionBatch, samples: Sequence[str], b
     owners = [row for row in batch.rows for _ in range(each)] + list(batch.rows)
     references = {number: row["references"] for number, row in enumerate(owners)}
     with contextlib.redirect_stdout(io.StringIO()):
-        _, scores = Cider().compute_score(references, {number: [text] for number, text in enumerate([*samples, *best])})
+        _, scores = Cider().compute_score(
+            references, {number: [text] for number, text in enumerate([*samples, *best])}
+        )
     baseline = np.repeat(scores[len(samples) :], each)
-    return torch.tensor(scores[: len(samples)] - baseline, dtype=torch.float32, device=bench.accelerator.device)
+    return torch.tensor(
+        scores[: len(samples)] - baseline, dtype=torch.float32, device=bench.accelerator.device
+    )
 
 
-def measure(timing: Timing, shapes: Shapes | None = None, precision: str = "no", **sizes: Any) -> Iterator[Measurement]:
+def measure(
+    timing: Timing, shapes: Shapes | None = None, precision: str = "no", **sizes: Any
+) -> Iterator[Measurement]:
     """Time the steps; then the parts of ours. ``sizes`` replace those of ``shapes``."""
     shapes = replace(shapes or Shapes(), **sizes)
     bench = build_bench(shapes, timing.device, precision)
     small = bench.part(shapes.prefix_images)
     ours, few = f"step, {shapes.images} images", f"step, {shapes.prefix_images} images"
-    twice, prefix = f"generate twice, {shapes.images} images", f"prefix with gradient, {shapes.prefix_images} images"
+    twice, prefix = (
+        f"generate twice, {shapes.images} images",
+        f"prefix with gradient, {shapes.prefix_images} images",
+    )
     variants: dict[str, Callable[[], object]] = {
         ours: in_turn(bench, bench.batch),
         twice: partial(generate_step, bench, bench.batch),
@@ -303,7 +364,9 @@ def measure(timing: Timing, shapes: Shapes | None = None, precision: str = "no",
         peaks = {name: peak_bytes(variant) / 2**20 for name, variant in variants.items()}
         for name, baseline in pairs.items():
             detail = f"{peaks[name]:.0f} MiB against {peaks[baseline]:.0f} MiB, weights and moments included"
-            yield Measurement(f"{name}: peak memory", baseline, peaks[baseline] / peaks[name], "x less", detail)
+            yield Measurement(
+                f"{name}: peak memory", baseline, peaks[baseline] / peaks[name], "x less", detail
+            )
     yield from phase_rows(bench, ours, timing.repeats)
 
 
@@ -327,14 +390,20 @@ def phase_rows(bench: Bench, name: str, repeats: int) -> list[Measurement]:
         times["time/rollout"] -= times["time/encode"]
         for phase, key in PHASES.items():
             phases[phase].append(times[f"time/{key}"])
-    rollout = sample_captions(bench.captioner, bench.policy, bench.batch, bench.decoding, seed=0, step=0)
-    tokens = int(rollout.mask.sum()) * bench.decoding.captions_per_image // bench.decoding.num_samples
+    rollout = sample_captions(
+        bench.captioner, bench.policy, bench.batch, bench.decoding, seed=0, step=0
+    )
+    tokens = (
+        int(rollout.mask.sum()) * bench.decoding.captions_per_image // bench.decoding.num_samples
+    )
     total = statistics.median(map(sum, zip(*phases.values(), strict=True)))
     rows = []
     for phase, found in phases.items():
         seconds = statistics.median(found)
         detail = f"{seconds:.3g} s of elapsed time, {tokens / seconds:,.0f} tokens a second"
-        rows.append(Measurement(name.replace("step", phase), name, seconds / total, "of the time", detail))
+        rows.append(
+            Measurement(name.replace("step", phase), name, seconds / total, "of the time", detail)
+        )
     return rows
 
 

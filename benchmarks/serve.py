@@ -48,7 +48,10 @@ def measure(
 ) -> Iterator[Measurement]:
     """Time both, then follow the server's memory; exits with a message if scores differ."""
     draw = np.random.default_rng(0)
-    references = [row["references"] for row in random_rows([f"word{number}" for number in range(2000)], IMAGES)]
+    references = [
+        row["references"]
+        for row in random_rows([f"word{number}" for number in range(2000)], IMAGES)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         reward = write_reward(Path(folder), references, timing.device, draw)
         with served(Path(folder)) as (server, url), ThreadPoolExecutor(workers) as pool:
@@ -61,7 +64,10 @@ def measure(
 
             def ask(texts: list[str], rows: Rows) -> list[float]:
                 start = time.perf_counter()
-                images, columns = [f"photos/{row}.png" for row in rows], [references[row] for row in rows]
+                images, columns = (
+                    [f"photos/{row}.png" for row in rows],
+                    [references[row] for row in rows],
+                )
                 scores = client.score(texts, image=images, references=columns)
                 latencies.append(time.perf_counter() - start)
                 return scores.total
@@ -85,7 +91,9 @@ def measure(
             if not np.allclose(served_scores(), scores_in_process(), rtol=1e-5, atol=1e-6):
                 raise SystemExit("scores differ")
             latencies.clear()
-            times = timed({"served": served_scores, "in process": scores_in_process}, timing, "reward server")
+            times = timed(
+                {"served": served_scores, "in process": scores_in_process}, timing, "reward server"
+            )
             count = workers * captions
             speed = count / statistics.median(times["served"])
             note = f"; {speed:.0f} captions/s, {workers} workers x {captions} captions"
@@ -93,7 +101,11 @@ def measure(
             slow, mean = float(np.quantile(latencies, 0.99)), statistics.mean(times["in process"])
             detail = f"{slow:.3g} s against {mean:.3g} s for all {workers} in process"
             yield Measurement(
-                "p99 of a served request", f"{workers} calls in process", slow / mean, "x as long", detail
+                "p99 of a served request",
+                f"{workers} calls in process",
+                slow / mean,
+                "x as long",
+                detail,
             )
 
             def ask_for_others() -> None:
@@ -103,30 +115,47 @@ def measure(
             yield memory_an_hour_on(psutil.Process(server.pid), ask_for_others, memory_seconds)
 
 
-def write_reward(folder: Path, references: list[list[str]], device: str, draw: np.random.Generator) -> MixedReward:
+def write_reward(
+    folder: Path, references: list[list[str]], device: str, draw: np.random.Generator
+) -> MixedReward:
     """Write photos, document frequencies, L-CLIP and ``mix.yaml`` into ``folder``; the same reward in this process."""
     for number in range(IMAGES):
         pixels = draw.integers(0, 255, (64, 64, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
     torch.manual_seed(0)
-    shape = LCLIPConfig(image_width=256, image_heads=4, text_width=256, text_heads=4, embedding_rank=64)
+    shape = LCLIPConfig(
+        image_width=256, image_heads=4, text_width=256, text_heads=4, embedding_rank=64
+    )
     LCLIP(shape).save_pretrained(folder / "lclip")
     df = DocumentFrequencies.from_texts(references, eos=True)
     df.save(folder / "df.npz")
     student = {"backbone": str(folder / "lclip"), "device": device}
     terms = {"cider": {"weight": 0.5}, "ref_l_clipscore": {"weight": 0.5, "kwargs": student}}
     (folder / "mix.yaml").write_text(json.dumps({"df": str(folder / "df.npz"), "terms": terms}))
-    rewards = {"cider": (build("cider", df=df), 0.5), "ref_l_clipscore": (build("ref_l_clipscore", **student), 0.5)}
+    rewards = {
+        "cider": (build("cider", df=df), 0.5),
+        "ref_l_clipscore": (build("ref_l_clipscore", **student), 0.5),
+    }
     return MixedReward(rewards)
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """``rl-caption serve`` of ``mix.yaml`` with as many CPU threads as this process has, and its address."""
-    words = ["serve", "--reward", str(folder / "mix.yaml"), "--images.photos", str(folder), "--port", "0"]
+    words = [
+        "serve",
+        "--reward",
+        str(folder / "mix.yaml"),
+        "--images.photos",
+        str(folder),
+        "--port",
+        "0",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     command_line = [sys.executable, "-m", "rl_caption", *words]
-    with subprocess.Popen(command_line, env=environment, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command_line, env=environment, stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         try:
             yield server, server.stdout.readline().split()[0]
@@ -134,7 +163,9 @@ def served(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             server.terminate()
 
 
-def memory_an_hour_on(server: psutil.Process, ask: Callable[[], None], seconds: float) -> Measurement:
+def memory_an_hour_on(
+    server: psutil.Process, ask: Callable[[], None], seconds: float
+) -> Measurement:
     """Ask until the server's memory has settled, then for ``seconds`` more; its growth, extrapolated to an hour."""
 
     def memory_after(duration: float) -> float:
@@ -156,7 +187,9 @@ def memory_an_hour_on(server: psutil.Process, ask: Callable[[], None], seconds: 
         f"{first:.0f} MiB at first, {settled:.0f} MiB after {warm_up:.0f} s, then growing by {hour:.0f} MiB an hour "
         f"(extrapolated from {seconds:.0f} s)"
     )
-    return Measurement("memory an hour on", "after it has settled", 1 + hour / settled, "x as large", detail)
+    return Measurement(
+        "memory an hour on", "after it has settled", 1 + hour / settled, "x as large", detail
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,10 @@ COMMANDS = {
     "import transformers.modeling_utils": ["-c", "import transformers.modeling_utils"],
     "import rl_caption.programs.train": ["-c", "import rl_caption.programs.train"],
 }
-WORLD = {"format": "scenes", "kwargs": {"num_train": 4, "num_val": 2, "num_test": 2, "num_unseen": 0, "image_size": 32}}
+WORLD = {
+    "format": "scenes",
+    "kwargs": {"num_train": 4, "num_val": 2, "num_test": 2, "num_unseen": 0, "image_size": 32},
+}
 SHAPE = {
     "image_size": 32, "patch_size": 8, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 2,
     "ffn_dim": 16, "max_positions": 24,
@@ -42,10 +45,21 @@ SHAPE = {
 TRAIN = {"max_steps": 1, "batch_size": 4}
 START = "start/export/best"
 FILES: dict[str, Any] = {
-    "captions.json": [{"image_id": "1", "caption": "a dog runs"}, {"image_id": "2", "caption": "a red car"}],
-    "references.json": {"1": ["a dog runs", "the brown dog is running"], "2": ["a red car is parked", "a car"]},
+    "captions.json": [
+        {"image_id": "1", "caption": "a dog runs"},
+        {"image_id": "2", "caption": "a red car"},
+    ],
+    "references.json": {
+        "1": ["a dog runs", "the brown dog is running"],
+        "2": ["a red car is parked", "a car"],
+    },
     "xe.json": {"model": {"kwargs": SHAPE}, "data": WORLD, "train": TRAIN, "run": {"dir": "start"}},
-    "scst.json": {"model": {"init": START}, "data": WORLD, "train": TRAIN, "reward": {"terms": {"cider": {}}}},
+    "scst.json": {
+        "model": {"init": START},
+        "data": WORLD,
+        "train": TRAIN,
+        "reward": {"terms": {"cider": {}}},
+    },
     "model.json": {"model": START, "data": WORLD, "metrics": ["cider"], "out": "out"},
 }
 """Name -> content of the files of the tiny runs."""
@@ -66,7 +80,11 @@ def run(name: str, arguments: Sequence[str], folder: str, numbers: Iterator[int]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     subprocess.run(
-        [sys.executable, *words], check=True, capture_output=True, cwd=folder, env=os.environ | {"PYTHONPATH": path}
+        [sys.executable, *words],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -76,13 +94,17 @@ def run(name: str, arguments: Sequence[str], folder: str, numbers: Iterator[int]
 def measure(timing: Timing) -> Iterator[Measurement]:
     """Elapsed time of each command."""
     cpu_seconds.clear()
-    commands = COMMANDS | {name: ["-m", "rl_caption", *words.split()] for name, words in RUNS.items()}
+    commands = COMMANDS | {
+        name: ["-m", "rl_caption", *words.split()] for name, words in RUNS.items()
+    }
     with tempfile.TemporaryDirectory() as folder:
         for file, content in FILES.items():
             Path(folder, file).write_text(json.dumps(content))
         if RUNS:
             run("training", ["-m", "rl_caption", "xe", "--config", "xe.json"], folder, count())
-        variants = {name: partial(run, name, words, folder, count()) for name, words in commands.items()}
+        variants = {
+            name: partial(run, name, words, folder, count()) for name, words in commands.items()
+        }
         times = timed(variants, Timing("cpu", timing.repeats), "starting")
     for name in commands:
         if name != NOTHING:

@@ -55,7 +55,9 @@ def start(variables: Mapping[str, str], shapes: Shapes) -> ProcessPoolExecutor:
 @contextmanager
 def other_work(processes: int) -> Iterator[None]:
     """Inside the ``with``, so many processes count without end."""
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    running = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)
+    ]
     try:
         yield
     finally:
@@ -76,7 +78,9 @@ def measure(
             name: stack.enter_context(start(variables, size))
             for name, variables in {SLEEP: wait_variables({}), SPIN: {}}.items()
         }
-        variants = {name: lambda pool=pool: pool.submit(step).result() for name, pool in pools.items()}
+        variants = {
+            name: lambda pool=pool: pool.submit(step).result() for name, pool in pools.items()
+        }
         for where, count in (("alone", 0), (f"beside {others} busy processes", others)):
             with other_work(count):
                 times = timed(variants, timing, where)

@@ -68,16 +68,26 @@ def save_model(folder: str) -> None:
     """Write the model with its processor."""
     places = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
     named = ["User", "Assistant", ":", *PROMPT.split()]
-    words = dict.fromkeys([*SPECIAL, *places, *named, *(f"word{number}" for number in range(WORDS))])
-    table = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    words = dict.fromkeys(
+        [*SPECIAL, *places, *named, *(f"word{number}" for number in range(WORDS))]
+    )
+    table = Tokenizer(
+        WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+    )
     table.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=table, pad_token="<pad>", bos_token="<|im_start|>", eos_token="<end_of_utterance>",
         unk_token="<unk>", additional_special_tokens=[*SPECIAL[3:6], *places],
     )  # fmt: skip
-    images = transformers.SmolVLMImageProcessor(size={"longest_edge": 1024}, max_image_size={"longest_edge": 512})
-    videos = transformers.SmolVLMVideoProcessor(size={"longest_edge": 512}, max_image_size={"longest_edge": 512})
-    processor = transformers.SmolVLMProcessor(images, tokenizer, videos, image_seq_len=64, chat_template=TEMPLATE)
+    images = transformers.SmolVLMImageProcessor(
+        size={"longest_edge": 1024}, max_image_size={"longest_edge": 512}
+    )
+    videos = transformers.SmolVLMVideoProcessor(
+        size={"longest_edge": 512}, max_image_size={"longest_edge": 512}
+    )
+    processor = transformers.SmolVLMProcessor(
+        images, tokenizer, videos, image_seq_len=64, chat_template=TEMPLATE
+    )
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = transformers.SmolVLMConfig(
         text_config={**TEXT, **ids, "vocab_size": len(tokenizer)}, vision_config=VISION, scale_factor=4,
@@ -94,7 +104,10 @@ def noise_rows(images: int) -> list[Any]:
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (images, 768, 1024, 3), dtype=np.uint8)
     words = generator.integers(0, WORDS, (images, 5, 10))
-    references = [[" ".join(f"word{word}" for word in caption) for caption in captions] for captions in words.tolist()]
+    references = [
+        [" ".join(f"word{word}" for word in caption) for caption in captions]
+        for captions in words.tolist()
+    ]
     return [
         {"image_id": str(number), "image": Image.fromarray(photo), "references": texts}
         for number, (photo, texts) in enumerate(zip(pixels, references, strict=True))
@@ -115,10 +128,14 @@ def our_step(
     """A function that takes a step; preprocessing, which workers do in training, is part of it as it is of TRL's."""
     captioner = load(folder, frozen, cache_bytes)
     accelerator = prepare(captioner.policy, "cpu", "no")
-    optimizer = torch.optim.Adam([p for p in captioner.policy.parameters() if p.requires_grad], lr=1e-6)
+    optimizer = torch.optim.Adam(
+        [p for p in captioner.policy.parameters() if p.requires_grad], lr=1e-6
+    )
     decoding = Decoding(num_samples=samples, with_greedy=False, max_new_tokens=tokens)
     reward = MixedReward({"cider": (cider_of(rows), 1.0)})
-    task = SelfCriticalTask(accelerator, captioner, captioner.policy, reward, leave_one_out, decoding)
+    task = SelfCriticalTask(
+        accelerator, captioner, captioner.policy, reward, leave_one_out, decoding
+    )
 
     def step() -> None:
         batch = CaptionBatch(rows, captioner.preprocess(rows))
@@ -130,7 +147,9 @@ def our_step(
     return step
 
 
-def trl_step(folder: str, rows: list[Any], frozen: bool, samples: int, tokens: int) -> Callable[[], object]:
+def trl_step(
+    folder: str, rows: list[Any], frozen: bool, samples: int, tokens: int
+) -> Callable[[], object]:
     """A function that takes a step of ``GRPOTrainer``: generation, reward, log-probabilities, update."""
     from trl import GRPOConfig, GRPOTrainer
 
@@ -166,7 +185,9 @@ def trl_step(folder: str, rows: list[Any], frozen: bool, samples: int, tokens: i
     return step
 
 
-def steps_of(folder: str, images: int, frozen: bool, samples: int, tokens: int) -> dict[str, Callable[[], Any]]:
+def steps_of(
+    folder: str, images: int, frozen: bool, samples: int, tokens: int
+) -> dict[str, Callable[[], Any]]:
     """Functions that make the functions that take a step, by name."""
     arguments = (folder, noise_rows(images), frozen, samples, tokens)
     steps: dict[str, Callable[[], Any]] = {
@@ -215,10 +236,14 @@ def measure(
         peaks = {}
         for name in (*names, TRL):
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                peaks[name] = pool.submit(peak_bytes, name, torch.get_num_threads(), *arguments).result()
+                peaks[name] = pool.submit(
+                    peak_bytes, name, torch.get_num_threads(), *arguments
+                ).result()
         for name in names:
             detail = f"{peaks[name] / MIB:.0f} MiB against {peaks[TRL] / MIB:.0f} MiB"
-            yield Measurement(f"{name}: peak memory", TRL, peaks[TRL] / peaks[name], "x less", detail)
+            yield Measurement(
+                f"{name}: peak memory", TRL, peaks[TRL] / peaks[name], "x less", detail
+            )
 
 
 if __name__ == "__main__":

@@ -58,7 +58,9 @@ class Reward(Protocol):
     signature: str
     """Everything that a published score depends on (variant, parameters, EOS, document frequencies, backbone)."""
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Return N scores within ``bounds``, in the order of ``completions``."""
         ...
 
@@ -83,8 +85,13 @@ def reason(error: Exception) -> str:
     if not _ADVICE.search(text):
         return text
     sentences = [sentence.split(": ") for sentence in re.split(r"(?<=[.!?])\s+|\n+", text)]
-    kept = [": ".join(clause for clause in clauses if not _ADVICE.search(clause)) for clauses in sentences]
-    return f"{' '.join(filter(None, kept)).rstrip('.')}. It holds more than data, which is not loaded".lstrip(". ")
+    kept = [
+        ": ".join(clause for clause in clauses if not _ADVICE.search(clause))
+        for clauses in sentences
+    ]
+    return f"{' '.join(filter(None, kept)).rstrip('.')}. It holds more than data, which is not loaded".lstrip(
+        ". "
+    )
 
 
 @contextmanager
@@ -142,7 +149,9 @@ def _place_in_user_code(raised: BaseException) -> tuple[str, str] | None:
     if isinstance(raised, SystemExit) and ours[-1:] == [True]:  # asked for by a signal
         return None
     for (module, file, number), is_ours in zip(reversed(frames), reversed(ours), strict=True):
-        installed = {"site-packages", "dist-packages"} & {*Path(file).parts} or file.startswith((*_PYTHON, "<frozen"))
+        installed = {"site-packages", "dist-packages"} & {*Path(file).parts} or file.startswith(
+            (*_PYTHON, "<frozen")
+        )
         if not is_ours and (module in TARGETS or not installed):
             return module, f"{file}, line {number}: {linecache.getline(file, number).strip()}"
     return None
@@ -198,7 +207,9 @@ def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
     name = getattr(reward, "__name__", type(reward).__name__)
     values = scores.tolist() if hasattr(scores, "tolist") else scores  # NumPy, torch
     if not isinstance(values, list | tuple):
-        raise RewardError(f"reward {name!r} returned {scores!r:.80}: expected a list of {count} numbers")
+        raise RewardError(
+            f"reward {name!r} returned {scores!r:.80}: expected a list of {count} numbers"
+        )
     if len(values) != count:
         raise RewardError(f"reward {name!r} returned {len(values)} scores for {count} captions")
     low, high = getattr(reward, "bounds", (-math.inf, math.inf))
@@ -221,12 +232,21 @@ def _as_number(value: Any) -> float:
     """``value`` as a float; NaN where it is no number."""
     try:
         return math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several elements
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ):  # RuntimeError: a tensor of several elements
         return math.nan
 
 
 def score_captions(
-    reward: Any, where: str, prompts: Sequence[Any] | None, completions: Sequence[Any], columns: Mapping[str, Any]
+    reward: Any,
+    where: str,
+    prompts: Sequence[Any] | None,
+    completions: Sequence[Any],
+    columns: Mapping[str, Any],
 ) -> list[float]:
     """Call ``reward`` on N captions and return its N scores, checked by ``checked_scores``.
 
@@ -252,22 +272,36 @@ def required_column(columns: dict[str, Any], name: str, reward: str, count: int)
     if column is None and name == "image":
         column, most = columns.get("images"), 1
     if column is None:
-        raise RewardError(f"reward {reward!r} needs the column {name!r}; the batch has {sorted(columns)}")
+        raise RewardError(
+            f"reward {reward!r} needs the column {name!r}; the batch has {sorted(columns)}"
+        )
     if len(column) != count:
-        raise RewardError(f"reward {reward!r}: column {name!r} has {len(column)} items for {count} captions")
+        raise RewardError(
+            f"reward {reward!r}: column {name!r} has {len(column)} items for {count} captions"
+        )
     if name != "image":
         return column
     for row, item in enumerate(column):
         if item is None:
-            raise RewardError(f"reward {reward!r}: row {row} has no image: expected a path, an image, or frames")
+            raise RewardError(
+                f"reward {reward!r}: row {row} has no image: expected a path, an image, or frames"
+            )
         if isinstance(item, list | tuple) and not 1 <= len(item) <= most:
-            raise RewardError(f"reward {reward!r}: row {row} has {len(item)} images: expected one for a caption")
-    return [item[0] if isinstance(item, list | tuple) and len(item) == 1 else item for item in column]
+            raise RewardError(
+                f"reward {reward!r}: row {row} has {len(item)} images: expected one for a caption"
+            )
+    return [
+        item[0] if isinstance(item, list | tuple) and len(item) == 1 else item for item in column
+    ]
 
 
 def finished_captions(columns: dict[str, Any], reward: str, count: int) -> Sequence[Any]:
     """Return the column ``finished``, ``count`` booleans; if it is missing, every caption counts as finished."""
-    return [True] * count if columns.get("finished") is None else required_column(columns, "finished", reward, count)
+    return (
+        [True] * count
+        if columns.get("finished") is None
+        else required_column(columns, "finished", reward, count)
+    )
 
 
 def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tuple[str, ...]]:
@@ -282,7 +316,9 @@ def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tu
     rows = list(required_column(columns, "references", reward, count))
     identities = list(map(id, rows))
     first = dict(zip(reversed(identities), reversed(range(count)), strict=True))
-    checked = {identity: _checked_references(rows[row], row, reward) for identity, row in first.items()}
+    checked = {
+        identity: _checked_references(rows[row], row, reward) for identity, row in first.items()
+    }
     return list(map(checked.__getitem__, identities))
 
 
@@ -294,8 +330,12 @@ def _checked_references(captions: Any, row: int, reward: str) -> tuple[str, ...]
             f"reward {reward!r}: references of row {row} are {captions!r:.80}: expected a list of strings"
         )
     if not captions:
-        raise RewardError(f"reward {reward!r}: row {row} has no reference; it needs at least one per image")
+        raise RewardError(
+            f"reward {reward!r}: row {row} has no reference; it needs at least one per image"
+        )
     for caption in captions:
         if not isinstance(caption, str):
-            raise RewardError(f"reward {reward!r}: row {row} has the reference {caption!r:.80}: expected a string")
+            raise RewardError(
+                f"reward {reward!r}: row {row} has the reference {caption!r:.80}: expected a string"
+            )
     return tuple(captions)

@@ -73,7 +73,9 @@ class RewardBuilder:
             self.encoders.setdefault(key, reward.backbone)
         return reward
 
-    def build_inner(self, key: str, arguments: Mapping[str, Any], default: Mapping[str, Any]) -> Reward:
+    def build_inner(
+        self, key: str, arguments: Mapping[str, Any], default: Mapping[str, Any]
+    ) -> Reward:
         """Build a reward that is the argument ``key`` of another one, from ``name`` and its arguments.
 
         ``default`` has the name, and the arguments that come with it, for ``arguments`` without one. Raises as
@@ -87,7 +89,9 @@ class RewardBuilder:
         """Document frequencies of the references, counted once. ``ValueError`` where there are none."""
         key = eos, tokenizer or self.tokenizer
         if key not in self.counted:
-            self.counted[key] = DocumentFrequencies.from_texts(self.references, eos=eos, tokenizer=key[1])
+            self.counted[key] = DocumentFrequencies.from_texts(
+                self.references, eos=eos, tokenizer=key[1]
+            )
         return self.counted[key]
 
     def _complete(self, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,6 +113,15 @@ def encoder_key(name: str, arguments: Mapping[str, Any]) -> str:
     reward_class = load(name)
     if not (isinstance(reward_class, type) and issubclass(reward_class, ClipScore)):
         return ""
-    defaults = {key: parameter.default for key, parameter in inspect.signature(reward_class).parameters.items()}
+    defaults = {
+        key: parameter.default
+        for key, parameter in inspect.signature(reward_class).parameters.items()
+    }
     values = defaults | dict(arguments)
-    return repr([values.get(field.name) for field in fields(EncoderOptions) if field.name != "cache_references"])
+    return repr(
+        [
+            values.get(field.name)
+            for field in fields(EncoderOptions)
+            if field.name != "cache_references"
+        ]
+    )

@@ -23,7 +23,9 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
     """Yield the items in chunks of ``size``, with a progress bar on rank 0, or log lines if there is no terminal."""
     start = logged = time.monotonic()
     shows = is_main_process()
-    with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None if shows else True) as bar:
+    with tqdm(
+        total=len(items), desc=title, leave=False, delay=2, disable=None if shows else True
+    ) as bar:
         for first in range(0, len(items), size):
             chunk = items[first : first + size]
             yield chunk
@@ -32,13 +34,24 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
             if shows and bar.disable and now - logged >= _LOG_SECONDS:
                 rate, logged = count / (now - start), now
                 left = (len(items) - count) / rate
-                logger.info("%s: %d of %d, %.1f per second, %.0f s left", title, count, len(items), rate, left)
+                logger.info(
+                    "%s: %d of %d, %.1f per second, %.0f s left",
+                    title,
+                    count,
+                    len(items),
+                    rate,
+                    left,
+                )
 
 
 def is_main_process() -> bool:
     """Whether this is rank 0; before ``torch.distributed`` is initialised, by the launcher's ``RANK``."""
     torch = sys.modules.get("torch")  # a process that has not imported it is in no group
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+    if (
+        torch is not None
+        and torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+    ):
         return bool(torch.distributed.get_rank() == 0)
     return os.environ.get("RANK", "0") == "0"
 

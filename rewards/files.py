@@ -26,7 +26,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNREADABLE_ARRAY = (
-    *(OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, RuntimeError, MemoryError, OverflowError),
+    *(
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        TypeError,
+        SyntaxError,
+        RuntimeError,
+        MemoryError,
+        OverflowError,
+    ),
     *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 """What numpy and zipfile raise on a file that is damaged, is not an array, or would have to be unpickled."""
@@ -78,8 +88,15 @@ class CheckedFiles:
         max_bytes: largest size of the folder; None sets no limit. Processes that write at the same time may exceed it.
     """
 
-    def __init__(self, folder: Path, content_name: str, suffix: str, max_bytes: int | None = None) -> None:
-        self.folder, self.content_name, self.suffix, self.max_bytes = folder, content_name, suffix, max_bytes
+    def __init__(
+        self, folder: Path, content_name: str, suffix: str, max_bytes: int | None = None
+    ) -> None:
+        self.folder, self.content_name, self.suffix, self.max_bytes = (
+            folder,
+            content_name,
+            suffix,
+            max_bytes,
+        )
         folder.mkdir(parents=True, exist_ok=True)
         self._stored_bytes: int | None = None
         self._full = False
@@ -95,12 +112,19 @@ class CheckedFiles:
         except FileNotFoundError:
             return None
         except OSError as error:
-            logger.warning("cached %s %s cannot be read (%s): it is computed again", self.content_name, path, error)
+            logger.warning(
+                "cached %s %s cannot be read (%s): it is computed again",
+                self.content_name,
+                path,
+                error,
+            )
             return None
         checksum, content = stored[:_CHECKSUM_BYTES], stored[_CHECKSUM_BYTES:]
         if checksum != _checksum(key, content):
             logger.warning(
-                "cached %s %s is damaged or belongs to other content: it is computed again", self.content_name, path
+                "cached %s %s is damaged or belongs to other content: it is computed again",
+                self.content_name,
+                path,
             )
             return None
         return content
@@ -126,7 +150,9 @@ class CheckedFiles:
     def _warn(self, why: str) -> None:
         if not self._full:
             name, folder = self.content_name, self.folder
-            logger.warning("%ss cannot be kept in %s (%s): they stay in memory only", name, folder, why)
+            logger.warning(
+                "%ss cannot be kept in %s (%s): they stay in memory only", name, folder, why
+            )
         self._full = True
 
 
@@ -165,7 +191,11 @@ def open_regular(path: str | Path) -> io.BufferedReader:
     """Open a file for reading bytes. Raises ``OSError``, also for a pipe or a device, which might never end."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise OSError(errno.EINVAL, "it is a pipe, socket or device: name a file, or pipe into /dev/stdin", str(path))
+        raise OSError(
+            errno.EINVAL,
+            "it is a pipe, socket or device: name a file, or pipe into /dev/stdin",
+            str(path),
+        )
     return open(path, "rb")
 
 
@@ -178,13 +208,17 @@ def read_regular(path: str | Path) -> bytes:
                 raise MemoryError
             return file.read()
         except MemoryError as error:
-            raise OSError(errno.ENOMEM, f"its {size:,} bytes do not fit into memory", str(path)) from error
+            raise OSError(
+                errno.ENOMEM, f"its {size:,} bytes do not fit into memory", str(path)
+            ) from error
 
 
 def parse_integer(digits: str) -> int:
     """A whole number of JSON. Raises ``ValueError`` for one of over ``MOST_DIGITS`` digits."""
     if len(digits) > MOST_DIGITS:
-        raise ValueError(f"{digits[:20]}... has {len(digits)} digits: expected a number that a float can hold")
+        raise ValueError(
+            f"{digits[:20]}... has {len(digits)} digits: expected a number that a float can hold"
+        )
     return int(digits)
 
 
@@ -193,7 +227,9 @@ def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} occurs twice")
+        raise ValueError(
+            f"the key {next(key for key in keys if keys.count(key) > 1)!r:.80} occurs twice"
+        )
     return values
 
 
@@ -216,7 +252,9 @@ def load_json(path: str | Path, pairs: Callable[[Sequence[tuple[str, Any]]], Any
 def check_expansion(expanded: int, stored: int) -> None:
     """Raise ``ValueError`` if ``stored`` compressed bytes expand to over 64 MiB and over 100 times their size."""
     if expanded > max(1 << 26, 100 * stored):
-        raise ValueError(f"{stored} bytes would expand to {expanded:.4g}, more than 100 times as many")
+        raise ValueError(
+            f"{stored} bytes would expand to {expanded:.4g}, more than 100 times as many"
+        )
 
 
 @contextlib.contextmanager
@@ -243,12 +281,18 @@ def array_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[A
 def _header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Shape, whether it is in Fortran's order, and dtype of an array; see ``array_header``."""
     version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     with _PARSER:
         shape, fortran, dtype = read(file)
     needed = file.tell() + math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or needed > size:
-        raise ValueError(f"cut off: the shape {list(shape)} of {dtype} takes {needed} bytes, but there are {size}")
+        raise ValueError(
+            f"cut off: the shape {list(shape)} of {dtype} takes {needed} bytes, but there are {size}"
+        )
     return shape, fortran, dtype
 
 
@@ -257,5 +301,7 @@ def read_array(file: BinaryIO, size: int) -> NDArray[Any]:
     shape, fortran, dtype = _header(file, size)
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")
-    values = np.frombuffer(bytearray(file.read(math.prod(shape) * dtype.itemsize)), dtype, math.prod(shape))
+    values = np.frombuffer(
+        bytearray(file.read(math.prod(shape) * dtype.itemsize)), dtype, math.prod(shape)
+    )
     return values.reshape(shape, order="F" if fortran else "C")

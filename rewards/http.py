@@ -57,11 +57,15 @@ def request_json(
             begins with the address.
     """
     data = None if body is None else json.dumps(body, default=encode).encode()
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {token}"} if token else {}
+    )
     request = urllib.request.Request(url, data, headers)
     # A proxy of the environment is for other machines; it does not know this one's loopback address.
     local = urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")
-    opener = urllib.request.build_opener(_NoRedirect, *([urllib.request.ProxyHandler({})] if local else []))
+    opener = urllib.request.build_opener(
+        _NoRedirect, *([urllib.request.ProxyHandler({})] if local else [])
+    )
     problem, asked, attempt = "there was no time for one", 0.0, 0
     while attempt < attempts:
         pause = min(backoff * 2 ** (attempt - 1), 60.0) if attempt else 0.0

@@ -21,7 +21,17 @@ T = TypeVar("T")
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 """Suffixes, in lower case, of the files in a folder that count as images (``list_images``)."""
 UNREADABLE = (
-    *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, ZeroDivisionError),
+    *(
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        IndexError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        ZeroDivisionError,
+    ),
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
 """What Pillow's decoders raise on damaged files."""
@@ -45,7 +55,9 @@ Frames: TypeAlias = list[ImageSource] | tuple[ImageSource, ...]
 """The frames of a video, at least one."""
 
 
-def list_images(folder: str | Path, *, recursive: bool = True, follow_links: bool = False) -> Iterator[Path]:
+def list_images(
+    folder: str | Path, *, recursive: bool = True, follow_links: bool = False
+) -> Iterator[Path]:
     """Yield the images in a folder: files with one of ``IMAGE_SUFFIXES``, without those whose name begins with a dot.
 
     Each folder's files come sorted by name and before its subfolders, which are sorted, too; hidden folders are left
@@ -61,14 +73,18 @@ def list_images(folder: str | Path, *, recursive: bool = True, follow_links: boo
     """
 
     def fail(error: OSError) -> None:
-        raise RewardError(f"folder {str(error.filename)!r} cannot be listed: {error.strerror or error}") from error
+        raise RewardError(
+            f"folder {str(error.filename)!r} cannot be listed: {error.strerror or error}"
+        ) from error
 
     listed: dict[tuple[int, int], str] = {}
     for path, folders, names in os.walk(folder, onerror=fail, followlinks=follow_links):
         status = os.stat(path)
         first = listed.setdefault((status.st_dev, status.st_ino), path)
         if first != path:
-            raise RewardError(f"folder {path!r} is a link to {first!r}, whose images are listed already: remove it")
+            raise RewardError(
+                f"folder {path!r} is a link to {first!r}, whose images are listed already: remove it"
+            )
         folders[:] = sorted(name for name in folders if recursive and not name.startswith("."))
         for name in sorted(names):
             if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
@@ -102,7 +118,9 @@ def open_image(source: ImageSource | Frames, *, own_mode: bool = False) -> Image
         return open_image(source.render(), own_mode=own_mode)
     if isinstance(source, list | tuple):
         raise RewardError(f"{source!r:.80} is a video of {len(source)} frames: expected one image")
-    raise RewardError(f"{source!r:.80} is not an image: expected a path, a PIL image or an object with render()")
+    raise RewardError(
+        f"{source!r:.80} is not an image: expected a path, a PIL image or an object with render()"
+    )
 
 
 @contextlib.contextmanager
@@ -118,7 +136,9 @@ def image_file(path: str | Path) -> Iterator[Image.Image]:
 def image_size(path: str | Path) -> tuple[int, int]:
     """Width and height of what ``open_image`` returns for a file, in most formats without decoding it."""
     with image_file(path) as image:
-        if image.format == "TIFF":  # Pillow's versions differ in whether its size is that before or after turning
+        if (
+            image.format == "TIFF"
+        ):  # Pillow's versions differ in whether its size is that before or after turning
             return ImageOps.exif_transpose(image).size
         width, height = image.size
         try:
@@ -232,7 +252,9 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     low, high = values.min(), values.max()
     # 32-bit integers hold 16-bit grey where the file is a PGM, or where one is above 255.
-    if image.mode == "F" or (image.mode == "I" and not (low >= 0 and 255 < high <= 65535) and image.format != "PPM"):
+    if image.mode == "F" or (
+        image.mode == "I" and not (low >= 0 and 255 < high <= 65535) and image.format != "PPM"
+    ):
         raise ValueError(
             f"its mode is {image.mode}, with values from {low} to {high}, of which black and white are not known; "
             "expected 8 or 16 bits per channel"

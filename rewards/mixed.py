@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column, score_captions
+from rewards.base import (
+    Reward,
+    RewardError,
+    as_texts,
+    checked_scores,
+    required_column,
+    score_captions,
+)
 from rewards.build import RewardBuilder
 from rewards.options import Count, check_values
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
@@ -65,7 +72,10 @@ def masked_by_length(
     for row, (score, caption, texts) in enumerate(zip(scores, captions, references, strict=True)):
         if not texts:
             raise RewardError(f"caption {row} has no reference to compare its length with")
-        length, expected = len(tokenize(caption)), statistics.fmean(len(tokenize(text)) for text in texts)
+        length, expected = (
+            len(tokenize(caption)),
+            statistics.fmean(len(tokenize(text)) for text in texts),
+        )
         masked.append(score if low * expected <= length <= high * expected else 0.0)
     return masked
 
@@ -104,12 +114,22 @@ class MixedReward:
         if not terms:
             raise ValueError("a mixed reward needs at least one term")
         if used := sorted(LOG_KEYS & terms.keys()):
-            raise ValueError(f"reward term {used[0]!r}: the log key reward/{used[0]} is in use, rename the term")
+            raise ValueError(
+                f"reward term {used[0]!r}: the log key reward/{used[0]} is in use, rename the term"
+            )
         for name, (_, weight) in terms.items():
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-                raise ValueError(f"reward term {name!r} has the weight {weight!r}: expected a finite number")
+            if (
+                isinstance(weight, bool)
+                or not isinstance(weight, int | float)
+                or not math.isfinite(weight)
+            ):
+                raise ValueError(
+                    f"reward term {name!r} has the weight {weight!r}: expected a finite number"
+                )
         if not length_ratios.keys() <= terms.keys():
-            raise ValueError(f"length_ratios has {list(length_ratios)}: expected names of terms, {list(terms)}")
+            raise ValueError(
+                f"length_ratios has {list(length_ratios)}: expected names of terms, {list(terms)}"
+            )
         for name in length_ratios:
             low, high = terms[name][0].bounds
             if high <= 0:
@@ -120,7 +140,9 @@ class MixedReward:
         self.rewards = {name: reward for name, (reward, _) in terms.items()}
         self.weights = {name: float(weight) for name, (_, weight) in terms.items()}
         self.length_ratios, self.tokenizer = dict(length_ratios), tokenizer
-        self.columns: frozenset[str] = frozenset().union(*(reward.columns for reward in self.rewards.values()))
+        self.columns: frozenset[str] = frozenset().union(
+            *(reward.columns for reward in self.rewards.values())
+        )
         if self.length_ratios:
             self.columns |= {"references"}
         self.normalize = normalize
@@ -145,7 +167,8 @@ class MixedReward:
         labels = {name: reward.signature for name, reward in self.rewards.items()}
         words = "" if self.tokenizer == TOKENIZER else f",{self.tokenizer}"
         labels |= {
-            name: f"length{low:g}-{high:g}{words}({labels[name]})" for name, (low, high) in self.length_ratios.items()
+            name: f"length{low:g}-{high:g}{words}({labels[name]})"
+            for name, (low, high) in self.length_ratios.items()
         }
         if self.normalize == "none" and list(self.weights.values()) == [1.0]:
             return next(iter(labels.values()))
@@ -167,28 +190,41 @@ class MixedReward:
         """
         scores = {}
         for name, reward in self.rewards.items():
-            scores[name] = score_captions(reward, f"reward term {name!r}", prompts, completions, columns)
+            scores[name] = score_captions(
+                reward, f"reward term {name!r}", prompts, completions, columns
+            )
         if self.length_ratios:
             texts = as_texts(completions)
             references = required_column(columns, "references", "length_ratios", len(texts))
             for name, ratio in self.length_ratios.items():
-                scores[name] = masked_by_length(scores[name], texts, references, ratio, self.tokenizer)
+                scores[name] = masked_by_length(
+                    scores[name], texts, references, ratio, self.tokenizer
+                )
         return scores
 
-    def combine(self, terms: Mapping[str, Sequence[float]], of: Mapping[str, Moments] | None = None) -> list[float]:
+    def combine(
+        self, terms: Mapping[str, Sequence[float]], of: Mapping[str, Moments] | None = None
+    ) -> list[float]:
         """Return the weighted sums [N] of the raw scores of ``terms`` (log key -> N scores).
 
         ``of`` are the moments of every term that z-scores are computed with, for example over all captions of a step or
         over the samples of an image; None uses the moments of these N captions.
         """
         if self.normalize != "none":
-            term_moments = of if of is not None else {name: moments(terms[name]) for name in self.weights}
+            term_moments = (
+                of if of is not None else {name: moments(terms[name]) for name in self.weights}
+            )
             terms = {name: z_scores(terms[name], term_moments[name]) for name in self.weights}
         rows = zip(*(terms[name] for name in self.weights), strict=True)
         weights = list(self.weights.values())
-        return [math.fsum(weight * score for weight, score in zip(weights, row, strict=True)) for row in rows]
+        return [
+            math.fsum(weight * score for weight, score in zip(weights, row, strict=True))
+            for row in rows
+        ]
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by the weighted sum; z-scores are those over these N captions. Raises as ``terms``.
 
         As a z-score a single caption scores 0, and a trainer that calls this in several processes normalises in each
@@ -242,16 +278,22 @@ class LengthRouter:
         self.threshold = threshold
         builder = RewardBuilder(tokenizer=tokenizer)
         first, last = (
-            builder.build_inner(key, side, self.inner_rewards[key]) if isinstance(side, Mapping) else side
+            builder.build_inner(key, side, self.inner_rewards[key])
+            if isinstance(side, Mapping)
+            else side
             for key, side in (("short", short), ("long", long))
         )
         self.rewards = {"short": first, "long": last}
         self.columns = first.columns | last.columns
         ends = list(zip(first.bounds, last.bounds, strict=True))
         self.bounds = (min(ends[0]), max(ends[1]))
-        self.signature = f"{self.__name__}[<{threshold} CLIP tokens: {first.signature}; else: {last.signature}]"
+        self.signature = (
+            f"{self.__name__}[<{threshold} CLIP tokens: {first.signature}; else: {last.signature}]"
+        )
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions, each by the score for its length; columns of N items are split as the captions are.
 
         Raises:
@@ -268,11 +310,15 @@ class LengthRouter:
             rows = [row for row, over in enumerate(is_long) if over == (length == "long")]
             if not rows:
                 continue
-            row_columns = {name: _rows_of(column, rows, len(texts)) for name, column in columns.items()}
+            row_columns = {
+                name: _rows_of(column, rows, len(texts)) for name, column in columns.items()
+            }
             row_prompts = None if prompts is None else [prompts[row] for row in rows]
             first = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
             where = f"{self.__name__}, {length} captions (rows {first})"
-            row_scores = score_captions(reward, where, row_prompts, [texts[row] for row in rows], row_columns)
+            row_scores = score_captions(
+                reward, where, row_prompts, [texts[row] for row in rows], row_columns
+            )
             for row, score in zip(rows, row_scores, strict=True):
                 scores[row] = score
         return scores
@@ -280,5 +326,7 @@ class LengthRouter:
 
 def _rows_of(column: Any, rows: Sequence[int], count: int) -> Any:
     """The items of ``rows`` of a column of ``count`` items; anything else, such as ``log_metric``, unchanged."""
-    is_column = isinstance(column, Sequence) and not isinstance(column, str) and len(column) == count
+    is_column = (
+        isinstance(column, Sequence) and not isinstance(column, str) and len(column) == count
+    )
     return [column[row] for row in rows] if is_column else column

@@ -31,7 +31,10 @@ HASHED = 2**24
 SIZES = (
     (r"((?<!feature_)layers?|blocks|repeats)$", Range(min=0, max=256)),
     (r"(image|patch|resolution).*size$", Range(min=0, max=2**14)),
-    (r"(size|dim|width|embd|heads|rank|channels|embeddings|positions|tokens|context_length)$", Range(min=0, max=2**24)),
+    (
+        r"(size|dim|width|embd|heads|rank|channels|embeddings|positions|tokens|context_length)$",
+        Range(min=0, max=2**24),
+    ),
 )
 """Pattern of a key of a configuration -> range of its value; the first pattern that matches counts."""
 EXPORTS = ("export/best", "export/last", "best", "last")
@@ -40,13 +43,17 @@ OTHER_TASKS = ("Classification", "QuestionAnswering", "Retrieval")
 """Endings of the names of Transformers' classes that write no text."""
 STATE_KEYS = ("state_dict", "model", "model_state_dict")
 """Keys under which files of training programs have the weights."""
-INTEGER_BUFFERS = r"(position_ids|num_batches_tracked|token_type_ids|\.attn\.(masked_)?bias|attn_mask)$"
+INTEGER_BUFFERS = (
+    r"(position_ids|num_batches_tracked|token_type_ids|\.attn\.(masked_)?bias|attn_mask)$"
+)
 """Names of integer and boolean buffers in weights of Transformers and open_clip."""
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
     """The manifest of ``folder``: relative path -> size of every other file, and the hash of those up to ``HASHED``."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST
+    )
     return {file.relative_to(folder).as_posix(): _entry(file) for file in files}
 
 
@@ -86,7 +93,9 @@ def check_folder(folder: Path) -> None:
 
 def _entry(file: Path) -> dict[str, Any]:
     size = file.stat().st_size
-    return {"size": size} | ({"sha256": hashlib.sha256(file.read_bytes()).hexdigest()} if size <= HASHED else {})
+    return {"size": size} | (
+        {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()} if size <= HASHED else {}
+    )
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -107,7 +116,9 @@ def check_sizes(values: Mapping[str, Any], where: str = "") -> None:
         if isinstance(value, Mapping):
             check_sizes(value, f"{where}{key}.")
         elif isinstance(value, int):
-            expected = next((size.expected(value) for pattern, size in SIZES if re.search(pattern, key)), None)
+            expected = next(
+                (size.expected(value) for pattern, size in SIZES if re.search(pattern, key)), None
+            )
             if expected is not None:
                 raise ValueError(f"{where}{key} is {value}: expected {expected}")
 
@@ -124,7 +135,9 @@ def check_memory(model: nn.Module) -> None:
         )
 
 
-def save_model(state: Mapping[str, Tensor], config: Mapping[str, Any], folder: str | Path, prefix: str = "") -> None:
+def save_model(
+    state: Mapping[str, Tensor], config: Mapping[str, Any], folder: str | Path, prefix: str = ""
+) -> None:
     """Write ``<prefix>model.safetensors`` and ``<prefix>config.json`` to ``folder``, which is created if needed.
 
     Each file is written atomically (``atomic_write``).
@@ -137,7 +150,11 @@ def save_model(state: Mapping[str, Tensor], config: Mapping[str, Any], folder: s
 
 
 def read_config(
-    config_class: type[T], folder: Path, model_type: str, optional: Collection[str] = (), others: Collection[str] = ()
+    config_class: type[T],
+    folder: Path,
+    model_type: str,
+    optional: Collection[str] = (),
+    others: Collection[str] = (),
 ) -> T:
     """Read the dataclass ``config_class`` from the ``config.json`` that ``save_model`` wrote, and check the folder.
 
@@ -152,15 +169,22 @@ def read_config(
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             hint = export_hint(folder)
-            raise FileNotFoundError(f"{str(folder)!r} is not a saved {model_type}: it has no {name}{hint}")
+            raise FileNotFoundError(
+                f"{str(folder)!r} is not a saved {model_type}: it has no {name}{hint}"
+            )
     check_folder(folder)
     values = {key: value for key, value in read_object(file).items() if key not in others}
-    stored_type, names = values.pop("model_type", None), {option.name for option in fields(config_class)}  # type: ignore[arg-type]
+    stored_type, names = (
+        values.pop("model_type", None),
+        {option.name for option in fields(config_class)},
+    )  # type: ignore[arg-type]
     if stored_type != model_type:
         raise ValueError(f"{file} has model_type {stored_type!r}: expected {model_type!r}")
     missing, unknown = sorted(names - values.keys() - set(optional)), sorted(values.keys() - names)
     if missing or unknown:
-        raise ValueError(f"{file} is not a {config_class.__name__}: missing {missing}, unknown {unknown}")
+        raise ValueError(
+            f"{file} is not a {config_class.__name__}: missing {missing}, unknown {unknown}"
+        )
     with naming(str(file)):
         return config_class(**values)
 
@@ -184,7 +208,9 @@ def load_complete(model_class: Any, name: str, **options: Any) -> Any:
     expected, architectures = type(model).__name__, model.config.architectures or []
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"it has no weights for {', '.join(missing[:5])}: expected a {expected}")
-    if expected not in architectures and any(architecture.endswith(OTHER_TASKS) for architecture in architectures):
+    if expected not in architectures and any(
+        architecture.endswith(OTHER_TASKS) for architecture in architectures
+    ):
         raise ValueError(f"its architectures are {architectures}: expected a {expected}")
     return model
 
@@ -202,7 +228,9 @@ def load_weights(model: Model, folder: Path) -> Model:
     """
     weights = read_weights(folder / "model.safetensors")
     check_state(weights, state_shapes(model, floats_only=True), f"weights in {str(folder)!r}")
-    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False, assign=True)
+    model.load_state_dict(
+        {name: tensor.float() for name, tensor in weights.items()}, strict=False, assign=True
+    )
     return model
 
 
@@ -227,10 +255,22 @@ def read_state(path: Path) -> dict[str, Tensor]:
         OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file cannot be read as a state dict.
     """
     is_safetensors = path.suffix == ".safetensors"
-    stored: Any = _load_file(path) if is_safetensors else torch.load(path, map_location="cpu", weights_only=True)
-    wrapped = [stored[key] for key in STATE_KEYS if isinstance(stored, dict) and isinstance(stored.get(key), dict)]
+    stored: Any = (
+        _load_file(path)
+        if is_safetensors
+        else torch.load(path, map_location="cpu", weights_only=True)
+    )
+    wrapped = [
+        stored[key]
+        for key in STATE_KEYS
+        if isinstance(stored, dict) and isinstance(stored.get(key), dict)
+    ]
     state = wrapped[0] if wrapped else stored
-    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+    if (
+        not isinstance(state, dict)
+        or not state
+        or not all(isinstance(value, Tensor) for value in state.values())
+    ):
         keys = f", but {', '.join(map(str, list(state)[:5]))}" if isinstance(state, dict) else ""
         raise ValueError(
             f"{path} holds something other than tensors by key{keys}: expected a state dict, by itself or under "
@@ -244,26 +284,37 @@ def check_types(file: Path) -> None:
 
     Only its header is read. Integer buffers (``INTEGER_BUFFERS``) are allowed.
     """
-    with naming(f"{file} is damaged", (SafetensorError,)), safe_open(file, framework="pt") as stored:
-        dtypes = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
+    with (
+        naming(f"{file} is damaged", (SafetensorError,)),
+        safe_open(file, framework="pt") as stored,
+    ):
+        dtypes = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}
     for name, dtype in dtypes.items():
         if not dtype.startswith(("F", "BF")) and not re.search(INTEGER_BUFFERS, name):
-            raise ValueError(f"{file}: {name} is stored as {dtype}: expected floating-point numbers")
+            raise ValueError(
+                f"{file}: {name} is stored as {dtype}: expected floating-point numbers"
+            )
 
 
 def check_numbers(tensors: Iterable[tuple[str, Tensor]], where: str) -> None:
     """Raise ``ValueError`` for the first tensor that is not floating-point or has values that are NaN or infinite."""
     for name, tensor in tensors:
         if not tensor.is_floating_point():
-            raise ValueError(f"{where}: {name} holds {tensor.dtype}: expected floating-point numbers")
+            raise ValueError(
+                f"{where}: {name} holds {tensor.dtype}: expected floating-point numbers"
+            )
         count = tensor.numel() - int(torch.isfinite(tensor).sum())
         if count:
-            raise ValueError(f"{where}: {name} has {count} of {tensor.numel()} values that are NaN or infinite")
+            raise ValueError(
+                f"{where}: {name} has {count} of {tensor.numel()} values that are NaN or infinite"
+            )
 
 
 def float_state(model: nn.Module) -> dict[str, Tensor]:
     """The state dict of ``model`` without integer buffers (batch norm's counters), which are not needed."""
-    return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    return {
+        name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()
+    }
 
 
 def state_shapes(model: nn.Module, floats_only: bool = False) -> dict[str, tuple[int, ...]]:
@@ -313,19 +364,30 @@ def ask_hub(name: str, file: str) -> bool:
         ValueError: ``name`` cannot be the name of a model.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+    )
 
     http_error: Any = HfHubHTTPError.__mro__[1]  # of the client that huggingface_hub was built on
     try:
         get_hf_file_metadata(hf_hub_url(name, file))
     except GatedRepoError as error:
-        raise OSError(f"{name!r} is gated: accept its terms on its hub page, then log in (hf auth login)") from error
+        raise OSError(
+            f"{name!r} is gated: accept its terms on its hub page, then log in (hf auth login)"
+        ) from error
     except (RepositoryNotFoundError, EntryNotFoundError) as error:
-        raise OSError(f"{name!r} is not a model on the hub with a {file}: {_first_line(error)}") from error
+        raise OSError(
+            f"{name!r} is not a model on the hub with a {file}: {_first_line(error)}"
+        ) from error
     except (OSError, http_error) as error:
         if isinstance(try_to_load_from_cache(name, file), str):
             return False
-        raise OSError(f"the hub cannot be reached, and {name!r} is not in the cache: {_first_line(error)}") from error
+        raise OSError(
+            f"the hub cannot be reached, and {name!r} is not in the cache: {_first_line(error)}"
+        ) from error
     return True
 
 
@@ -348,9 +410,13 @@ def transformers_options(name: str) -> dict[str, Any]:
     if (folder / "config.json").is_file():
         config = read_object(folder / "config.json")
         if not isinstance(config.get("model_type", ""), str):
-            raise ValueError(f"{folder / 'config.json'}: model_type is {config['model_type']!r:.80}: expected a text")
+            raise ValueError(
+                f"{folder / 'config.json'}: model_type is {config['model_type']!r:.80}: expected a text"
+            )
         for value in _attention_names(config):
-            raise ValueError(f"{folder / 'config.json'}: attn_implementation is {value!r:.80}: leave it out")
+            raise ValueError(
+                f"{folder / 'config.json'}: attn_implementation is {value!r:.80}: leave it out"
+            )
     local = folder.is_dir() or ask_hub(name, "config.json")
     return {"trust_remote_code": False} | ({} if local else {"local_files_only": True})
 
@@ -374,14 +440,22 @@ def check_open_clip(config: Mapping[str, Any], where: str) -> None:
     text, vision = (config.get(section) or {} for section in ("text_cfg", "vision_cfg"))
     for key, value in (text.get("tokenizer_kwargs") or {}).items():
         if key not in ("clean", "strip_sep_token"):
-            raise ValueError(f"{where}: text_cfg.tokenizer_kwargs.{key} is {value!r:.80}: leave it out")
+            raise ValueError(
+                f"{where}: text_cfg.tokenizer_kwargs.{key} is {value!r:.80}: leave it out"
+            )
     tower = str(vision.get("timm_model_name") or "")
     if not re.fullmatch(r"[\w.-]*", tower):
-        raise ValueError(f"{where}: vision_cfg.timm_model_name is {tower!r:.80}: expected a model that timm brings")
-    if text.get("hf_model_name"):  # open_clip would ask at the terminal whether to run code of its repository
+        raise ValueError(
+            f"{where}: vision_cfg.timm_model_name is {tower!r:.80}: expected a model that timm brings"
+        )
+    if text.get(
+        "hf_model_name"
+    ):  # open_clip would ask at the terminal whether to run code of its repository
         from transformers import AutoConfig
 
-        AutoConfig.from_pretrained(text["hf_model_name"], **transformers_options(str(text["hf_model_name"])))
+        AutoConfig.from_pretrained(
+            text["hf_model_name"], **transformers_options(str(text["hf_model_name"]))
+        )
 
 
 def _first_line(error: Exception) -> str:

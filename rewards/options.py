@@ -33,7 +33,10 @@ from rewards.trust import import_outside
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
-_NUMBERS: dict[Any, Any] = {int: (int, numbers.Integral), float: (int, float, numbers.Real)}  # also NumPy's
+_NUMBERS: dict[Any, Any] = {
+    int: (int, numbers.Integral),
+    float: (int, float, numbers.Real),
+}  # also NumPy's
 _WIDER: dict[Any, Any] = {**_NUMBERS, tuple: (list, tuple), Path: (str, Path)}
 
 
@@ -61,8 +64,14 @@ class Range:
         return "a finite number" if math.isinf(value) else None
 
     def __str__(self) -> str:
-        low = f"more than {self.above:g}" if math.isfinite(self.above) else f"at least {self.min:.10g}"
-        high = f"less than {self.below:g}" if math.isfinite(self.below) else f"at most {self.max:.10g}"
+        low = (
+            f"more than {self.above:g}"
+            if math.isfinite(self.above)
+            else f"at least {self.min:.10g}"
+        )
+        high = (
+            f"less than {self.below:g}" if math.isfinite(self.below) else f"at most {self.max:.10g}"
+        )
         return f"{low} and {high}"
 
     __repr__ = __str__  # in --help
@@ -86,7 +95,11 @@ def wrong_values(value: Any, annotation: Any, key: str = "") -> Iterator[str]:
         annotation: a dataclass of options, or the annotation of one of them.
         key: dotted name of the value.
     """
-    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    options = (
+        get_args(annotation)
+        if get_origin(annotation) in (Union, types.UnionType)
+        else (annotation,)
+    )
     options = tuple(option for option in options if option is not types.NoneType)
     if value is None:
         if annotation is not Any and types.NoneType not in get_args(annotation):
@@ -102,7 +115,11 @@ def wrong_values(value: Any, annotation: Any, key: str = "") -> Iterator[str]:
             return
         for name in [name for name in hints if name in values]:
             yield from wrong_values(values[name], hints[name], f"{key}.{name}" if key else name)
-    elif get_origin(annotation) is Annotated and isinstance(value, int | float) and not isinstance(value, bool):
+    elif (
+        get_origin(annotation) is Annotated
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+    ):
         expected = annotation.__metadata__[0].expected(value)
         if expected is not None:
             yield f"{key} is {short_repr(value)}: expected {expected}"
@@ -134,7 +151,9 @@ def short_repr(value: Any) -> str:
 
 def is_text(value: str) -> bool:
     """Whether text has no control characters but tab and line breaks, and no lone surrogates."""
-    return not any((ord(char) < 32 and char not in "\t\n\r") or 0xD800 <= ord(char) < 0xE000 for char in value)
+    return not any(
+        (ord(char) < 32 and char not in "\t\n\r") or 0xD800 <= ord(char) < 0xE000 for char in value
+    )
 
 
 def check_type(value: Any, annotation: Any, where: str, error: type[Exception]) -> None:
@@ -159,7 +178,9 @@ def check_type(value: Any, annotation: Any, where: str, error: type[Exception]) 
         check_type(value, dict, where, error)
         for key, inner in type_hints(annotation).items():
             if key in value:
-                inner = get_args(inner)[0] if get_origin(inner) in (NotRequired, Required) else inner
+                inner = (
+                    get_args(inner)[0] if get_origin(inner) in (NotRequired, Required) else inner
+                )
                 check_type(value[key], inner, f"{where}, {key!r}", error)
             elif key in annotation.__required_keys__:
                 raise error(f"{where} has no {key!r}")
@@ -178,7 +199,9 @@ def check_type(value: Any, annotation: Any, where: str, error: type[Exception]) 
             check_type(inner, inners[1], f"{where}, {key!r}", error)
     elif origin in (list, tuple):
         for index, inner in enumerate(value):
-            check_type(inner, inners[index] if origin is tuple else inners[0], f"{where}, [{index}]", error)
+            check_type(
+                inner, inners[index] if origin is tuple else inners[0], f"{where}, [{index}]", error
+            )
 
 
 def check_values(annotation: Any, **values: Any) -> None:
@@ -207,7 +230,9 @@ def _is_instance(value: Any, annotation: Any) -> bool:
     """Whether ``value`` is of a type, whatever its elements are."""
     outer = _outer(annotation)
     if outer is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in get_args(annotation))
+        return any(
+            value == choice and type(value) is type(choice) for choice in get_args(annotation)
+        )
     if outer is Any or isinstance(value, bool):
         return outer in (Any, bool)
     if not isinstance(outer, type) or getattr(outer, "_is_protocol", False):
@@ -221,7 +246,14 @@ def _type_name(annotation: Any) -> str:
         return f"one of {', '.join(map(str, get_args(annotation)))}"
     if outer is tuple and get_args(annotation):
         return f"a list of {len(get_args(annotation))}"
-    names = {dict: "keys and values", list: "a list", tuple: "a list", str: "text", int: "a whole number", Path: "text"}
+    names = {
+        dict: "keys and values",
+        list: "a list",
+        tuple: "a list",
+        str: "text",
+        int: "a whole number",
+        Path: "text",
+    }
     names |= {float: "a number", bool: "true or false", types.NoneType: "null"}
     return names.get(outer) or outer.__name__
 
@@ -260,12 +292,18 @@ def load_target(
         with errors_of_user_code(f"{key} {name}", error, kept):
             module = import_outside(module_name)
     except (ImportError, SyntaxError) as failure:
-        same = next((entry for entry in (table or {}).values() if entry.endswith(f":{attribute}")), None)
+        same = next(
+            (entry for entry in (table or {}).values() if entry.endswith(f":{attribute}")), None
+        )
         hint = f". Did you mean {same!r}?" if same else ""
-        raise error(f"{key} is {name!r}: module {module_name!r} cannot be imported: {failure}{hint}") from failure
+        raise error(
+            f"{key} is {name!r}: module {module_name!r} cannot be imported: {failure}{hint}"
+        ) from failure
     value = getattr(module, attribute, None)
     if not callable(value):
-        raise error(f"{key} is {name!r}: module {module_name!r} has no class or function {attribute!r}")
+        raise error(
+            f"{key} is {name!r}: module {module_name!r} has no class or function {attribute!r}"
+        )
     return value
 
 

@@ -58,7 +58,11 @@ def build(name: str, **kwargs: Any) -> Reward:
     """
     target = load(name)
     parameters = inspect.signature(target).parameters
-    variadic = {parameter.name for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD}
+    variadic = {
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.kind is parameter.VAR_KEYWORD
+    }
     unknown = [] if variadic else sorted(set(kwargs) - set(parameters))
     missing = [
         parameter.name
@@ -68,7 +72,9 @@ def build(name: str, **kwargs: Any) -> Reward:
         and parameter.name not in {*kwargs, *variadic}
     ]
     if unknown or missing:
-        problem = f"does not take {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
+        problem = (
+            f"does not take {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
+        )
         takes = ", ".join(map(str, parameters.values())) or "no arguments"
         raise ValueError(f"reward {name!r} {problem}; it takes: {takes}")
     reward = target(**kwargs)
@@ -78,13 +84,19 @@ def build(name: str, **kwargs: Any) -> Reward:
             "signature and __call__(prompts, completions, **columns)"
         )
     bounds: Any = reward.bounds
-    is_pair = isinstance(bounds, tuple | list) and [isinstance(end, int | float) for end in bounds] == [True, True]
+    is_pair = isinstance(bounds, tuple | list) and [
+        isinstance(end, int | float) for end in bounds
+    ] == [True, True]
     if not is_pair or not bounds[0] <= bounds[1]:
-        raise ValueError(f"{name!r} has the bounds {bounds!r}: expected its smallest and largest score")
+        raise ValueError(
+            f"{name!r} has the bounds {bounds!r}: expected its smallest and largest score"
+        )
     try:
         inspect.signature(reward).bind(None, [], **dict.fromkeys((*COLUMNS, *reward.columns)))
     except TypeError as error:
-        raise ValueError(f"{name!r} cannot be called as (prompts, completions, **columns): {error}") from error
+        raise ValueError(
+            f"{name!r} cannot be called as (prompts, completions, **columns): {error}"
+        ) from error
     return reward
 
 
@@ -105,8 +117,16 @@ def describe(name: str) -> str:
     bounds = getattr(target, "bounds", None)
     columns = getattr(target, "columns", None)
     # A class may set either in its constructor or as a property: then its class attribute is no value.
-    bounds_text = f"in [{bounds[0]:g}, {bounds[1]:g}]" if isinstance(bounds, tuple) else "bounds depend on arguments"
-    columns_text = (", ".join(sorted(columns)) or "none") if isinstance(columns, frozenset) else "depend on arguments"
+    bounds_text = (
+        f"in [{bounds[0]:g}, {bounds[1]:g}]"
+        if isinstance(bounds, tuple)
+        else "bounds depend on arguments"
+    )
+    columns_text = (
+        (", ".join(sorted(columns)) or "none")
+        if isinstance(columns, frozenset)
+        else "depend on arguments"
+    )
     return f"{name}: {summary} ({bounds_text}; columns: {columns_text})"
 
 

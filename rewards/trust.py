@@ -14,7 +14,9 @@ from collections.abc import Iterable
 from types import ModuleType
 
 logger = logging.getLogger(__name__)
-SHIPPED = frozenset({"rewards.clip.grammar_head:StudentText", "rl_caption.captioners.image_encoder:CaptionerImage"})
+SHIPPED = frozenset(
+    {"rewards.clip.grammar_head:StudentText", "rl_caption.captioners.image_encoder:CaptionerImage"}
+)
 """Classes of this package that a saved model may name."""
 _trusted: set[str] = set()
 
@@ -27,7 +29,9 @@ def trust(names: Iterable[str]) -> None:
     """
     for name in names:
         if not all(name.partition(":")[::2]):
-            raise ValueError(f"trust has {name!r}: expected package.module:Class, as a saved model names it")
+            raise ValueError(
+                f"trust has {name!r}: expected package.module:Class, as a saved model names it"
+            )
         _trusted.add(name)
 
 

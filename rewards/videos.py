@@ -9,7 +9,15 @@ from pathlib import Path
 from PIL import Image
 
 from rewards.base import RewardError, naming
-from rewards.images import IMAGE_SUFFIXES, file_hash, file_stamp, image_file, image_identity, list_images, open_image
+from rewards.images import (
+    IMAGE_SUFFIXES,
+    file_hash,
+    file_stamp,
+    image_file,
+    image_identity,
+    list_images,
+    open_image,
+)
 
 KEPT = 4
 """Number of videos whose decoded frames a process caches, as a file is decoded whole but its frames are read singly."""
@@ -48,34 +56,46 @@ class VideoFrame:
         """
         if os.path.isdir(self.path):
             return open_image(self._file())
-        return _decode(self.path, self.count, self.span, file_hash(self.path, "video"))[self.index].copy()
+        return _decode(self.path, self.count, self.span, file_hash(self.path, "video"))[
+            self.index
+        ].copy()
 
     def identity(self) -> str:
         """Cache key, without decoding; see ``rewards.images.image_identity``."""
         if os.path.isdir(self.path):
             return image_identity(self._file())
-        return f"video content:{file_hash(self.path, 'video')}:{self.index}/{self.count}:{self.span}"
+        return (
+            f"video content:{file_hash(self.path, 'video')}:{self.index}/{self.count}:{self.span}"
+        )
 
     def _file(self) -> str:
         files = _frame_files(self.path, file_stamp(self.path, "video"))
         return files[uniform(len(files), self.count, self.span)[self.index]]
 
 
-def video_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)) -> tuple[VideoFrame, ...]:
+def video_frames(
+    path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)
+) -> tuple[VideoFrame, ...]:
     """The ``count`` frames by which a video, or a part of it, is represented; nothing is read yet.
 
     Raises ``ValueError`` if ``count`` is below 1 or ``span`` is not 0 <= start <= end <= 1.
     """
     if count < 1 or not 0 <= span[0] <= span[1] <= 1:
-        raise ValueError(f"{count} frames from {span[0]} to {span[1]}: expected at least 1, from 0 to 1 of the video")
+        raise ValueError(
+            f"{count} frames from {span[0]} to {span[1]}: expected at least 1, from 0 to 1 of the video"
+        )
     return tuple(VideoFrame(str(path), index, count, span) for index in range(count))
 
 
-def read_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)) -> list[Image.Image]:
+def read_frames(
+    path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)
+) -> list[Image.Image]:
     """Decode the frames of ``video_frames``, RGB. Raises as ``VideoFrame.render``."""
     if os.path.isdir(path):
         return [open_image(frame) for frame in video_frames(path, count, span)]
-    return (_animation_frames if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video)(str(path), count, span)
+    return (_animation_frames if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video)(
+        str(path), count, span
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -83,7 +103,10 @@ def _frame_files(folder: str, stamp: tuple[int, int, int, int]) -> list[str]:
     """Paths of the images in a folder, of which ``stamp`` is the ``file_stamp``."""
 
     def natural(file: Path) -> list[tuple[int, str]]:
-        return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", file.name)]
+        return [
+            (int(piece), "") if piece.isdecimal() else (-1, piece)
+            for piece in re.split(r"(\d+)", file.name)
+        ]
 
     files = sorted(list_images(folder, recursive=False), key=natural)
     if not files:
@@ -112,7 +135,9 @@ def _video(path: str, count: int, span: tuple[float, float]) -> list[Image.Image
         import av
     except ModuleNotFoundError as error:
         raise RewardError(f"video {path!r} needs PyAV: pip install 'rl-caption[video]'") from error
-    with naming(f"video {path!r} cannot be read", (av.error.FFmpegError, OSError, ValueError), RewardError):
+    with naming(
+        f"video {path!r} cannot be read", (av.error.FFmpegError, OSError, ValueError), RewardError
+    ):
         # Decoded to be counted, too: what a container says of its number of frames may be wrong or missing.
         with av.open(path) as container:
             total = sum(1 for _ in container.decode(video=0)) if container.streams.video else 0

@@ -19,7 +19,9 @@ class Finder:
             if not hasattr(torch.ops.torchvision, "nms"):
                 cls.libraries = (torch.library.Library("torchvision", "DEF"),)
                 for operator in ("nms", "qnms"):
-                    cls.libraries[0].define(operator + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                    cls.libraries[0].define(
+                        operator + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                    )
 
 
 sys.meta_path.insert(0, Finder)

@@ -14,7 +14,9 @@ LOADER = HOOK.with_name("rl_caption_torchvision_remedy.pth")
 
 
 def import_error() -> str:
-    process = subprocess.run([sys.executable, "-Pc", "import torchvision"], capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        [sys.executable, "-Pc", "import torchvision"], capture_output=True, text=True, check=False
+    )
     return (process.stderr.strip().splitlines() or ["no message"])[-1] if process.returncode else ""
 
 

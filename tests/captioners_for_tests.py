@@ -17,14 +17,23 @@ REFERENCES = [
     ["a dog runs in the park", "the dog is running", "a small dog"],
     ["a train on the tracks", "a red train near a station", "a train passing by"],
 ]
-SHAPE = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "num_heads": 4, "ffn_dim": 64, "max_positions": 16}
+SHAPE = {
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "num_heads": 4,
+    "ffn_dim": 64,
+    "max_positions": 16,
+}
 
 
 def tiny_captioner(seed: int = 0, dropout: float = 0.0, **shape) -> TransformerCaptioner:
     """A captioner over 16 x 16 pixels (or over regions, by ``input_kind``) that ends captions now and then."""
     torch.manual_seed(seed)
     options = {"image_size": 16, "patch_size": 8, "feature_dim": 6, **SHAPE, **shape}
-    captioner = TransformerCaptioner.from_scratch(REFERENCES, min_count=1, dropout=dropout, **options)
+    captioner = TransformerCaptioner.from_scratch(
+        REFERENCES, min_count=1, dropout=dropout, **options
+    )
     captioner.policy.eval()
     return captioner
 
@@ -34,7 +43,11 @@ def tiny_rows(count: int = 4, seed: int = 0) -> list[dict]:
     generator = np.random.default_rng(seed)
     pixels = generator.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
     return [
-        {"image_id": f"image-{i}", "image": Image.fromarray(pixels[i]), "references": REFERENCES[i % len(REFERENCES)]}
+        {
+            "image_id": f"image-{i}",
+            "image": Image.fromarray(pixels[i]),
+            "references": REFERENCES[i % len(REFERENCES)],
+        }
         for i in range(count)
     ]
 
@@ -70,10 +83,17 @@ def sample_slowly(
             logits[list(captioner.forbidden)] = -torch.inf
             logprobs = (logits / temperature).log_softmax(-1)
             if ending and sample == 0 and position == image:
-                noise[image, sample, position] = logprobs[:end].exp().sum() + logprobs[end].exp() / 2
-            chosen = int(sample_tokens(logits[None], noise[image, sample, position].view(1, 1), temperature))
+                noise[image, sample, position] = (
+                    logprobs[:end].exp().sum() + logprobs[end].exp() / 2
+                )
+            chosen = int(
+                sample_tokens(logits[None], noise[image, sample, position].view(1, 1), temperature)
+            )
             ids.append(chosen)
-            tokens[image, sample, position], scores[image, sample, position] = chosen, logprobs[chosen]
+            tokens[image, sample, position], scores[image, sample, position] = (
+                chosen,
+                logprobs[chosen],
+            )
             if chosen == end:
                 break
     return tokens, scores

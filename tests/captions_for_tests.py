@@ -12,7 +12,11 @@ from rewards.text.tokenize import tokenize
 
 REFERENCES = {
     "1": ["a dog runs in the park", "the dog is running in a park", "a small dog in the park"],
-    "2": ["a train on the tracks", "a train passing by the station", "a red train is on the tracks near a station"],
+    "2": [
+        "a train on the tracks",
+        "a train passing by the station",
+        "a red train is on the tracks near a station",
+    ],
     "3": ["a man riding a wave on a surfboard", "a surfer rides a big wave"],
     "4": ["two people sitting on a bench", "a couple on a bench in the park"],
 }
@@ -39,15 +43,22 @@ class LazyColumn(Sequence):
 
 def needs_java(test):
     """Mark a test that is skipped where there is no Java runtime."""
-    return pytest.mark.java(pytest.mark.skipif(shutil.which("java") is None, reason="no Java runtime")(test))
+    return pytest.mark.java(
+        pytest.mark.skipif(shutil.which("java") is None, reason="no Java runtime")(test)
+    )
 
 
 @cache
 def _karpathy_references(file: Path) -> dict[str, list[list[str]]]:
-    return {row["image_name"]: list(map(tokenize, row["captions"])) for row in json.loads(file.read_text())}
+    return {
+        row["image_name"]: list(map(tokenize, row["captions"]))
+        for row in json.loads(file.read_text())
+    }
 
 
-def published_system(shared_data: Path, name: str) -> tuple[list[list[str]], list[list[list[str]]], dict[str, float]]:
+def published_system(
+    shared_data: Path, name: str
+) -> tuple[list[list[str]], list[list[list[str]]], dict[str, float]]:
     """Tokens of a published system's captions of Karpathy's test split, of the references, and its recorded scores."""
     folder = shared_data / "coco_karpathy_test"
     tokens = _karpathy_references(folder / "refs.json")

@@ -60,7 +60,9 @@ def tiny_checkpoint(folder: Path, seed: int = 0) -> str:
 
 def weights() -> dict[str, torch.Tensor]:
     """A state of the tiny architecture, with OpenAI's keys."""
-    torch.manual_seed(19)  # a seed under which the cosines of all rows are above 0, with and without updates
+    torch.manual_seed(
+        19
+    )  # a seed under which the cosines of all rows are above 0, with and without updates
     return {key: value.clone() for key, value in open_clip.CLIP(**TINY).state_dict().items()}  # type: ignore[arg-type]
 
 

@@ -38,12 +38,24 @@ def write_downloads(folder: Path) -> Path:
     }
     for number, split in enumerate(SPLITS):
         place, name = file_of(number)
-        sentences = [{"tokens": text.split(), "raw": text, "imgid": number} for text in captions_of(number)]
-        record = {"filepath": place, "sentids": [], "filename": name, "imgid": number, "split": split}
+        sentences = [
+            {"tokens": text.split(), "raw": text, "imgid": number} for text in captions_of(number)
+        ]
+        record = {
+            "filepath": place,
+            "sentids": [],
+            "filename": name,
+            "imgid": number,
+            "split": split,
+        }
         records.append({**record, "sentences": sentences, "cocoid": 100 + number})
-        official[place]["images"].append({"id": 100 + number, "file_name": name, "width": WIDTH, "height": HEIGHT})
+        official[place]["images"].append(
+            {"id": 100 + number, "file_name": name, "width": WIDTH, "height": HEIGHT}
+        )
         for text in reversed(captions_of(number)):
-            official[place]["annotations"].append({"image_id": 100 + number, "id": 1, "caption": text.strip()})
+            official[place]["annotations"].append(
+                {"image_id": 100 + number, "id": 1, "caption": text.strip()}
+            )
     (folder / "annotations").mkdir(parents=True, exist_ok=True)
     (folder / "dataset_coco.json").write_text(json.dumps({"images": records, "dataset": "coco"}))
     for place, content in official.items():

@@ -27,7 +27,9 @@ def trust_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     """Escape what xdist cannot send: names of files that are not UTF-8, in what a test printed or logged."""
     report = yield
-    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
     return report
 
 
@@ -39,7 +41,9 @@ def shared_data() -> Path:
     """
     folder = Path(os.environ.get("RL_CAPTION_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip(f"no datasets in {folder}: set RL_CAPTION_SHARED_DATA to the folder that holds them")
+        pytest.skip(
+            f"no datasets in {folder}: set RL_CAPTION_SHARED_DATA to the folder that holds them"
+        )
     return folder
 
 

@@ -15,7 +15,9 @@ from accelerate.commands.launch import launch_command_parser
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *DOCS.glob("api/*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *DOCS.glob("api/*.md")]
+)
 FENCE = re.compile(r'^```(\w*)(?: title="([^"\n]*)")?\n(.*?)^```', re.DOTALL | re.MULTILINE)
 """Language, title and text of a block."""
 PYTHON = ("python", "rl-caption", "accelerate")
@@ -59,7 +61,11 @@ class Command:
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Title and text of each block of commands."""
     found = FENCE.findall(page.read_text(encoding="utf-8"))
-    return [(title, text) for language, title, text in found if language in ("", "sh", "bash", "console")]
+    return [
+        (title, text)
+        for language, title, text in found
+        if language in ("", "sh", "bash", "console")
+    ]
 
 
 def shown_files(page: Path) -> dict[str, str]:
@@ -75,12 +81,17 @@ def commands(page: Path) -> tuple[Command, ...]:
     def found() -> Iterator[Command]:
         for number, (_, text) in enumerate(blocks(page)):
             text = re.sub(
-                r"^for .*?done$", lambda loop: loop[0].replace("\n", " "), text, flags=re.DOTALL | re.MULTILINE
+                r"^for .*?done$",
+                lambda loop: loop[0].replace("\n", " "),
+                text,
+                flags=re.DOTALL | re.MULTILINE,
             )
             for line in re.sub(r"\\\n\s*|(?<=\|)\n\s*", " ", text).splitlines():
                 if words_of(line):
                     yield Command(page, line, number)
-        for text in re.findall(r"`([^`\n]+ --[^`]+)`", FENCE.sub("", page.read_text(encoding="utf-8"))):
+        for text in re.findall(
+            r"`([^`\n]+ --[^`]+)`", FENCE.sub("", page.read_text(encoding="utf-8"))
+        ):
             if text.startswith(tuple(f"{program} " for program in PYTHON)):
                 yield Command(page, " ".join(text.split()), None)
 
@@ -89,8 +100,14 @@ def commands(page: Path) -> tuple[Command, ...]:
 
 def words_of(command: str) -> list[str]:
     """Without what stands for more (``...``), brackets of what may be left out, variables in front, and pipes."""
-    words = [word for word in shlex.split(command.partition(" | ")[0], comments=True) if word not in ("...", "…")]
-    words = [word.strip("[]") if re.match(r"\[--|\[[A-Z]+\]$|[^[]+\]$", word) else word for word in words]
+    words = [
+        word
+        for word in shlex.split(command.partition(" | ")[0], comments=True)
+        if word not in ("...", "…")
+    ]
+    words = [
+        word.strip("[]") if re.match(r"\[--|\[[A-Z]+\]$|[^[]+\]$", word) else word for word in words
+    ]
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         del words[0]
     return words
@@ -98,12 +115,21 @@ def words_of(command: str) -> list[str]:
 
 def program_of(words: list[str]) -> tuple[Path, list[str]]:
     """The file of a Python program and its arguments, without what launches it."""
-    if words[:2] == ["accelerate", "launch"] or words[:3] == ["python", "-m", "rl_caption.runtime.launch"]:
+    if words[:2] == ["accelerate", "launch"] or words[:3] == [
+        "python",
+        "-m",
+        "rl_caption.runtime.launch",
+    ]:
         arguments = words[2 if words[0] == "accelerate" else 3 :]
         given, unknown = launch_command_parser().parse_known_args(arguments)
         assert unknown == []
         assert given.config_file is None or exists(given.config_file), given.config_file
-        words = ["python", *["-m"] * bool(given.module), given.training_script, *given.training_script_args]
+        words = [
+            "python",
+            *["-m"] * bool(given.module),
+            given.training_script,
+            *given.training_script_args,
+        ]
     if words[0] == "rl-caption":
         words = ["python", "-m", "rl_caption", *words[1:]]
     arguments, program = words[2:], ROOT / words[1]
@@ -145,7 +171,11 @@ def _needs_on(page: Path) -> dict[Command, set[str]]:
     writers: dict[str, Command] = {}
     for command in commands(page):
         # What a block writes is there for its other commands; for those of other blocks, if it needed nothing.
-        near = {path: found[by] for path, by in writers.items() if by.block == command.block or not found[by]}
+        near = {
+            path: found[by]
+            for path, by in writers.items()
+            if by.block == command.block or not found[by]
+        }
         found[command] = needed_by(command, near)
         writers |= {path: command for path in outputs(command) if not path[0].isupper()}
     return found
@@ -175,7 +205,9 @@ def needed_by(command: Command, written: dict[str, set[str]]) -> set[str]:
         elif HUB.fullmatch(path):
             found.add("hub")
         elif not (exists(path) or owner_of(path)):
-            found.add("/".join(path.split("/")[: 1 + path.startswith(FOLDERS) + 2 * path.startswith("/")]))
+            found.add(
+                "/".join(path.split("/")[: 1 + path.startswith(FOLDERS) + 2 * path.startswith("/")])
+            )
     return found
 
 
@@ -208,7 +240,9 @@ def outputs(command: Command) -> list[str]:
     """Files and folders that a command says it writes, or the configuration that it names."""
     words = command.words
     configured = [folder for word in words if (folder := folder_of(configurations().get(word, {})))]
-    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    words = [
+        part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
     redirected = re.findall(r" > (\S+)", command.text)
     return configured + redirected + [word for option, word in pairwise(words) if option in WRITTEN]
 
@@ -226,7 +260,9 @@ def read_by(command: Command, written: Collection[str] = ()) -> set[str]:
     """
     words, shown = command.words, shown_files(command.page)
     variables = [
-        word.partition("=")[2] for word in shlex.split(command.text, comments=True) if re.match(r"[A-Z_]+=", word)
+        word.partition("=")[2]
+        for word in shlex.split(command.text, comments=True)
+        if re.match(r"[A-Z_]+=", word)
     ]
     found = set()
     for before, word in pairwise(words):
@@ -243,8 +279,14 @@ def read_by(command: Command, written: Collection[str] = ()) -> set[str]:
         for value in found - {path.rstrip("/") for path in outputs(command)}
         if PATH.fullmatch(value) or HUB.fullmatch(value)
     }
-    changes = {option[2:].removeprefix("all."): value for option, value in pairwise(words) if option.startswith("--")}
-    return (found - set(shown)).union(*(inner(path, shown, changes, tuple(written)) for path in found))
+    changes = {
+        option[2:].removeprefix("all."): value
+        for option, value in pairwise(words)
+        if option.startswith("--")
+    }
+    return (found - set(shown)).union(
+        *(inner(path, shown, changes, tuple(written)) for path in found)
+    )
 
 
 @cache
@@ -254,7 +296,9 @@ def configurations() -> dict[str, Any]:
     return {str(file.relative_to(ROOT)): yaml.safe_load(file.read_text()) for file in files}
 
 
-def inner(path: str, shown: dict[str, str], changes: dict[str, str], seen: tuple[str, ...] = ()) -> set[str]:
+def inner(
+    path: str, shown: dict[str, str], changes: dict[str, str], seen: tuple[str, ...] = ()
+) -> set[str]:
     """What the configuration at a path names, or the one that makes the run there, and those that it names.
 
     ``changes`` are options of the command line, which replace what stands in the file.
@@ -263,7 +307,9 @@ def inner(path: str, shown: dict[str, str], changes: dict[str, str], seen: tuple
         return set()
     file = owner_of(path) or path
     # student_rows takes the start of four names; the last of the four names the others.
-    configs = [config for name, config in configurations().items() if name in (file, f"{file}_lclip.yaml")]
+    configs = [
+        config for name, config in configurations().items() if name in (file, f"{file}_lclip.yaml")
+    ]
     found = {
         value
         for config in ([yaml.safe_load(shown[path])] if path in shown else configs)

@@ -10,7 +10,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, ViTConfig, ViTImageProcessor, ViTModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    ViTConfig,
+    ViTImageProcessor,
+    ViTModel,
+)
 
 from rewards.clip.preprocessing import Preprocessing
 from rl_caption.data.scenes import ScenesData
@@ -59,7 +66,8 @@ class TinyImageEncoder(nn.Module):
             torch.manual_seed(seed)
             widths = (3, 6, 8, 12)
             self.stages = nn.ModuleList(
-                nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU()) for a, b in pairwise(widths)
+                nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU())
+                for a, b in pairwise(widths)
             )
         self.preprocessing = Preprocessing(32, (0.5,) * 3, (0.5,) * 3, "bilinear", "squash")
 
@@ -71,17 +79,28 @@ class TinyImageEncoder(nn.Module):
 
 def save_text_encoder(folder: Path) -> str:
     """Save a random BERT of two layers, with a tokenizer of the generated world's words; returns its name."""
-    rows = ScenesData(num_train=32, num_val=6, num_test=0, num_unseen=0, image_size=32).split("train")
+    rows = ScenesData(num_train=32, num_val=6, num_test=0, num_unseen=0, image_size=32).split(
+        "train"
+    )
     captions = " ".join(caption for row in rows for caption in row["references"])
     words = [*SPECIAL, *sorted(set(re.findall(r"\w+|[^\w\s]+", captions)))]
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.post_processor = TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.post_processor = TemplateProcessing(
+        "[CLS] $A [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)]
+    )
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
         model_max_length=48,
     ).save_pretrained(folder)  # fmt: skip
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=len(words), max_position_embeddings=48, **shape)).save_pretrained(folder)
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    BertModel(
+        BertConfig(vocab_size=len(words), max_position_embeddings=48, **shape)
+    ).save_pretrained(folder)
     return f"transformers:{folder}"

@@ -20,7 +20,9 @@ def endpoint(answer: Callable[[dict[str, Any]], tuple[Any, ...]]) -> Iterator[di
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, content, *more = answer(body | {"path": self.path, "key": self.headers.get("Authorization")})
+            status, content, *more = answer(
+                body | {"path": self.path, "key": self.headers.get("Authorization")}
+            )
             self.send_response(status)
             if not isinstance(content, Iterator):
                 data = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -37,7 +39,12 @@ def endpoint(answer: Callable[[dict[str, Any]], tuple[Any, ...]]) -> Iterator[di
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "attempts": 2, "timeout": 5.0}
+        yield {
+            "url": f"http://127.0.0.1:{server.server_port}/v1",
+            "model": "m",
+            "attempts": 2,
+            "timeout": 5.0,
+        }
         server.shutdown()
 
 

@@ -61,7 +61,12 @@ VISION = {
     "patch_size": 8,
     "initializer_range": 0.5,  # BLIP's own 1e-10 would leave a random model blind
 }
-TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.3}
+TEXT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.3,
+}
 Q_FORMER = {**TEXT, "hidden_size": 20, "intermediate_size": 32, "vocab_size": 64}
 
 
@@ -77,14 +82,22 @@ def byte_tokenizer(bos: str, eos: str, pad: str | None, starts: bool) -> Any:
     tokenizer = caption_tokenizer([*TEXTS, *(f" {text}" for text in TEXTS)], 330, bos, eos, pad)
     if starts:
         special = [(bos, tokenizer.bos_token_id)]
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=special)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos} $A", special_tokens=special
+        )
     return tokenizer
 
 
 def tiny_gpt2(folder: Path, positions: int = 48) -> Path:
     """Save a GPT-2 of random weights with byte-level BPE; return its folder."""
     tokenizer = byte_tokenizer("<|endoftext|>", "<|endoftext|>", None, starts=False)
-    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": positions, "initializer_range": 0.5}
+    shape = {
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": positions,
+        "initializer_range": 0.5,
+    }
     end = tokenizer.eos_token_id
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, **shape)
@@ -96,9 +109,16 @@ def tiny_gpt2(folder: Path, positions: int = 48) -> Path:
 def tiny_regressor(folder: Path, labels: int = 1) -> Path:
     """Save a RoBERTa of random weights for sequence classification, as the released ICC; return its folder."""
     tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     torch.manual_seed(0)
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {
+        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     config = RobertaConfig(
         vocab_size=len(tokenizer),
         max_position_embeddings=34,
@@ -121,7 +141,12 @@ def tiny_llama_regressor(folder: Path) -> Path:
     As of many decoders, its configuration does not say which token pads.
     """
     tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, initializer_range=0.5, **shape)
     LlamaForSequenceClassification(config).save_pretrained(folder)
@@ -133,10 +158,17 @@ def save_blip(folder: Path) -> None:
     """As Salesforce/blip-image-captioning-base: two tokens beyond BERT's vocabulary, EOS is [SEP]."""
     tokenizer = bert_tokenizer()
     size = len(tokenizer)
-    text = {**TEXT, "intermediate_size": 48, "max_position_embeddings": 32, "hidden_dropout_prob": 0.1}
+    text = {
+        **TEXT,
+        "intermediate_size": 48,
+        "max_position_embeddings": 32,
+        "hidden_dropout_prob": 0.1,
+    }
     text |= {"vocab_size": size + 2, "bos_token_id": size, "eos_token_id": 2, "pad_token_id": 0}
     text["sep_token_id"] = tokenizer.sep_token_id
-    config = BlipConfig(text_config=text, vision_config=VISION, label_smoothing=0.1, initializer_range=0.3)
+    config = BlipConfig(
+        text_config=text, vision_config=VISION, label_smoothing=0.1, initializer_range=0.3
+    )
     BlipForConditionalGeneration(config).save_pretrained(folder)
     BlipProcessor(BlipImageProcessor(size=SIZE), tokenizer).save_pretrained(folder)
 
@@ -264,7 +296,9 @@ def save_florence2(folder: Path) -> None:
     )
     images = CLIPImageProcessor(size=SIZE, crop_size=SIZE)
     images.image_seq_length = 5
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {
+        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     text = {
         "model_type": "bart",
         "vocab_size": len(tokenizer),
@@ -281,13 +315,32 @@ def save_florence2(folder: Path) -> None:
         "forced_bos_token_id": ids["bos_token_id"],
         **ids,
     }
-    vision = {"depths": [1, 1], "patch_size": [3, 3], "patch_stride": [4, 2], "patch_padding": [1, 1]}
-    vision |= {"patch_prenorm": [False, True], "embed_dim": [8, 16], "num_heads": [2, 2], "num_groups": [2, 2]}
-    vision |= {"window_size": 2, "drop_path_rate": 0.0, "projection_dim": 32, "initializer_range": 0.3}
-    config = Florence2Config(text_config=text, vision_config=vision, image_token_id=tokenizer.image_token_id)
+    vision = {
+        "depths": [1, 1],
+        "patch_size": [3, 3],
+        "patch_stride": [4, 2],
+        "patch_padding": [1, 1],
+    }
+    vision |= {
+        "patch_prenorm": [False, True],
+        "embed_dim": [8, 16],
+        "num_heads": [2, 2],
+        "num_groups": [2, 2],
+    }
+    vision |= {
+        "window_size": 2,
+        "drop_path_rate": 0.0,
+        "projection_dim": 32,
+        "initializer_range": 0.3,
+    }
+    config = Florence2Config(
+        text_config=text, vision_config=vision, image_token_id=tokenizer.image_token_id
+    )
     model = Florence2ForConditionalGeneration(config)
     model.generation_config.update(
-        decoder_start_token_id=ids["eos_token_id"], forced_bos_token_id=ids["bos_token_id"], no_repeat_ngram_size=3
+        decoder_start_token_id=ids["eos_token_id"],
+        forced_bos_token_id=ids["bos_token_id"],
+        no_repeat_ngram_size=3,
     )
     model.save_pretrained(folder)
     Florence2Processor(images, tokenizer).save_pretrained(folder)
@@ -320,16 +373,24 @@ def put_on_hub(name: str, model: Path, hub: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
-def tiny_hf_captioner(family: str, folder: Path, prompt: str = "", seed: int = 0) -> HuggingFaceCaptioner:
+def tiny_hf_captioner(
+    family: str, folder: Path, prompt: str = "", seed: int = 0
+) -> HuggingFaceCaptioner:
     """The family's tiny model, saved and loaded, without dropout."""
-    captioner = HuggingFaceCaptioner.from_pretrained(save_model(family, folder, seed), prompt=prompt)
+    captioner = HuggingFaceCaptioner.from_pretrained(
+        save_model(family, folder, seed), prompt=prompt
+    )
     captioner.policy.eval()
     return captioner
 
 
-def assert_close_gradients(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-4) -> None:
+def assert_close_gradients(
+    found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-4
+) -> None:
     """Relative to each parameter's gradient; a bias of keys has none but for rounding."""
     assert found.keys() == expected.keys()
     largest = max(value.abs().max() for value in expected.values())
     for name, value in expected.items():
-        assert (found[name] - value).abs().max() <= tolerance * max(value.abs().max(), 1e-2 * largest), name
+        assert (found[name] - value).abs().max() <= tolerance * max(
+            value.abs().max(), 1e-2 * largest
+        ), name

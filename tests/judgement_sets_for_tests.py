@@ -22,15 +22,27 @@ def write_json(path: Path, content: Any) -> None:
 def token_file(path: Path) -> None:
     """Five captions of each of three images, in the format of Flickr8k and Flickr30k."""
     named = zip(IMAGES, WORDS, strict=True)
-    lines = [f"{image}#{number}\t{words}  in place {number} .\n" for image, words in named for number in range(5)]
+    lines = [
+        f"{image}#{number}\t{words}  in place {number} .\n"
+        for image, words in named
+        for number in range(5)
+    ]
     path.write_text("".join(lines))
 
 
 def flickr8k(folder: Path) -> None:
     token_file(folder / "Flickr8k.token.txt")
-    expert = ["1_a.jpg\t1_a.jpg#0\t4\t4\t4", "1_a.jpg\t2_b.jpg#1\t1\t2\t1", "2_b.jpg\t3_c.jpg#2\t1\t1\t3"]
+    expert = [
+        "1_a.jpg\t1_a.jpg#0\t4\t4\t4",
+        "1_a.jpg\t2_b.jpg#1\t1\t2\t1",
+        "2_b.jpg\t3_c.jpg#2\t1\t1\t3",
+    ]
     (folder / "ExpertAnnotations.txt").write_text("\n".join(expert))
-    crowd = ["1_a.jpg\t1_a.jpg#0\t1\t3\t0", "1_a.jpg\t2_b.jpg#1\t0.25\t1\t3", "2_b.jpg\t3_c.jpg#2\t0\t0\t3"]
+    crowd = [
+        "1_a.jpg\t1_a.jpg#0\t1\t3\t0",
+        "1_a.jpg\t2_b.jpg#1\t0.25\t1\t3",
+        "2_b.jpg\t3_c.jpg#2\t0\t0\t3",
+    ]
     (folder / "CrowdFlowerAnnotations.txt").write_text("\n".join(crowd))
 
 
@@ -40,15 +52,33 @@ def composite(folder: Path) -> None:
     token_file(folder / "results_20130124.token")
     coco = [{"image_id": 12, "id": n, "caption": f"a bus  in place {n}"} for n in range(5)]
     write_json(folder / "captions_val2014.json", {"images": [], "annotations": coco})
-    urls = {"8k": "http://x/y/1_a.jpg", "30k": "http://x/2_b.jpg", "coco": "http://x/COCO_val2014_000000000012.jpg"}
-    own = {"8k": "a dog runs in place 1 .", "30k": "a cat sits in place 2 .", "coco": "a bus in place 3"}
+    urls = {
+        "8k": "http://x/y/1_a.jpg",
+        "30k": "http://x/2_b.jpg",
+        "coco": "http://x/COCO_val2014_000000000012.jpg",
+    }
+    own = {
+        "8k": "a dog runs in place 1 .",
+        "30k": "a cat sits in place 2 .",
+        "coco": "a bus in place 3",
+    }
     for part, url in urls.items():
         count = 3 if part == "8k" else 4
         head = ["HITId", "Input.image_url", *(f"Input.text{n}" for n in range(1, count + 1))]
         head += [f"Answer.Q{n}Answer" for n in range(1, count + 1)]
         captions = [own[part], "a thing; with a semicolon", "nothing", "something"][:count]
-        row = ["h", url, *(f'"{text}"' if ";" in text else text for text in captions), *"5213"[:count]]
-        lines = [";".join(head), ";".join(row), ";" * (len(head) - 1), ";".join(["sum", *[""] * (len(head) - 1)])]
+        row = [
+            "h",
+            url,
+            *(f'"{text}"' if ";" in text else text for text in captions),
+            *"5213"[:count],
+        ]
+        lines = [
+            ";".join(head),
+            ";".join(row),
+            ";" * (len(head) - 1),
+            ";".join(["sum", *[""] * (len(head) - 1)]),
+        ]
         (folder / f"{part}_correctness.csv").write_text("\n".join(lines))
 
 
@@ -64,25 +94,40 @@ def consensus(path: Path, pairs: list[tuple[str, str, int]]) -> None:
     triplets = np.empty((1, 48 * len(pairs)), fields)
     for number, (first, second, votes) in enumerate(pairs):
         for vote in range(48):
-            row = (cell(f"reference {vote} of {number} "), cell(first), cell(second), 1 if vote < votes else -1)
+            row = (
+                cell(f"reference {vote} of {number} "),
+                cell(first),
+                cell(second),
+                1 if vote < votes else -1,
+            )
             triplets[0, 48 * number + vote] = row
     savemat(path, {"triplets": triplets})
 
 
 def pascal50s(folder: Path) -> None:
     """Four pairs, one of each kind; the second has its captions in the other order, the third is a tie of votes."""
-    pairs = [("one dog", "one cat", 40), ("two dogs", "two cats", 10), ("men", "women", 24), ("a", "b", 48)]
+    pairs = [
+        ("one dog", "one cat", 40),
+        ("two dogs", "two cats", 10),
+        ("men", "women", 24),
+        ("a", "b", 48),
+    ]
     consensus(folder / "consensus_pascal.mat", pairs)
     written = [("one dog", "one cat "), ("two cats", "two dogs"), ("men", "women"), ("a", "b")]
     new_input = np.empty((1, 4), [("image", "O"), ("first", "O"), ("second", "O")])
     for number, captions in enumerate(written):
         new_input[0, number] = (f"2008_{number}.jpg", *captions)
-    savemat(folder / "pair_pascal.mat", {"new_input": new_input, "category": np.array([[1, 2, 3, 4]])})
+    savemat(
+        folder / "pair_pascal.mat", {"new_input": new_input, "category": np.array([[1, 2, 3, 4]])}
+    )
 
 
 def abstract50s(folder: Path) -> None:
     consensus(folder / "consensus_abstract.mat", [("one dog", "one cat", 40), ("men", "women", 20)])
-    names = [{"image_id": f"Scene{n}_0.png", "caption": text} for n, text in enumerate(["one cat", "women"])]
+    names = [
+        {"image_id": f"Scene{n}_0.png", "caption": text}
+        for n, text in enumerate(["one cat", "women"])
+    ]
     write_json(folder / "abstract_candsB.json", names)
 
 
@@ -100,14 +145,24 @@ def foil(folder: Path) -> None:
         7: ["A dog runs", "a dog is running", "the dog runs", "dog", "dogs run", "one dog"],
         8: ["a bus", "a bus stops"],
     }
-    coco = [{"image_id": image, "caption": text} for image, texts in references.items() for text in texts]
+    coco = [
+        {"image_id": image, "caption": text}
+        for image, texts in references.items()
+        for text in texts
+    ]
     write_json(folder / "captions_val2014.json", {"annotations": coco})
 
 
 def sugarcrepe(folder: Path) -> None:
     for kind in SUGARCREPE:
-        pair = {"filename": "000000000001.jpg", "caption": f"a dog {kind}", "negative_caption": "a cat"}
-        write_json(folder / f"{kind}.json", {"0": pair, "1": {**pair, "filename": "000000000002.jpg"}})
+        pair = {
+            "filename": "000000000001.jpg",
+            "caption": f"a dog {kind}",
+            "negative_caption": "a cat",
+        }
+        write_json(
+            folder / f"{kind}.json", {"0": pair, "1": {**pair, "filename": "000000000002.jpg"}}
+        )
 
 
 def sugarcrepe_pp(folder: Path) -> None:
@@ -121,15 +176,28 @@ def valse(folder: Path) -> None:
     """Of each piece three pairs, of which people found two to be right."""
     for piece in VALSE:
         caption = ["Many dogs."] if piece == "plurals" else "A dog."
-        row = {"linguistic_phenomena": piece, "image_file": f"{piece}.jpg", "caption": caption, "foil": f"No {piece}."}
+        row = {
+            "linguistic_phenomena": piece,
+            "image_file": f"{piece}.jpg",
+            "caption": caption,
+            "foil": f"No {piece}.",
+        }
         votes = [{"foil": 3 - right, "caption": right, "other": 0} for right in (3, 2, 1)]
-        write_json(folder / f"{piece}.json", {f"{piece}_{n}": row | {"mturk": own} for n, own in enumerate(votes)})
+        write_json(
+            folder / f"{piece}.json",
+            {f"{piece}_{n}": row | {"mturk": own} for n, own in enumerate(votes)},
+        )
 
 
 def winoground(folder: Path) -> None:
     rows = []
     for n, tag in enumerate(["Object", "Relation", "Object"]):
-        row = {"id": n, "caption_0": f"dog {n} sees a cat", "caption_1": f"a cat sees dog {n}", "collapsed_tag": tag}
+        row = {
+            "id": n,
+            "caption_0": f"dog {n} sees a cat",
+            "caption_1": f"a cat sees dog {n}",
+            "collapsed_tag": tag,
+        }
         rows.append(row | {f"image_{number}": f"ex_{n}_img_{number}" for number in (0, 1)})
     (folder / "examples.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
@@ -138,13 +206,17 @@ def aro_order(folder: Path) -> None:
     captions = ["A brown dog, with a red ball, runs on the green grass.", "Dogs."]
     row = {"image": "val2014/COCO_val2014_000000000007.jpg", "caption": captions}
     write_json(folder / "coco_karpathy_test.json", [row])
-    write_json(folder / "flickr30k_test.json", [{"image": "flickr30k-images/7.jpg", "caption": captions}])
+    write_json(
+        folder / "flickr30k_test.json", [{"image": "flickr30k-images/7.jpg", "caption": captions}]
+    )
 
 
 def aro(folder: Path) -> None:
     box = {"bbox_x": 1, "bbox_y": 2, "bbox_w": 10, "bbox_h": 8, "image_path": "5.jpg"}
     captions = {"true_caption": "the dog is on the mat", "false_caption": "the mat is on the dog"}
-    relations = [{**box, **captions, "relation_name": name} for name in ("on", "on", "in", "near", "of")]
+    relations = [
+        {**box, **captions, "relation_name": name} for name in ("on", "on", "in", "near", "of")
+    ]
     write_json(folder / "visual_genome_relation.json", relations)
     attributes = [{**box, **captions, "attributes": ["red", "small"]}] * 25
     rare = [{**box, **captions, "attributes": ["blue", "small"]}] * 24
@@ -152,7 +224,11 @@ def aro(folder: Path) -> None:
 
 
 def polaris(folder: Path) -> None:
-    lines = ["mt,refs,score,imgid", 'a dog,"[\'a dog runs\', ""a dog\'s""]",0.75,1.jpg', "a cat,\"['cats']\",0.5,2.jpg"]
+    lines = [
+        "mt,refs,score,imgid",
+        'a dog,"[\'a dog runs\', ""a dog\'s""]",0.75,1.jpg',
+        "a cat,\"['cats']\",0.5,2.jpg",
+    ]
     (folder / "polaris_test.csv").write_text("\n".join(lines))
 
 
@@ -161,7 +237,11 @@ def pascal50s_json(folder: Path) -> None:
     references = [f"reference {number}" for number in range(5)]
     content = {}
     for kind, label in (("HI", 0), ("HC", 1), ("MM", 0), ("HM", 1)):
-        pair = {"image": f"VOC2012/JPEGImages/2008_{kind}.jpg", "captions": [f"a dog {kind}", "a  cat"], "label": label}
+        pair = {
+            "image": f"VOC2012/JPEGImages/2008_{kind}.jpg",
+            "captions": [f"a dog {kind}", "a  cat"],
+            "label": label,
+        }
         content[kind] = [pair | {"references": references}]
     write_json(folder / "pascal_50s.json", content)
 
@@ -194,33 +274,50 @@ def thumb(folder: Path) -> None:
         texts = {"Up-Down": "a thing", "VinVL-base": words, "Human": f"{words} in place 2"}
         for number, (system, text) in enumerate(texts.items()):
             row = {"SYS": system, "hyp": text, "image": f"COCO_val2014_{image:012}.jpg"}
-            rows.append(row | {"P": 3.0 + number, "R": 5.0 - number, "human_score": 4.0 - 0.1 * number})
+            rows.append(
+                row | {"P": 3.0 + number, "R": 5.0 - number, "human_score": 4.0 - 0.1 * number}
+            )
     (folder / "mscoco_THumB-1.0.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
 
 
 def cxc(folder: Path) -> None:
     coco_captions(folder)
     rows = ["caption,image,agg_score,sampling_method"]
-    for sentence, image, score, how in ((70, 7, 5.0, "original"), (71, 8, 1.8, "intrasim"), (71, 7, 4.2, "original")):
-        rows.append(f"COCO_val2014:sentid:{sentence},COCO_val2014_{image:012}.jpg,{score},c2i_{how}")
+    for sentence, image, score, how in (
+        (70, 7, 5.0, "original"),
+        (71, 8, 1.8, "intrasim"),
+        (71, 7, 4.2, "original"),
+    ):
+        rows.append(
+            f"COCO_val2014:sentid:{sentence},COCO_val2014_{image:012}.jpg,{score},c2i_{how}"
+        )
     (folder / "sits_test.csv").write_text("\n".join(rows) + "\n")
 
 
 def ratings(folder: Path) -> None:
-    rows = [{"image": f"{n}.jpg", "caption": "A dog.", "rating": n, "references": ["dogs"], "group": n} for n in (1, 2)]
+    rows = [
+        {"image": f"{n}.jpg", "caption": "A dog.", "rating": n, "references": ["dogs"], "group": n}
+        for n in (1, 2)
+    ]
     (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
 def flickr8k_json(folder: Path) -> None:
     judgements = [{"caption": "a  cat", "rating": 2.0}, {"caption": "a dog", "rating": 4.0}]
-    item = {"image_path": "d/1_a.jpg", "ground_truth": ["a dog", "dogs"], "human_judgement": judgements}
+    item = {
+        "image_path": "d/1_a.jpg",
+        "ground_truth": ["a dog", "dogs"],
+        "human_judgement": judgements,
+    }
     write_json(folder / "flickr8k.json", {"1_a": item})
 
 
 def foil_of_valse(folder: Path) -> None:
     pair = {"image_file": "COCO_val2014_000000000007.jpg", "caption": "a dog", "foil": "a cat"}
     votes = {"caption": 3, "foil": 0, "other": 0}
-    write_json(folder / "foil-it.json", {"0": {**pair, "mturk": votes}, "1": {**pair, "mturk": votes}})
+    write_json(
+        folder / "foil-it.json", {"0": {**pair, "mturk": votes}, "1": {**pair, "mturk": votes}}
+    )
 
 
 def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -233,23 +330,39 @@ def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def icc_captions(folder: Path) -> None:
     rows = ["sample_id,caption,concreteness_annotation,icc_score", '1.0,"A dog, on a couch",3,0.9']
-    rows += ["2.0,a great day,0,0.1", "3.0,two cats in the garden,2,1.02", "4.0,the meaning of the dog,1,0.05"]
+    rows += [
+        "2.0,a great day,0,0.1",
+        "3.0,two cats in the garden,2,1.02",
+        "4.0,the meaning of the dog,1,0.05",
+    ]
     (folder / "caption_concreteness_annotations.csv").write_text("\n".join(rows) + "\n")
 
 
 def icc_words(folder: Path) -> None:
     head = "Word\tBigram\tConc.M\tConc.SD\tUnknown\tTotal\tPercent_known\tSUBTLEX\tDom_Pos"
-    rows = [("dog", 0, 4.85, "Noun"), ("cat", 0, 4.86, "Noun"), ("day", 0, 4.04, "Noun"), ("meaning", 0, 1.93, "Noun")]
+    rows = [
+        ("dog", 0, 4.85, "Noun"),
+        ("cat", 0, 4.86, "Noun"),
+        ("day", 0, 4.04, "Noun"),
+        ("meaning", 0, 1.93, "Noun"),
+    ]
     rows += [("great", 0, 2.2, "Adjective"), ("baking soda", 1, 4.96, "#N/A")]
-    lines = [f"{word}\t{bigram}\t{mean}\t0.5\t0\t28\t1.00\t9\t{kind}" for word, bigram, mean, kind in rows]
-    (folder / "Concreteness_ratings_Brysbaert_et_al_BRM.txt").write_text("\n".join([head, *lines]) + "\n")
+    lines = [
+        f"{word}\t{bigram}\t{mean}\t0.5\t0\t28\t1.00\t9\t{kind}"
+        for word, bigram, mean, kind in rows
+    ]
+    (folder / "Concreteness_ratings_Brysbaert_et_al_BRM.txt").write_text(
+        "\n".join([head, *lines]) + "\n"
+    )
 
 
 def vatex_eval(folder: Path) -> None:
     """Pickled NumPy arrays, as ``VATEX-EVAL-demo.py`` of EMScore reads them: ratings are [people, captions], flat."""
     contents = {
         "candidates_list": np.array(["a man  runs .", "a dog sits .", "a cat sleeps ."]),
-        "gts_list": np.array([["a person runs", "a runner"], ["a dog", "a sitting dog"], ["a cat", "a sleepy cat"]]),
+        "gts_list": np.array(
+            [["a person runs", "a runner"], ["a dog", "a sitting dog"], ["a cat", "a sleepy cat"]]
+        ),
         "human_scores": np.array([[3, 1, 5], [4, 2, 5], [3, 2, 4]]).reshape(-1),
         "video_ids": np.array(["aaa_000001_000011", "aaa_000001_000011", "bbb_000002_000012"]),
     }
@@ -263,20 +376,41 @@ def activitynet_foil(folder: Path) -> None:
     foiled = ["A woman runs.", "He stops.", "A cat barks."]
     for name, sentences in (("right", right), ("foil", foiled)):
         results = {"v_1": [{"sentence": text, "timestamp": [0, 1]} for text in sentences]}
-        write_json(folder / f"final_{name}_video_sentences.json", {"version": "1", "results": results})
+        write_json(
+            folder / f"final_{name}_video_sentences.json", {"version": "1", "results": results}
+        )
     times = [[0, 10.4], [10.4, 20], [15, 40]]
     first = {"duration": 40.0, "timestamps": times, "sentences": right}
-    second = {"duration": 40.0, "timestamps": [[0, 4], [3, 30]], "sentences": ["A runner.", "A long  run."]}
+    second = {
+        "duration": 40.0,
+        "timestamps": [[0, 4], [3, 30]],
+        "sentences": ["A runner.", "A long  run."],
+    }
     write_json(folder / "anet_entities_test_1.json", {"v_1": first, "v_2": first})
     write_json(folder / "anet_entities_test_2.json", {"v_1": second})
 
 
 _NAMED = (
-    *(vatex_eval, activitynet_foil, composite, pascal50s, abstract50s, foil, sugarcrepe, aro, valse, sugarcrepe_pp),
+    *(
+        vatex_eval,
+        activitynet_foil,
+        composite,
+        pascal50s,
+        abstract50s,
+        foil,
+        sugarcrepe,
+        aro,
+        valse,
+        sugarcrepe_pp,
+    ),
     *(winoground, aro_order, polaris, thumb, cxc, ratings, icc_captions, icc_words),
 )
 BUILDERS: dict[str, Callable[[Path], None]] = {
-    **{"flickr8k_expert": flickr8k, "flickr8k_crowdflower": flickr8k, "nebula": rated_json("nebula")},
+    **{
+        "flickr8k_expert": flickr8k,
+        "flickr8k_crowdflower": flickr8k,
+        "nebula": rated_json("nebula"),
+    },
     **{build.__name__: build for build in _NAMED},
 }
 OTHER_FORMS: list[tuple[str, Callable[[Path], None]]] = [

@@ -36,8 +36,20 @@ STUDENT: dict[str, Any] = {
 }
 
 CLIP_TASKS = ("contrastive", "positive_augmented", "specificity")
-GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40, "vocab_size": 320, "initializer_range": 0.4}
-ROBERTA = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+GPT2 = {
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_positions": 40,
+    "vocab_size": 320,
+    "initializer_range": 0.4,
+}
+ROBERTA = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 
 
 def config_of(task: str = "contrastive", **sections: Any) -> Any:
@@ -79,14 +91,24 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
     And of ``pac``, which goes on from the teacher with generated images and captions; of ``long``, the teacher with
     more positions; of ``specific``, which goes on from that; and of ``grammar``, a head on the text tower.
     """
-    teacher = {"teacher.name": str(folder / "teacher/export/best"), "warm_start": [str(folder / "teacher.yaml")]}
+    teacher = {
+        "teacher.name": str(folder / "teacher/export/best"),
+        "warm_start": [str(folder / "teacher.yaml")],
+    }
     towers = {
         "warm_start": [str(folder / "image.yaml"), str(folder / "text.yaml")],
         "teacher.name": str(folder / "teacher/export/best"),
-        "model": {"image_init": str(folder / "image/export/best"), "text_init": str(folder / "text/export/best")},
+        "model": {
+            "image_init": str(folder / "image/export/best"),
+            "text_init": str(folder / "text/export/best"),
+        },
     }
     long = {
-        "model": {"init": str(folder / "teacher/export/best"), "context_length": 124, "keep_positions": 4},
+        "model": {
+            "init": str(folder / "teacher/export/best"),
+            "context_length": 124,
+            "keep_positions": 4,
+        },
         "warm_start": [str(folder / "teacher.yaml")],
         "data.long_captions": True,
         "loss": {"short": 1.0, "pca_rank": 3},
@@ -106,12 +128,19 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
         "eval.best_by": "val/loss",
     }
     grammar = {
-        "model": {"init": str(folder / "text/export/best"), "kwargs": {"hidden": 8}, "text": {"train_blocks": 1}},
+        "model": {
+            "init": str(folder / "text/export/best"),
+            "kwargs": {"hidden": 8},
+            "text": {"train_blocks": 1},
+        },
         "warm_start": [str(folder / "text.yaml")],
     }
     return {
         "teacher": reward_model_config(
-            folder / "teacher", "contrastive", negatives={"count": 2, "source": "scenes"}, loss={"hard": 0.5}
+            folder / "teacher",
+            "contrastive",
+            negatives={"count": 2, "source": "scenes"},
+            loss={"hard": 0.5},
         ),
         "image": reward_model_config(folder / "image", "distill_image", **teacher),
         "text": reward_model_config(folder / "text", "distill_text", **teacher),
@@ -155,7 +184,9 @@ def text_chain(folder: Path) -> dict[str, dict[str, Any]]:
         pairs = [{"caption": caption, "target": float("circle" in caption)} for caption in captions]
         targets.write_text("\n".join(map(json.dumps, pairs)))
     lm = folder / "language_model/export/best"
-    student = folder / "student" if (folder / "student").exists() else tiny_student(folder / "student")
+    student = (
+        folder / "student" if (folder / "student").exists() else tiny_student(folder / "student")
+    )
     changes: dict[str, dict[str, Any]] = {
         "language_model": {"model": {"kwargs": GPT2}},
         "semantic_bottleneck": {
@@ -165,7 +196,11 @@ def text_chain(folder: Path) -> dict[str, dict[str, Any]]:
         },
         "text_regression": {
             "model": {"kwargs": {**ROBERTA, "vocab_size": 320, "max_position_embeddings": 34}},
-            "data": {"format": "caption_targets", "path": str(targets), "kwargs": {"val_fraction": 0.2}},
+            "data": {
+                "format": "caption_targets",
+                "path": str(targets),
+                "kwargs": {"val_fraction": 0.2},
+            },
         },
     }
     return {task: reward_model_config(folder / task, task, **own) for task, own in changes.items()}

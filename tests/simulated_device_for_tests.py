@@ -53,7 +53,9 @@ class SimulatedTensor(Tensor):
         return self
 
     @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return compute(operator, args, kwargs or {})
 
     # What torch refuses subclasses, or asks their storage.
@@ -87,7 +89,9 @@ class FactoryMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and to say so at each operation takes time
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return compute(operator, args, kwargs or {})
 
 
@@ -120,11 +124,17 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
     inside = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)}
     if not inside and not any(map(simulated, leaves)):
         return operator(*args, **kwargs)
-    outside = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor)]
+    outside = [
+        leaf
+        for leaf in leaves
+        if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor)
+    ]
     if name in INDEXED and isinstance(args[0], SimulatedTensor):
         outside = [leaf for leaf in outside if not any(leaf is index for index in args[1])]
     if inside and name not in COPIES and any(leaf.ndim for leaf in outside):
-        raise RuntimeError(f"{name}: expected all tensors to be on the same device, found {NAME} and cpu")
+        raise RuntimeError(
+            f"{name}: expected all tensors to be on the same device, found {NAME} and cpu"
+        )
 
     def unwrapped(leaf: Any) -> Any:
         if isinstance(leaf, SimulatedTensor):
@@ -134,7 +144,9 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
     def wrapped(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        return inside[id(leaf)] if id(leaf) in inside else SimulatedTensor(leaf)  # in place: the same tensor
+        return (
+            inside[id(leaf)] if id(leaf) in inside else SimulatedTensor(leaf)
+        )  # in place: the same tensor
 
     options = {key: mapped(unwrapped, value) for key, value in kwargs.items()}
     target = kwargs.get("device")
@@ -173,7 +185,11 @@ _LIBRARIES: list[torch.library.Library] = []
 def activate() -> None:
     """Make it this process's device: of Accelerate, and of the models of rewards."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend(), hook=_Hook())
-    for namespace, key in (("_", "AutocastPrivateUse1"), ("_", "PrivateUse1"), ("aten", "PrivateUse1")):
+    for namespace, key in (
+        ("_", "AutocastPrivateUse1"),
+        ("_", "PrivateUse1"),
+        ("aten", "PrivateUse1"),
+    ):
         _LIBRARIES.append(torch.library.Library(namespace, "IMPL", key))
     autocast, others, aten = _LIBRARIES
     autocast.fallback(torch.library.fallthrough_kernel)
@@ -181,11 +197,19 @@ def activate() -> None:
     others.fallback(lambda operator, *args, **kwargs: compute(operator, args, kwargs))
     aten.impl(
         "empty_strided",
-        lambda size, stride, dtype=None, **_: SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype)),
+        lambda size, stride, dtype=None, **_: SimulatedTensor(
+            torch.empty_strided(size, stride, dtype=dtype)
+        ),
     )
-    aten.impl("copy_", lambda to, source, *_: compute(torch.ops.aten.copy_.default, (to, source), {}))
-    aten.impl("_copy_from", lambda source, to, *_: compute(torch.ops.aten.copy_.default, (to, source), {}))
-    torch.__future__.set_swap_module_params_on_conversion(True)  # a parameter that moves stays itself, and tied
+    aten.impl(
+        "copy_", lambda to, source, *_: compute(torch.ops.aten.copy_.default, (to, source), {})
+    )
+    aten.impl(
+        "_copy_from", lambda source, to, *_: compute(torch.ops.aten.copy_.default, (to, source), {})
+    )
+    torch.__future__.set_swap_module_params_on_conversion(
+        True
+    )  # a parameter that moves stays itself, and tied
     PartialState.default_device = property(lambda state: torch.device(NAME, 0))
     for module in REWARDS:
         importlib.import_module(module).default_device = lambda device: device or f"{NAME}:0"

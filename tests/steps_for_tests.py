@@ -36,10 +36,14 @@ class WordCount:
         return [self.shift + len(w) / 10 + sum("a" in x for x in w) / (len(w) + 1) for w in words]
 
 
-def batches_of(captioner: Captioner, count: int, size: int, rows: Sequence[Any] = ()) -> list[CaptionBatch]:
+def batches_of(
+    captioner: Captioner, count: int, size: int, rows: Sequence[Any] = ()
+) -> list[CaptionBatch]:
     rows = rows or tiny_rows(count)
     collate = Collate(captioner, max_target_tokens=LENGTH, seed=3)
-    return [collate([(row, 0) for row in rows[start : start + size]]) for start in range(0, count, size)]
+    return [
+        collate([(row, 0) for row in rows[start : start + size]]) for start in range(0, count, size)
+    ]
 
 
 def scst_task(captioner: Captioner, shift: float = 0.0, **options: Any) -> SelfCriticalTask:
@@ -55,11 +59,20 @@ def scst_task(captioner: Captioner, shift: float = 0.0, **options: Any) -> SelfC
     objective = options.pop("objective", Reinforce(**terms))
     decoding = options.pop("decoding", samples)
     return SelfCriticalTask(
-        Accelerator(cpu=True), captioner, captioner.policy, reward, advantage, decoding, objective, **options
+        Accelerator(cpu=True),
+        captioner,
+        captioner.policy,
+        reward,
+        advantage,
+        decoding,
+        objective,
+        **options,
     )
 
 
-def gradient(captioner: Captioner, task: Any, batches: list[CaptionBatch], step: int = 0) -> dict[str, Tensor]:
+def gradient(
+    captioner: Captioner, task: Any, batches: list[CaptionBatch], step: int = 0
+) -> dict[str, Tensor]:
     """The step's gradient by parameter; parameters without one are left out."""
     captioner.policy.zero_grad()
     captioner.policy.train()
@@ -71,7 +84,9 @@ def norm(gradients: dict[str, Tensor]) -> float:
     return float(torch.stack([g.norm() for g in gradients.values()]).norm())
 
 
-def assert_equal_gradients(one: dict[str, Tensor], other: dict[str, Tensor], atol: float = 1e-6) -> None:
+def assert_equal_gradients(
+    one: dict[str, Tensor], other: dict[str, Tensor], atol: float = 1e-6
+) -> None:
     assert one.keys() == other.keys()
     assert norm(one) > 1e-3, "a gradient of zero proves nothing"
     for name in one:

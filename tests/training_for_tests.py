@@ -176,11 +176,15 @@ def run(config: dict[str, Any], folder: Path, program: str = "xe", **how: Any) -
 def checked_run(config: dict[str, Any], folder: Path, program: str = "xe", **how: Any) -> Ended:
     """``run``, which has to end with 0; with a kill by SIGKILL with that, so that it was reached."""
     ended, kill = run(config, folder, program, **how), how.get("kill")
-    assert ended.code == (-kill.number if kill is not None and kill.number == signal.SIGKILL else 0), ended.output
+    assert ended.code == (
+        -kill.number if kill is not None and kill.number == signal.SIGKILL else 0
+    ), ended.output
     return ended
 
 
-def run_arguments(arguments: list[str], output: Path, kill_after: float | None = None, **how: Any) -> Ended:
+def run_arguments(
+    arguments: list[str], output: Path, kill_after: float | None = None, **how: Any
+) -> Ended:
     """Run ``python -m rl_caption ARGUMENTS`` in a fork, killed after so many seconds, and return how it ended."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -219,11 +223,15 @@ def run_together(
     context.set_forkserver_preload(PRELOAD)
     processes, outputs = [], [file.with_suffix(f".{rank}.log") for rank in range(count)]
     for rank, output in enumerate(outputs):
-        environment = {"OMP_NUM_THREADS": "1"} | engine_memory.launched(rank, count, port) | (engine or {})
+        environment = (
+            {"OMP_NUM_THREADS": "1"} | engine_memory.launched(rank, count, port) | (engine or {})
+        )
         how: dict[str, Any] = {"environment": environment, "kill": kill if rank == 0 else None}
         how["spoil"] = spoil if rank == count - 1 else None
         processes.append(
-            context.Process(target=_child, args=([program, "--config", str(file)], str(output)), kwargs=how)
+            context.Process(
+                target=_child, args=([program, "--config", str(file)], str(output)), kwargs=how
+            )
         )
         processes[-1].start()
     processes[0].join(LONGEST)
@@ -235,7 +243,10 @@ def run_together(
         if process.is_alive():
             process.kill()
             process.join()
-    return [Ended(p.exitcode or 0, output.read_text()) for p, output in zip(processes, outputs, strict=True)]
+    return [
+        Ended(p.exitcode or 0, output.read_text())
+        for p, output in zip(processes, outputs, strict=True)
+    ]
 
 
 run_two = partial(run_together, 2)
@@ -340,7 +351,10 @@ def lines(folder: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
 def untimed(folder: Path) -> list[dict[str, Any]]:
     """Records of ``metrics.jsonl`` without the keys that tell time."""
     timed = ("time/", "val/seconds", "train/images_per_second")
-    return [{key: value for key, value in line.items() if not key.startswith(timed)} for line in lines(folder)]
+    return [
+        {key: value for key, value in line.items() if not key.startswith(timed)}
+        for line in lines(folder)
+    ]
 
 
 def files(folder: Path) -> set[str]:
@@ -371,12 +385,17 @@ def assert_close_runs(one: Path, other: Path, rel: float = 1e-5) -> None:
         assert a == pytest.approx(b, rel=rel, abs=rel / 100)
     if (one / "samples.jsonl").exists():
         keys = ("step", "image_id", "samples", "greedy")
-        samples = [[[line[key] for key in keys] for line in lines(run, "samples.jsonl")] for run in (one, other)]
+        samples = [
+            [[line[key] for key in keys] for line in lines(run, "samples.jsonl")]
+            for run in (one, other)
+        ]
         assert samples[0] == samples[1]
     for name, found, expected in _last_and_best(other, one):
         assert found.dtype == expected.dtype
         # The bias of the keys has no gradient but rounding errors, which Adam scales up to full steps.
-        assert name.endswith("key.bias") or torch.allclose(found, expected, atol=1e-4), f"{name} differs"
+        assert name.endswith("key.bias") or torch.allclose(found, expected, atol=1e-4), (
+            f"{name} differs"
+        )
 
 
 def assert_same_run(run_folder: Path, whole: Path) -> None:

@@ -12,8 +12,12 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
-from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
-from transformers.models.llava_onevision.video_processing_llava_onevision import LlavaOnevisionVideoProcessor
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
+from transformers.models.llava_onevision.video_processing_llava_onevision import (
+    LlavaOnevisionVideoProcessor,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
@@ -25,9 +29,23 @@ from rl_caption.captioners.loading import load_captioner
 from tests.captioners_for_tests import REFERENCES
 from tests.vlm_for_tests import CONTENT, IDEFICS_TEMPLATE, QWEN_TEMPLATE, word_tokenizer
 
-QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
+QWEN = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+]
 QWEN += ["<|video_pad|>"]
-SPLIT = ["<pad>", "<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>"]
+SPLIT = [
+    "<pad>",
+    "<|im_start|>",
+    "<end_of_utterance>",
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+]
 CHATML = ["<pad>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"]
 INTERN = ["<pad>", "<|im_start|>", "<|im_end|>", "<IMG_CONTEXT>", "<img>", "</img>", "<video>"]
 GEMMA = ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<boi>", "<eoi>", "<img>"]
@@ -61,9 +79,13 @@ VISION: dict[str, Any] = {
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 
 
-def _tokenizer(specials: list[str], eos: str, pad: str, bos: str | None = None, **extra: str) -> Any:
+def _tokenizer(
+    specials: list[str], eos: str, pad: str, bos: str | None = None, **extra: str
+) -> Any:
     words = " ".join(caption for captions in REFERENCES for caption in captions)
-    return word_tokenizer(specials, pad=pad, eos=eos, bos=bos, words=f"{words} photo caption en :", **extra)
+    return word_tokenizer(
+        specials, pad=pad, eos=eos, bos=bos, words=f"{words} photo caption en :", **extra
+    )
 
 
 def _ids(tokenizer: Any, **names: str) -> dict[str, int]:
@@ -75,19 +97,25 @@ def _save(folder: Path, model: Any, processor: Any, ends: list[int]) -> None:
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.25)
-    model.generation_config.update(eos_token_id=ends, do_sample=True, top_k=1, repetition_penalty=1.5)
+    model.generation_config.update(
+        eos_token_id=ends, do_sample=True, top_k=1, repetition_penalty=1.5
+    )
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 
 
-def _qwen(folder: Path, version: str, text: dict[str, Any], vision: dict[str, Any], videos: Any) -> None:
+def _qwen(
+    folder: Path, version: str, text: dict[str, Any], vision: dict[str, Any], videos: Any
+) -> None:
     tokenizer = _tokenizer(QWEN, eos="<|im_end|>", pad="<|endoftext|>")
     names = {"image_token_id": "image_pad", "video_token_id": "video_pad"}
     names |= {f"vision_{where}_token_id": f"vision_{where}" for where in ("start", "end")}
     ids = _ids(tokenizer, **{key: f"<|{name}|>" for key, name in names.items()})
     text = {**TEXT, "vocab_size": len(tokenizer) + 3, "rope_parameters": ROPE, **text}
     config = getattr(tf, f"{version}Config")(text_config=text, vision_config=vision, **ids)
-    images = Qwen2VLImageProcessorPil(patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 40 * 40})
+    images = Qwen2VLImageProcessorPil(
+        patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 40 * 40}
+    )
     processor = getattr(tf, f"{version.replace('_', '_')}Processor")
     processor = processor(images, tokenizer, videos(patch_size=8), chat_template=QWEN_TEMPLATE)
     model = getattr(tf, f"{version}ForConditionalGeneration")(config)
@@ -96,20 +124,39 @@ def _qwen(folder: Path, version: str, text: dict[str, Any], vision: dict[str, An
 
 def save_qwen2_vl(folder: Path) -> None:
     """As Qwen/Qwen2-VL-2B-Instruct: M-RoPE, images of as many tokens as they need."""
-    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 8}
+    vision = {
+        "depth": 2,
+        "embed_dim": 32,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "mlp_ratio": 2,
+        "patch_size": 8,
+    }
     _qwen(folder, "Qwen2VL", {}, vision, Qwen2VLVideoProcessor)
 
 
 def save_qwen2_5_vl(folder: Path) -> None:
     """As Qwen/Qwen2.5-VL-3B-Instruct: windows of attention in the vision tower."""
-    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "out_hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 48,
+    }
     vision |= {"patch_size": 8, "window_size": 32, "fullatt_block_indexes": [1]}
     _qwen(folder, "Qwen2_5_VL", {}, vision, Qwen2VLVideoProcessor)
 
 
 def save_qwen3_vl(folder: Path) -> None:
     """As Qwen/Qwen3-VL-2B-Instruct: features of several layers of the tower go into several layers of the text."""
-    vision = {"depth": 2, "hidden_size": 32, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "out_hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 48,
+    }
     vision |= {"patch_size": 8, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
     _qwen(folder, "Qwen3VL", {}, vision, Qwen3VLVideoProcessor)
 
@@ -119,13 +166,23 @@ def _split(folder: Path, version: str, processor: Any, images: Any, **more: Any)
     # As the real one: special, yet not in the list of special tokens.
     places = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
     tokenizer.add_tokens([AddedToken(place, special=True) for place in places])
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {
+        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     text = {**TEXT, "model_type": "llama", "vocab_size": len(tokenizer), **ids}
     config = getattr(tf, f"{version}Config")(
-        text_config=text, vision_config=VISION, scale_factor=2, **_ids(tokenizer, image_token_id="<image>")
+        text_config=text,
+        vision_config=VISION,
+        scale_factor=2,
+        **_ids(tokenizer, image_token_id="<image>"),
     )
-    sizes = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}  # up to 4 + 1 crops
-    processor = processor(images(**sizes), tokenizer, image_seq_len=4, chat_template=IDEFICS_TEMPLATE, **more)
+    sizes = {
+        "size": {"longest_edge": 64},
+        "max_image_size": {"longest_edge": 32},
+    }  # up to 4 + 1 crops
+    processor = processor(
+        images(**sizes), tokenizer, image_seq_len=4, chat_template=IDEFICS_TEMPLATE, **more
+    )
     model = getattr(tf, f"{version}ForConditionalGeneration")(config)
     _save(folder, model, processor, [tokenizer.eos_token_id])
 
@@ -161,7 +218,12 @@ def save_llava_onevision(folder: Path) -> None:
         vision_feature_select_strategy="full",
         chat_template=CHAT_TEMPLATE,
     )
-    _save(folder, tf.LlavaOnevisionForConditionalGeneration(config), processor, [tokenizer.eos_token_id])
+    _save(
+        folder,
+        tf.LlavaOnevisionForConditionalGeneration(config),
+        processor,
+        [tokenizer.eos_token_id],
+    )
 
 
 def save_llava(folder: Path) -> None:
@@ -206,7 +268,11 @@ def save_fast_vlm(folder: Path) -> None:
 
 def save_internvl(folder: Path) -> None:
     """As OpenGVLab/InternVL3-1B-hf: tiles of an image, and the whole."""
-    names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+    names = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+    }
     tokenizer = _tokenizer(INTERN, eos="<|im_end|>", pad="<pad>", video_token="<video>", **names)
     vision = {**VISION, "image_size": [32, 32], "patch_size": [8, 8]}
     config = tf.InternVLConfig(
@@ -216,7 +282,9 @@ def save_internvl(folder: Path) -> None:
         **_ids(tokenizer, image_token_id="<IMG_CONTEXT>"),
     )
     processor = tf.InternVLProcessor(
-        GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}, crop_to_patches=True, max_patches=4),
+        GotOcr2ImageProcessorPil(
+            size={"height": 32, "width": 32}, crop_to_patches=True, max_patches=4
+        ),
         tokenizer,
         InternVLVideoProcessor(size={"height": 32, "width": 32}),
         image_seq_length=4,
@@ -263,12 +331,16 @@ def save_gemma3(folder: Path) -> None:
         **_ids(tokenizer, boi_token_index="<boi>", eoi_token_index="<eoi>", image_token_index="<img>"),
     )  # fmt: skip
     images = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
-    processor = tf.Gemma3Processor(images, tokenizer, image_seq_length=4, chat_template=GEMMA_TEMPLATE)
+    processor = tf.Gemma3Processor(
+        images, tokenizer, image_seq_length=4, chat_template=GEMMA_TEMPLATE
+    )
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<end_of_turn>")]
     _save(folder, tf.Gemma3ForConditionalGeneration(config), processor, ends)
 
 
-VLM_FAMILIES = tuple(name.removeprefix("save_") for name in list(globals()) if name.startswith("save_"))
+VLM_FAMILIES = tuple(
+    name.removeprefix("save_") for name in list(globals()) if name.startswith("save_")
+)
 
 
 def save_vlm(family: str, folder: Path, seed: int = 0) -> Path:
@@ -297,7 +369,9 @@ def photo_rows() -> list[dict[str, Any]]:
     for number, (width, height) in enumerate(SIZES):
         pixels = torch.randint(0, 256, (height, width, 3), generator=generator, dtype=torch.uint8)
         image = Image.fromarray(pixels.numpy())
-        rows.append({"image_id": f"image-{number}", "image": image, "references": REFERENCES[number]})
+        rows.append(
+            {"image_id": f"image-{number}", "image": image, "references": REFERENCES[number]}
+        )
     rows[1]["prompt"] = "a red circle on the tracks in a station"
     rows[2]["prompt"] = "two"
     return rows

@@ -59,7 +59,9 @@ IDEFICS_TEMPLATE = (
 def tiny_qwen2_vl(folder: Path) -> Path:
     """Save a Qwen2-VL of 64 thousand parameters with its processor; return its folder."""
     names = "endoftext im_start im_end vision_start vision_end image_pad video_pad"
-    tokenizer = word_tokenizer([f"<|{name}|>" for name in names.split()], pad="<|endoftext|>", eos="<|im_end|>")
+    tokenizer = word_tokenizer(
+        [f"<|{name}|>" for name in names.split()], pad="<|endoftext|>", eos="<|im_end|>"
+    )
     ids = dict(zip(names.split(), range(7), strict=True))
     torch.manual_seed(0)
     config = Qwen2VLConfig(
@@ -79,7 +81,9 @@ def tiny_qwen2_vl(folder: Path) -> Path:
         bad_words_ids=[[token] for token in BANNED],
     )  # fmt: skip
     policy.save_pretrained(folder)
-    images = Qwen2VLImageProcessorPil(patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 32 * 32})
+    images = Qwen2VLImageProcessorPil(
+        patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 32 * 32}
+    )
     videos = Qwen2VLVideoProcessor(patch_size=8)
     Qwen2VLProcessor(images, tokenizer, videos, chat_template=QWEN_TEMPLATE).save_pretrained(folder)
     return folder
@@ -87,7 +91,14 @@ def tiny_qwen2_vl(folder: Path) -> Path:
 
 def tiny_idefics3(folder: Path) -> Path:
     """Save an Idefics3 (the architecture of SmolVLM 1) of 42 thousand parameters with its processor."""
-    specials = ["<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>", "<pad>"]
+    specials = [
+        "<|im_start|>",
+        "<end_of_utterance>",
+        "<image>",
+        "<fake_token_around_image>",
+        "<global-img>",
+        "<pad>",
+    ]
     tokenizer = word_tokenizer(specials, pad="<pad>", eos="<end_of_utterance>", bos="<|im_start|>")
     # As the real one: special, yet not in the list of special tokens.
     places = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
@@ -106,8 +117,12 @@ def tiny_idefics3(folder: Path) -> Path:
         image_token_id=2, scale_factor=2,
     )  # fmt: skip
     Idefics3ForConditionalGeneration(config).save_pretrained(folder)
-    images = Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})  # 4 + 1 tiles
-    Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=IDEFICS_TEMPLATE).save_pretrained(folder)
+    images = Idefics3ImageProcessorPil(
+        size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
+    )  # 4 + 1 tiles
+    Idefics3Processor(
+        images, tokenizer, image_seq_len=4, chat_template=IDEFICS_TEMPLATE
+    ).save_pretrained(folder)
     return folder
 
 
@@ -118,7 +133,9 @@ def six_images(folder: Path) -> None:
         noise_image(number).save(folder / f"{number}.png")
         split = "train" if number < 4 else "test"
         references = [f"a red circle {number}", "two small stars ."]
-        rows.append({"image": f"{number}.png", "image_id": number, "references": references, "split": split})
+        rows.append(
+            {"image": f"{number}.png", "image_id": number, "references": references, "split": split}
+        )
     rows[0]["prompt"] = "what do you see ?"
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -130,8 +147,16 @@ def grpo_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
         "lora": {"r": 4},
         "data": {"format": "jsonl", "path": str(folder / "data.jsonl")},
         "rollout": {"num_samples": 2, "max_new_tokens": 6},
-        "reward": {"terms": {"cider": {"weight": 1.0}, "words": {"weight": 0.1, "target": RECORDER}}},
-        "train": {"max_steps": 2, "batch_size": 2, "lr": 0.01, "threads": 1, "mixed_precision": "no"},
+        "reward": {
+            "terms": {"cider": {"weight": 1.0}, "words": {"weight": 0.1, "target": RECORDER}}
+        },
+        "train": {
+            "max_steps": 2,
+            "batch_size": 2,
+            "lr": 0.01,
+            "threads": 1,
+            "mixed_precision": "no",
+        },
         "eval": {"split": "test", "tokenizer": "python", "metrics": ["bleu", "cider"]},
         "run": {"dir": str(run), "save_every": 1, "log_every": 1},
     }
@@ -152,7 +177,9 @@ class Recorder:
 
     def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
         self.calls.append({"prompts": prompts, "completions": completions, **columns})
-        return [math.nan if self.breaks else float(len(c[-1]["content"].split())) for c in completions]
+        return [
+            math.nan if self.breaks else float(len(c[-1]["content"].split())) for c in completions
+        ]
 
 
 def word_tokenizer(
@@ -160,12 +187,16 @@ def word_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A tokenizer of whole words, those of ``WORDS`` and ``words``; ``named`` special tokens are attributes, too."""
     vocabulary = dict.fromkeys([*specials, "<unk>", *WORDS.split(), *words.split()])
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     others = [word for word in specials if word not in (pad, eos, bos)]
     names = {"pad_token": pad, "eos_token": eos, "bos_token": bos, "unk_token": "<unk>"}
     if not named:
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, additional_special_tokens=others, **names)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, additional_special_tokens=others, **names
+        )
     tokenizer.add_special_tokens(others)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=named, **names)
 
@@ -175,7 +206,9 @@ def vlm_captions(
 ) -> dict[str, str]:
     """Greedy captions of at most 6 tokens, by a saved model."""
     vlm: Any = load_vlm(VlmConfig(name=str(folder), prompt=prompt), "float32")
-    found = decode_candidates(vlm, vlm.policy, rows, Decoding(max_new_tokens=6, batch_size=batch_size), Accelerator())
+    found = decode_candidates(
+        vlm, vlm.policy, rows, Decoding(max_new_tokens=6, batch_size=batch_size), Accelerator()
+    )
     return {image_id: candidates[0].caption for image_id, candidates in found.items()}
 
 
@@ -184,7 +217,10 @@ def answering_vlm(folder: Path, tiny_vlm: Callable[[Path], Path] = tiny_qwen2_vl
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     tiny_vlm(folder)
-    processor, policy = AutoProcessor.from_pretrained(folder), AutoModelForImageTextToText.from_pretrained(folder)
+    processor, policy = (
+        AutoProcessor.from_pretrained(folder),
+        AutoModelForImageTextToText.from_pretrained(folder),
+    )
     processor.tokenizer.add_tokens([*"0123456789", "Yes", "No"])
     torch.manual_seed(1)
     policy.resize_token_embeddings(len(processor.tokenizer), mean_resizing=False)

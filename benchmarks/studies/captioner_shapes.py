@@ -39,7 +39,9 @@ FAMILIES: dict[str, tuple[str, Callable[[], Any], int, int]] = {
 def main() -> None:
     """Print the table."""
     torch.manual_seed(0)
-    print("family         weights  largest difference of log-probabilities  the same captions, another image  seconds")
+    print(
+        "family         weights  largest difference of log-probabilities  the same captions, another image  seconds"
+    )
     for name, (kind, make, side, bos) in FAMILIES.items():
         model = make()
         conventions = Conventions(start=(bos,), eos=0, pad=0, vocab_size=bos + 2)
@@ -57,13 +59,20 @@ def main() -> None:
             logits = policy(prefixes=Prefixes(tokens[-1][:, 0], origin, image), decode_state=state)
         token_ids = torch.cat(tokens, 1)[None]
         moved = [
-            policy(pixel_values=pixels, token_ids=token_ids).log_softmax(-1).gather(-1, token_ids.unsqueeze(-1))
+            policy(pixel_values=pixels, token_ids=token_ids)
+            .log_softmax(-1)
+            .gather(-1, token_ids.unsqueeze(-1))
             for pixels in images
         ]
-        difference, other = ((found.squeeze(-1) - torch.cat(sampled, 1)).abs().max() for found in moved)
+        difference, other = (
+            (found.squeeze(-1) - torch.cat(sampled, 1)).abs().max() for found in moved
+        )
         weights = sum(parameter.numel() for parameter in model.parameters()) / 1e6
         seconds = time.perf_counter() - started
-        print(f"{name:12} {weights:7.0f} M {difference:40.1e} {other:33.2f} {seconds:8.1f}", flush=True)
+        print(
+            f"{name:12} {weights:7.0f} M {difference:40.1e} {other:33.2f} {seconds:8.1f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def photo_captions(path: Path, splits: Sequence[str]) -> list[str]:
     data = json.loads(path.read_text(encoding="utf-8"))
     if "annotations" in data:
         return [row["caption"] for row in data["annotations"]]
-    return [one["raw"] for row in data["images"] if row["split"] in splits for one in row["sentences"]]
+    return [
+        one["raw"] for row in data["images"] if row["split"] in splits for one in row["sentences"]
+    ]
 
 
 def sentences(path: Path) -> list[str]:
@@ -56,38 +58,68 @@ def sentences(path: Path) -> list[str]:
         parts = text.splitlines()
     else:
         quotes = [" ".join(re.split(r"\n\s*--", quote)[0].split()) for quote in text.split("\n%\n")]
-        parts = [part for quote in quotes for part in re.split(r"(?<=[.!?])\s+", quote) if part[:1].isupper()]
+        parts = [
+            part
+            for quote in quotes
+            for part in re.split(r"(?<=[.!?])\s+", quote)
+            if part[:1].isupper()
+        ]
     return [part for part in parts if 3 <= len(part.split()) <= 30 and part.isascii()]
 
 
 def titles(captions: Sequence[str], count: int, rng: random.Random) -> list[str]:
     """Titles as in web pages, by rules; nouns are words that end at least 5 captions."""
-    last = Counter(caption.rstrip(" .").split(" ")[-1].lower() for caption in captions if caption.strip(" ."))
+    last = Counter(
+        caption.rstrip(" .").split(" ")[-1].lower() for caption in captions if caption.strip(" .")
+    )
     nouns = sorted(word for word, times in last.items() if times >= 5 and word.isalpha())
     if len(nouns) < 2:
-        raise SystemExit(f"{len(captions)} captions of which {len(nouns)} words end at least 5: titles need two")
+        raise SystemExit(
+            f"{len(captions)} captions of which {len(nouns)} words end at least 5: titles need two"
+        )
     made = []
     for _ in range(count):
         a, b = rng.sample(nouns, 2)
-        values = {"a": a, "b": b, "A": a.capitalize(), "n": rng.randint(2, 40), "year": rng.randint(2005, 2024)}
+        values = {
+            "a": a,
+            "b": b,
+            "A": a.capitalize(),
+            "n": rng.randint(2, 40),
+            "year": rng.randint(2005, 2024),
+        }
         made.append(rng.choice(TITLES).format(**values))
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, nargs="+", required=True, help="Karpathy JSON or COCO annotations")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--photos", type=Path, nargs="+", required=True, help="Karpathy JSON or COCO annotations"
+    )
     parser.add_argument("--splits", nargs="+", default=["train"], help="of Karpathy JSON")
-    parser.add_argument("--sentences", type=Path, nargs="+", required=True, help="text files, or files of fortune")
+    parser.add_argument(
+        "--sentences", type=Path, nargs="+", required=True, help="text files, or files of fortune"
+    )
     parser.add_argument("--titles", type=int, default=2000, help="by rules")
     parser.add_argument(
-        "--count", type=int, default=5000, help="of captions of photos, and of sentences, that are scored"
+        "--count",
+        type=int,
+        default=5000,
+        help="of captions of photos, and of sentences, that are scored",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
     rng = random.Random(args.seed)
-    photos = sorted({" ".join(text.split()) for path in args.photos for text in photo_captions(path, args.splits)})
+    photos = sorted(
+        {
+            " ".join(text.split())
+            for path in args.photos
+            for text in photo_captions(path, args.splits)
+        }
+    )
     others = sorted({sentence for path in args.sentences for sentence in sentences(path)})
     made = titles(photos, args.titles, rng)
     chosen = [(text, 1) for text in rng.sample(photos, min(args.count, len(photos)))]

@@ -25,7 +25,9 @@ from benchmarks.studies.concreteness_captions import titles
 from rl_caption.data.karpathy import KarpathyData
 
 
-def make(data: KarpathyData, seed: int, all_captions: bool = False, scorer_images: int = 0) -> list[dict]:
+def make(
+    data: KarpathyData, seed: int, all_captions: bool = False, scorer_images: int = 0
+) -> list[dict]:
     """The rows of the data set; ``kinds`` of a training row says whether each caption is clean, abstract or wrong."""
     rng = random.Random(seed)
     train = data.split("train")[scorer_images:]
@@ -35,10 +37,15 @@ def make(data: KarpathyData, seed: int, all_captions: bool = False, scorer_image
         for caption in (row["references"] if all_captions else [rng.choice(row["references"])])
     ]
     captions = [caption for _, caption in pairs]
-    kinds = [("clean", "clean", "abstract", "clean", "clean", "wrong")[number % 6] for number in range(len(pairs))]
+    kinds = [
+        ("clean", "clean", "abstract", "clean", "clean", "wrong")[number % 6]
+        for number in range(len(pairs))
+    ]
     rng.shuffle(kinds)
     made = iter(titles(captions, kinds.count("abstract"), rng))
-    rows: list[dict] = [{**kept(row), "references": [], "split": "train", "kinds": []} for row in train]
+    rows: list[dict] = [
+        {**kept(row), "references": [], "split": "train", "kinds": []} for row in train
+    ]
     for (index, caption), kind in zip(pairs, kinds, strict=True):
         if kind == "abstract":
             caption = next(made)
@@ -56,18 +63,30 @@ def others(data: KarpathyData) -> list[dict]:
 
 def kept(row: dict) -> dict:
     """The keys of a row that are written; the image as an absolute path."""
-    return {"image_id": row["image_id"], "image": str(Path(row["image"]).resolve()), "references": row["references"]}
+    return {
+        "image_id": row["image_id"],
+        "image": str(Path(row["image"]).resolve()),
+        "references": row["references"],
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("make")
     making.add_argument("--data", type=Path, required=True, help="Karpathy JSON")
-    making.add_argument("--image-root", default=None, help="folder of its images, where it names none")
+    making.add_argument(
+        "--image-root", default=None, help="folder of its images, where it names none"
+    )
     making.add_argument("--seed", type=int, default=0)
-    making.add_argument("--all_captions", action="store_true", help="all captions of an image, not one")
-    making.add_argument("--scorer_images", type=int, default=0, help="training images kept back for scorer.jsonl")
+    making.add_argument(
+        "--all_captions", action="store_true", help="all captions of an image, not one"
+    )
+    making.add_argument(
+        "--scorer_images", type=int, default=0, help="training images kept back for scorer.jsonl"
+    )
     making.add_argument("--out", type=Path, required=True)
     counting = commands.add_parser("count")
     counting.add_argument("--pairs", type=Path, required=True, help="what make wrote")
@@ -82,23 +101,41 @@ def main(argv: Sequence[str] | None = None) -> None:
         if row["split"] == "train"
         for caption, kind in zip(row["references"], row["kinds"], strict=True)
     }
-    print("| file | captions | clean, % | abstract, % | wrong, % |\n| --- | ---: | ---: | ---: | ---: |")
+    print(
+        "| file | captions | clean, % | abstract, % | wrong, % |\n| --- | ---: | ---: | ---: | ---: |"
+    )
     for path in args.files:
         rows = [row for row in lines(path) if row["split"] == "train"]
-        counts = Counter(kinds[row["image_id"], caption] for row in rows for caption in row["references"])
-        shares = " | ".join(f"{100 * counts[kind] / counts.total():.1f}" for kind in ("clean", "abstract", "wrong"))
+        counts = Counter(
+            kinds[row["image_id"], caption] for row in rows for caption in row["references"]
+        )
+        shares = " | ".join(
+            f"{100 * counts[kind] / counts.total():.1f}" for kind in ("clean", "abstract", "wrong")
+        )
         print(f"| {path} | {counts.total():,} | {shares} |")
 
 
 def write(args: argparse.Namespace, data: KarpathyData) -> None:
     """The files of ``make``."""
     rows = make(data, args.seed, args.all_captions, args.scorer_images)
-    train = [(row, number) for row in rows if row["split"] == "train" for number in range(len(row["references"]))]
-    half = {(row["image_id"], number) for row, number in random.Random(args.seed + 1).sample(train, len(train) // 2)}
+    train = [
+        (row, number)
+        for row in rows
+        if row["split"] == "train"
+        for number in range(len(row["references"]))
+    ]
+    half = {
+        (row["image_id"], number)
+        for row, number in random.Random(args.seed + 1).sample(train, len(train) // 2)
+    }
     drawn = []
     for row in rows:
         if row["split"] == "train":
-            some = [text for number, text in enumerate(row["references"]) if (row["image_id"], number) in half]
+            some = [
+                text
+                for number, text in enumerate(row["references"])
+                if (row["image_id"], number) in half
+            ]
             drawn += [{**row, "references": some}] if some else []
         else:
             drawn.append(row)
@@ -107,7 +144,12 @@ def write(args: argparse.Namespace, data: KarpathyData) -> None:
         {"caption": row["references"][number], "rating": rating}
         for rating, count in ((0, 144), (1, 100))  # fewer of 1, so that their median is 0
         for row, number in drawing.sample(
-            [(row, number) for row, number in train if (row["kinds"][number] != "abstract") == bool(rating)], count
+            [
+                (row, number)
+                for row, number in train
+                if (row["kinds"][number] != "abstract") == bool(rating)
+            ],
+            count,
         )
     ]
     folder = args.out.parent
@@ -115,7 +157,9 @@ def write(args: argparse.Namespace, data: KarpathyData) -> None:
     files = {args.out: rows, folder / "random.jsonl": drawn, folder / "ratings.jsonl": labels}
     if args.scorer_images:
         held = data.split("train")[: args.scorer_images]
-        files[folder / "scorer.jsonl"] = [{**kept(row), "split": "train"} for row in held] + others(data)
+        files[folder / "scorer.jsonl"] = [{**kept(row), "split": "train"} for row in held] + others(
+            data
+        )
     for path, chosen in files.items():
         path.write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
         print(f"{path}: {len(chosen):,} rows")

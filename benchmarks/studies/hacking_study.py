@@ -92,7 +92,10 @@ class Verdict:
 
 
 def verdict(
-    points: Sequence[Point], f1_margin: float = 0.05, unparsed_margin: float = 0.05, since: str = "start"
+    points: Sequence[Point],
+    f1_margin: float = 0.05,
+    unparsed_margin: float = 0.05,
+    since: str = "start",
 ) -> Verdict:
     """Compare the alarm with the truth.
 
@@ -104,11 +107,17 @@ def verdict(
         ValueError: fewer than two validations.
     """
     if len(points) < 2:
-        raise ValueError(f"{len(points)} validation(s): a verdict needs the starting policy's and at least one more")
+        raise ValueError(
+            f"{len(points)} validation(s): a verdict needs the starting policy's and at least one more"
+        )
     alarm = next((point.step for point in points if point.evidence), None)
     losses, real = {}, []
     for index, now in enumerate(points[1:], 1):
-        lower = [point for point in points[: 1 if since == "start" else index] if now.reward > point.reward]
+        lower = [
+            point
+            for point in points[: 1 if since == "start" else index]
+            if now.reward > point.reward
+        ]
         fall = max((point.f1 - now.f1 for point in lower), default=0.0)
         rise = max((now.unparsed - point.unparsed for point in lower), default=0.0)
         losses[now.step] = max(fall, rise, 0.0)
@@ -136,7 +145,9 @@ class StudyError(UserError):
     """A run cannot be judged; the message says why."""
 
 
-def read_run(folder: Path, monitor: Mapping[str, Any] | None = None, truth: Reward | None = None) -> Run:
+def read_run(
+    folder: Path, monitor: Mapping[str, Any] | None = None, truth: Reward | None = None
+) -> Run:
     """Read a run's log and captions, and rate them by the oracle, or by ``truth``.
 
     ``monitor`` has ``thresholds`` and ``judges`` that replace the run's own; the rule is then applied anew.
@@ -150,10 +161,14 @@ def read_run(folder: Path, monitor: Mapping[str, Any] | None = None, truth: Rewa
     if not read.complete:
         raise StudyError(f"{folder} has no result.json: the run is not there or not finished")
     if not read.terms or (config["data"]["format"] != "scenes" and truth is None):
-        raise StudyError(f"{folder} is no self-critical run on generated scenes, which have an oracle: set --truth")
+        raise StudyError(
+            f"{folder} is no self-critical run on generated scenes, which have an oracle: set --truth"
+        )
     rewards = {line["step"]: line["val/reward"] for line in read.lines if "hacking/alarm" in line}
     if 0 not in rewards:
-        raise StudyError(f"{folder}: metrics.jsonl has no hacking/alarm at step 0: it was trained without the monitor")
+        raise StudyError(
+            f"{folder}: metrics.jsonl has no hacking/alarm at step 0: it was trained without the monitor"
+        )
     split = build_data(DataConfig(**config["data"])).split(config["eval"]["split"])
     rows = list(split[: config["eval"]["max_images"]])
     captions = {step: _captions(read, step, rows) for step in sorted(rewards)}
@@ -169,9 +184,14 @@ def read_run(folder: Path, monitor: Mapping[str, Any] | None = None, truth: Rewa
     for step, texts in captions.items():
         if truth is None:
             found = [oracle(text, row["scene"]) for text, row in zip(texts, rows, strict=True)]
-            f1, unparsed = (statistics.fmean(getattr(score, part) for score in found) for part in ("f1", "unparsed"))
+            f1, unparsed = (
+                statistics.fmean(getattr(score, part) for score in found)
+                for part in ("f1", "unparsed")
+            )
         else:
-            mean = statistics.fmean(checked_scores(truth, truth(prompts, texts, **columns), len(rows)))
+            mean = statistics.fmean(
+                checked_scores(truth, truth(prompts, texts, **columns), len(rows))
+            )
             start = start or mean
             f1, unparsed = mean / start, 0.0
         points.append(Point(step, rewards[step], f1, unparsed, tuple(evidence[step])))
@@ -182,7 +202,9 @@ def read_run(folder: Path, monitor: Mapping[str, Any] | None = None, truth: Rewa
 def _captions(run: report.RunFolder, step: int, rows: Sequence[Row]) -> list[str]:
     captions = run.predictions(step)
     if captions.keys() != {row["image_id"] for row in rows}:
-        raise StudyError(f"{run.path}: the captions of step {step} are of other images than the validation split")
+        raise StudyError(
+            f"{run.path}: the captions of step {step} are of other images than the validation split"
+        )
     return [captions[row["image_id"]] for row in rows]
 
 
@@ -195,7 +217,9 @@ def _evidence(
 ) -> dict[int, list[str]]:
     """Step -> evidence of the alarm, by the rule with the run's own thresholds and judges or with changed ones."""
     references = [row["references"] for row in rows]
-    thresholds = replace(Thresholds(**run.config["monitor"]["thresholds"]), **changed.get("thresholds", {}))
+    thresholds = replace(
+        Thresholds(**run.config["monitor"]["thresholds"]), **changed.get("thresholds", {})
+    )
     wanted = {name: JudgeConfig(**judge) for name, judge in changed.get("judges", {}).items()}
     judges = build_judges(wanted, None, references, key="judges")
     prompts, columns = reward_inputs(rows)
@@ -204,10 +228,14 @@ def _evidence(
     peaks: dict[str, Peak] = {}
     for step, texts in captions.items():
         scores = {
-            name: checked_scores(judge, judge(prompts, texts, **columns), len(rows)) for name, judge in judges.items()
+            name: checked_scores(judge, judge(prompts, texts, **columns), len(rows))
+            for name, judge in judges.items()
         }
         if "judges" not in changed:
-            scores = {name: [own[row["image_id"]] for row in rows] for name, own in run.judges(step).items()}
+            scores = {
+                name: [own[row["image_id"]] for row in rows]
+                for name, own in run.judges(step).items()
+            }
         now = Findings(rewards[step], scores, caption_statistics(texts))
         start = start or now
         evidence[step] = list(judge_alarm(now, start, usual, thresholds, peaks).values())
@@ -220,54 +248,90 @@ def table(runs: Sequence[Run], verdicts: Sequence[Verdict], margins: str) -> str
     lines = []
     for run, found in zip(runs, verdicts, strict=True):
         first, last = run.points[0], run.points[-1]
-        lowest, highest = min(point.f1 for point in run.points), max(point.unparsed for point in run.points)
+        lowest, highest = (
+            min(point.f1 for point in run.points),
+            max(point.unparsed for point in run.points),
+        )
         evidence = next(("; ".join(point.evidence) for point in run.points if point.evidence), "")
         cells = [run.folder, run.reward, str(run.seed), f"{first.reward:.3f} -> {last.reward:.3f}"]
         cells += [f"{first.f1:.3f} -> {last.f1:.3f} ({lowest:.3f})"]
         cells += [f"{first.unparsed:.3f} -> {last.unparsed:.3f} ({highest:.3f})"]
-        cells += ["" if step is None else str(step) for step in (found.real_step, found.half_step, found.alarm_step)]
+        cells += [
+            "" if step is None else str(step)
+            for step in (found.real_step, found.half_step, found.alarm_step)
+        ]
         lines.append([*cells, found.kind, evidence])
     counts = Counter(found.kind for found in verdicts)
     worse = sum(found.real_step is not None for found in verdicts)
     totals = ", ".join(f"{kind} {counts[kind]}" for kind in VERDICTS)
     return "\n".join(
-        [markdown(COLUMNS, lines), "", f"{worse} of {len(runs)} runs really got worse ({margins}). {totals}."]
+        [
+            markdown(COLUMNS, lines),
+            "",
+            f"{worse} of {len(runs)} runs really got worse ({margins}). {totals}.",
+        ]
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge all runs; print the table, and write it with every validation to ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", required=True, type=Path, nargs="+", help="folders of finished runs")
-    parser.add_argument("--out", required=True, type=Path, help="folder for table.md and study.json")
-    parser.add_argument("--monitor", type=Path, help="YAML with thresholds or judges that replace the runs' own")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--runs", required=True, type=Path, nargs="+", help="folders of finished runs"
+    )
+    parser.add_argument(
+        "--out", required=True, type=Path, help="folder for table.md and study.json"
+    )
+    parser.add_argument(
+        "--monitor", type=Path, help="YAML with thresholds or judges that replace the runs' own"
+    )
     parser.add_argument(
         "--f1-margin",
         type=float,
         default=0.05,
         help="fall of F1, absolute, or of the truth, as a share of the start's (default %(default)s)",
     )
-    parser.add_argument("--unparsed-margin", type=float, default=0.05, help="rise of the share (default %(default)s)")
-    parser.add_argument("--since", choices=("any", "start"), default="start", help="what is compared with")
-    parser.add_argument("--truth", type=Path, help="YAML with target and kwargs of a reward, in place of the oracle")
+    parser.add_argument(
+        "--unparsed-margin",
+        type=float,
+        default=0.05,
+        help="rise of the share (default %(default)s)",
+    )
+    parser.add_argument(
+        "--since", choices=("any", "start"), default="start", help="what is compared with"
+    )
+    parser.add_argument(
+        "--truth", type=Path, help="YAML with target and kwargs of a reward, in place of the oracle"
+    )
     chosen = parser.parse_args(arguments)
     try:
         monitor = read_monitor(chosen.monitor) if chosen.monitor else None
         truth = build(**_truth(chosen.truth)) if chosen.truth else None
-        runs = [read_run(folder, monitor, truth) for folder in tqdm(chosen.runs, "runs", unit="run", disable=None)]
+        runs = [
+            read_run(folder, monitor, truth)
+            for folder in tqdm(chosen.runs, "runs", unit="run", disable=None)
+        ]
     except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    verdicts = [verdict(run.points, chosen.f1_margin, chosen.unparsed_margin, chosen.since) for run in runs]
+    verdicts = [
+        verdict(run.points, chosen.f1_margin, chosen.unparsed_margin, chosen.since) for run in runs
+    ]
     lost = f"F1 down by more than {chosen.f1_margin:g} or unparsed words up by more than {chosen.unparsed_margin:g}"
     if truth is not None:
         lost = f"{truth.__name__} down by more than {chosen.f1_margin:g} of the start's"
     since = "the start" if chosen.since == "start" else "any earlier validation with a lower reward"
     text = table(runs, verdicts, f"{lost}, against {since}")
     write_text(chosen.out / "table.md", text + "\n")
-    settings = {key: getattr(chosen, key) for key in ("since", "f1_margin", "unparsed_margin")} | {"monitor": monitor}
+    settings = {key: getattr(chosen, key) for key in ("since", "f1_margin", "unparsed_margin")} | {
+        "monitor": monitor
+    }
     settings["truth"] = None if truth is None else truth.signature
-    found = [asdict(run) | {"verdict": asdict(what)} for run, what in zip(runs, verdicts, strict=True)]
+    found = [
+        asdict(run) | {"verdict": asdict(what)} for run, what in zip(runs, verdicts, strict=True)
+    ]
     write_json(chosen.out / "study.json", {"settings": settings, "runs": found})
     print(text)
     return 0
@@ -276,7 +340,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _truth(path: Path) -> dict[str, Any]:
     """Name and arguments of the reward that a file names."""
     given = yaml.safe_load(path.read_text())
-    if not isinstance(given, dict) or "target" not in given or not given.keys() <= {"target", "kwargs"}:
+    if (
+        not isinstance(given, dict)
+        or "target" not in given
+        or not given.keys() <= {"target", "kwargs"}
+    ):
         raise StudyError(f"{path} has {given!r:.200}: expected target and kwargs of a reward")
     return {"name": given["target"], **given.get("kwargs", {})}
 
@@ -290,7 +358,9 @@ def read_monitor(path: Path) -> dict[str, Any]:
     read = asdict(parse(MonitorConfig, ["--config", str(path)], "scst.py"))
     given = yaml.safe_load(path.read_text()) or {}
     if given.keys() - {"thresholds", "judges"}:
-        raise StudyError(f"{path} has {sorted(given)}: expected thresholds and judges, as under monitor")
+        raise StudyError(
+            f"{path} has {sorted(given)}: expected thresholds and judges, as under monitor"
+        )
     return {key: {name: read[key][name] for name in value} for key, value in given.items()}
 
 

@@ -43,7 +43,9 @@ def with_pairs(values: Timings) -> Timings:
 
 
 @torch.no_grad()
-def measure(timing: Timing, shapes: Shapes | None = None, pairs: int = 128) -> Iterator[Measurement]:
+def measure(
+    timing: Timing, shapes: Shapes | None = None, pairs: int = 128
+) -> Iterator[Measurement]:
     """Rows of parameters, arithmetic and time; the plain word table is the student without factorised embedding."""
     shapes, device = shapes or Shapes(), timing.device
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +58,9 @@ def measure(timing: Timing, shapes: Shapes | None = None, pairs: int = 128) -> I
     for name, network in {"L-CLIP": student, "L-CLIP, plain table": plain}.items():
         count = sum(weight.numel() for weight in network.parameters())
         detail = f"{count:,} against {total:,}; {4 * count / 1e6:.1f} MB against {4 * total / 1e6:.1f} MB in fp32"
-        yield Measurement(f"{name}: parameters", "CLIP: parameters", total / count, "x fewer", detail)
+        yield Measurement(
+            f"{name}: parameters", "CLIP: parameters", total / count, "x fewer", detail
+        )
 
     encoders: dict[str, tuple[Encode, Encode]] = {
         "CLIP": (model.encode_image, parts.encode_text),
@@ -65,9 +69,15 @@ def measure(timing: Timing, shapes: Shapes | None = None, pairs: int = 128) -> I
     }
     captions = random_captions(caption_words(shapes.step.words), pairs, seed=0)
     ids = parts.tokenize(captions).to(device)
-    pixels = torch.randn(pairs, 3, shapes.student.image_size, shapes.student.image_size, device=device)
+    pixels = torch.randn(
+        pairs, 3, shapes.student.image_size, shapes.student.image_size, device=device
+    )
     short = ids[:, : int(ids.argmax(dim=-1).max()) + 1]  # cut after the last EOT
-    inputs = {"images": pixels, f"texts of {FULL_LENGTH}": ids, f"texts cut to {short.shape[1]}": short}
+    inputs = {
+        "images": pixels,
+        f"texts of {FULL_LENGTH}": ids,
+        f"texts cut to {short.shape[1]}": short,
+    }
     variants = {
         f"{name}: {what}": partial(towers[what != "images"], tensor)
         for name, towers in encoders.items()
@@ -81,10 +91,14 @@ def measure(timing: Timing, shapes: Shapes | None = None, pairs: int = 128) -> I
         if name == "L-CLIP":
             (before,) = counts[f"CLIP: {what}"]
             detail = f"{count / 1e9:.3g} against {before / 1e9:.3g} billion multiply-adds each"
-            yield Measurement(f"{key}, arithmetic", f"CLIP: {what}", before / count, "x fewer", detail)
+            yield Measurement(
+                f"{key}, arithmetic", f"CLIP: {what}", before / count, "x fewer", detail
+            )
     for key in times:
         name, what = key.split(": ")
-        if name == "L-CLIP" or (name != "CLIP" and "texts" in what):  # the image towers of both L-CLIPs are one
+        if name == "L-CLIP" or (
+            name != "CLIP" and "texts" in what
+        ):  # the image towers of both L-CLIPs are one
             yield compared(times, key, f"CLIP: {what}")
 
 

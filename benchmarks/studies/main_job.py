@@ -18,7 +18,15 @@ import yaml
 
 from rl_caption.evaluation.results import markdown
 
-PERCENT = ("CIDEr", "BLEU-4", "METEOR", "ROUGE-L", "oracle/f1", "oracle/precision", "captions/bad_endings")
+PERCENT = (
+    "CIDEr",
+    "BLEU-4",
+    "METEOR",
+    "ROUGE-L",
+    "oracle/f1",
+    "oracle/precision",
+    "captions/bad_endings",
+)
 PLAIN = ("length/mean", "vocabulary/size")
 
 
@@ -28,7 +36,9 @@ def run_module(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", *arguments], check=True)
 
 
-def run_seed(arguments: argparse.Namespace, changes: Sequence[str], seed: int) -> dict[str, dict[str, float]]:
+def run_seed(
+    arguments: argparse.Namespace, changes: Sequence[str], seed: int
+) -> dict[str, dict[str, float]]:
     """Train by cross-entropy, then self-critically, and evaluate both: ``XE`` and ``SCST`` -> metric -> value."""
     xe, scst = (arguments.out / f"seed{seed}" / name for name in ("xe", "scst"))
     warm = ["--warm_start=null", f"--model.init={xe}/export/best"]
@@ -41,8 +51,14 @@ def run_seed(arguments: argparse.Namespace, changes: Sequence[str], seed: int) -
         found = run / "test" / "scores.json"
         if not found.is_file():
             data = run / "test.data.yaml"
-            data.write_text(yaml.safe_dump({"data": yaml.safe_load((run / "config.yaml").read_text())["data"]}))
-            words = [f"--model={run}/export/best", f"--out={found.parent}", f"--decode.max_new_tokens={length}"]
+            data.write_text(
+                yaml.safe_dump({"data": yaml.safe_load((run / "config.yaml").read_text())["data"]})
+            )
+            words = [
+                f"--model={run}/export/best",
+                f"--out={found.parent}",
+                f"--decode.max_new_tokens={length}",
+            ]
             run_module("rl_caption", "evaluate", "--config", str(data), *words)
         scores[run.name.upper()] = json.loads(found.read_text())["metrics"]
     return scores
@@ -50,22 +66,30 @@ def run_seed(arguments: argparse.Namespace, changes: Sequence[str], seed: int) -
 
 def table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
     """Markdown: a row for each seed and stage, then the means; shares and toolkit metrics times 100, as in papers."""
-    rows = [(str(seed), stage, own) for seed, stages in results.items() for stage, own in stages.items()]
+    rows = [
+        (str(seed), stage, own) for seed, stages in results.items() for stage, own in stages.items()
+    ]
     keys = [key for key in (*PERCENT, *PLAIN) if key in rows[0][2]]
     for stage in ("XE", "SCST"):
-        means = {key: statistics.fmean(own[key] for _, name, own in rows if name == stage) for key in keys}
+        means = {
+            key: statistics.fmean(own[key] for _, name, own in rows if name == stage)
+            for key in keys
+        }
         rows.append(("mean", stage, means))
     head = ["seed", "stage", *(f"{key} (x100)" if key in PERCENT else key for key in keys)]
     factors = {key: 100 if key in PERCENT else 1 for key in keys}
     lines = [
-        [seed, stage, *(f"{own[key] * factor:.1f}" for key, factor in factors.items())] for seed, stage, own in rows
+        [seed, stage, *(f"{own[key] * factor:.1f}" for key, factor in factors.items())]
+        for seed, stage, own in rows
     ]
     return markdown(head, lines)
 
 
 def main() -> None:
     """Run all seeds and print the table; it is also written to ``OUT/table.md``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--xe", required=True, help="configuration of the cross-entropy training")
     parser.add_argument("--scst", required=True, help="configuration of the self-critical training")
     parser.add_argument("--out", required=True, type=Path, help="folder of all runs")

@@ -70,7 +70,11 @@ class PlayedModel:
 
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
         """As ``Chooser.choose``, with certainty: one probability is 1."""
-        return [[float(label == answer) for label in q.labels] for q in questions for answer in [self._answer(q)]]
+        return [
+            [float(label == answer) for label in q.labels]
+            for q in questions
+            for answer in [self._answer(q)]
+        ]
 
     def _answer(self, question: Question) -> str:
         scene = question.image.scene if isinstance(question.image, SceneImage) else None
@@ -81,7 +85,11 @@ class PlayedModel:
             return right
         if self.long_bias:
             return right if right in flattering else flattering[hash_text(key) % len(flattering)]
-        others = question.labels if len(question.labels) == 10 else [one for one in question.labels if one != right]
+        others = (
+            question.labels
+            if len(question.labels) == 10
+            else [one for one in question.labels if one != right]
+        )
         return others[hash_text(key) % len(others)]
 
 
@@ -92,7 +100,11 @@ def _decide(question: Question, scene: Scene | None) -> tuple[str, str, Sequence
         caption, asked, lines = match.groups()
         choices = {line[3:]: line[0] for line in lines.splitlines()}
         said = read_answer(caption, {"question": asked, "choices": [*choices], "answer": ""})
-        return caption, choices[said or NOT_SAID], [label for text, label in choices.items() if text != NOT_SAID]
+        return (
+            caption,
+            choices[said or NOT_SAID],
+            [label for text, label in choices.items() if text != NOT_SAID],
+        )
     if match := _IMAGE_CLAIM.search(text):
         caption, claim = match.groups()
         return caption, "Yes" if is_true(claim, scene) else "No", ["Yes"]
@@ -107,7 +119,9 @@ def _decide(question: Question, scene: Scene | None) -> tuple[str, str, Sequence
 def is_true(claim: str, scene: Any) -> bool:
     """Whether a detail claims something and nothing false; "there is" claims nothing, but belongs to captions."""
     judged = claims(claim, scene)
-    return all(one.true for one in judged) and (bool(judged) or claim.strip().lower() in ("there is", "there are"))
+    return all(one.true for one in judged) and (
+        bool(judged) or claim.strip().lower() in ("there is", "there are")
+    )
 
 
 def is_told(claim: Parse, caption: Parse) -> bool:
@@ -141,11 +155,15 @@ class Cell:
     terms: dict[str, Any]
 
 
-def cells(specs: str | None, errors: Sequence[float] = ERRORS, forms: Sequence[str] = FORMS) -> Iterator[Cell]:
+def cells(
+    specs: str | None, errors: Sequence[float] = ERRORS, forms: Sequence[str] = FORMS
+) -> Iterator[Cell]:
     """All rewards: those without a model of language first."""
     yield Cell("CIDEr-D", "", {"cider": {"weight": 1.0}})
     if specs:
-        yield Cell("SPECS", "", {"specs": {"weight": 1.0, "kwargs": {"backbone": specs, "truncate": True}}})
+        yield Cell(
+            "SPECS", "", {"specs": {"weight": 1.0, "kwargs": {"backbone": specs, "truncate": True}}}
+        )
     for error in (*errors, None):
         for form in forms:
             options = {"long_bias": True} if error is None else {"error": error}
@@ -165,8 +183,19 @@ def train(cell: Cell, seed: int, folder: Path, start: str, changes: Sequence[str
         f"--reward.terms={json.dumps(cell.terms)}",
         f"--train.seed={seed}",
         f"--run.dir={folder}",
-        *["--train.max_steps=100", "--train.batch_size=16", "--train.lr=2e-4", "--train.threads=1", "--eval.every=25"],
-        *["--eval.batch_size=200", "--rollout.max_new_tokens=32", "--monitor.best_by=val/reward", "--report=false"],
+        *[
+            "--train.max_steps=100",
+            "--train.batch_size=16",
+            "--train.lr=2e-4",
+            "--train.threads=1",
+            "--eval.every=25",
+        ],
+        *[
+            "--eval.batch_size=200",
+            "--rollout.max_new_tokens=32",
+            "--monitor.best_by=val/reward",
+            "--report=false",
+        ],
         *["--run.keep_checkpoints=1", "--run.save_every=100"],
         *changes,
     ]
@@ -198,19 +227,31 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 def _mean_length(folder: Path, step: int) -> float:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return next(line["val/length"] for line in lines if line.get("step") == step and "val/length" in line)
+    return next(
+        line["val/length"] for line in lines if line.get("step") == step and "val/length" in line
+    )
 
 
 def main() -> None:
     """Train what is missing, for so many minutes, and write ``table.md`` and ``noisy_judges.svg``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--start", required=True, help="captioner that all runs start from")
     parser.add_argument("--specs", help="dual encoder of SPECS; without one there is no such row")
-    parser.add_argument("--out", required=True, type=Path, help="folder of all runs and of the table")
+    parser.add_argument(
+        "--out", required=True, type=Path, help="folder of all runs and of the table"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--errors", type=float, nargs="+", default=list(ERRORS), help="error rates of the models")
-    parser.add_argument("--forms", nargs="*", choices=FORMS, default=FORMS, help="rewards of the models")
-    parser.add_argument("--minutes", type=float, default=1e9, help="no run is begun after so many minutes")
+    parser.add_argument(
+        "--errors", type=float, nargs="+", default=list(ERRORS), help="error rates of the models"
+    )
+    parser.add_argument(
+        "--forms", nargs="*", choices=FORMS, default=FORMS, help="rewards of the models"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="no run is begun after so many minutes"
+    )
     arguments, changes = parser.parse_known_args()
     end = time.monotonic() + 60 * arguments.minutes
     options = arguments.specs, arguments.errors, arguments.forms
@@ -224,7 +265,9 @@ def main() -> None:
             results.setdefault((cell.form, cell.errors), []).append(folder)
     report(results, arguments.out)
     if sum(map(len, results.values())) < len(grid):
-        sys.exit(f"{sum(map(len, results.values()))} of {len(grid)} runs are finished: the same command goes on")
+        sys.exit(
+            f"{sum(map(len, results.values()))} of {len(grid)} runs are finished: the same command goes on"
+        )
 
 
 def _rate(errors: str) -> float:
@@ -242,11 +285,24 @@ def report(results: dict[tuple[str, str], list[Path]], out: Path) -> None:
     write_text(out / "table.md", f"{table}\n\nOracle F1 of the start: {100 * start:.1f}\n")
     charts: dict[str, list[Series]] = {}
     for form in FORMS:
-        rates = [(_rate(errors), found) for (name, errors), found in ordered if name == form and "%" in errors]
-        charts[form] = [Series("oracle F1 of the start, x100", [(rate, 100 * start) for rate, _ in rates], 6)]
-        for colour, (name, part) in enumerate((("oracle F1, x100", "f1"), ("reward, x100", "reward"))):
-            values = {rate: [100 * getattr(run.points[-1], part) for run in found] for rate, found in rates}
-            errors_of = {rate: statistics.stdev(ends) for rate, ends in values.items() if len(ends) > 1}
+        rates = [
+            (_rate(errors), found)
+            for (name, errors), found in ordered
+            if name == form and "%" in errors
+        ]
+        charts[form] = [
+            Series("oracle F1 of the start, x100", [(rate, 100 * start) for rate, _ in rates], 6)
+        ]
+        for colour, (name, part) in enumerate(
+            (("oracle F1, x100", "f1"), ("reward, x100", "reward"))
+        ):
+            values = {
+                rate: [100 * getattr(run.points[-1], part) for run in found]
+                for rate, found in rates
+            }
+            errors_of = {
+                rate: statistics.stdev(ends) for rate, ends in values.items() if len(ends) > 1
+            }
             points = [(rate, statistics.fmean(ends)) for rate, ends in values.items()]
             charts[form].append(Series(name, points, colour, True, errors_of))
     write_text(out / "noisy_judges.svg", image(charts, "wrong answers, %"))

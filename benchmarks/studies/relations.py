@@ -51,13 +51,25 @@ class RelationScenes(Splits):
     """
 
     def __init__(
-        self, num_train: int = 30829, num_val: int = 403, captions_per_image: int = 12, min_references: int = 1
+        self,
+        num_train: int = 30829,
+        num_val: int = 403,
+        captions_per_image: int = 12,
+        min_references: int = 1,
     ) -> None:
         sizes = {"train": num_train, "val": num_val}
-        scenes = ScenesData(4 * num_train + 20, 4 * num_val + 20, 0, 0, captions_per_image=captions_per_image)
+        scenes = ScenesData(
+            4 * num_train + 20, 4 * num_val + 20, 0, 0, captions_per_image=captions_per_image
+        )
         relations = {split: map(_with_relations, scenes.split(split)) for split in sizes}
-        told = {split: (row for row in relations[split] if _different(row) >= min_references) for split in sizes}
-        super().__init__({split: list(islice(told[split], sizes[split])) for split in sizes}, "scenes with relations")
+        told = {
+            split: (row for row in relations[split] if _different(row) >= min_references)
+            for split in sizes
+        }
+        super().__init__(
+            {split: list(islice(told[split], sizes[split])) for split in sizes},
+            "scenes with relations",
+        )
 
 
 def _with_relations(row: Row) -> Row:
@@ -81,7 +93,9 @@ class WideCaptionerImage(CaptionerImage):
     def __init__(self, model: str, pretrained: bool = True, width: int = 512) -> None:
         super().__init__(model, pretrained)
         states = self.built_from[0].d_model
-        self.mlp = nn.Sequential(nn.LayerNorm(states), nn.Linear(states, width), nn.GELU(), nn.Linear(width, width))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(states), nn.Linear(states, width), nn.GELU(), nn.Linear(width, width)
+        )
         self.skip = nn.Linear(states, width)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -108,7 +122,11 @@ class CaptionLikelihood:
     bounds = (-1e6, 0.0)
 
     def __init__(self, model: str, max_tokens: int = 32, batch_size: int = 64) -> None:
-        self.captioner, self.max_tokens, self.batch_size = load_captioner(model), max_tokens, batch_size
+        self.captioner, self.max_tokens, self.batch_size = (
+            load_captioner(model),
+            max_tokens,
+            batch_size,
+        )
         self.captioner.policy.eval()
         self.signature = f"likelihood[{model}]"
 
@@ -130,13 +148,19 @@ class CaptionLikelihood:
                         f"caption {text!r} has more than {self.max_tokens} tokens with EOS: raise max_tokens"
                     )
             token_ids = pad_sequence(
-                [torch.tensor(ids) for ids in encoded], batch_first=True, padding_value=captioner.pad_token_id
+                [torch.tensor(ids) for ids in encoded],
+                batch_first=True,
+                padding_value=captioner.pad_token_id,
             ).unsqueeze(1)
             lengths = [len(ids) for ids in encoded]
             mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).unsqueeze(1)
-            logits = captioner.token_logits(captioner.policy, captioner.preprocess(rows), token_ids, mask)
+            logits = captioner.token_logits(
+                captioner.policy, captioner.preprocess(rows), token_ids, mask
+            )
             logprobs = token_logprobs(logits, token_ids[mask]).split(lengths)
-            scores += [max(own.sum().item(), self.bounds[0]) for own in logprobs]  # unknown: FORBIDDEN_LOGIT, -1e9
+            scores += [
+                max(own.sum().item(), self.bounds[0]) for own in logprobs
+            ]  # unknown: FORBIDDEN_LOGIT, -1e9
         return scores
 
 
@@ -155,15 +179,23 @@ def replaced_relations(rows: Sequence[Row]) -> list[tuple[Row, str, str, str]]:
     return found
 
 
-def stated_relations(predictions: Path, scenes: Mapping[str, Scene]) -> tuple[int, list[bool], list[bool]]:
+def stated_relations(
+    predictions: Path, scenes: Mapping[str, Scene]
+) -> tuple[int, list[bool], list[bool]]:
     """Captions in a file of an evaluation, and for each relation that they state whether it is true.
 
     First those of "left" and "right", then those of "above" and "below".
     """
-    captions = {entry["image_id"]: entry["caption"] for entry in json.loads(predictions.read_text())}
+    captions = {
+        entry["image_id"]: entry["caption"] for entry in json.loads(predictions.read_text())
+    }
     found = [claim for name, caption in captions.items() for claim in claims(caption, scenes[name])]
     beside, over = [
-        [claim.true for claim in found if claim.kind == "relation" and any(word in claim.text for word in words)]
+        [
+            claim.true
+            for claim in found
+            if claim.kind == "relation" and any(word in claim.text for word in words)
+        ]
         for words in ((" left of ", " right of "), (" above ", " below "))
     ]
     return len(captions), beside, over
@@ -171,17 +203,28 @@ def stated_relations(predictions: Path, scenes: Mapping[str, Scene]) -> tuple[in
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--captioners", nargs="*", default=[], help="folders of captioners")
     parser.add_argument("--dual", nargs="*", default=[], help="folders of dual encoders")
     parser.add_argument("--scenes", type=int, default=1000, help="scenes of the validation split")
-    parser.add_argument("--evaluations", nargs="*", default=[], help="folders of evaluations, of scenes of val or test")
+    parser.add_argument(
+        "--evaluations",
+        nargs="*",
+        default=[],
+        help="folders of evaluations, of scenes of val or test",
+    )
     add_trust(parser)
     args = parser.parse_args(argv)
     if args.evaluations:
         data = ScenesData(0, 4 * args.scenes + 20, args.scenes, 0)
-        scenes = {row["image_id"]: row["scene"] for split in ("val", "test") for row in data.split(split)}
-        print("| | captions | relations stated | true, % | left or right | true, % | above or below | true, % |")
+        scenes = {
+            row["image_id"]: row["scene"] for split in ("val", "test") for row in data.split(split)
+        }
+        print(
+            "| | captions | relations stated | true, % | left or right | true, % | above or below | true, % |"
+        )
         print("|---" * 8 + "|")
         for folder in args.evaluations:
             count, beside, over = stated_relations(Path(folder) / "predictions.json", scenes)
@@ -193,18 +236,32 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     pairs = replaced_relations(list(RelationScenes(0, args.scenes).split("val")))
     images, kinds = [row["image"] for row, *_ in pairs], [what for *_, what in pairs]
-    models: dict[str, tuple[Reward, float]] = {path: (CaptionLikelihood(path), 1.0) for path in args.captioners}
-    models |= {path: (Specs(path, scale="shifted"), 2.0) for path in args.dual}  # half a cosine, plus one half
+    models: dict[str, tuple[Reward, float]] = {
+        path: (CaptionLikelihood(path), 1.0) for path in args.captioners
+    }
+    models |= {
+        path: (Specs(path, scale="shifted"), 2.0) for path in args.dual
+    }  # half a cosine, plus one half
     names = ["left for right", "above for below", "another axis"]
-    heads = [*(f"{name} ({kinds.count(name):,} pairs)" for name in names), "all", "mean difference, nats or cosine"]
+    heads = [
+        *(f"{name} ({kinds.count(name):,} pairs)" for name in names),
+        "all",
+        "mean difference, nats or cosine",
+    ]
     print("| % right | " + " | ".join(heads) + " |")
     print("|---" * (len(heads) + 1) + "|")
     for path, (model, scale) in models.items():
-        true, false = (np.asarray(model(None, [pair[n] for pair in pairs], image=images)) for n in (1, 2))
+        true, false = (
+            np.asarray(model(None, [pair[n] for pair in pairs], image=images)) for n in (1, 2)
+        )
         right = 100.0 * (true > false)
         shares = [*(right[[kind == name for kind in kinds]].mean() for name in names), right.mean()]
         difference = scale * np.abs(true - false).mean()
-        print(f"| {path} | " + " | ".join(f"{share:.1f}" for share in shares) + f" | {difference:.4f} |")
+        print(
+            f"| {path} | "
+            + " | ".join(f"{share:.1f}" for share in shares)
+            + f" | {difference:.4f} |"
+        )
 
 
 if __name__ == "__main__":

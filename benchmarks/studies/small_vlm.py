@@ -59,7 +59,9 @@ def pretrained_tower() -> dict[str, Tensor]:
 
     networks = timm.create_model(TOWER["architecture"], num_classes=0), EfficientNetLite(0).model
     states = [network.state_dict() for network in networks]
-    names, tensors = ([key for key in state if not key.endswith("num_batches_tracked")] for state in states)
+    names, tensors = (
+        [key for key in state if not key.endswith("num_batches_tracked")] for state in states
+    )
     return dict(zip(names, (states[1][key] for key in tensors), strict=True))
 
 
@@ -74,14 +76,23 @@ def principal_components(model: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
     return weight, -weight @ mean
 
 
-def save_model(folder: str | Path, captions: Sequence[str], photos: Sequence[Path], vocabulary: int, seed: int) -> int:
+def save_model(
+    folder: str | Path, captions: Sequence[str], photos: Sequence[Path], vocabulary: int, seed: int
+) -> int:
     """Write the model and its processor; return the number of its weights."""
     tokenizer = train_tokenizer(captions, vocabulary)
     images = CLIPImageProcessorPil(
-        size={"height": SIDE, "width": SIDE}, do_center_crop=False, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        size={"height": SIDE, "width": SIDE},
+        do_center_crop=False,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
     )
     processor = transformers.LlavaProcessor(
-        images, tokenizer, patch_size=CELL, vision_feature_select_strategy="full", chat_template=TEMPLATE
+        images,
+        tokenizer,
+        patch_size=CELL,
+        vision_feature_select_strategy="full",
+        chat_template=TEMPLATE,
     )
     config = transformers.FastVlmConfig(
         vision_config=TOWER, text_config={**TEXT, "vocab_size": len(tokenizer)}, projector_hidden_act="linear",
@@ -91,7 +102,9 @@ def save_model(folder: str | Path, captions: Sequence[str], photos: Sequence[Pat
     model = transformers.FastVlmForConditionalGeneration(config).eval()
     tower = model.model.vision_tower
     tower.timm_model.load_state_dict(pretrained_tower(), strict=False)
-    pixels = images([Image.open(photo).convert("RGB") for photo in photos], return_tensors="pt")["pixel_values"]
+    pixels = images([Image.open(photo).convert("RGB") for photo in photos], return_tensors="pt")[
+        "pixel_values"
+    ]
     projector = model.model.multi_modal_projector
     weight, bias = principal_components(model.model, pixels)
     second = torch.eye(len(bias)), torch.zeros_like(bias)
@@ -104,8 +117,12 @@ def save_model(folder: str | Path, captions: Sequence[str], photos: Sequence[Pat
 
 def main() -> None:
     """The program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="a folder with dataset.json in Karpathy's format, and images/")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", required=True, help="a folder with dataset.json in Karpathy's format, and images/"
+    )
     parser.add_argument("--out", required=True, help="folder of the model")
     options = parser.parse_args()
     rows = json.loads((Path(options.data) / "dataset.json").read_text(encoding="utf-8"))["images"]

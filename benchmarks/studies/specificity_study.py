@@ -39,7 +39,11 @@ from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.data.scenes.world import Draws
 from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.retrieval import retrieval_recall
-from rl_caption.lab.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
+from rl_caption.lab.meta_evaluation.correlation import (
+    UndefinedCorrelation,
+    grouped_tau_b,
+    kendall_tau_b,
+)
 from rl_caption.lab.meta_evaluation.figures import UNDEFINED, markdown
 from rl_caption.lab.meta_evaluation.specificity import (
     Chain,
@@ -97,7 +101,9 @@ def load_models(labelled: Sequence[str], device: str) -> dict[str, FrozenEncoder
         best = Path(name) / "export" / "best"
         folder = best if best.is_dir() else Path(name)
         if not label or not folder.is_dir() or label in models:
-            raise ConfigError(f"--models {label}={name}: expected LABEL=FOLDER, different labels, folders of models")
+            raise ConfigError(
+                f"--models {label}={name}: expected LABEL=FOLDER, different labels, folders of models"
+            )
         with config_errors(f"--models {label}"):
             models[label] = load_frozen_encoder(str(folder), device=device)
     return models
@@ -111,7 +117,9 @@ class RatedCaption(NamedTuple):
     f1: float
 
 
-def rated_captions(rows: Sequence[Row], chains: Sequence[Chain | None], seed: int = 0) -> list[RatedCaption]:
+def rated_captions(
+    rows: Sequence[Row], chains: Sequence[Chain | None], seed: int = 0
+) -> list[RatedCaption]:
     """Rate true and false captions of growing length by the oracle.
 
     The captions of a row are those of its chain (its long description cut short after each detail, and the same with a
@@ -120,7 +128,9 @@ def rated_captions(rows: Sequence[Row], chains: Sequence[Chain | None], seed: in
     """
     found: list[RatedCaption] = []
     pairs = list(zip(rows, chains, strict=True))
-    for number, (row, chain) in enumerate(tqdm(pairs, desc="rating captions", unit="scene", delay=2, disable=None)):
+    for number, (row, chain) in enumerate(
+        tqdm(pairs, desc="rating captions", unit="scene", delay=2, disable=None)
+    ):
         if chain is None:
             continue
         draws = Draws("grown", seed, row["image_id"])
@@ -128,7 +138,10 @@ def rated_captions(rows: Sequence[Row], chains: Sequence[Chain | None], seed: in
         for text in chain.captions:
             negatives = [negative for _, negative in hard_negatives(row["scene"], text, seed)]
             texts += [draws.choice(negatives)] if negatives else []
-        found += [RatedCaption(number, text, oracle(text, row["scene"]).f1) for text in dict.fromkeys(texts)]
+        found += [
+            RatedCaption(number, text, oracle(text, row["scene"]).f1)
+            for text in dict.fromkeys(texts)
+        ]
     return found
 
 
@@ -198,7 +211,9 @@ def hubness(queries: Tensor, candidates: Tensor, k: int = 10, chunk_size: int = 
         counts += torch.bincount(nearest.flatten(), minlength=len(candidates))
     occurrences = counts.cpu().numpy()
     skewness = float(skew(occurrences)) if len(set(occurrences.tolist())) > 1 else 0.0
-    return Hubness(skewness, float((occurrences == 0).mean()), float(occurrences.max()) / len(queries))
+    return Hubness(
+        skewness, float((occurrences == 0).mean()), float(occurrences.max()) / len(queries)
+    )
 
 
 class SpecificityStudy:
@@ -221,15 +236,21 @@ class SpecificityStudy:
     def __init__(self, rows: Sequence[Row], seed: int = 0, processes: int = 1) -> None:
         for row in rows:
             if not row.get("long_reference"):
-                raise DataError(f"image {row['image_id']!r} has no long_reference: the study needs one for each image")
+                raise DataError(
+                    f"image {row['image_id']!r} has no long_reference: the study needs one for each image"
+                )
         # With data.long_captions the references are the descriptions, and what they were is short_references.
-        self.rows: list[Row] = [{**row, "references": row.get("short_references", row["references"])} for row in rows]
+        self.rows: list[Row] = [
+            {**row, "references": row.get("short_references", row["references"])} for row in rows
+        ]
         self.descriptions = [row["long_reference"] for row in self.rows]
         ids = [row["image_id"] for row in rows]
         chains = make_chains(self.descriptions, seed, image_ids=ids, processes=processes)
         self.kept = [number for number, chain in enumerate(chains) if chain is not None]
         if not self.kept:
-            raise DataError(f"none of {len(self.rows)} long descriptions has two detail units and a negative")
+            raise DataError(
+                f"none of {len(self.rows)} long descriptions has two detail units and a negative"
+            )
         self.chains: list[Chain] = [chain for chain in chains if chain is not None]
         known = all(row.get("scene") is not None for row in self.rows)
         self.captions = rated_captions(self.rows, chains, seed) if known else []
@@ -246,7 +267,10 @@ class SpecificityStudy:
         scores = score_chains(metric, self.chains, self._columns(self.kept))
         released = None
         if cosines:
-            raw = [ChainScores(*([2 * score - 1 for score in part] for part in chain)) for chain in scores]
+            raw = [
+                ChainScores(*([2 * score - 1 for score in part] for part in chain))
+                for chain in scores
+            ]
             try:
                 released = released_specificity_rates(raw)
             except ValueError as error:
@@ -273,9 +297,13 @@ class SpecificityStudy:
         images = torch.from_numpy(encoder.embed_images([row["image"] for row in self.rows]))
         long = backbone.encode_texts(self.descriptions)
         shorts, owners = texts_of(self.rows)["references"]
-        distinct = long[[self.descriptions.index(text) for text in dict.fromkeys(self.descriptions)]]
+        distinct = long[
+            [self.descriptions.index(text) for text in dict.fromkeys(self.descriptions)]
+        ]
         nearest = min(10, len(distinct) - 1)
-        texts = {text for chain in self.chains for part in chain for text in part} | set(self.descriptions)
+        texts = {text for chain in self.chains for part in chain for text in part} | set(
+            self.descriptions
+        )
         self.models[label] = {
             "signature": backbone.signature,
             "long": retrieval_recall(images, long, range(len(images))),
@@ -292,7 +320,10 @@ class SpecificityStudy:
     def markdown(self) -> str:
         """Return the tables as text."""
         steps = next(iter(self.metrics.values()))["rates"].steps if self.metrics else 0
-        parts = [f"Specificity over {steps} details of {len(self.chains)} long descriptions", self._rates()]
+        parts = [
+            f"Specificity over {steps} details of {len(self.chains)} long descriptions",
+            self._rates(),
+        ]
         if self.captions:
             title = f"Agreement with oracle F1 over {len(self.captions)} captions: Kendall's tau_b, by number of words"
             parts += [title, self._lengths(lambda own: (own.captions, own.tau_b))]
@@ -301,28 +332,49 @@ class SpecificityStudy:
         if self.models:
             parts += [f"Retrieval among {len(self.rows)} images", self._retrieval()]
             parts += ["Hubs: candidates among the 10 nearest (of all queries)", self._hubs()]
-        parts += ["\n".join(f"- {name}: `{found['signature']}`" for name, found in self.metrics.items())]
+        parts += [
+            "\n".join(f"- {name}: `{found['signature']}`" for name, found in self.metrics.items())
+        ]
         return "\n\n".join(parts) + "\n"
 
     def _rates(self) -> str:
         """Specificity rates by the equations and as released."""
-        head = ["metric", "SR_pos, %", "SR_neg, %", "released SR_pos, %", "released SR_neg, %", "of descriptions"]
+        head = [
+            "metric",
+            "SR_pos, %",
+            "SR_neg, %",
+            "released SR_pos, %",
+            "released SR_neg, %",
+            "of descriptions",
+        ]
         lines = []
         for name, found in self.metrics.items():
             released = found["released"]
             own = [percent(rate) for rate in found["rates"][:2]]
-            own += [*map(percent, released[:2]), str(released.captions)] if released else [UNDEFINED] * 3
+            own += (
+                [*map(percent, released[:2]), str(released.captions)]
+                if released
+                else [UNDEFINED] * 3
+            )
             lines.append([name, *own])
         return markdown(head, lines)
 
     def _lengths(self, chosen: Callable[[LengthBin], tuple[int, float | None]]) -> str:
         """A column for each bin of words; ``chosen`` gives its count and its tau_b."""
         bins = next(iter(self.metrics.values()))["lengths"]
-        words = [f"{own.low}+" if own.high is None else f"{own.low} to {own.high}" for own in bins[:-1]]
+        words = [
+            f"{own.low}+" if own.high is None else f"{own.low} to {own.high}" for own in bins[:-1]
+        ]
         counts = [chosen(own)[0] for own in bins]
         head = [f"{name} ({count})" for name, count in zip([*words, "all"], counts, strict=True)]
-        values = {name: [chosen(own)[1] for own in found["lengths"]] for name, found in self.metrics.items()}
-        return markdown(["metric, tau_b x100", *head], [[name, *map(percent, own)] for name, own in values.items()])
+        values = {
+            name: [chosen(own)[1] for own in found["lengths"]]
+            for name, found in self.metrics.items()
+        }
+        return markdown(
+            ["metric, tau_b x100", *head],
+            [[name, *map(percent, own)] for name, own in values.items()],
+        )
 
     def _retrieval(self) -> str:
         lines = [
@@ -333,11 +385,27 @@ class SpecificityStudy:
         return markdown(["model", "texts", *RECALLS.values()], lines)
 
     def _hubs(self) -> str:
-        head = ["model", "candidates", "skewness, 0 is even", "never near, %", "queries near the largest hub, %"]
+        head = [
+            "model",
+            "candidates",
+            "skewness, 0 is even",
+            "never near, %",
+            "queries near the largest hub, %",
+        ]
         lines = [
-            [label, kind, f"{hubs.skewness:.2f}", percent(hubs.never), percent(hubs.largest), str(found["truncated"])]
+            [
+                label,
+                kind,
+                f"{hubs.skewness:.2f}",
+                percent(hubs.never),
+                percent(hubs.largest),
+                str(found["truncated"]),
+            ]
             for label, found in self.models.items()
-            for kind, hubs in (("long descriptions", found["text_hubs"]), ("images", found["image_hubs"]))
+            for kind, hubs in (
+                ("long descriptions", found["text_hubs"]),
+                ("images", found["image_hubs"]),
+            )
         ]
         return markdown([*head, "texts cut"], lines)
 
@@ -367,7 +435,10 @@ def run(arguments: argparse.Namespace) -> None:
         study.add_metric(name, metric)
     for label, backbone in models.items():
         study.add_model(label, backbone)
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    settings = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in vars(arguments).items()
+    }
     text = study.markdown()
     write_text(arguments.out / "specificity.md", text)
     write_json(arguments.out / "specificity.json", {"arguments": settings, **study.content()})
@@ -376,11 +447,17 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", required=True, type=Path, help="YAML with a section 'data'")
     parser.add_argument("--split", default="test")
-    parser.add_argument("--models", nargs="+", required=True, metavar="LABEL=FOLDER", help="exported models or runs")
-    parser.add_argument("--metrics", nargs="*", default=["cider", "rouge_l"], help="that need references only")
+    parser.add_argument(
+        "--models", nargs="+", required=True, metavar="LABEL=FOLDER", help="exported models or runs"
+    )
+    parser.add_argument(
+        "--metrics", nargs="*", default=["cider", "rouge_l"], help="that need references only"
+    )
     parser.add_argument("--max-images", type=int, help="the first so many images of the split")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn: samples, negatives")

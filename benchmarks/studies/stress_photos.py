@@ -20,10 +20,17 @@ from benchmarks.studies.stress_study import PARTS, SEEDS, pushed_fall, untrained
 TABLES = {
     "generated world": [("results_scenes.md", "## Rewards and mixtures")],
     "UCM": [("results_ucm.md", "## Rewards and mixtures")],
-    "Flickr8k": [("results_flickr8k.md", "### A second start"), ("icc.md", "## As a term of the reward")],
+    "Flickr8k": [
+        ("results_flickr8k.md", "### A second start"),
+        ("icc.md", "## As a term of the reward"),
+    ],
 }
 """Training on rewards -> page and heading of its tables, which begin with the start. Of a reward, the first counts."""
-METRICS = {"generated world": ("oracle F1", "CIDEr"), "UCM": ("METEOR", "CIDEr"), "Flickr8k": ("METEOR", "CIDEr")}
+METRICS = {
+    "generated world": ("oracle F1", "CIDEr"),
+    "UCM": ("METEOR", "CIDEr"),
+    "Flickr8k": ("METEOR", "CIDEr"),
+}
 Falls = dict[str, dict[str, float]]
 """Reward -> metric or part -> fall."""
 
@@ -49,9 +56,17 @@ def true_falls(docs: Path, training: str) -> Falls:
     for page, heading in TABLES[training]:
         start, *rows = read_table(docs / page, heading)
         for row in rows:
-            name = next(iter(row.values())).partition(" (")[0].partition(":")[0].removesuffix(" alone")
-            before, after = ([float(of[metric].split()[0].strip("*")) for metric in metrics] for of in (start, row))
-            changes = {metric: 100 * (1 - new / old) for metric, new, old in zip(metrics, after, before, strict=True)}
+            name = (
+                next(iter(row.values())).partition(" (")[0].partition(":")[0].removesuffix(" alone")
+            )
+            before, after = (
+                [float(of[metric].split()[0].strip("*")) for metric in metrics]
+                for of in (start, row)
+            )
+            changes = {
+                metric: 100 * (1 - new / old)
+                for metric, new, old in zip(metrics, after, before, strict=True)
+            }
             falls.setdefault(name, changes)
     return falls
 
@@ -68,7 +83,11 @@ def rank_correlation(predicted: Sequence[float], fall: Sequence[float], draws: i
     """Spearman's rho with the 95 % interval of rewards drawn with replacement."""
     pairs, generator = np.array([predicted, fall]), np.random.default_rng(0)
     drawn = (generator.integers(len(fall), size=len(fall)) for _ in range(draws))
-    rhos = [spearmanr(*pairs[:, rows]).statistic for rows in drawn if all(len(set(of[rows])) > 1 for of in pairs)]
+    rhos = [
+        spearmanr(*pairs[:, rows]).statistic
+        for rows in drawn
+        if all(len(set(of[rows])) > 1 for of in pairs)
+    ]
     low, high = np.quantile(rhos, [0.025, 0.975])
     return f"{spearmanr(*pairs).statistic:.2f} ({low:.2f} to {high:.2f})"
 
@@ -80,23 +99,36 @@ def report(study: Path, docs: Path) -> str:
     predictions = {name: predicted_falls(study, name) for name in names}
     measures = [(training, metric) for training in TABLES for metric in METRICS[training]]
     columns = [f"{training}, {metric}" for training, metric in measures]
-    lines = [f"| reward | {' | '.join([*columns, *PARTS])} |", "|---" * (1 + len(columns) + len(PARTS)) + "|"]
+    lines = [
+        f"| reward | {' | '.join([*columns, *PARTS])} |",
+        "|---" * (1 + len(columns) + len(PARTS)) + "|",
+    ]
     for name in names:
         falls = [truths[training].get(name, {}).get(metric) for training, metric in measures]
         cells = ["" if fall is None else f"{fall:.1f}" for fall in falls]
-        lines.append(f"| {name} | {' | '.join([*cells, *(f'{predictions[name][part]:.3f}' for part in PARTS)])} |")
-    lines += ["", f"| training | rewards | fall of | {' | '.join(PARTS)} |", "|---" * (3 + len(PARTS)) + "|"]
+        lines.append(
+            f"| {name} | {' | '.join([*cells, *(f'{predictions[name][part]:.3f}' for part in PARTS)])} |"
+        )
+    lines += [
+        "",
+        f"| training | rewards | fall of | {' | '.join(PARTS)} |",
+        "|---" * (3 + len(PARTS)) + "|",
+    ]
     for training, metric in measures:
         truth = truths[training]
         fall = [of[metric] for of in truth.values()]
-        rhos = [rank_correlation([predictions[name][part] for name in truth], fall) for part in PARTS]
+        rhos = [
+            rank_correlation([predictions[name][part] for name in truth], fall) for part in PARTS
+        ]
         lines.append(f"| {training} | {len(truth)} | {metric} | {' | '.join(rhos)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--study", type=Path, required=True, help="the folder of stress_study")
     chosen = parser.parse_args()
     print(report(chosen.study, Path(__file__).parents[2] / "docs"))

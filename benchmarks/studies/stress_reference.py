@@ -23,17 +23,26 @@ STEPS = 72
 """Of a training; gold after it is the mean of the last three validations."""
 
 
-def known_reward(predictions: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def known_reward(
+    predictions: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     """A line of the table, of the predictions and the trainings of one reward; of either there may be none."""
     line: dict[str, Any] = {"seeds": len(predictions), "runs": len(runs)}
     if predictions:
-        curve = [fmean(values) for values in zip(*(one["best_of_n"] for one in predictions), strict=True)]
-        shares = [[share for share in one["probes"].values() if share is not None] for one in predictions]
+        curve = [
+            fmean(values) for values in zip(*(one["best_of_n"] for one in predictions), strict=True)
+        ]
+        shares = [
+            [share for share in one["probes"].values() if share is not None] for one in predictions
+        ]
         line |= {"probes": fmean(map(fmean, shares)), "change": curve[-1] - curve[0]}
         line |= {"peak": SIZES[curve.index(max(curve))], "fall": max(curve) - curve[-1]}
     if runs:
         ends = [run["step"].index(STEPS) + 1 for run in runs]
-        changes = [fmean(run["gold"][end - 3 : end]) - run["gold"][0] for run, end in zip(runs, ends, strict=True)]
+        changes = [
+            fmean(run["gold"][end - 3 : end]) - run["gold"][0]
+            for run, end in zip(runs, ends, strict=True)
+        ]
         alarms = [step for run in runs for step in run["alarms"][:1] if step <= STEPS]
         line |= {"push_change": fmean(changes), "push_alarm": min(alarms, default=None)}
     return line
@@ -41,7 +50,9 @@ def known_reward(predictions: Sequence[dict[str, Any]], runs: Sequence[dict[str,
 
 def main() -> None:
     """Write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--study", type=Path, required=True, help="the folder of stress_study")
     chosen = parser.parse_args()
     results: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -49,10 +60,17 @@ def main() -> None:
         for file in sorted((chosen.study / source).glob("*.json")):
             name = file.stem.rpartition("-")[0]
             if name in rewards_of(chosen.study):
-                results.setdefault(name, {}).setdefault(source, []).append(json.loads(file.read_text()))
-    rewards = {name: known_reward(of.get("predictions", []), of.get("truth", [])) for name, of in results.items()}
+                results.setdefault(name, {}).setdefault(source, []).append(
+                    json.loads(file.read_text())
+                )
+    rewards = {
+        name: known_reward(of.get("predictions", []), of.get("truth", []))
+        for name, of in results.items()
+    }
     ordered = dict(sorted(rewards.items(), key=lambda item: item[1].get("push_change", 0.0)))
-    note = f"Known rewards in the generated world, means over seeds; push: {STEPS} steps of training."
+    note = (
+        f"Known rewards in the generated world, means over seeds; push: {STEPS} steps of training."
+    )
     content = {"command": COMMAND, "note": note, "rewards": ordered}
     text = json.dumps(content, indent=1, default=float)
     write_text(Path(page.__file__).with_name(page.REFERENCE), text + "\n")

@@ -81,7 +81,11 @@ class Keywords:
     signature = "keywords"
 
     def __call__(
-        self, prompts: Any, completions: Sequence[str], references: Sequence[Sequence[str]], **columns: Any
+        self,
+        prompts: Any,
+        completions: Sequence[str],
+        references: Sequence[Sequence[str]],
+        **columns: Any,
     ) -> list[float]:
         scores = []
         for text, of_image in zip(completions, references, strict=True):
@@ -110,7 +114,9 @@ def rewards_of(out: Path) -> dict[str, RewardConfig]:
         "CLIPScore": one("clipscore", prefix="", **encoder("teacher")),
         "L-CLIPS": one("l_clipscore", **encoder("lclip")),
         "RefL-CLIPS": one("ref_l_clipscore", **encoder("lclip")),
-        "S_Mix": RewardConfig({"cider": RewardTerm(0.5), "ref_l_clipscore": RewardTerm(0.5, kwargs=encoder("lclip"))}),
+        "S_Mix": RewardConfig(
+            {"cider": RewardTerm(0.5), "ref_l_clipscore": RewardTerm(0.5, kwargs=encoder("lclip"))}
+        ),
         "PAC-S": one("pac_s", truncate=True, **encoder("pac")),
         "SPECS": one("specs", truncate=True, **encoder("specs")),
         "ICC": one("icc", model=str(out / "icc" / "export" / "best")),
@@ -138,10 +144,22 @@ def train_models(out: Path) -> None:
     """The captioner by cross-entropy, a teacher, its L-CLIP, and the teacher tuned as PAC-S's and as SPECS's."""
     world = ["--data.kwargs", json.dumps(WORLD)]
     from_teacher = ["--warm_start", "[]", "--model.init", str(out / "teacher" / "export" / "best")]
-    positives = ["--data.kwargs", json.dumps(WORLD | {"positives": True}), "--train.batch_size", "64"]
+    positives = [
+        "--data.kwargs",
+        json.dumps(WORLD | {"positives": True}),
+        "--train.batch_size",
+        "64",
+    ]
     models = {
         "teacher": ["--config", "reward_models/demo_teacher"],
-        "lclip": ["--config", "reward_models/demo_lclip", "--warm_start", "[]", "--teacher.name", from_teacher[-1]],
+        "lclip": [
+            "--config",
+            "reward_models/demo_lclip",
+            "--warm_start",
+            "[]",
+            "--teacher.name",
+            from_teacher[-1],
+        ],
         "pac": ["--config", "reward_models/scenes_pac", *from_teacher, *positives],
         "specs": [
             "--config",
@@ -158,23 +176,52 @@ def train_models(out: Path) -> None:
         if name == "icc":
             _write_concreteness_targets(out)
         if not is_complete(out / name):
-            train_reward_model(parse(RewardModelConfig, [*words, "--run.dir", str(out / name)], "reward_model"))
+            train_reward_model(
+                parse(RewardModelConfig, [*words, "--run.dir", str(out / name)], "reward_model")
+            )
 
 
 def _concreteness_models(out: Path) -> dict[str, list[str]]:
     """ICC without its visual bottleneck: a language model, the semantic bottleneck before it, and a small student."""
     world = ["--data.kwargs", json.dumps(WORLD)]
-    student = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    student = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+    }
     folders = {name: str(out / name / "export" / "best") for name in ("teacher", "language_model")}
     return {
-        "language_model": ["--config", "reward_models/scenes_language_model", *world, "--train.max_steps", "500"],
+        "language_model": [
+            "--config",
+            "reward_models/scenes_language_model",
+            *world,
+            "--train.max_steps",
+            "500",
+        ],
         "sba": [
-            *("--config", "reward_models/scenes_sba", "--warm_start", "[]", *world, "--train.max_steps", "500"),
-            *("--teacher.name", folders["teacher"], "--model.language_model", folders["language_model"]),
+            *(
+                "--config",
+                "reward_models/scenes_sba",
+                "--warm_start",
+                "[]",
+                *world,
+                "--train.max_steps",
+                "500",
+            ),
+            *(
+                "--teacher.name",
+                folders["teacher"],
+                "--model.language_model",
+                folders["language_model"],
+            ),
         ],
         "icc": [
             *("--config", "reward_models/icc_student", "--model.init", "null"),
-            *("--model.kwargs", json.dumps(student | {"vocab_size": 512, "max_position_embeddings": 66})),
+            *(
+                "--model.kwargs",
+                json.dumps(student | {"vocab_size": 512, "max_position_embeddings": 66}),
+            ),
             *("--data.path", str(out / "targets" / "targets.jsonl"), "--train.max_steps", "500"),
             *("--train.lr", "1e-3", "--train.warmup_steps", "50", "--eval.every", "250"),
         ],
@@ -188,12 +235,20 @@ def _write_concreteness_targets(out: Path) -> None:
     references = references_of(build_data(data_config()).split("train"))
     captions = [texts[0] for texts in references[:1000]]
     rated = dict.fromkeys(captions, 1) | dict.fromkeys(titles(captions, 2000, random.Random(0)), 0)
-    write_json_lines(out / "ratings.jsonl", [{"caption": text, "rating": label} for text, label in rated.items()])
+    write_json_lines(
+        out / "ratings.jsonl", [{"caption": text, "rating": label} for text, label in rated.items()]
+    )
     scorers = {
-        "sba": JudgeConfig("rewards.clip.bottleneck:SemanticBottleneck", {"model": str(out / "sba/export/best")})
+        "sba": JudgeConfig(
+            "rewards.clip.bottleneck:SemanticBottleneck", {"model": str(out / "sba/export/best")}
+        )
     }
     ratings = str(out / "ratings.jsonl")
-    make_targets(ConcretenessConfig(captions=ratings, ratings=ratings, scorers=scorers, out=str(out / "targets")))
+    make_targets(
+        ConcretenessConfig(
+            captions=ratings, ratings=ratings, scorers=scorers, out=str(out / "targets")
+        )
+    )
 
 
 def train(out: Path, names: Sequence[str], seeds: Sequence[int]) -> None:
@@ -205,7 +260,10 @@ def train(out: Path, names: Sequence[str], seeds: Sequence[int]) -> None:
         for name in names:
             file = out / "truth" / f"{name}-{seed}.json"
             if not file.is_file():
-                folder, model = out / "runs" / f"{name}-{seed}".replace(" ", "_"), str(out / "xe" / "export" / "best")
+                folder, model = (
+                    out / "runs" / f"{name}-{seed}".replace(" ", "_"),
+                    str(out / "xe" / "export" / "best"),
+                )
                 config = push_config(folder, model, data, rewards[name], 0.0, seed, STEPS, 20)
                 config = replace(config, eval=replace(config.eval, every=EVERY))
                 outcome = push(config, rows, gold)
@@ -220,30 +278,46 @@ def predict(out: Path, names: Sequence[str]) -> None:
     built = build_data(data)
     references = references_of(built.split("train"))
     originals = list(built.split("test"))
-    vocabulary = list(dict.fromkeys(word for texts in references for text in texts for word in text.split()))
+    vocabulary = list(
+        dict.fromkeys(word for texts in references for text in texts for word in text.split())
+    )
     for seed in SEEDS:
-        todo = [name for name in names if not (out / "predictions" / f"{name}-{seed}.json").is_file()]
+        todo = [
+            name for name in names if not (out / "predictions" / f"{name}-{seed}.json").is_file()
+        ]
         if not todo:
             continue
         chosen = np.random.default_rng(seed).permutation(len(originals))[:IMAGES]
         rows, captions = judged_captions([originals[index] for index in chosen])
         gold = SceneOracle(rows)
         model = str(out / "xe" / "export" / "best")
-        samples = sample_captions(model, rows, references, data, num_samples=SAMPLES, max_new_tokens=20, seed=seed)
+        samples = sample_captions(
+            model, rows, references, data, num_samples=SAMPLES, max_new_tokens=20, seed=seed
+        )
         flat, shape = [caption for of_row in samples for caption in of_row], (len(rows), SAMPLES)
         gold_scores = gold(flat).reshape(shape)
-        possible = best_of_n_scores(gold_scores, gold_scores, sample_sizes(SAMPLES)).mean(0).tolist()
-        pairs = probe_pairs(rows, captions, SceneNegatives(list(EDITS)), ScenePositives(), seed=seed)
+        possible = (
+            best_of_n_scores(gold_scores, gold_scores, sample_sizes(SAMPLES)).mean(0).tolist()
+        )
+        pairs = probe_pairs(
+            rows, captions, SceneNegatives(list(EDITS)), ScenePositives(), seed=seed
+        )
         for name in tqdm(todo, f"seed {seed}", disable=None):
             scorer = Scorer(build_reward(rewards[name], references), rows)
             probes = run_probes(scorer, rows, pairs, 0)
-            curves = best_of_n_scores(scorer(flat).reshape(shape), gold_scores, sample_sizes(SAMPLES)).mean(0)
+            curves = best_of_n_scores(
+                scorer(flat).reshape(shape), gold_scores, sample_sizes(SAMPLES)
+            ).mean(0)
             texts = [of_row[0].text for of_row in samples[:SEARCHED]]
 
-            def reward_rows(numbers: Sequence[int], edited: Sequence[str], scorer: Scorer = scorer) -> Any:
+            def reward_rows(
+                numbers: Sequence[int], edited: Sequence[str], scorer: Scorer = scorer
+            ) -> Any:
                 return scorer([RowCaption(*pair) for pair in zip(numbers, edited, strict=True)])
 
-            def gold_rows(numbers: Sequence[int], edited: Sequence[str], gold: SceneOracle = gold) -> Any:
+            def gold_rows(
+                numbers: Sequence[int], edited: Sequence[str], gold: SceneOracle = gold
+            ) -> Any:
                 return gold([RowCaption(*pair) for pair in zip(numbers, edited, strict=True)])
 
             exploits = search_exploits(texts, reward_rows, gold_rows, vocabulary, seed=seed)
@@ -296,7 +370,10 @@ def best_threshold(scores: Sequence[float], worse: Sequence[bool]) -> float:
     middles = [(low + high) / 2 for low, high in pairwise(ordered)]
     cuts = [ordered[0] - 1, *middles, ordered[-1] + 1]
     gaps = [1.0, *(high - low for low, high in pairwise(ordered)), 1.0]
-    wrong = [sum((score > cut) != truth for score, truth in zip(scores, worse, strict=True)) for cut in cuts]
+    wrong = [
+        sum((score > cut) != truth for score, truth in zip(scores, worse, strict=True))
+        for cut in cuts
+    ]
     return min(zip(wrong, (-gap for gap in gaps), cuts, strict=True))[2]
 
 
@@ -313,7 +390,8 @@ def report(out: Path) -> str:
         if all((out / "truth" / f"{name}-{other}.json").is_file() for other in SEEDS)
     ]
     truth = {
-        (name, seed): true_fall(json.loads((out / "truth" / f"{name}-{seed}.json").read_text())) for name, seed in runs
+        (name, seed): true_fall(json.loads((out / "truth" / f"{name}-{seed}.json").read_text()))
+        for name, seed in runs
     }
     falls = {run: predicted_falls(out, *run) for run in runs}
     tables = [_rewards_table(truth, falls), _ranks_table(truth, falls)]
@@ -321,18 +399,32 @@ def report(out: Path) -> str:
 
 
 def _rewards_table(truth: Mapping[Run, float], falls: Mapping[Run, Mapping[str, float]]) -> str:
-    lines = [f"| reward | true fall of gold, 3 seeds | {' | '.join(PARTS)} |", "|---|---|" + "---|" * len(PARTS)]
+    lines = [
+        f"| reward | true fall of gold, 3 seeds | {' | '.join(PARTS)} |",
+        "|---|---|" + "---|" * len(PARTS),
+    ]
     names = list(dict.fromkeys(name for name, _ in truth))
-    for name in sorted(names, key=lambda name: -statistics.fmean(truth[name, seed] for seed in SEEDS)):
+    for name in sorted(
+        names, key=lambda name: -statistics.fmean(truth[name, seed] for seed in SEEDS)
+    ):
         columns = [[falls[name, seed][part] for seed in SEEDS] for part in PARTS]
-        cells = [f"{statistics.fmean(column):.3f} ± {statistics.stdev(column):.3f}" for column in columns]
-        lines.append(f"| {name} | {', '.join(f'{truth[name, seed]:.3f}' for seed in SEEDS)} | {' | '.join(cells)} |")
+        cells = [
+            f"{statistics.fmean(column):.3f} ± {statistics.stdev(column):.3f}" for column in columns
+        ]
+        lines.append(
+            f"| {name} | {', '.join(f'{truth[name, seed]:.3f}' for seed in SEEDS)} | {' | '.join(cells)} |"
+        )
     return "\n".join(lines)
 
 
-def _ranks_table(truth: Mapping[Run, float], falls: Mapping[Run, Mapping[str, float]], draws: int = 2000) -> str:
+def _ranks_table(
+    truth: Mapping[Run, float], falls: Mapping[Run, Mapping[str, float]], draws: int = 2000
+) -> str:
     """Rank correlations over all runs; for the intervals rewards are drawn, each with all of its seeds."""
-    lines = ["| part | Spearman's rho with the true fall | 95 % interval over rewards |", "|---|---|---|"]
+    lines = [
+        "| part | Spearman's rho with the true fall | 95 % interval over rewards |",
+        "|---|---|---|",
+    ]
     fall, count = np.array(list(truth.values())), len(truth) // len(SEEDS)
     for part in PARTS:
         predicted = np.array([falls[run][part] for run in truth])
@@ -342,11 +434,15 @@ def _ranks_table(truth: Mapping[Run, float], falls: Mapping[Run, Mapping[str, fl
             rows = [index * len(SEEDS) + seed for index in rewards for seed in range(len(SEEDS))]
             rhos.append(spearmanr(predicted[rows], fall[rows]).statistic)
         low, high = np.nanquantile(rhos, [0.025, 0.975])
-        lines.append(f"| {part} | {spearmanr(predicted, fall).statistic:.2f} | {low:.2f} to {high:.2f} |")
+        lines.append(
+            f"| {part} | {spearmanr(predicted, fall).statistic:.2f} | {low:.2f} to {high:.2f} |"
+        )
     return "\n".join(lines)
 
 
-def _verdicts_table(truth: Mapping[Run, float], falls: Mapping[Run, Mapping[str, float]], margin: float) -> str:
+def _verdicts_table(
+    truth: Mapping[Run, float], falls: Mapping[Run, Mapping[str, float]], margin: float
+) -> str:
     """False alarms and misses with the threshold of one half of the rewards on the other, means over all halves."""
     worse = {run: fall > margin for run, fall in truth.items()}
     names = list(dict.fromkeys(name for name, _ in truth))
@@ -359,19 +455,25 @@ def _verdicts_table(truth: Mapping[Run, float], falls: Mapping[Run, Mapping[str,
         false_alarms, misses = [], []
         for half in halves:
             fitted = [run for run in truth if run[0] in half]
-            cut = best_threshold([falls[run][part] for run in fitted], [worse[run] for run in fitted])
+            cut = best_threshold(
+                [falls[run][part] for run in fitted], [worse[run] for run in fitted]
+            )
             alarms = {run: falls[run][part] > cut for run in truth if run[0] not in half}
             false_alarms += [alarm for run, alarm in alarms.items() if not worse[run]]
             misses += [not alarm for run, alarm in alarms.items() if worse[run]]
         lines.append(
-            f"| {part} | {statistics.fmean(false_alarms):.0%} | {statistics.fmean(misses):.0%} |".replace("%", " %")
+            f"| {part} | {statistics.fmean(false_alarms):.0%} | {statistics.fmean(misses):.0%} |".replace(
+                "%", " %"
+            )
         )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Run a stage."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("stage", choices=["models", "train", "predict", "report"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rewards", nargs="+", help="names; those of the study unless given")

@@ -21,7 +21,9 @@ from benchmarks.studies.main_job import run_module
 def train(config: str, folder: Path, *changes: str) -> str:
     """Train a reward model unless it is there; return the folder of the best one."""
     if not (folder / "result.json").is_file():
-        run_module("rl_caption", "reward_model", "--config", config, f"--run.dir={folder}", *changes)
+        run_module(
+            "rl_caption", "reward_model", "--config", config, f"--run.dir={folder}", *changes
+        )
     return str(folder / "export" / "best")
 
 
@@ -31,7 +33,9 @@ def train_rows(configs: str, out: Path, changes: list[str]) -> dict[str, str]:
     taught = [f"--teacher.name={teacher}", "--warm_start=[]", *changes]
     image = train(f"{configs}_image.yaml", out / "image", *taught)
     text = train(f"{configs}_text.yaml", out / "text", *taught)
-    plain = train(f"{configs}_text.yaml", out / "text_plain", *taught, "--model.kwargs.embedding_rank=null")
+    plain = train(
+        f"{configs}_text.yaml", out / "text_plain", *taught, "--model.kwargs.embedding_rank=null"
+    )
     models = {"teacher": teacher}
     for embedding, tower in {"factorised": text, "plain table": plain}.items():
         for regulator, changed in {"with SR": [], "without SR": ["--loss.regulator=0"]}.items():
@@ -44,19 +48,31 @@ def train_rows(configs: str, out: Path, changes: list[str]) -> dict[str, str]:
 
 def main() -> None:
     """Train and evaluate."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--configs", required=True, help="start of the names of four configurations")
-    parser.add_argument("--captioner", help="folder of a captioner whose samples are scored too (generated world)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--configs", required=True, help="start of the names of four configurations"
+    )
+    parser.add_argument(
+        "--captioner", help="folder of a captioner whose samples are scored too (generated world)"
+    )
     parser.add_argument("--split", default="test", help="of the data, for evaluation")
     parser.add_argument("--out", required=True, type=Path, help="folder of all runs and tables")
     arguments, changes = parser.parse_known_args()
     models = train_rows(arguments.configs, arguments.out, changes)
-    config = yaml.safe_load((arguments.out / "teacher" / "config.yaml").read_text())  # with all overrides
+    config = yaml.safe_load(
+        (arguments.out / "teacher" / "config.yaml").read_text()
+    )  # with all overrides
     encoders = {label: {"backbone": folder} for label, folder in models.items()}
     found = {"data": config["data"], "split": arguments.split, "models": encoders}
     run_on("retrieval", arguments.out / "retrieval", found)
     if config["data"]["format"] == "scenes":
-        scenes = {"data": config["data"], "split": arguments.split, "captioner": arguments.captioner}
+        scenes = {
+            "data": config["data"],
+            "split": arguments.split,
+            "captioner": arguments.captioner,
+        }
         judges = {
             f"{name} of {label}": {"target": name, "kwargs": own | {"prefix": ""}}
             for label, own in encoders.items()

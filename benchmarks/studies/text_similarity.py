@@ -31,7 +31,9 @@ class TextSimilarity:
         self.backbone = load_frozen_encoder(backbone, device=device)
         self.signature = f"text_similarity[{self.backbone.signature}]"
 
-    def __call__(self, prompts: Any, completions: Any, references: list[list[str]], **_: Any) -> list[float]:
+    def __call__(
+        self, prompts: Any, completions: Any, references: list[list[str]], **_: Any
+    ) -> list[float]:
         captions = as_texts(completions)
         texts = sorted({*captions, *(text for own in references for text in own)})
         embedded = dict(zip(texts, self.backbone.encode_texts(texts).double().numpy(), strict=True))

@@ -38,7 +38,11 @@ ADDRESSES = """
     """.split()  # noqa: SIM905
 ABBREVIATED = sorted(
     f"{word}."
-    for word in (*ptb_rules.ABBREVIATIONS, *ptb_rules.CAPITALISED_ABBREVIATIONS, *ptb_rules.NUMBERED_ABBREVIATIONS)
+    for word in (
+        *ptb_rules.ABBREVIATIONS,
+        *ptb_rules.CAPITALISED_ABBREVIATIONS,
+        *ptb_rules.NUMBERED_ABBREVIATIONS,
+    )
 )
 PAIRS = [chr(number) for number in (*range(0x20, 0x7F), *range(0xA1, 0x180))] + list(
     "\t\xa0–—‘’“”•…′″€™→☺😀\ufe0f\u200d"
@@ -58,13 +62,21 @@ def texts_of(content: object) -> Iterator[str]:
 
 def corpora(data: Path) -> Iterator[tuple[str, list[str]]]:
     """Name and captions of each file."""
-    annotations = json.loads((data / "coco_val2017_captions" / "captions_val2017.json").read_text())["annotations"]
+    annotations = json.loads(
+        (data / "coco_val2017_captions" / "captions_val2017.json").read_text()
+    )["annotations"]
     yield "coco_val2017_captions", [annotation["caption"] for annotation in annotations]
     karpathy = data / "coco_karpathy_test"
     references = read_references(karpathy / "refs.json", by="image_name")
-    yield "coco_karpathy_test, references", [text for texts in references.values() for text in texts]
+    yield (
+        "coco_karpathy_test, references",
+        [text for texts in references.values() for text in texts],
+    )
     for path in sorted((karpathy / "predictions").glob("*.json")):
-        yield f"coco_karpathy_test, {path.stem}", list(read_captions(path, allow_empty=True).values())
+        yield (
+            f"coco_karpathy_test, {path.stem}",
+            list(read_captions(path, allow_empty=True).values()),
+        )
     lines = (data / "flickr8k" / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines()
     yield "flickr8k", [line.split("\t", 1)[1] for line in lines]
     for path in sorted((data / "long_captions").glob("*.jsonl")):
@@ -79,7 +91,10 @@ def odd_strings(count: int, seed: int = 0) -> list[str]:
     tails = "s S m d re ve ll t T n em clock 80s M T B 90 til tis".split()  # noqa: SIM905
 
     def number() -> str:
-        parts = ["".join(draw.choices("0123456789", k=draw.randint(1, 4))) for _ in range(draw.randint(1, 3))]
+        parts = [
+            "".join(draw.choices("0123456789", k=draw.randint(1, 4)))
+            for _ in range(draw.randint(1, 3))
+        ]
         sign = draw.choice(["", "", "-", "+", "$", "£", "€"])
         units = ["", "", "st", "th", "%", "pm", "mm", "s", "x5", "°"]
         return sign + draw.choice([*".,:/- \xa0", ""]).join(parts) + draw.choice(units)
@@ -113,19 +128,27 @@ def row(name: str, texts: list[str], *, lines: bool) -> str:
         texts = [text for text in texts if is_tested(text)]
     mine = tokenize_lines(texts) if lines else [" ".join(tokenize(text)) for text in texts]
     found = ptb_tokenize(texts, timeout=1000)
-    different = sum(a != (b if lines else " ".join(b.split())) for a, b in zip(mine, found, strict=True))
+    different = sum(
+        a != (b if lines else " ".join(b.split())) for a, b in zip(mine, found, strict=True)
+    )
     return f"| {name} | {len(texts):,} | {outside:,} | {different} |"
 
 
 def agreement(data: Path, stream: int) -> None:
     """Print how many texts have other tokens than by Java."""
-    print("| text | compared | outside of the tested class | tokens differ |\n| --- | ---: | ---: | ---: |")
+    print(
+        "| text | compared | outside of the tested class | tokens differ |\n| --- | ---: | ---: | ---: |"
+    )
     for name, texts in corpora(data):
         print(row(f"{name}, as a file", texts, lines=True), flush=True)
-    pairs = ["".join(pair) for length in (0, 1, 2) for pair in itertools.product(PAIRS, repeat=length)]
+    pairs = [
+        "".join(pair) for length in (0, 1, 2) for pair in itertools.product(PAIRS, repeat=length)
+    ]
     print(row("every string of up to two characters", pairs, lines=False), flush=True)
     triples = ["".join(triple) for triple in itertools.product(TELLING, repeat=3)]
-    print(row(f"every string of three of {len(TELLING)} characters", triples, lines=False), flush=True)
+    print(
+        row(f"every string of three of {len(TELLING)} characters", triples, lines=False), flush=True
+    )
     if stream:
         print(row("random odd strings", odd_strings(stream), lines=False))
 
@@ -140,7 +163,9 @@ def spaces(data: Path) -> None:
         plain = {image_id: caption.lower() for image_id, caption in captions.items()}
         known = {image_id: [text.lower() for text in references[image_id]] for image_id in captions}
         ptb, split = (
-            evaluate_captions(texts, refs, metrics=("bleu", "rouge", "cider"), tokenizer=tokenizer).metrics
+            evaluate_captions(
+                texts, refs, metrics=("bleu", "rouge", "cider"), tokenizer=tokenizer
+            ).metrics
             for texts, refs, tokenizer in ((captions, references, "auto"), (plain, known, "none"))
         )
         cells = [f"{100 * ptb[key]:.2f} ({100 * (ptb[key] - split[key]):+.2f})" for key in KEYS]
@@ -150,10 +175,14 @@ def spaces(data: Path) -> None:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder of the data sets")
     parser.add_argument("--stream", type=int, default=100_000, help="random odd strings")
-    parser.add_argument("--spaces", action="store_true", help="scores by PTB tokens against plain white space")
+    parser.add_argument(
+        "--spaces", action="store_true", help="scores by PTB tokens against plain white space"
+    )
     arguments = parser.parse_args()
     if arguments.spaces:
         spaces(arguments.data)

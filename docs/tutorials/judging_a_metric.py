@@ -100,7 +100,12 @@ with open("ratings.jsonl", "w") as file:
         for caption in judged:
             grade = 1 + min(3, int(4 * oracle(caption, row["scene"]).f1))
             grade = min(4, max(1, grade + draw.choice([-1, 0, 0, 0, 0, 0, 0, 0, 0, 1])))
-            line = {"image": row["image_id"], "caption": caption, "rating": grade, "references": others}
+            line = {
+                "image": row["image_id"],
+                "caption": caption,
+                "rating": grade,
+                "references": others,
+            }
             print(json.dumps(line), file=file)
 print(Path("ratings.jsonl").read_text().partition("\n")[0])
 
@@ -125,7 +130,9 @@ from rl_caption.lab.meta_evaluation.sets import load
 (rated,) = load("ratings", "ratings.jsonl")
 scores = SharedWords()(None, rated.captions, references=rated.references)
 found = correlations(scores, rated.ratings, rated.image_ids)
-print(f"tau_b {100 * found.tau_b:.1f}, tau_c {100 * found.tau_c:.1f}, Pearson {100 * found.pearson:.1f} (all x100)")
+print(
+    f"tau_b {100 * found.tau_b:.1f}, tau_c {100 * found.tau_c:.1f}, Pearson {100 * found.pearson:.1f} (all x100)"
+)
 
 # %% [markdown]
 # ## What next

@@ -52,7 +52,9 @@ with open("mine.jsonl", "w") as file:
             print(json.dumps({"image": photo, "references": references, "split": split}), file=file)
 
 for split in ("train", "val", "test"):
-    print(next(line for line in Path("mine.jsonl").read_text().splitlines() if f'"{split}"' in line))
+    print(
+        next(line for line in Path("mine.jsonl").read_text().splitlines() if f'"{split}"' in line)
+    )
 
 # %% [markdown]
 # ## Cross-entropy
@@ -142,7 +144,10 @@ captions = {
 shown = list(captions["xe"])[:6]
 caption_sheet(
     [Image.open(photo) for photo in shown],
-    {"cross-entropy": [captions["xe"][photo] for photo in shown], "SCST": [captions["scst"][photo] for photo in shown]},
+    {
+        "cross-entropy": [captions["xe"][photo] for photo in shown],
+        "SCST": [captions["scst"][photo] for photo in shown],
+    },
 )
 
 # %% [markdown]
@@ -164,7 +169,12 @@ rl_caption(f"caption --model runs/own/scst/export/best {shown[0]} {shown[1]}")
 # %%
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
+from transformers import (
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 lines = [json.loads(line) for line in Path("mine.jsonl").read_text().splitlines()]
@@ -187,12 +197,24 @@ processor = LlavaProcessor(
     CLIPImageProcessorPil(size=side, crop_size=side), tokenizer, patch_size=8, chat_template=template,
     vision_feature_select_strategy="default", num_additional_image_tokens=1,
 )  # fmt: skip
-layers = {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4}
+layers = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 4 * WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 vision = {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 8, **layers}
-text = {"model_type": "llama", "vocab_size": len(tokenizer), "max_position_embeddings": 128, **layers}
+text = {
+    "model_type": "llama",
+    "vocab_size": len(tokenizer),
+    "max_position_embeddings": 128,
+    **layers,
+}
 image_token = tokenizer.convert_tokens_to_ids("<image>")
 torch.manual_seed(0)
-config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=image_token, vision_feature_layer=-1)
+config = LlavaConfig(
+    vision_config=vision, text_config=text, image_token_id=image_token, vision_feature_layer=-1
+)
 LlavaForConditionalGeneration(config).save_pretrained("runs/own/vlm/start")
 processor.save_pretrained("runs/own/vlm/start")
 

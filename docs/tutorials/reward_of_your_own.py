@@ -68,8 +68,15 @@ reward = Colours()
 # %%
 from rewards import checked_scores
 
-captions = ["a red circle", "a red circle above a blue star", "two stars", "red blue red blue red blue"]
-for caption, score in zip(captions, checked_scores(reward, reward(None, captions), len(captions)), strict=True):
+captions = [
+    "a red circle",
+    "a red circle above a blue star",
+    "two stars",
+    "red blue red blue red blue",
+]
+for caption, score in zip(
+    captions, checked_scores(reward, reward(None, captions), len(captions)), strict=True
+):
     print(f"{score:.1f}  {caption}")
 
 # %% [markdown]

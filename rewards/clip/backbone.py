@@ -55,7 +55,16 @@ SORTED_BATCHES = 16
 """Captions tokenised and sorted by length at a time, over ``batch_size``. They are then encoded in batches of as many
 tokens as ``batch_size`` captions of full length have."""
 _UNLOADABLE = (
-    *(OSError, EOFError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, AssertionError),
+    *(
+        OSError,
+        EOFError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        AssertionError,
+    ),
     pickle.UnpicklingError,
 )
 """What loading raises: a failed download, an unknown name, weights of another shape, a damaged file, no such device."""
@@ -66,7 +75,9 @@ class _Network:
     """A network with its tokenizer and preprocessing."""
 
     model: nn.Module
-    tokenize: Callable[[list[str]], Tensor]  # captions -> ids [N, L], padded, truncated at ``context_length``
+    tokenize: Callable[
+        [list[str]], Tensor
+    ]  # captions -> ids [N, L], padded, truncated at ``context_length``
     count_tokens: Callable[[str], int]  # of a caption that is not truncated, special ones included
     preprocessing: Preprocessing
     context_length: int
@@ -112,7 +123,9 @@ class FrozenEncoder:
         label = f"{source}/{Path(self.pretrained).name}" if self.pretrained else source
         notes = [self._loaded.note, "" if options.truncate else "no truncation"]
         notes.append("" if options.context_length is None else f"{options.context_length} tokens")
-        self.signature = ",".join([label, self.fingerprint[:12], options.precision, *filter(None, notes)])
+        self.signature = ",".join(
+            [label, self.fingerprint[:12], options.precision, *filter(None, notes)]
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network, and with what the user trusts: it is loaded again in another process."""
@@ -161,7 +174,10 @@ class FrozenEncoder:
     def encode_pixels(self, pixels: Tensor, normalize: bool = True) -> Tensor:
         """Embed pixels [N, 3, S, S] as [N, D], float32, on the model's device."""
         encode: Any = self._network().model.encode_image
-        return _features(encode(pixels.to(self.device, getattr(torch, DTYPES[self._options.precision]))), normalize)
+        return _features(
+            encode(pixels.to(self.device, getattr(torch, DTYPES[self._options.precision]))),
+            normalize,
+        )
 
     @_in_own_precision
     def encode_texts(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
@@ -175,8 +191,12 @@ class FrozenEncoder:
         network, groups, batch_size = self._network(), [], self._options.batch_size
         for group in chunks(texts, SORTED_BATCHES * batch_size, "embedding captions"):
             ids = self.token_ids(list(group))
-            lengths = network.lengths(ids) if network.trims else torch.full((len(ids),), ids.shape[1])
-            features = embed_by_length(network.encode_text, ids, lengths, batch_size * ids.shape[1], self.device)
+            lengths = (
+                network.lengths(ids) if network.trims else torch.full((len(ids),), ids.shape[1])
+            )
+            features = embed_by_length(
+                network.encode_text, ids, lengths, batch_size * ids.shape[1], self.device
+            )
             groups.append(_features(features, normalize).cpu())
         return torch.cat(groups) if groups else torch.zeros(0, 0)
 
@@ -209,7 +229,9 @@ class FrozenEncoder:
                 ids = ids[:, : int(lengths.max())]
             rows = _features(network.encode_tokens(ids.to(self.device)), True).cpu()
             ends = lengths.tolist()
-            embedded += [(tokens[:end], row[:end]) for tokens, row, end in zip(ids, rows, ends, strict=True)]
+            embedded += [
+                (tokens[:end], row[:end]) for tokens, row, end in zip(ids, rows, ends, strict=True)
+            ]
         return embedded
 
     def token_lengths(self, ids: Tensor) -> Tensor:
@@ -230,7 +252,9 @@ class FrozenEncoder:
         return network.tokenize(texts)
 
 
-def load_frozen_encoder(name: str, pretrained: str | None = None, device: str = "cpu", **options: Any) -> FrozenEncoder:
+def load_frozen_encoder(
+    name: str, pretrained: str | None = None, device: str = "cpu", **options: Any
+) -> FrozenEncoder:
     """Load a ``FrozenEncoder`` of ``EncoderOptions(name, pretrained, device, **options)``. Raises as these do."""
     return FrozenEncoder(EncoderOptions(name, pretrained, device, **options))
 
@@ -254,7 +278,9 @@ def _load(options: EncoderOptions) -> _Network:
     label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
     try:
         if options.tuned_from is not None and pretrained is None:
-            raise ValueError(f"tuned_from is {options.tuned_from!r}, but 'pretrained', the tuned file, is not set")
+            raise ValueError(
+                f"tuned_from is {options.tuned_from!r}, but 'pretrained', the tuned file, is not set"
+            )
         if not Path(name).is_dir():
             loaded = _load_open_clip(name, options)
         elif (Path(name) / "open_clip_config.json").is_file():
@@ -269,7 +295,11 @@ def _load(options: EncoderOptions) -> _Network:
                 f"and set 'pretrained' to {str(Path(name) / 'model.safetensors')!r}"
             )
         else:
-            loaded = _load_dual(name, options) if has_model_type(name, MODEL_TYPE) else _load_student(name, options)
+            loaded = (
+                _load_dual(name, options)
+                if has_model_type(name, MODEL_TYPE)
+                else _load_student(name, options)
+            )
         check_numbers(loaded.model.named_parameters(), "its weights")
         dtype = getattr(torch, DTYPES[options.precision])
         loaded.model.requires_grad_(False).eval().to(device=options.device, dtype=dtype)
@@ -282,7 +312,9 @@ def _load(options: EncoderOptions) -> _Network:
 
 def _load_dual(folder: str, options: EncoderOptions) -> _Network:
     if options.pretrained is not None or options.context_length is not None:
-        raise ValueError("a folder has its own weights and positions: leave 'pretrained' and 'context_length' out")
+        raise ValueError(
+            "a folder has its own weights and positions: leave 'pretrained' and 'context_length' out"
+        )
     model = PretrainedDual.from_pretrained(folder)
     return _Network(
         model=model,
@@ -338,8 +370,15 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
     # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
     quick_gelu, note, layout = bool(tag and tag.get("quick_gelu")), "", None
     released = RELEASED.get(Path(pretrained or "").name)
-    if tuned_from is None and released is not None and released[0] == name and Path(str(pretrained)).is_file():
-        tuned_from = released[1]  # for any score: the architecture alone may have another activation and mean
+    if (
+        tuned_from is None
+        and released is not None
+        and released[0] == name
+        and Path(str(pretrained)).is_file()
+    ):
+        tuned_from = released[
+            1
+        ]  # for any score: the architecture alone may have another activation and mean
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="QuickGELU mismatch")
         if pretrained is not None and tuned_from is not None:
@@ -347,7 +386,9 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
         elif pretrained is not None and Path(pretrained).is_file():
             model, layout = load_file(name, Path(pretrained), quick_gelu)
         else:
-            model = open_clip.create_model(name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True)
+            model = open_clip.create_model(
+                name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True
+            )
     preprocessing = preprocessing_of(model.visual)
     if layout == "plain" and is_main_process():
         logger.info(
@@ -380,16 +421,22 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Network:
     )
 
 
-def _tokenizer(tokenizer: Any, context_length: int) -> tuple[Callable[[list[str]], Tensor], Callable[[str], int]]:
+def _tokenizer(
+    tokenizer: Any, context_length: int
+) -> tuple[Callable[[list[str]], Tensor], Callable[[str], int]]:
     """``tokenize`` and ``count_tokens`` of an open_clip tokenizer."""
     tokenize = partial(tokenizer, context_length=context_length)
     if hasattr(tokenizer, "encode"):
         return tokenize, lambda text: len(tokenizer.encode(text)) + 2  # start and end
-    return tokenize, lambda text: len(tokenizer.tokenizer(tokenizer.clean_fn(text))["input_ids"])  # one of Transformers
+    return tokenize, lambda text: len(
+        tokenizer.tokenizer(tokenizer.clean_fn(text))["input_ids"]
+    )  # one of Transformers
 
 
 def _fingerprint(loaded: _Network, precision: str) -> str:
-    return fingerprint(loaded.model.state_dict(), loaded.architecture, loaded.preprocessing, precision)
+    return fingerprint(
+        loaded.model.state_dict(), loaded.architecture, loaded.preprocessing, precision
+    )
 
 
 def _features(features: Tensor, normalize: bool) -> Tensor:

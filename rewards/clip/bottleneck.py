@@ -82,7 +82,9 @@ class Bottleneck(nn.Module):
     @staticmethod
     def from_pretrained(path: str | Path) -> Bottleneck:
         """Load a folder that ``save_pretrained`` wrote. Raises as ``read_config`` and ``load_weights``."""
-        return load_weights(Bottleneck(read_config(BottleneckConfig, Path(path), MODEL_TYPE)), Path(path))
+        return load_weights(
+            Bottleneck(read_config(BottleneckConfig, Path(path), MODEL_TYPE)), Path(path)
+        )
 
 
 class CaptionWriter:
@@ -92,20 +94,30 @@ class CaptionWriter:
         ValueError: its tokenizer has neither BOS nor EOS, or cannot write the ending.
     """
 
-    def __init__(self, frozen: FrozenModel, ending: Ending = "newline", soft_tokens: int = 1) -> None:
+    def __init__(
+        self, frozen: FrozenModel, ending: Ending = "newline", soft_tokens: int = 1
+    ) -> None:
         from transformers import GenerationConfig
 
         tokenizer = frozen.tokenizer
-        ids = [token_id for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token_id is not None]
+        ids = [
+            token_id
+            for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id)
+            if token_id is not None
+        ]
         if not ids:
-            raise ValueError("the language model's tokenizer has neither BOS nor EOS: expected one of them")
+            raise ValueError(
+                "the language model's tokenizer has neither BOS nor EOS: expected one of them"
+            )
         self.frozen, self.ending, self._bos = frozen, ending, ids[0]
         self.room = frozen.longest - 1 - soft_tokens
         if self.room < 1:
             raise ValueError(
                 f"the language model has {frozen.longest} positions: BOS and the soft tokens take them all"
             )
-        frozen.network.generation_config = GenerationConfig()  # nothing of its own sampling settings
+        frozen.network.generation_config = (
+            GenerationConfig()
+        )  # nothing of its own sampling settings
         self._embed: Any = frozen.network.get_input_embeddings()
         self._ends = [ids[-1]]
         if ending == "newline":
@@ -132,7 +144,9 @@ class CaptionWriter:
         """Teacher forcing: sum of -ln p (nats) over the tokens ``ids`` [B, L] where ``mask`` [B, L] is true."""
         prefix = self._prefix(soft)
         inputs = torch.cat([prefix, self._embed(ids)], dim=1)
-        attended = torch.cat([torch.ones(prefix.shape[:2], device=mask.device, dtype=torch.long), mask.long()], dim=1)
+        attended = torch.cat(
+            [torch.ones(prefix.shape[:2], device=mask.device, dtype=torch.long), mask.long()], dim=1
+        )
         logits = self.frozen.network(inputs_embeds=inputs, attention_mask=attended).logits
         logits = logits[:, prefix.shape[1] - 1 : -1].float()
         losses = nn.functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
@@ -154,7 +168,9 @@ class CaptionWriter:
         )
         prefix = self._prefix(soft)
         attended = torch.ones(prefix.shape[:2], device=prefix.device, dtype=torch.long)
-        ids = self.frozen.network.generate(inputs_embeds=prefix, attention_mask=attended, generation_config=settings)
+        ids = self.frozen.network.generate(
+            inputs_embeds=prefix, attention_mask=attended, generation_config=settings
+        )
         texts = self.frozen.tokenizer.batch_decode(ids, skip_special_tokens=True)
         cut = [" ".join(text.lstrip().partition("\n")[0].split()) for text in texts]
         return [cut[start : start + num_beams] for start in range(0, len(cut), num_beams)]
@@ -186,12 +202,15 @@ class EditSimilarity:
     bounds = (0.0, 1.0)
     signature = "edit distance of characters"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by the column ``references`` (N lists of captions)."""
         texts = as_texts(completions)
         rows = reference_lists(columns, self.__name__, len(texts))
         scores = [
-            max(edit_similarity(source, text) for source in beams) for text, beams in zip(texts, rows, strict=True)
+            max(edit_similarity(source, text) for source in beams)
+            for text, beams in zip(texts, rows, strict=True)
         ]
         return checked_scores(self, scores, len(texts))
 
@@ -211,11 +230,17 @@ def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
     return similarity
 
 
-def best_similarities(similarity: Reward, captions: Sequence[str], written: Sequence[Sequence[str]]) -> list[float]:
+def best_similarities(
+    similarity: Reward, captions: Sequence[str], written: Sequence[Sequence[str]]
+) -> list[float]:
     """Similarity of each of B captions to the most similar of the texts ``written`` of it, clipped to [0, 1]."""
-    references = [[caption] for caption, texts in zip(captions, written, strict=True) for _ in texts]
+    references = [
+        [caption] for caption, texts in zip(captions, written, strict=True) for _ in texts
+    ]
     scores = similarity(None, [text for texts in written for text in texts], references=references)
-    values = iter(checked_scores(similarity, scores, len(references)))  # before they are clipped, which makes 0 of NaN
+    values = iter(
+        checked_scores(similarity, scores, len(references))
+    )  # before they are clipped, which makes 0 of NaN
     return [min(1.0, max(0.0, *[next(values) for _ in texts])) for texts in written]
 
 
@@ -268,10 +293,18 @@ class SemanticBottleneck:
         config = bottleneck.config
         device = default_device(device)
         self._encoder = load_frozen_encoder(
-            encoder or config.encoder, config.pretrained, device, precision=config.precision, batch_size=batch_size
+            encoder or config.encoder,
+            config.pretrained,
+            device,
+            precision=config.precision,
+            batch_size=batch_size,
         )
         frozen = load_frozen(
-            "AutoModelForCausalLM", language_model or config.language_model, "sba", device, config.precision
+            "AutoModelForCausalLM",
+            language_model or config.language_model,
+            "sba",
+            device,
+            config.precision,
         )
         for what, actual, expected in (
             ("dual encoder", self._encoder.fingerprint, config.encoder_fingerprint),
@@ -290,14 +323,21 @@ class SemanticBottleneck:
         self.model, self.num_beams, self.max_new_tokens = model, num_beams, max_new_tokens
         self.device, self.batch_size = device, batch_size
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions. ``RewardError`` where a score is not finite."""
         texts = as_texts(completions)
         scores = [0.0] * len(texts)
-        order = sorted((row for row in range(len(texts)) if texts[row].strip()), key=lambda row: len(texts[row]))
+        order = sorted(
+            (row for row in range(len(texts)) if texts[row].strip()),
+            key=lambda row: len(texts[row]),
+        )
         for batch in chunks(order, self.batch_size, "captions through the semantic bottleneck"):
             captions = [" ".join(texts[row].split()) for row in batch]
-            best = best_similarities(self._similarity, captions, self.rewrite([texts[row] for row in batch]))
+            best = best_similarities(
+                self._similarity, captions, self.rewrite([texts[row] for row in batch])
+            )
             for row, score in zip(batch, best, strict=True):
                 scores[row] = score
         return checked_scores(self, scores, len(texts))

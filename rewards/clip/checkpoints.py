@@ -85,12 +85,16 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
     open_clip's own, has a class token, or cannot get that number of positions.
     """
     tower: Any = model if hasattr(model, POSITIONS) else getattr(model, "text", None)
-    if not isinstance(getattr(tower, POSITIONS, None), nn.Parameter) or not hasattr(tower, "attn_mask"):
+    if not isinstance(getattr(tower, POSITIONS, None), nn.Parameter) or not hasattr(
+        tower, "attn_mask"
+    ):
         raise ValueError(
             f"{type(model).__name__} cannot be stretched: it has no text tower of open_clip with {POSITIONS}"
         )
     if getattr(tower, "cls_emb", None) is not None:
-        raise ValueError(f"the text tower of {type(model).__name__} cannot be stretched: it has a class token")
+        raise ValueError(
+            f"the text tower of {type(model).__name__} cannot be stretched: it has a class token"
+        )
     tower.positional_embedding = _stretch(tower.positional_embedding, context_length, keep)
     if tower.attn_mask is not None:
         mask = tower.attn_mask.new_full((context_length, context_length), float("-inf")).triu_(1)
@@ -111,13 +115,17 @@ def stretch_student(model: LCLIP, context_length: int) -> None:
             "so every score would change with context_length"
         )
     model.text.pos_embed = _stretch(model.text.pos_embed, context_length, KEEP)
-    model.config = model.text.config = model.image.config = replace(model.config, context_length=context_length)
+    model.config = model.text.config = model.image.config = replace(
+        model.config, context_length=context_length
+    )
 
 
 def _stretch(positions: nn.Parameter, context_length: int, keep: int) -> nn.Parameter:
     count = len(positions)
     if not 0 <= keep < count:
-        raise ValueError(f"keep = {keep}: expected 0 to {count - 1}, as the text tower has {count} positions")
+        raise ValueError(
+            f"keep = {keep}: expected 0 to {count - 1}, as the text tower has {count} positions"
+        )
     factor, rest = divmod(context_length - keep, count - keep)
     if factor < 1 or rest:
         fitting = ", ".join(str(keep + times * (count - keep)) for times in (1, 2, 3, 4))
@@ -135,12 +143,21 @@ def merge_positions(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     The released model reads rows 0 to ``KEEP`` - 1 of ``positional_embedding`` and the others of
     ``positional_embedding_res``. Raises ``ValueError`` if a table is missing or they have different shapes.
     """
-    shapes = {key: tuple(state[key].shape) if key in state else None for key in (POSITIONS, POSITIONS_FROM_KEEP)}
+    shapes = {
+        key: tuple(state[key].shape) if key in state else None
+        for key in (POSITIONS, POSITIONS_FROM_KEEP)
+    }
     if shapes[POSITIONS] is None or shapes[POSITIONS] != shapes[POSITIONS_FROM_KEEP]:
-        raise ValueError(f"position tables of a Long-CLIP checkpoint are {shapes}: expected two of the same shape")
+        raise ValueError(
+            f"position tables of a Long-CLIP checkpoint are {shapes}: expected two of the same shape"
+        )
     merged = torch.cat([state[POSITIONS][:KEEP], state[POSITIONS_FROM_KEEP][KEEP:]])
-    kept = {key: value for key, value in state.items() if key != POSITIONS_FROM_KEEP} | {POSITIONS: merged}
-    return {key: value.float() if value.is_floating_point() else value for key, value in kept.items()}
+    kept = {key: value for key, value in state.items() if key != POSITIONS_FROM_KEEP} | {
+        POSITIONS: merged
+    }
+    return {
+        key: value.float() if value.is_floating_point() else value for key, value in kept.items()
+    }
 
 
 def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Layout]:
@@ -156,7 +173,9 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
             is_torchscript = any(entry.endswith("/constants.pkl") for entry in archive.namelist())
             code = [entry for entry in archive.namelist() if entry.endswith(".py")]
             if is_torchscript and any(b"__setstate__" in archive.read(entry) for entry in code):
-                raise ValueError(f"{path} is a TorchScript archive that runs code of its own when it is read")
+                raise ValueError(
+                    f"{path} is a TorchScript archive that runs code of its own when it is read"
+                )
         if is_torchscript:
             return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
     context_length = None
@@ -169,16 +188,25 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
         table = state.get(POSITIONS, state.get(f"text.{POSITIONS}"))
         if table is not None and not text.get("embed_cls"):  # a class token has a row of its own
             context_length = len(table)
-        options: dict[str, Any] = {"force_quick_gelu": quick_gelu, "force_context_length": context_length}
+        options: dict[str, Any] = {
+            "force_quick_gelu": quick_gelu,
+            "force_context_length": context_length,
+        }
         model: Any = open_clip.create_model(name, pretrained_image=False, **options)
         if state_shapes(model) == {key: tuple(value.shape) for key, value in state.items()}:
             model.load_state_dict(state)
             return model, "plain"
         if state.keys() != stored.keys():
-            check_state(state, state_shapes(model), f"weights in Transformers' layout in {str(path)!r}")
+            check_state(
+                state, state_shapes(model), f"weights in Transformers' layout in {str(path)!r}"
+            )
     # Other layouts, and images of another size.
     model = open_clip.create_model(
-        name, str(path), force_quick_gelu=quick_gelu, force_context_length=context_length, require_pretrained=True
+        name,
+        str(path),
+        force_quick_gelu=quick_gelu,
+        force_context_length=context_length,
+        require_pretrained=True,
     )
     return model, "plain"
 
@@ -198,10 +226,15 @@ def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if "_proj." in key and "c_proj." not in key and "out_proj." not in key:  # of attention
             if "q_proj." not in key:
                 continue
-            names = [original.replace("q_proj", projection) for projection in ("q_proj", "k_proj", "v_proj")]
+            names = [
+                original.replace("q_proj", projection)
+                for projection in ("q_proj", "k_proj", "v_proj")
+            ]
             renamed[key.replace("q_proj.", "in_proj_")] = torch.cat([state[name] for name in names])
         elif not key.endswith("position_ids"):
-            renamed[key] = value.T.contiguous() if key in ("visual.proj", "text_projection") else value
+            renamed[key] = (
+                value.T.contiguous() if key in ("visual.proj", "text_projection") else value
+            )
     return renamed
 
 
@@ -215,7 +248,10 @@ def _load_long(name: str, weights: Mapping[str, Tensor]) -> Any:
     from open_clip.model import convert_weights_to_lp
 
     model: Any = open_clip.create_model(
-        name, force_quick_gelu=True, force_context_length=len(weights[POSITIONS]), pretrained_image=False
+        name,
+        force_quick_gelu=True,
+        force_context_length=len(weights[POSITIONS]),
+        pretrained_image=False,
     )
     if not isinstance(model, open_clip.CLIP):
         raise ValueError(
@@ -236,7 +272,12 @@ def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
         raise ValueError(f"the weight has the shape {list(shape)}: expected two or four numbers")
     side = shape[-1] if len(shape) == 4 else 1
     rows, columns, outputs = (a.shape[0] if a.ndim else 0), shape[1] * side, shape[0] * side
-    if tuple(a.shape) != (rows, columns) or tuple(b.shape) != (outputs, rows) or rows == 0 or rows % side:
+    if (
+        tuple(a.shape) != (rows, columns)
+        or tuple(b.shape) != (outputs, rows)
+        or rows == 0
+        or rows % side
+    ):
         raise ValueError(
             f"A is {list(a.shape)} and B {list(b.shape)}: for a weight {list(shape)} expected [n, {columns}] and "
             f"[{outputs}, n]" + (f", n a multiple of {side}" if side > 1 else "")
@@ -244,7 +285,9 @@ def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
     return (b.float() @ a.float()).reshape(tuple(shape)) * (ALPHA * side / rows)
 
 
-def merge_low_rank(state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored") -> dict[str, Tensor]:
+def merge_low_rank(
+    state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored"
+) -> dict[str, Tensor]:
     """Add the low-rank updates of a state dict to its weights: the float32 state dict without factors.
 
     The factors of ``W`` are ``W_lora_A`` and ``W_lora_B`` (``in_proj_weight``), those of ``owner.weight`` are
@@ -273,7 +316,9 @@ def merge_low_rank(state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored
     return merged
 
 
-def load_tuned(name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "ignored") -> tuple[Any, str]:
+def load_tuned(
+    name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "ignored"
+) -> tuple[Any, str]:
     """Build the architecture ``name`` of open_clip and load a tuned checkpoint into it, key by key.
 
     Keys may have the prefixes ``module.`` and ``text.``. ``tuned_from`` is the tag of open_clip of the weights that the
@@ -291,11 +336,22 @@ def load_tuned(name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "
 
     tag, shape = open_clip.get_pretrained_cfg(name, tuned_from), open_clip.get_model_config(name)
     if not tag or shape is None:
-        tags = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none; see open_clip.list_models()"
-        raise ValueError(f"tuned_from is {tuned_from!r}: expected a pretrained tag of {name!r} ({tags})")
+        tags = (
+            ", ".join(open_clip.list_pretrained_tags_by_model(name))
+            or "none; see open_clip.list_models()"
+        )
+        raise ValueError(
+            f"tuned_from is {tuned_from!r}: expected a pretrained tag of {name!r} ({tags})"
+        )
     is_custom = shape.pop("custom_text", False)
-    if is_custom or "timm_model_name" in shape["vision_cfg"] or "hf_model_name" in shape["text_cfg"]:
-        raise ValueError(f"{name} has other towers than CLIP's: expected an architecture such as ViT-B-32")
+    if (
+        is_custom
+        or "timm_model_name" in shape["vision_cfg"]
+        or "hf_model_name" in shape["text_cfg"]
+    ):
+        raise ValueError(
+            f"{name} has other towers than CLIP's: expected an architecture such as ViT-B-32"
+        )
     state = from_transformers(read_state(path))
     weights = {
         key.removeprefix("text."): value
@@ -307,7 +363,9 @@ def load_tuned(name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "
     check_state(weights, state_shapes(model), "weights")
     check_numbers(weights.items(), str(path))
     model.load_state_dict(weights)
-    preprocessing = merge_preprocess_dict(asdict(PreprocessCfg()), tag) | {"size": model.visual.image_size}
+    preprocessing = merge_preprocess_dict(asdict(PreprocessCfg()), tag) | {
+        "size": model.visual.image_size
+    }
     set_model_preprocess_cfg(model, preprocessing)
     has_deltas = any(_FACTOR.fullmatch(key) for key in state)
     return model, f"tuned from {tuned_from}" + (f",MLP deltas {mlp_deltas}" if has_deltas else "")

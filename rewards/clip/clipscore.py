@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import as_texts, checked_scores, reference_lists, required_column
-from rewards.clip.encoder import EmbeddingCache, EncoderOptions, EncoderSource, entry_bytes, passes_on
+from rewards.clip.encoder import (
+    EmbeddingCache,
+    EncoderOptions,
+    EncoderSource,
+    entry_bytes,
+    passes_on,
+)
 from rewards.devices import is_main_process
 
 logger = logging.getLogger(__name__)
@@ -73,9 +79,13 @@ class ClipScore:
         options = EncoderOptions(backbone, pretrained, **encoder)
         self.backbone, self.prefix, self.w = load_encoder(options), prefix or "", float(w)
         self.bounds = (0.0, self.w)
-        self.signature = f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
+        self.signature = (
+            f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
+        )
         self._warned = False
-        self._references = EmbeddingCache(self.backbone.encoder.fingerprint, None, options.cache_references)
+        self._references = EmbeddingCache(
+            self.backbone.encoder.fingerprint, None, options.cache_references
+        )
 
     def plan_caches(self, images: int, references: int) -> None:
         """Log the memory that the embeddings of a dataset take; warn if a cache is too small for them.
@@ -84,7 +94,9 @@ class ClipScore:
         another score with the same encoder has logged it already.
         """
         caches = [("images", images, self.backbone.images)]
-        caches += [("references", references, self._references)] if "references" in self.columns else []
+        caches += (
+            [("references", references, self._references)] if "references" in self.columns else []
+        )
         caches = [row for row in caches if row[1]]
         if not caches or not is_main_process():
             return
@@ -93,7 +105,9 @@ class ClipScore:
         logger.info(
             "%s: embeddings of %s are kept in memory, %.0f MB in each process",
             self.__name__,
-            " and ".join(f"{held:,} {embedded}" for held, (embedded, _, _) in zip(kept, caches, strict=True)),
+            " and ".join(
+                f"{held:,} {embedded}" for held, (embedded, _, _) in zip(kept, caches, strict=True)
+            ),
             sum(kept) * entry_bytes(width) / 1e6,
         )
         for held, (embedded, count, cache) in zip(kept, caches, strict=True):
@@ -104,7 +118,9 @@ class ClipScore:
                     self.__name__, f"{count:,}", embedded, f"{held:,}", embedded,
                 )  # fmt: skip
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by those of the columns ``image``, ``references`` and ``image_id`` that ``columns`` names.
 
         Raises:
@@ -113,12 +129,26 @@ class ClipScore:
         """
         texts = as_texts(completions)
         images = required_column(columns, "image", self.__name__, len(texts))
-        references = reference_lists(columns, self.__name__, len(texts)) if "references" in self.columns else []
-        ids = required_column(columns, "image_id", self.__name__, len(texts)) if "image_id" in self.columns else []
-        return checked_scores(self, self._score_rows(texts, images, references, ids) if texts else [], len(texts))
+        references = (
+            reference_lists(columns, self.__name__, len(texts))
+            if "references" in self.columns
+            else []
+        )
+        ids = (
+            required_column(columns, "image_id", self.__name__, len(texts))
+            if "image_id" in self.columns
+            else []
+        )
+        return checked_scores(
+            self, self._score_rows(texts, images, references, ids) if texts else [], len(texts)
+        )
 
     def _score_rows(
-        self, texts: list[str], images: Sequence[Any], references: list[tuple[str, ...]], ids: Sequence[Any]
+        self,
+        texts: list[str],
+        images: Sequence[Any],
+        references: list[tuple[str, ...]],
+        ids: Sequence[Any],
     ) -> Sequence[float]:
         """Scores of N captions, N at least 1; ``references`` and ``ids`` are empty where no column has them."""
         captions = self.embed_texts(texts)
@@ -136,7 +166,9 @@ class ClipScore:
     def _scores(self, cosines: Floats) -> Floats:
         return clip_score(cosines, self.w)
 
-    def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
+    def _with_references(
+        self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]
+    ) -> Floats:
         return scores
 
     def embed_texts(self, texts: Sequence[str]) -> Floats:
@@ -176,9 +208,13 @@ class RefClipScore(ClipScore):
         self.clip_references = clip_references
         # Clipped, at most the harmonic mean of w and 1; unclipped, a + b may be arbitrarily close to 0.
         self.bounds = (0.0, 2 * self.w / (1 + self.w)) if clip_references else (-math.inf, math.inf)
-        self.signature = f"{self.signature[:-1]},{'clipped' if clip_references else 'unclipped'} references]"
+        self.signature = (
+            f"{self.signature[:-1]},{'clipped' if clip_references else 'unclipped'} references]"
+        )
 
-    def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
+    def _with_references(
+        self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]
+    ) -> Floats:
         written = [self.prefix + text for row_references in references for text in row_references]
         embedded = self._references.embed(written, self.backbone.embed_texts, str, "reference")
         counts = [len(row_references) for row_references in references]  # at least 1 each

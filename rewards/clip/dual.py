@@ -109,19 +109,29 @@ class PretrainedDual(nn.Module):
     """
 
     def __init__(
-        self, config: DualConfig, folder: Path | None = None, pretrained: Collection[str] = ("image", "text")
+        self,
+        config: DualConfig,
+        folder: Path | None = None,
+        pretrained: Collection[str] = ("image", "text"),
     ) -> None:
         super().__init__()
         self.config = config
         image, text = (config.image, config.image_kwargs), (config.text, config.text_kwargs)
         if folder is not None:
-            image, text = local_encoder(*image, folder / "image_encoder"), local_encoder(*text, folder / "text_encoder")
+            image, text = (
+                local_encoder(*image, folder / "image_encoder"),
+                local_encoder(*text, folder / "text_encoder"),
+            )
             pretrained = ()
         self.image_encoder: Any = load_image_encoder(*image, "image" in pretrained)
         self.text_encoder: Any = load_text_encoder(*text, "text" in pretrained)
         shape = (config.embed_dim, config.hidden, config.dropout)
         width = grid_shape(self.image_encoder)[-1]
-        self.cell_head = Head(width, config.cell_width, config.cell_width, 0.0) if config.cell_width else nn.Identity()
+        self.cell_head = (
+            Head(width, config.cell_width, config.cell_width, 0.0)
+            if config.cell_width
+            else nn.Identity()
+        )
         self.image_head = Head(config.cell_width or width, *shape)
         self.text_head = Head(text_width(self.text_encoder), *shape)
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / TEMPERATURE)))

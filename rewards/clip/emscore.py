@@ -42,7 +42,9 @@ def greedy_f1(cosines: Floats, left: Floats, right: Floats) -> float:
     units, weighted by ``left`` [P]; recall is the mean over the Q units, weighted by ``right`` [Q] (EMScore, equations
     3 to 5). Both are clipped at 0.
     """
-    precision, recall = (max(float(side), 0.0) for side in (cosines.max(axis=1) @ left, cosines.max(axis=0) @ right))
+    precision, recall = (
+        max(float(side), 0.0) for side in (cosines.max(axis=1) @ left, cosines.max(axis=0) @ right)
+    )
     return float(harmonic_mean(np.array(precision), np.array(recall)))
 
 
@@ -52,7 +54,9 @@ def token_idf(documents: Sequence[Sequence[int]]) -> dict[int, float]:
     The end token, which is the last of every caption, gets the mean of all weights instead of 0.
     """
     counts = Counter(chain.from_iterable(map(set, documents)))
-    weights = {token: math.log((len(documents) + 1) / (count + 1)) for token, count in counts.items()}
+    weights = {
+        token: math.log((len(documents) + 1) / (count + 1)) for token, count in counts.items()
+    }
     return weights | {documents[0][-1]: sum(weights.values()) / len(weights)}
 
 
@@ -104,11 +108,15 @@ class EmScore(ClipScore):
         if captions is not None:
             ids = self._encoder.token_ids([self.prefix + text for text in captions])
             ends = self._encoder.token_lengths(ids)
-            self._idf = token_idf([row[:end].tolist() for row, end in zip(ids, ends.tolist(), strict=True)])
+            self._idf = token_idf(
+                [row[:end].tolist() for row, end in zip(ids, ends.tolist(), strict=True)]
+            )
             self._unseen = math.log(len(captions) + 1)
             digest = hashlib.blake2b("\n".join(captions).encode(), digest_size=6).hexdigest()
             weighted = f"idf of {len(captions)} captions {digest}"
-        self.signature = f"{self.__name__}[{self.backbone.signature},{parts},{weighted},prefix={self.prefix!r}]"
+        self.signature = (
+            f"{self.__name__}[{self.backbone.signature},{parts},{weighted},prefix={self.prefix!r}]"
+        )
 
     def plan_caches(self, images: int, references: int) -> None:
         """Log nothing: the number of frames is not known in advance."""
@@ -118,14 +126,22 @@ class EmScore(ClipScore):
         return self.backbone.encoder
 
     def _score_rows(
-        self, texts: list[str], images: Sequence[Any], references: list[tuple[str, ...]], ids: Sequence[Any]
+        self,
+        texts: list[str],
+        images: Sequence[Any],
+        references: list[tuple[str, ...]],
+        ids: Sequence[Any],
     ) -> Sequence[float]:
         captions = self._captions([*texts, *chain(*references)])
         videos = self._videos(images)
-        scores = [self._score(captions[text], videos[id(image)]) for text, image in zip(texts, images, strict=True)]
+        scores = [
+            self._score(captions[text], videos[id(image)])
+            for text, image in zip(texts, images, strict=True)
+        ]
         for row, texts_of_row in enumerate(references):
             scores[row] = (
-                scores[row] + max(self._score(captions[texts[row]], captions[text]) for text in texts_of_row)
+                scores[row]
+                + max(self._score(captions[texts[row]], captions[text]) for text in texts_of_row)
             ) / 2
         return scores
 
@@ -134,7 +150,9 @@ class EmScore(ClipScore):
         if self.parts != "fine":
             coarse = float(np.clip(caption.whole @ other.whole, -1, 1))
         if self.parts != "coarse":
-            fine = min(greedy_f1(caption.units @ other.units.T, caption.weights, other.weights), 1.0)
+            fine = min(
+                greedy_f1(caption.units @ other.units.T, caption.weights, other.weights), 1.0
+            )
         return (coarse + fine) / 2 if self.parts == "both" else coarse + fine
 
     def _captions(self, texts: Sequence[str]) -> dict[str, Embedded]:
@@ -143,15 +161,24 @@ class EmScore(ClipScore):
         wholes = self.backbone.embed_texts(prefixed).astype(np.float64)
         if self.parts == "coarse":
             empty = np.zeros((0, 0))
-            return {text: Embedded(whole, empty, empty) for text, whole in zip(distinct, wholes, strict=True)}
+            return {
+                text: Embedded(whole, empty, empty)
+                for text, whole in zip(distinct, wholes, strict=True)
+            }
         embedded = {}
-        for text, whole, (ids, tokens) in zip(distinct, wholes, self._encoder.encode_tokens(prefixed), strict=True):
+        for text, whole, (ids, tokens) in zip(
+            distinct, wholes, self._encoder.encode_tokens(prefixed), strict=True
+        ):
             weights = np.ones(len(ids))
             if self._idf is not None:
                 weights = np.array([self._idf.get(token, self._unseen) for token in ids.tolist()])
             if weights.sum() <= 0:
-                raise RewardError(f"reward {self.__name__!r}: all tokens of {text!r:.80} have the weight 0")
-            embedded[text] = Embedded(whole, tokens.numpy().astype(np.float64), weights / weights.sum())
+                raise RewardError(
+                    f"reward {self.__name__!r}: all tokens of {text!r:.80} have the weight 0"
+                )
+            embedded[text] = Embedded(
+                whole, tokens.numpy().astype(np.float64), weights / weights.sum()
+            )
         return embedded
 
     def _videos(self, images: Sequence[Any]) -> dict[int, Embedded]:
@@ -163,7 +190,9 @@ class EmScore(ClipScore):
             vectors = rows[start : start + len(frames)]
             start += len(frames)
             embedded[key] = Embedded(
-                mean_embedding(vectors).astype(np.float64), vectors, np.full(len(vectors), 1 / len(vectors))
+                mean_embedding(vectors).astype(np.float64),
+                vectors,
+                np.full(len(vectors), 1 / len(vectors)),
             )
         return embedded
 
@@ -185,7 +214,9 @@ def _read_captions(source: Sequence[str] | str | Path | None) -> list[str] | Non
         try:
             source = read_regular(source).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{where}: {error}: expected a text file with one caption a line") from error
+            raise ValueError(
+                f"{where}: {error}: expected a text file with one caption a line"
+            ) from error
     if source is None:
         return None
     captions = [text.strip() for text in source if text.strip()]

@@ -119,7 +119,9 @@ class EncoderOptions:
     def __post_init__(self) -> None:
         check_values(Precision, precision=self.precision)
         check_values(Count, batch_size=self.batch_size)
-        check_values(Count | None, cache_images=self.cache_images, cache_references=self.cache_references)
+        check_values(
+            Count | None, cache_images=self.cache_images, cache_references=self.cache_references
+        )
 
 
 def passes_on(*targets: Callable[..., Any]) -> Callable[[Function], Function]:
@@ -132,7 +134,9 @@ def passes_on(*targets: Callable[..., Any]) -> Callable[[Function], Function]:
         """Put the options of ``targets`` into the function's signature."""
         signature = inspect.signature(function)
         options = {
-            option.name: option for option in signature.parameters.values() if option.kind is not option.VAR_KEYWORD
+            option.name: option
+            for option in signature.parameters.values()
+            if option.kind is not option.VAR_KEYWORD
         }
         for target in targets:
             for option in inspect.signature(target).parameters.values():
@@ -157,10 +161,14 @@ class EmbeddingCache:
             while evicting the least recently used would hit next to nothing.
     """
 
-    def __init__(self, fingerprint: str, folder: str | Path | None = None, max_entries: int | None = None) -> None:
+    def __init__(
+        self, fingerprint: str, folder: str | Path | None = None, max_entries: int | None = None
+    ) -> None:
         self.fingerprint, self.max_entries = fingerprint, max_entries
         self.folder = None if folder is None else Path(folder) / fingerprint
-        self._files = None if self.folder is None else CheckedFiles(self.folder, "embedding", ".emb")
+        self._files = (
+            None if self.folder is None else CheckedFiles(self.folder, "embedding", ".emb")
+        )
         self._memory: dict[str, Embeddings] = {}
 
     def capacity(self, width: int) -> int:
@@ -193,9 +201,14 @@ class EmbeddingCache:
         Raises:
             RewardError: an image cannot be read or has an embedding that is not finite.
         """
-        items = list(items)  # a lazy column makes an item whenever it is read, and ids are of objects that live
+        items = list(
+            items
+        )  # a lazy column makes an item whenever it is read, and ids are of objects that live
         # By object first: a scene that occurs several times in one call is drawn for its key once.
-        keys_of_objects = {id(item): self._key(identity(item)) for item in {id(item): item for item in items}.values()}
+        keys_of_objects = {
+            id(item): self._key(identity(item))
+            for item in {id(item): item for item in items}.values()
+        }
         keys = [keys_of_objects[id(item)] for item in items]
         sources = dict(zip(keys, items, strict=True))
         embeddings = {key: entry for key in sources if (entry := self._read(key)) is not None}
@@ -213,7 +226,9 @@ class EmbeddingCache:
         return np.stack([embeddings[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
 
     def _key(self, identity: str) -> str:
-        return hashlib.blake2b(f"{self.fingerprint}|{identity}".encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            f"{self.fingerprint}|{identity}".encode(), digest_size=16
+        ).hexdigest()
 
     def _read(self, key: str) -> Embeddings | None:
         if key in self._memory or self._files is None:
@@ -235,7 +250,10 @@ class CachedEncoder:
     """
 
     def __init__(
-        self, encoder: DualEncoder, cache_dir: str | Path | None = None, cache_images: int | None = None
+        self,
+        encoder: DualEncoder,
+        cache_dir: str | Path | None = None,
+        cache_images: int | None = None,
     ) -> None:
         self.encoder, self.signature = encoder, encoder.signature
         self.images = EmbeddingCache(encoder.fingerprint, cache_dir, cache_images)
@@ -251,7 +269,9 @@ class CachedEncoder:
     def _encode(self, images: Sequence[ImageSource | Frames]) -> Embeddings:
         videos = [frames_of(image) for image in images]
         try:
-            rows: Embeddings = self.encoder.encode_images([frame for frames in videos for frame in frames]).numpy()
+            rows: Embeddings = self.encoder.encode_images(
+                [frame for frames in videos for frame in frames]
+            ).numpy()
         except RewardError:
             for frames in videos:
                 if len(frames) > 1:

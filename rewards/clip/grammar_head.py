@@ -19,7 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from rewards.clip.preprocessing import clip_tokenizer
-from rewards.clip.pretrained import ClipText, load_text_encoder, local_encoder, save_encoder_config, text_width
+from rewards.clip.pretrained import (
+    ClipText,
+    load_text_encoder,
+    local_encoder,
+    save_encoder_config,
+    text_width,
+)
 from rewards.clip.student import LCLIPConfig, TextStudent
 from rewards.model_files import (
     check_folder,
@@ -49,7 +55,9 @@ class StudentText(ClipText):
         config = LCLIPConfig(**shape)
         super().__init__(clip_tokenizer(), config.context_length)
         self.model = TextStudent(config)
-        self.model.add_module("head", nn.Identity())  # of joint embeddings, which nothing here reads
+        self.model.add_module(
+            "head", nn.Identity()
+        )  # of joint embeddings, which nothing here reads
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
         """See ``TextEncoder``; where padding is attended, to the longest that the tower reads."""
@@ -170,9 +178,15 @@ class GrammarModel(nn.Module):
         values = read_object(folder / "config.json")
         prefix = _TOWERS.get(str(values.get("model_type")))
         if prefix is None:
-            raise ValueError(f"{str(folder)!r} is a {values.get('model_type')!r}: expected one of {sorted(_TOWERS)}")
+            raise ValueError(
+                f"{str(folder)!r} is a {values.get('model_type')!r}: expected one of {sorted(_TOWERS)}"
+            )
         keys = {option.name for option in fields(LCLIPConfig)}
-        shape = {key: value for key, value in values.items() if key in keys and not key.startswith(("image", "patch"))}
+        shape = {
+            key: value
+            for key, value in values.items()
+            if key in keys and not key.startswith(("image", "patch"))
+        }
         model = cls(GrammarConfig(STUDENT, shape, **options))
         tower = model.text_encoder.model
         weights = {

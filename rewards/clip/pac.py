@@ -65,7 +65,9 @@ class RefPacScore(PacScore, RefClipScore):
     bounds = (0.0, 4 / 3)
 
     @passes_on(PacScore, RefClipScore)
-    def __init__(self, backbone: EncoderSource | None = None, pretrained: str | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, backbone: EncoderSource | None = None, pretrained: str | None = None, **arguments: Any
+    ) -> None:
         super().__init__(backbone, pretrained, **arguments)
 
 
@@ -95,11 +97,17 @@ class RefPacVideoScore(PacVideoScore, RefEmScore):
     __name__ = "ref_pac_s_video"
 
 
-def _tuned_source(backbone: EncoderSource | None, pretrained: str | None, tuned_from: str | None) -> dict[str, Any]:
+def _tuned_source(
+    backbone: EncoderSource | None, pretrained: str | None, tuned_from: str | None
+) -> dict[str, Any]:
     """The three arguments, completed by what is known of a released file."""
     if backbone is None or (isinstance(backbone, str | Path) and not Path(backbone).is_dir()):
         if pretrained is None or not Path(pretrained).is_file():
-            state = "is not given" if pretrained is None else f"is {str(pretrained)!r}, which is not a file"
+            state = (
+                "is not given"
+                if pretrained is None
+                else f"is {str(pretrained)!r}, which is not a file"
+            )
             raise ValueError(
                 f"'pretrained' {state}: PAC-S needs a checkpoint that was tuned for it, such as clip_ViT-B-32.pth or "
                 "openClip_ViT-L-14.pth; the repository aimagelab/pacscore says where they are"

@@ -46,7 +46,11 @@ class Preprocessing:
 
     def square(self, image: Image.Image) -> Tensor:
         """The resized and cropped RGB image [3, size, size], uint8."""
-        method = Image.Resampling.BILINEAR if self.interpolation == "bilinear" else Image.Resampling.BICUBIC
+        method = (
+            Image.Resampling.BILINEAR
+            if self.interpolation == "bilinear"
+            else Image.Resampling.BICUBIC
+        )
         if self.resize == "squash":
             image = image.resize((self.size, self.size), method)
         else:
@@ -89,8 +93,15 @@ def preprocessing_of(visual: Any) -> Preprocessing:
     config = getattr(visual, "preprocess_cfg", None) or {"size": visual.image_size}
     size = config["size"]
     sides = set(size) if isinstance(size, tuple | list) else {size}
-    resize, interpolation = config.get("resize_mode", "shortest"), config.get("interpolation", "bicubic")
-    if len(sides) != 1 or resize not in ("shortest", "squash") or interpolation not in ("bicubic", "bilinear"):
+    resize, interpolation = (
+        config.get("resize_mode", "shortest"),
+        config.get("interpolation", "bicubic"),
+    )
+    if (
+        len(sides) != 1
+        or resize not in ("shortest", "squash")
+        or interpolation not in ("bicubic", "bilinear")
+    ):
         raise ValueError(
             f"preprocessing {config} is not supported: expected a square, resized by 'shortest' or 'squash', bicubic "
             "or bilinear"
@@ -127,7 +138,9 @@ class WordTokens:
         rows = [[start, *self.encode(text)[: context_length - 2], end] for text in texts]
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         ids = np.zeros((len(rows), context_length), np.int64)
-        ids[np.arange(context_length) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), np.int64)
+        ids[np.arange(context_length) < lengths[:, None]] = np.fromiter(
+            chain.from_iterable(rows), np.int64
+        )
         return torch.from_numpy(ids)
 
 
@@ -173,8 +186,12 @@ def embed_by_length(
     for row, length in enumerate(ascending):
         if row > starts[-1] and (row + 1 - starts[-1]) * length > max_tokens:
             starts.append(row)
-    batches = [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
-    embeddings = torch.cat([encode(ids[rows, : int(lengths[rows[-1]])].to(device)) for rows in batches])
+    batches = [
+        order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)
+    ]
+    embeddings = torch.cat(
+        [encode(ids[rows, : int(lengths[rows[-1]])].to(device)) for rows in batches]
+    )
     return torch.empty_like(embeddings).index_copy_(0, order.to(device), embeddings)
 
 
@@ -183,7 +200,10 @@ def causal_text_features(model: Any, ids: Tensor) -> Tensor:
 
     Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after the longest caption.
     """
-    return _project(model, _causal_states(model, ids)[torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)])
+    return _project(
+        model,
+        _causal_states(model, ids)[torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)],
+    )
 
 
 def causal_token_features(model: Any, ids: Tensor) -> Tensor:
@@ -201,4 +221,8 @@ def _causal_states(model: Any, ids: Tensor) -> Tensor:
 def _project(model: Any, states: Tensor) -> Tensor:
     if model.text_projection is None:
         return states
-    return model.text_projection(states) if callable(model.text_projection) else states @ model.text_projection
+    return (
+        model.text_projection(states)
+        if callable(model.text_projection)
+        else states @ model.text_projection
+    )

@@ -79,7 +79,9 @@ class TransformersImage(nn.Module):
         options = transformers_options(name)
         self.model = _transformers(name, "image", pretrained, options)
         if self.model.main_input_name != "pixel_values":
-            description = f"it is a {type(self.model).__name__}, which reads {self.model.main_input_name}"
+            description = (
+                f"it is a {type(self.model).__name__}, which reads {self.model.main_input_name}"
+            )
             raise ValueError(f"{description}: expected a vision model")
         if self.model.config.model_type == "vit_mae":
             raise ValueError(
@@ -87,7 +89,10 @@ class TransformersImage(nn.Module):
                 "timm:vit_base_patch16_224.mae"
             )
         processor = AutoImageProcessor.from_pretrained(name, backend="pil", **options)
-        self.preprocessing, self.built_from = preprocessing_from(processor.to_dict()), (self.model.config, processor)
+        self.preprocessing, self.built_from = (
+            preprocessing_from(processor.to_dict()),
+            (self.model.config, processor),
+        )
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, H, W, D]."""
@@ -104,7 +109,9 @@ class OpenClipImage(nn.Module):
             ``{image_size: 64}``; only with random weights.
     """
 
-    def __init__(self, name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__()
         self.model: Any = _open_clip(name, pretrained, vision_cfg)[0].visual
         self.preprocessing = preprocessing_of(self.model)
@@ -112,7 +119,11 @@ class OpenClipImage(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, H, W, D]."""
         features = self.model.forward_intermediates(
-            pixels, indices=1, normalize_intermediates=True, intermediates_only=True, output_fmt="NCHW"
+            pixels,
+            indices=1,
+            normalize_intermediates=True,
+            intermediates_only=True,
+            output_fmt="NCHW",
         )
         return as_grid(features["image_intermediates"][-1])
 
@@ -126,15 +137,25 @@ class TimmImage(nn.Module):
         super().__init__()
         self.model: Any = timm.create_model(name, pretrained=pretrained, num_classes=0)
         used = timm.data.resolve_data_config({}, model=self.model)
-        (_, height, width), mode, interpolation = used["input_size"], used["crop_mode"], used["interpolation"]
+        (_, height, width), mode, interpolation = (
+            used["input_size"],
+            used["crop_mode"],
+            used["interpolation"],
+        )
         shorter = math.floor(height / used["crop_pct"])
         squash = mode == "squash" and shorter == height
-        if height != width or not (squash or mode == "center") or interpolation not in ("bilinear", "bicubic"):
+        if (
+            height != width
+            or not (squash or mode == "center")
+            or interpolation not in ("bilinear", "bicubic")
+        ):
             raise ValueError(
                 f"its images are prepared by {used}: expected a resize to a square, or a centre crop after it"
             )
         resize = "squash" if squash else shorter
-        self.preprocessing = Preprocessing(height, tuple(used["mean"]), tuple(used["std"]), interpolation, resize)
+        self.preprocessing = Preprocessing(
+            height, tuple(used["mean"]), tuple(used["std"]), interpolation, resize
+        )
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, H, W, D]."""
@@ -176,20 +197,34 @@ class TransformersText(nn.Module):
         if not tokenizer("")["input_ids"]:
             tokenizer.add_eos_token = True
         if not tokenizer("")["input_ids"]:
-            raise ValueError("its tokenizer adds no special token to a caption, not even an end of text: expected one")
+            raise ValueError(
+                "its tokenizer adds no special token to a caption, not even an end of text: expected one"
+            )
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         self.context_length = most_tokens(model.config, tokenizer)
         # CLIP pads with its end of text, which stands after every caption.
         self.ends_with_padding = int(tokenizer("a")["input_ids"][-1] == tokenizer.pad_token_id)
         if type(bidirectional_blocks) is not int or bidirectional_blocks < 0:
-            raise ValueError(f"bidirectional_blocks is {bidirectional_blocks!r}: expected a whole number of at least 0")
+            raise ValueError(
+                f"bidirectional_blocks is {bidirectional_blocks!r}: expected a whole number of at least 0"
+            )
         if bidirectional_blocks:
             _attend_both_ways(model, bidirectional_blocks)
-            windows = (getattr(model.config, key, None) for key in ("sliding_window", "attention_chunk_size"))
-            self.context_length = min(self.context_length, *(window or self.context_length for window in windows))
+            windows = (
+                getattr(model.config, key, None)
+                for key in ("sliding_window", "attention_chunk_size")
+            )
+            self.context_length = min(
+                self.context_length, *(window or self.context_length for window in windows)
+            )
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
-        options = {"padding": True, "padding_side": "right", "truncation": True, "max_length": context_length}
+        options = {
+            "padding": True,
+            "padding_side": "right",
+            "truncation": True,
+            "max_length": context_length,
+        }
         return self.tokenizer(list(texts), **options, return_tensors="pt")["input_ids"]
 
     def count_tokens(self, text: str) -> int:
@@ -231,9 +266,14 @@ class OpenClipText(ClipText):
     def __init__(self, name: str, pretrained: bool) -> None:
         clip, architecture = _open_clip(name, pretrained)
         if getattr(clip, "attn_mask", None) is None:
-            raise ValueError("its text tower has no causal attention: expected CLIP's own, or one of Transformers")
+            raise ValueError(
+                "its text tower has no causal attention: expected CLIP's own, or one of Transformers"
+            )
         super().__init__(open_clip_tokenizer(architecture), int(clip.context_length))
-        self.token_embedding, self.positional_embedding = clip.token_embedding, clip.positional_embedding
+        self.token_embedding, self.positional_embedding = (
+            clip.token_embedding,
+            clip.positional_embedding,
+        )
         self.transformer, self.ln_final = clip.transformer, clip.ln_final
         self.mask: Tensor
         self.register_buffer("mask", clip.attn_mask, persistent=False)
@@ -254,12 +294,16 @@ def as_grid(features: Tensor) -> Tensor:
     if features.ndim == 4:
         return features.permute(0, 2, 3, 1)
     if features.ndim != 3:
-        raise ValueError(f"features have shape {list(features.shape)}: expected a map [B, D, H, W] or tokens [B, N, D]")
+        raise ValueError(
+            f"features have shape {list(features.shape)}: expected a map [B, D, H, W] or tokens [B, N, D]"
+        )
     side = math.isqrt(features.shape[1])
     return features[:, features.shape[1] - side * side :].unflatten(1, (side, side))
 
 
-def load_image_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True) -> Any:
+def load_image_encoder(
+    name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True
+) -> Any:
     """Load an ``ImageEncoder``, in evaluation mode, on the CPU.
 
     Args:
@@ -275,7 +319,9 @@ def load_image_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretr
     return _load("image", name, kwargs or {}, pretrained)
 
 
-def load_text_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True) -> Any:
+def load_text_encoder(
+    name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True
+) -> Any:
     """Load a ``TextEncoder``; arguments and errors as for ``load_image_encoder``."""
     return _load("text", name, kwargs or {}, pretrained)
 
@@ -302,7 +348,9 @@ def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[s
     if library in LIBRARIES and folder.is_dir():
         return f"transformers:{folder}", {**kwargs}
     if library == "transformers" or (name in SHIPPED and "model" in kwargs and not folder.is_dir()):
-        raise ValueError(f"{what} is {name!r:.200}: its folder {folder} is missing. Copy the whole model again")
+        raise ValueError(
+            f"{what} is {name!r:.200}: its folder {folder} is missing. Copy the whole model again"
+        )
     if library not in LIBRARIES or not ARCHITECTURE.fullmatch(model):
         check_trusted(name, what)
     if name not in trusted_names():
@@ -318,7 +366,9 @@ def _check_architecture(vision_cfg: Any, what: str) -> None:
     for key, value in (vision_cfg or {}).items():
         fetches = isinstance(value, str) and not re.fullmatch(r"[\w.-]*", value)
         if fetches or (key == "timm_model_pretrained" and value):
-            raise ValueError(f"{what}: vision_cfg.{key} is {value!r:.200}: expected the architecture's own value")
+            raise ValueError(
+                f"{what}: vision_cfg.{key} is {value!r:.200}: expected the architecture's own value"
+            )
 
 
 def _load(modality: Modality, name: str, kwargs: Mapping[str, Any], pretrained: bool) -> Any:
@@ -330,7 +380,9 @@ def _load(modality: Modality, name: str, kwargs: Mapping[str, Any], pretrained: 
             f"{what}: expected {', '.join(f'{entry}:NAME' for entry in libraries)} or package.module:Class"
         )
     if library in LIBRARIES and library not in libraries:
-        raise ValueError(f"{what}: {library} has no {modality} encoders; expected {', '.join(libraries)}")
+        raise ValueError(
+            f"{what}: {library} has no {modality} encoders; expected {', '.join(libraries)}"
+        )
     try:
         if library in libraries:
             allowed = list(inspect.signature(libraries[library]).parameters)[2:]
@@ -341,16 +393,30 @@ def _load(modality: Modality, name: str, kwargs: Mapping[str, Any], pretrained: 
             encoder = load_target(name, f"{modality} encoder")(**kwargs)
     except ModuleNotFoundError as error:
         extra = " (pip install 'rl-caption[clip]')" if library in libraries else ""
-        raise ValueError(f"{what} needs the module {error.name}, which is not installed{extra}") from error
-    except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, ImportError) as error:
+        raise ValueError(
+            f"{what} needs the module {error.name}, which is not installed{extra}"
+        ) from error
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        ImportError,
+    ) as error:
         raise ValueError(f"{what} cannot be loaded: {reason(error)}") from error
     if not (isinstance(encoder, nn.Module) and isinstance(encoder, protocol)):
         expected = sorted(name for name in vars(protocol).get("__annotations__", {}))
-        raise ValueError(f"{what} is a {type(encoder).__name__}: expected an nn.Module with {', '.join(expected)}")
+        raise ValueError(
+            f"{what} is a {type(encoder).__name__}: expected an nn.Module with {', '.join(expected)}"
+        )
     return encoder.eval()
 
 
-def _transformers(name: str, modality: Modality, pretrained: bool, options: Mapping[str, Any]) -> Any:
+def _transformers(
+    name: str, modality: Modality, pretrained: bool, options: Mapping[str, Any]
+) -> Any:
     """The model, or that tower of a dual encoder which is asked for."""
     from transformers import AutoConfig, AutoModel
     from transformers.utils import logging
@@ -369,7 +435,9 @@ def _transformers(name: str, modality: Modality, pretrained: bool, options: Mapp
         logging.set_verbosity(level)
     absent = sorted(key for key in info["missing_keys"] if not _is_pooler(key))
     if absent:
-        raise ValueError(f"its weights lack {len(absent)} of the {type(model).__name__}: {', '.join(absent[:3])}")
+        raise ValueError(
+            f"its weights lack {len(absent)} of the {type(model).__name__}: {', '.join(absent[:3])}"
+        )
     for key in info["missing_keys"]:  # not random, so that the weights of two loads are equal
         nn.init.zeros_(model.get_parameter(key))
     return model
@@ -402,7 +470,9 @@ def _attend_both_ways(model: Any, count: int) -> None:
     mask = torch.tensor([[1, 1, 0]]).expand(2, 3)
     states = model.eval()(input_ids=ids, attention_mask=mask).last_hidden_state
     if torch.equal(states[0, 0], states[1, 0]):
-        raise ValueError(f"the attention of a {type(model).__name__} stays causal: bidirectional_blocks cannot be set")
+        raise ValueError(
+            f"the attention of a {type(model).__name__} stays causal: bidirectional_blocks cannot be set"
+        )
 
 
 def _padding_mask_alone(
@@ -415,14 +485,20 @@ def _padding_mask_alone(
     return args, kwargs
 
 
-def _open_clip(name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+def _open_clip(
+    name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None = None
+) -> tuple[Any, str]:
     import open_clip
 
     architecture, _, tag = name.partition("/")
     if pretrained and vision_cfg:
-        raise ValueError("vision_cfg changes the architecture, which pretrained weights do not fit: leave it out")
+        raise ValueError(
+            "vision_cfg changes the architecture, which pretrained weights do not fit: leave it out"
+        )
     if pretrained and not tag:
-        raise ValueError("expected ARCHITECTURE/TAG, such as ViT-B-32/openai (see open_clip.list_pretrained())")
+        raise ValueError(
+            "expected ARCHITECTURE/TAG, such as ViT-B-32/openai (see open_clip.list_pretrained())"
+        )
     tag_config = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
     architecture_config = (open_clip.get_model_config(architecture) or {}) if vision_cfg else {}
     logging.getLogger().addFilter(_not_about_random_weights)
@@ -432,7 +508,11 @@ def _open_clip(name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None
             tag if pretrained else None,
             force_quick_gelu=bool(tag_config and tag_config.get("quick_gelu")),
             require_pretrained=pretrained,
-            **({"vision_cfg": {**architecture_config.get("vision_cfg", {}), **vision_cfg}} if vision_cfg else {}),
+            **(
+                {"vision_cfg": {**architecture_config.get("vision_cfg", {}), **vision_cfg}}
+                if vision_cfg
+                else {}
+            ),
         )
     finally:
         logging.getLogger().removeFilter(_not_about_random_weights)
@@ -445,7 +525,10 @@ def _not_about_random_weights(record: logging.LogRecord) -> bool:
 
 
 _MODALITIES: dict[Modality, tuple[type, dict[str, Callable[..., nn.Module]]]] = {
-    "image": (ImageEncoder, {"transformers": TransformersImage, "open_clip": OpenClipImage, "timm": TimmImage}),
+    "image": (
+        ImageEncoder,
+        {"transformers": TransformersImage, "open_clip": OpenClipImage, "timm": TimmImage},
+    ),
     "text": (TextEncoder, {"transformers": TransformersText, "open_clip": OpenClipText}),
 }
 LIBRARIES = tuple(_MODALITIES["image"][1])
@@ -460,26 +543,53 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     Raises:
         ValueError: there is none, because the processor pads, say, or its output is not square.
     """
-    size, crop, methods = values.get("size") or {}, values.get("crop_size") or {}, {2: "bilinear", 3: "bicubic"}
+    size, crop, methods = (
+        values.get("size") or {},
+        values.get("crop_size") or {},
+        {2: "bilinear", 3: "bicubic"},
+    )
     side = crop if values.get("do_center_crop") else size
     method = int(2 if values.get("resample") is None else values["resample"])
     factor = float(values.get("rescale_factor") or 1 / 255)
     resize: str | int | None = None
-    if values.get("crop_pct") is not None and size.get("shortest_edge") is not None:  # ConvNeXt and ResNet
+    if (
+        values.get("crop_pct") is not None and size.get("shortest_edge") is not None
+    ):  # ConvNeXt and ResNet
         side = dict.fromkeys(("height", "width"), size["shortest_edge"])
-        resize = int(size["shortest_edge"] / values["crop_pct"]) if size["shortest_edge"] < 384 else "squash"
+        resize = (
+            int(size["shortest_edge"] / values["crop_pct"])
+            if size["shortest_edge"] < 384
+            else "squash"
+        )
     elif size.get("shortest_edge") is not None and values.get("do_center_crop"):
         resize = int(size["shortest_edge"])
     elif "height" in size and size["height"] == size.get("width") == side.get("height"):
         resize = "squash"
-    plain = values.get("do_resize", True) and values.get("do_rescale", True) and not values.get("do_pad")
-    is_supported = method in methods and math.isclose(factor, 1 / 255) and side.get("height") == side.get("width")
+    plain = (
+        values.get("do_resize", True)
+        and values.get("do_rescale", True)
+        and not values.get("do_pad")
+    )
+    is_supported = (
+        method in methods
+        and math.isclose(factor, 1 / 255)
+        and side.get("height") == side.get("width")
+    )
     if resize is None or not plain or not is_supported:
-        sizes = {name: values.get(name) for name in ("size", "crop_size", "resample", "rescale_factor", "do_pad")}
-        raise ValueError(f"its image processor has {sizes}: expected a resize to a square, or a centre crop after it")
+        sizes = {
+            name: values.get(name)
+            for name in ("size", "crop_size", "resample", "rescale_factor", "do_pad")
+        }
+        raise ValueError(
+            f"its image processor has {sizes}: expected a resize to a square, or a centre crop after it"
+        )
     normalises = values.get("do_normalize", True)
-    mean, std = (values["image_mean"], values["image_std"]) if normalises else ([0.0] * 3, [1.0] * 3)
-    return Preprocessing(int(side["height"]), tuple(mean), tuple(std), methods[method], resize, floor_crop=True)
+    mean, std = (
+        (values["image_mean"], values["image_std"]) if normalises else ([0.0] * 3, [1.0] * 3)
+    )
+    return Preprocessing(
+        int(side["height"]), tuple(mean), tuple(std), methods[method], resize, floor_crop=True
+    )
 
 
 def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
@@ -499,13 +609,19 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
         if len(prefixes) < blocks:
             raise ValueError(f"it has {len(prefixes)} blocks: {blocks} cannot be trained")
         names = [name for name, _ in encoder.named_parameters()]
-        first = next(index for index, name in enumerate(names) if name.startswith(prefixes[-blocks]))
+        first = next(
+            index for index, name in enumerate(names) if name.startswith(prefixes[-blocks])
+        )
         for parameter in list(encoder.parameters())[first:]:
             parameter.requires_grad_(True)
-    opened = {name: parameter for name, parameter in encoder.named_parameters() if parameter.requires_grad}
+    opened = {
+        name: parameter for name, parameter in encoder.named_parameters() if parameter.requires_grad
+    }
     if opened:
         with torch.enable_grad():
-            gradients = torch.autograd.grad(_example(encoder).sum(), [*opened.values()], allow_unused=True)
+            gradients = torch.autograd.grad(
+                _example(encoder).sum(), [*opened.values()], allow_unused=True
+            )
         for parameter, gradient in zip(opened.values(), gradients, strict=True):
             parameter.requires_grad_(gradient is not None)
     return [name for name, parameter in opened.items() if parameter.requires_grad]
@@ -522,22 +638,35 @@ def _blocks(encoder: nn.Module) -> list[str]:
     def size(module: nn.Module) -> int:
         # Without vocabularies, which outweigh all layers.
         layers = (layer for layer in module.modules() if not isinstance(layer, nn.Embedding))
-        return sum(parameter.numel() for layer in layers for parameter in layer.parameters(recurse=False))
+        return sum(
+            parameter.numel() for layer in layers for parameter in layer.parameters(recurse=False)
+        )
 
     parents = [
         (name, module)
         for name, module in encoder.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and 4 * size(module) > size(encoder)
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+        and len(module) > 1
+        and 4 * size(module) > size(encoder)
     ]
-    if not parents:  # stages that are attributes, as in timm's ResNets: of the first module that has several
-        parents = [(name, module) for name, module in encoder.named_modules() if len(list(module.children())) > 1]
+    if (
+        not parents
+    ):  # stages that are attributes, as in timm's ResNets: of the first module that has several
+        parents = [
+            (name, module)
+            for name, module in encoder.named_modules()
+            if len(list(module.children())) > 1
+        ]
     if not parents:
         return []
     parent, module = max(parents, key=lambda entry: size(entry[1]))
     return [
         ".".join(filter(None, (parent, name))) + "."
         for name, child in module.named_children()
-        if any(not _is_pooler(f"{name}.{parameter_name}") for parameter_name, _ in child.named_parameters())
+        if any(
+            not _is_pooler(f"{name}.{parameter_name}")
+            for parameter_name, _ in child.named_parameters()
+        )
     ]
 
 

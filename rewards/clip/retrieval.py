@@ -58,7 +58,11 @@ def retrieval_scores(
     if score == "margin":
         return -np.maximum(0.0, margin + hardest)
     better, tied = (gaps > TIE).sum(axis=1), (np.abs(gaps) <= TIE).sum(axis=1)
-    return 1 / (1 + better + tied / 2) if score == "reciprocal_rank" else np.clip((k - better) / (1 + tied), 0.0, 1.0)
+    return (
+        1 / (1 + better + tied / 2)
+        if score == "reciprocal_rank"
+        else np.clip((k - better) / (1 + tied), 0.0, 1.0)
+    )
 
 
 class Retrieval(ClipScore):
@@ -122,18 +126,24 @@ class Retrieval(ClipScore):
         self.distractors, self.both = distractors, both
         self._pool_embeddings: Embeddings | None = None
         self.bounds = self._bounds()
-        option = {"log_softmax": f",scale{self.scale:g}", "margin": f"{self.margin:g}", "recall": f"@{k}"}.get(
-            score, ""
-        )
+        option = {
+            "log_softmax": f",scale{self.scale:g}",
+            "margin": f"{self.margin:g}",
+            "recall": f"@{k}",
+        }.get(score, "")
         others = "call" if pool is None else f"{Path(pool).name}:{_digest(self.pool or [])}"
         nearest = f"{'all' if distractors is None else f'nearest {distractors}'} of {others}"
         which = f"{score}{option},{nearest}{',both directions' if both else ''}"
-        self.signature = f"{self.__name__}[{self.backbone.signature},{which},prefix={self.prefix!r}]"
+        self.signature = (
+            f"{self.__name__}[{self.backbone.signature},{which},prefix={self.prefix!r}]"
+        )
 
     def _bounds(self) -> tuple[float, float]:
         most = None if self.both else self.distractors  # an image has any number of captions
         if self.score == "log_softmax":
-            return -math.inf if most is None else -float(np.logaddexp(0, math.log(most) + 2 * self.scale)), 0.0
+            return -math.inf if most is None else -float(
+                np.logaddexp(0, math.log(most) + 2 * self.scale)
+            ), 0.0
         if self.score == "margin":
             return -(2 + self.margin), 0.0
         return 1 / (1 + most) if most is not None and self.score == "reciprocal_rank" else 0.0, 1.0
@@ -143,7 +153,11 @@ class Retrieval(ClipScore):
         return {**self.__dict__, "_pool_embeddings": None}
 
     def _score_rows(
-        self, texts: list[str], images: Sequence[Any], references: list[tuple[str, ...]], ids: Sequence[Any]
+        self,
+        texts: list[str],
+        images: Sequence[Any],
+        references: list[tuple[str, ...]],
+        ids: Sequence[Any],
     ) -> Sequence[float]:
         first: dict[Any, int] = {}
         for row, image_id in enumerate(ids):
@@ -162,12 +176,16 @@ class Retrieval(ClipScore):
         scores = np.empty(len(texts))
         alone = 0
         for rows, indices, is_distractor in self._distractors(embedded, pool, owners):
-            targets = np.clip((captions[rows].astype(np.float64) * embedded[owners[rows]]).sum(axis=1), -1.0, 1.0)
+            targets = np.clip(
+                (captions[rows].astype(np.float64) * embedded[owners[rows]]).sum(axis=1), -1.0, 1.0
+            )
             alone += int((~is_distractor.any(axis=1)).sum())
             values = self._values(targets, captions[rows] @ pool.T, is_distractor[indices])
             if self.both:
                 cosines = embedded[owners[rows]] @ captions.T
-                values = (values + self._values(targets, cosines, is_distractor[indices][:, owners])) / 2
+                values = (
+                    values + self._values(targets, cosines, is_distractor[indices][:, owners])
+                ) / 2
             scores[rows] = values
         if alone and not self._warned:
             self._warned = True
@@ -195,7 +213,9 @@ class Retrieval(ClipScore):
             if self.pool is None:
                 others[np.arange(len(near)), start + np.arange(len(near))] = False
             if self.distractors is not None and self.distractors < len(pool):
-                nearest = np.argsort(np.where(others, -near, np.inf), axis=1, kind="stable")[:, : self.distractors]
+                nearest = np.argsort(np.where(others, -near, np.inf), axis=1, kind="stable")[
+                    :, : self.distractors
+                ]
                 kept = np.zeros_like(others)
                 np.put_along_axis(kept, nearest, True, axis=1)
                 others &= kept

@@ -66,13 +66,21 @@ class Specs(ClipScore):
         if released and is_main_process():
             why = f"{self.backbone.signature} has the layout of released weights, whose cosines are often below 0"
             if scale is None:
-                logger.info("%s: %s. Scale is 'shifted', (cosine + 1) / 2, as in the released code", self.__name__, why)
+                logger.info(
+                    "%s: %s. Scale is 'shifted', (cosine + 1) / 2, as in the released code",
+                    self.__name__,
+                    why,
+                )
             elif self.clips:
                 logger.warning(
-                    "%s: %s. With scale clipped, all such captions score 0: set scale: shifted", self.__name__, why
+                    "%s: %s. With scale clipped, all such captions score 0: set scale: shifted",
+                    self.__name__,
+                    why,
                 )
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Return N scores in [0, 1]. Raises as ``ClipScore``."""
         texts = as_texts(completions)
         if not self.truncate:

@@ -22,7 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewards.clip.preprocessing import Preprocessing
-from rewards.clip.pretrained import grid_shape, load_image_encoder, local_encoder, save_encoder_config
+from rewards.clip.pretrained import (
+    grid_shape,
+    load_image_encoder,
+    local_encoder,
+    save_encoder_config,
+)
 from rewards.model_files import (
     check_sizes,
     check_state,
@@ -100,14 +105,25 @@ class LCLIPConfig:
         values = asdict(self)
         check_sizes(values)
         check_fields(self)
-        divisors = {"image_size": "patch_size", "image_width": "image_heads", "text_width": "text_heads"}
+        divisors = {
+            "image_size": "patch_size",
+            "image_width": "image_heads",
+            "text_width": "text_heads",
+        }
         for whole, unit in divisors.items():
             if getattr(self, whole) % getattr(self, unit):
-                raise ValueError(f"{whole} {getattr(self, whole)} is not a multiple of {unit} {getattr(self, unit)}")
+                raise ValueError(
+                    f"{whole} {getattr(self, whole)} is not a multiple of {unit} {getattr(self, unit)}"
+                )
 
 
 def head_mixed_attention(
-    q: Tensor, k: Tensor, v: Tensor, mix_before: Tensor, mix_after: Tensor, blocked: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mix_before: Tensor,
+    mix_after: Tensor,
+    blocked: Tensor | None = None,
 ) -> Tensor:
     """Attention of q, k, v [B, H, N, D] whose heads are mixed linearly before and after the softmax, [B, H, N, D].
 
@@ -134,8 +150,12 @@ class SharedAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
-        self.mix_before = nn.ModuleList(nn.Conv2d(heads, heads, 1, bias=False) for _ in range(repeats))
-        self.mix_after = nn.ModuleList(nn.Conv2d(heads, heads, 1, bias=False) for _ in range(repeats))
+        self.mix_before = nn.ModuleList(
+            nn.Conv2d(heads, heads, 1, bias=False) for _ in range(repeats)
+        )
+        self.mix_after = nn.ModuleList(
+            nn.Conv2d(heads, heads, 1, bias=False) for _ in range(repeats)
+        )
         self.proj = nn.Linear(width, width)
         for weight in (*self.mix_before.parameters(), *self.mix_after.parameters()):
             nn.init.trunc_normal_(weight, std=INIT_STD)
@@ -145,7 +165,9 @@ class SharedAttention(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         name = f"{repeat}.weight"
         before, after = self.mix_before.get_parameter(name), self.mix_after.get_parameter(name)
-        return self.proj(head_mixed_attention(q, k, v, before, after, blocked).transpose(1, 2).flatten(2))
+        return self.proj(
+            head_mixed_attention(q, k, v, before, after, blocked).transpose(1, 2).flatten(2)
+        )
 
 
 class MLP(nn.Module):
@@ -163,7 +185,9 @@ class MLP(nn.Module):
 class SharedBlock(nn.Module):
     """One pre-LN block that runs ``repeats`` times in a row: [B, N, W] -> [B, N, W]."""
 
-    def __init__(self, width: int, heads: int, repeats: int, qkv_bias: bool, mlp_ratio: int) -> None:
+    def __init__(
+        self, width: int, heads: int, repeats: int, qkv_bias: bool, mlp_ratio: int
+    ) -> None:
         super().__init__()
         self.repeats = repeats
         self.norm1 = nn.ModuleList(nn.LayerNorm(width) for _ in range(repeats))
@@ -198,7 +222,11 @@ class ImageStudent(nn.Module):
     def __init__(self, config: LCLIPConfig, encoder: Any = None) -> None:
         super().__init__()
         self.config = config
-        width, patch, cells = config.image_width, config.patch_size, (config.image_size // config.patch_size) ** 2
+        width, patch, cells = (
+            config.image_width,
+            config.patch_size,
+            (config.image_size // config.patch_size) ** 2,
+        )
         self.patch_embed: nn.Module
         if config.image_encoder is None:
             # Keeps torch's initialisation, as in the released code, where it is then copied from the teacher.
@@ -211,7 +239,13 @@ class ImageStudent(nn.Module):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + cells, width))
         self.blocks = nn.ModuleList(
-            SharedBlock(width, config.image_heads, config.image_repeats, config.image_qkv_bias, config.mlp_ratio)
+            SharedBlock(
+                width,
+                config.image_heads,
+                config.image_repeats,
+                config.image_qkv_bias,
+                config.mlp_ratio,
+            )
             for _ in range(config.image_blocks)
         )
         self.norm = nn.LayerNorm(width)
@@ -224,7 +258,11 @@ class ImageStudent(nn.Module):
     @property
     def preprocessing(self) -> Preprocessing:
         """From an image to the pixels that the tower reads."""
-        return Preprocessing(self.config.image_size) if self.encoder is None else self.encoder.preprocessing
+        return (
+            Preprocessing(self.config.image_size)
+            if self.encoder is None
+            else self.encoder.preprocessing
+        )
 
     def train(self, mode: bool = True) -> ImageStudent:
         """Set the mode; the frozen image encoder stays in evaluation mode."""
@@ -242,7 +280,9 @@ class ImageStudent(nn.Module):
         if self.encoder is not None and pixels.ndim == 3:
             patches = self.patch_embed(pixels)
         elif pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
-            raise ValueError(f"pixels have shape {list(pixels.shape)}: expected [B, 3, {size}, {size}]")
+            raise ValueError(
+                f"pixels have shape {list(pixels.shape)}: expected [B, 3, {size}, {size}]"
+            )
         elif self.encoder is not None:
             patches = self.patch_embed(self.encoder(pixels).flatten(1, 2))
         else:
@@ -268,7 +308,13 @@ class TextStudent(nn.Module):
         )
         self.pos_embed = nn.Parameter(torch.empty(config.context_length, width))
         self.blocks = nn.ModuleList(
-            SharedBlock(width, config.text_heads, config.text_repeats, config.text_qkv_bias, config.mlp_ratio)
+            SharedBlock(
+                width,
+                config.text_heads,
+                config.text_repeats,
+                config.text_qkv_bias,
+                config.mlp_ratio,
+            )
             for _ in range(config.text_blocks)
         )
         self.norm = nn.LayerNorm(width)
@@ -279,7 +325,9 @@ class TextStudent(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Embed token ids [B, L] as [B, E], not normalised. Raises as ``states``."""
         states = self.states(ids)
-        return self.head(self.norm(states[torch.arange(len(ids), device=ids.device), ids.argmax(dim=-1)]))
+        return self.head(
+            self.norm(states[torch.arange(len(ids), device=ids.device), ids.argmax(dim=-1)])
+        )
 
     def states(self, ids: Tensor) -> Tensor:
         """States [B, L, W] of token ids [B, L], before the last norm. Raises ``ValueError`` for ids of another shape.
@@ -289,7 +337,9 @@ class TextStudent(nn.Module):
         ``context_length`` and padding is id 0.
         """
         longest, masked = self.config.context_length, self.config.pad_attention == "masked"
-        if ids.ndim != 2 or not (1 <= ids.shape[1] <= longest if masked else ids.shape[1] == longest):
+        if ids.ndim != 2 or not (
+            1 <= ids.shape[1] <= longest if masked else ids.shape[1] == longest
+        ):
             raise ValueError(
                 f"ids have shape {list(ids.shape)}: expected [B, {'1 to ' if masked else ''}{longest}] "
                 f"with pad_attention {self.config.pad_attention!r}"
@@ -341,7 +391,9 @@ class LCLIP(nn.Module):
         return load_student(cls, Path(path), MODEL_TYPE).eval()
 
 
-def load_student(model_class: type[Student], folder: Path, model_type: str, others: Collection[str] = ()) -> Student:
+def load_student(
+    model_class: type[Student], folder: Path, model_type: str, others: Collection[str] = ()
+) -> Student:
     """Load an ``LCLIP`` or one of its towers from a folder. Arguments and errors as for ``read_config``."""
     optional = ("image_encoder", "image_encoder_kwargs", "text_causal")
     config = read_config(LCLIPConfig, folder, model_type, optional, others)
@@ -349,7 +401,8 @@ def load_student(model_class: type[Student], folder: Path, model_type: str, othe
         with torch.device("meta"):  # no weight is initialised
             return load_weights(model_class(config), folder)
     encoder = load_image_encoder(
-        *local_encoder(config.image_encoder, config.image_encoder_kwargs, folder / "image_encoder"), pretrained=False
+        *local_encoder(config.image_encoder, config.image_encoder_kwargs, folder / "image_encoder"),
+        pretrained=False,
     )
     return load_weights(model_class(config, encoder), folder)  # type: ignore[call-arg]
 
@@ -366,7 +419,9 @@ def released_key(name: str, stage: Literal[1, 2] = 2) -> str:
     return (_STAGE_2[tower] if stage == 2 else "student.") + rest
 
 
-def from_released(state_dict: Mapping[str, Tensor], config: LCLIPConfig | None = None) -> dict[str, Tensor]:
+def from_released(
+    state_dict: Mapping[str, Tensor], config: LCLIPConfig | None = None
+) -> dict[str, Tensor]:
     """Rename the keys of a released checkpoint's state dict to those of ``LCLIP``; ``teacher.*`` is left out.
 
     Args:
@@ -382,16 +437,22 @@ def from_released(state_dict: Mapping[str, Tensor], config: LCLIPConfig | None =
         raise ValueError("this is a whole checkpoint: pass what it has under 'state_dict'")
     student = {key: tensor for key, tensor in state_dict.items() if not key.startswith("teacher.")}
     if not any(key.startswith("student.") for key in student):
-        raise ValueError(f"no key starts with 'student.': the first keys are {sorted(state_dict)[:3]}")
+        raise ValueError(
+            f"no key starts with 'student.': the first keys are {sorted(state_dict)[:3]}"
+        )
     config = config or LCLIPConfig()
     if min(config.image_repeats, config.text_repeats) < 2:
-        raise ValueError("the released layout has repeated blocks: image_repeats and text_repeats must be at least 2")
+        raise ValueError(
+            "the released layout has repeated blocks: image_repeats and text_repeats must be at least 2"
+        )
     with torch.device("meta"):
         shapes = state_shapes(LCLIP(config))
     if any(key.startswith(tuple(_STAGE_2.values())) for key in student):
         names = {released_key(name): name for name in shapes}
     else:
-        is_image = any(key.startswith(("student.cls_token", "student.patch_embed.proj.")) for key in student)
+        is_image = any(
+            key.startswith(("student.cls_token", "student.patch_embed.proj.")) for key in student
+        )
         tower = "image." if is_image else "text."
         names = {released_key(name, stage=1): name for name in shapes if name.startswith(tower)}
     released_shapes = {key: shapes[name] for key, name in names.items()}

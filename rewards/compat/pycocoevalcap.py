@@ -32,10 +32,14 @@ class PTBTokenizer:
     line break within a caption counts as a space.
     """
 
-    def tokenize(self, captions_for_image: Mapping[Hashable, Sequence[Mapping[str, str]]]) -> dict[Hashable, list[str]]:
+    def tokenize(
+        self, captions_for_image: Mapping[Hashable, Sequence[Mapping[str, str]]]
+    ) -> dict[Hashable, list[str]]:
         """Image id -> list of ``{"caption": text}`` becomes image id -> list of tokens joined by spaces."""
         ids = [image_id for image_id, captions in captions_for_image.items() for _ in captions]
-        lines = tokenize_lines([item["caption"] for captions in captions_for_image.values() for item in captions])
+        lines = tokenize_lines(
+            [item["caption"] for captions in captions_for_image.values() for item in captions]
+        )
         tokens: dict[Hashable, list[str]] = {}
         for image_id, line in zip(ids, lines, strict=True):
             tokens.setdefault(image_id, []).append(line)
@@ -48,7 +52,9 @@ class Bleu:
     def __init__(self, n: int = 4) -> None:
         self._n = n
 
-    def compute_score(self, gts: Captions, res: Captions, verbose: int = 1) -> tuple[list[float], list[list[float]]]:
+    def compute_score(
+        self, gts: Captions, res: Captions, verbose: int = 1
+    ) -> tuple[list[float], list[list[float]]]:
         """n scores of the set, in [0, 1], and n lists of the scores of N captions; ``verbose`` changes nothing."""
         counts = [
             bleu_counts(caption.split(), [reference.split() for reference in references], self._n)
@@ -71,7 +77,9 @@ class Cider:
 
     def __init__(self, test: Any = None, refs: Any = None, n: int = 4, sigma: float = 6.0) -> None:
         if n != 4:
-            raise ValueError(f"n is {n}: expected 4, the only number that the original counts n-grams up to")
+            raise ValueError(
+                f"n is {n}: expected 4, the only number that the original counts n-grams up to"
+            )
         self._sigma = sigma
 
     def compute_score(self, gts: Captions, res: Captions) -> tuple[np.float64, NDArray[np.float64]]:
@@ -79,7 +87,9 @@ class Cider:
         pairs = _pairs(gts, res)
         references = [[reference.split() for reference in captions] for _, captions in pairs]
         df = DocumentFrequencies.from_references(references, eos=False)
-        scores = np.array(cider_d([caption.split() for caption, _ in pairs], references, df, sigma=self._sigma))
+        scores = np.array(
+            cider_d([caption.split() for caption, _ in pairs], references, df, sigma=self._sigma)
+        )
         return np.mean(scores), scores
 
     def method(self) -> str:
@@ -94,11 +104,15 @@ class Rouge:
 
     def calc_score(self, candidate: list[str], refs: list[str]) -> float:
         """The score of a list of one caption against its references."""
-        return rouge_l(candidate[0].split(" "), [reference.split(" ") for reference in refs], self.beta)
+        return rouge_l(
+            candidate[0].split(" "), [reference.split(" ") for reference in refs], self.beta
+        )
 
     def compute_score(self, gts: Captions, res: Captions) -> tuple[np.float64, NDArray[np.float64]]:
         """The mean over N captions, and their scores [N]."""
-        scores = np.array([self.calc_score([caption], references) for caption, references in _pairs(gts, res)])
+        scores = np.array(
+            [self.calc_score([caption], references) for caption, references in _pairs(gts, res)]
+        )
         return np.mean(scores), scores
 
     def method(self) -> str:
@@ -115,14 +129,20 @@ def _pairs(gts: Captions, res: Captions) -> list[tuple[str, list[str]]]:
         )
     for image_id, references in gts.items():
         if type(res[image_id]) is not list or len(res[image_id]) != 1:
-            raise ValueError(f"res of image {image_id!r} is {res[image_id]!r:.80}: expected a list of one caption")
+            raise ValueError(
+                f"res of image {image_id!r} is {res[image_id]!r:.80}: expected a list of one caption"
+            )
         if type(references) is not list or not references:
-            raise ValueError(f"gts of image {image_id!r} is {references!r:.80}: expected a list of references")
+            raise ValueError(
+                f"gts of image {image_id!r} is {references!r:.80}: expected a list of references"
+            )
     return [(res[image_id][0], references) for image_id, references in gts.items()]
 
 
 def __getattr__(name: str) -> Any:
     if name != "Meteor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = optional("pycocoevalcap.meteor.meteor", "Meteor is Java's, in", "pycocoevalcap", ImportError)
+    module = optional(
+        "pycocoevalcap.meteor.meteor", "Meteor is Java's, in", "pycocoevalcap", ImportError
+    )
     return module.Meteor

@@ -31,7 +31,9 @@ class RewardMetric(Metric):
     total: Tensor
     count: Tensor
 
-    def __init__(self, reward: Reward | str, reward_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, reward: Reward | str, reward_kwargs: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         if isinstance(reward, str):
             reward = RewardBuilder(counting=()).build(reward, reward_kwargs or {})
@@ -45,7 +47,9 @@ class RewardMetric(Metric):
         Raises:
             RewardError: the reward cannot score them.
         """
-        scores = score_captions(self.reward, f"reward {self.reward.__name__!r}", None, completions, columns)
+        scores = score_captions(
+            self.reward, f"reward {self.reward.__name__!r}", None, completions, columns
+        )
         self.total += sum(scores)
         self.count += len(scores)
 

@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from rewards.base import RewardError, as_texts, checked_scores, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of, choose
+from rewards.language.chooser import (
+    Calls,
+    Chooser,
+    Endpoint,
+    Question,
+    build_chooser,
+    calls_of,
+    choose,
+)
 from rewards.options import Range, check_type, check_values
 
 Score = Literal["expected", "accuracy"]
@@ -76,7 +84,9 @@ class CaptionQA:
         check_values(Score, score=score)
         check_values(Annotated[int, Range(min=1)] | None, words=words)
         name = self.__name__
-        self.chooser = build_chooser(name, model, endpoint, cache_dir, device, precision, batch_size, vision=False)
+        self.chooser = build_chooser(
+            name, model, endpoint, cache_dir, device, precision, batch_size, vision=False
+        )
         self.score, self.words, self.seed = score, words, seed
         self.signature = f"{name}[{self.chooser.signature},{score},words{words},seed{seed}]"
 
@@ -85,7 +95,9 @@ class CaptionQA:
         """Of the model, so far."""
         return calls_of(self.chooser)
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions; ``questions`` are N lists of ``ImageQuestion``, ``image_id`` N ids.
 
         Raises:
@@ -97,11 +109,15 @@ class CaptionQA:
         rows = required_column(columns, "questions", self.__name__, len(captions))
         questions: list[Question] = []
         right: list[int] = []
-        for row, (caption, image_id, items) in enumerate(zip(captions, image_ids, rows, strict=True)):
+        for row, (caption, image_id, items) in enumerate(
+            zip(captions, image_ids, rows, strict=True)
+        ):
             where = f"reward {self.__name__!r}: row {row}"
             for index, item in enumerate(check_questions(items, where)):
                 order = self.seed, str(image_id), index
-                question, place = pose(item, (*item["choices"], NOT_SAID), order, f"{where}, question {index}", caption)
+                question, place = pose(
+                    item, (*item["choices"], NOT_SAID), order, f"{where}, question {index}", caption
+                )
                 questions.append(question)
                 right.append(place)
         answers = iter(zip(choose(self.chooser, questions), right, strict=True))
@@ -112,7 +128,11 @@ class CaptionQA:
         return checked_scores(self, scores, len(captions))
 
     def _mark(self, probabilities: Sequence[float], right: int) -> float:
-        return probabilities[right] if self.score == "expected" else float(is_found(probabilities, right))
+        return (
+            probabilities[right]
+            if self.score == "expected"
+            else float(is_found(probabilities, right))
+        )
 
 
 def pose(
@@ -129,7 +149,9 @@ def pose(
     """
     places = shuffled_choices(len(choices), *order)
     labels = tuple(ascii_uppercase[: len(choices)])
-    lines = "\n".join(f"{label}. {choices[place]}" for label, place in zip(labels, places, strict=True))
+    lines = "\n".join(
+        f"{label}. {choices[place]}" for label, place in zip(labels, places, strict=True)
+    )
     text = prompt.format(caption=caption, question=item["question"], choices=lines)
     return Question(text, labels, where), places.index(choices.index(item["answer"]))
 
@@ -143,7 +165,9 @@ def shuffled_choices(count: int, seed: int, image_id: str, index: int) -> list[i
     """An order of ``count`` choices that depends on the seed, the image and the number of the question alone."""
 
     def key(choice: int) -> bytes:
-        return hashlib.blake2b(f"{seed}\0{image_id}\0{index}\0{choice}".encode(), digest_size=8).digest()
+        return hashlib.blake2b(
+            f"{seed}\0{image_id}\0{index}\0{choice}".encode(), digest_size=8
+        ).digest()
 
     return sorted(range(count), key=key)
 
@@ -157,7 +181,9 @@ def length_factor(caption: str, words: int | None) -> float:
 def check_questions(items: Any, where: str) -> list[ImageQuestion]:
     """The questions of an image, at least one. Raises ``RewardError`` that begins with ``where``."""
     if not isinstance(items, list | tuple) or not items:
-        raise RewardError(f"{where}: questions are {items!r:.80}: expected a list of {{question, choices, answer}}")
+        raise RewardError(
+            f"{where}: questions are {items!r:.80}: expected a list of {{question, choices, answer}}"
+        )
     for index, item in enumerate(items):
         name = f"{where}, question {index}"
         check_type(item, ImageQuestion, name, RewardError)
@@ -167,6 +193,8 @@ def check_questions(items: Any, where: str) -> list[ImageQuestion]:
             most = f"2 to {len(ascii_uppercase) - 1} different ones, and none that is {NOT_SAID!r}"
             raise RewardError(f"{name}: choices are {choices!r:.80}: expected {most}")
         if item["answer"] not in choices:
-            raise RewardError(f"{name}: answer is {item['answer']!r:.80}: expected one of the choices {choices!r:.80}")
+            raise RewardError(
+                f"{name}: answer is {item['answer']!r:.80}: expected one of the choices {choices!r:.80}"
+            )
     checked: Sequence[Mapping[str, Any]] = items
     return list(checked)  # type: ignore[arg-type]

@@ -114,14 +114,19 @@ class Calls(NamedTuple):
 def calls_of(*models: object) -> Calls:
     """The calls of several models together; None, and a model of one's own that does not count, have none."""
     tokens = [getattr(model, "tokens", 0) for model in models]
-    return Calls(sum(getattr(model, "requests", 0) for model in models), None if None in tokens else sum(tokens))
+    return Calls(
+        sum(getattr(model, "requests", 0) for model in models),
+        None if None in tokens else sum(tokens),
+    )
 
 
 def choose(chooser: Chooser, questions: Sequence[Question]) -> list[list[float]]:
     """Probabilities of the labels of each question. Raises ``RewardError`` where a model's answer has none."""
     answers = chooser.choose(questions)
     if len(answers) != len(questions):
-        raise RewardError(f"the model {chooser.signature} has {len(answers)} answers to {len(questions)} questions")
+        raise RewardError(
+            f"the model {chooser.signature} has {len(answers)} answers to {len(questions)} questions"
+        )
     for question, answer in zip(questions, answers, strict=True):
         if not _can_answer(answer, question):
             expected = f"expected probabilities of {list(question.labels)}, which add up to 1"
@@ -152,7 +157,9 @@ def build_chooser(
             return VisionChooser(name, reward, device, precision, batch_size)
         return TextChooser(name, reward, device, precision, batch_size)
 
-    return answering_model(reward, model, endpoint, cache_dir, Chooser, load, EndpointChooser, CachedChooser)
+    return answering_model(
+        reward, model, endpoint, cache_dir, Chooser, load, EndpointChooser, CachedChooser
+    )
 
 
 def answering_model(
@@ -172,7 +179,9 @@ def answering_model(
         ValueError: not exactly one of ``model`` and ``endpoint`` is set, or an option of the endpoint is wrong.
     """
     if (model is None) == (endpoint is None):
-        raise ValueError(f"{name}: set either model (a local model) or endpoint: {{url: ..., model: ...}}")
+        raise ValueError(
+            f"{name}: set either model (a local model) or endpoint: {{url: ..., model: ...}}"
+        )
     answerer: Model
     if endpoint is not None:
         if not isinstance(endpoint, Endpoint):
@@ -191,12 +200,18 @@ def label_ids(tokenizer: Any, labels: Sequence[str], reward: str) -> list[list[i
     """First tokens of each label, with and without a space before it. Raises ``ValueError`` where two share one."""
     ids = []
     for label in labels:
-        pieces = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (label, f" {label}"))
-        spoken = {piece for tokens in pieces for piece in tokens[:1] if tokenizer.decode([piece]).strip()}
+        pieces = (
+            tokenizer(text, add_special_tokens=False)["input_ids"] for text in (label, f" {label}")
+        )
+        spoken = {
+            piece for tokens in pieces for piece in tokens[:1] if tokenizer.decode([piece]).strip()
+        }
         ids.append(sorted(spoken))
     first = [piece for pieces in ids for piece in pieces]
     if len(set(first)) < len(first) or not all(ids):
-        raise ValueError(f"{reward}: the tokenizer does not tell the labels {list(labels)} apart by their first tokens")
+        raise ValueError(
+            f"{reward}: the tokenizer does not tell the labels {list(labels)} apart by their first tokens"
+        )
     return ids
 
 
@@ -223,7 +238,9 @@ def prompt_ids(frozen: FrozenModel, question: Question, room: int = 0) -> list[i
         ids = tokenizer(f"{question.text}\nAnswer:")["input_ids"]
     if len(ids) + room > frozen.longest:
         size = f"{len(ids)} tokens" + (f" and the answer up to {room}" if room else "")
-        raise RewardError(f"{question.where}: the prompt has {size}, the model reads {frozen.longest}")
+        raise RewardError(
+            f"{question.where}: the prompt has {size}, the model reads {frozen.longest}"
+        )
     return ids
 
 
@@ -237,9 +254,13 @@ def next_logits(network: Any, inputs: Mapping[str, Any]) -> Any:
 
     ends = inputs["attention_mask"].sum(1) - 1
     positions, place = torch.unique(ends, return_inverse=True)
-    keeps = "logits_to_keep" in inspect.signature(network.forward).parameters  # a few models make all logits
+    keeps = (
+        "logits_to_keep" in inspect.signature(network.forward).parameters
+    )  # a few models make all logits
     with torch.no_grad():
-        logits = network(**inputs, use_cache=False, **({"logits_to_keep": positions} if keeps else {})).logits
+        logits = network(
+            **inputs, use_cache=False, **({"logits_to_keep": positions} if keeps else {})
+        ).logits
     return logits[torch.arange(len(ends), device=place.device), place if keeps else ends]
 
 
@@ -253,8 +274,13 @@ def _answer(question: Question, logits: Any, tokenizer: Any, reward: str) -> lis
 class TextChooser:
     """A local causal language model: one forward pass for a batch of prompts."""
 
-    def __init__(self, model: str, reward: str, device: str | None, precision: Precision, batch_size: int) -> None:
-        self._frozen, self.reward = load_frozen("AutoModelForCausalLM", model, reward, device, precision), reward
+    def __init__(
+        self, model: str, reward: str, device: str | None, precision: Precision, batch_size: int
+    ) -> None:
+        self._frozen, self.reward = (
+            load_frozen("AutoModelForCausalLM", model, reward, device, precision),
+            reward,
+        )
         self.batch_size = batch_size
         self.signature = f"{Path(model).name},{self._frozen.weights},{precision}"
         self.requests = self.tokens = 0
@@ -267,13 +293,20 @@ class TextChooser:
         answers: list[list[float]] = [[] for _ in questions]
         order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
         for batch in chunks(order, self.batch_size, f"{self.reward}: answers"):
-            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(prompts[row]) for row in batch], batch_first=True)
+            ids = torch.nn.utils.rnn.pad_sequence(
+                [torch.tensor(prompts[row]) for row in batch], batch_first=True
+            )
             lengths = torch.tensor([len(prompts[row]) for row in batch])
             mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
             device = self._frozen.device
-            logits = next_logits(self._frozen.network, {"input_ids": ids.to(device), "attention_mask": mask.to(device)})
+            logits = next_logits(
+                self._frozen.network,
+                {"input_ids": ids.to(device), "attention_mask": mask.to(device)},
+            )
             for row, logits_of_row in zip(batch, logits, strict=True):
-                answers[row] = _answer(questions[row], logits_of_row, self._frozen.tokenizer, self.reward)
+                answers[row] = _answer(
+                    questions[row], logits_of_row, self._frozen.tokenizer, self.reward
+                )
             self.requests += len(batch)
             self.tokens += int(lengths.sum())
         return answers
@@ -291,10 +324,14 @@ class VisionModel:
 
         with naming(f"{reward}: the model {model!r} cannot be loaded"):
             options = transformers_options(model)
-            self.processor: Any = transformers.AutoProcessor.from_pretrained(model, padding_side="right", **options)
+            self.processor: Any = transformers.AutoProcessor.from_pretrained(
+                model, padding_side="right", **options
+            )
             if not getattr(self.processor, "chat_template", None):
                 raise ValueError("its processor has no chat template")
-            if self.processor.tokenizer.pad_token is None:  # any will do, as no token sees the padding
+            if (
+                self.processor.tokenizer.pad_token is None
+            ):  # any will do, as no token sees the padding
                 self.processor.tokenizer.pad_token = self.processor.tokenizer.eos_token
             options |= {"dtype": DTYPES[precision], "use_safetensors": True}
             network = load_complete(transformers.AutoModelForImageTextToText, model, **options)
@@ -326,7 +363,9 @@ class VisionModel:
 class VisionChooser:
     """A local vision-language model: one forward pass for a batch of prompts with their images."""
 
-    def __init__(self, model: str, reward: str, device: str | None, precision: Precision, batch_size: int) -> None:
+    def __init__(
+        self, model: str, reward: str, device: str | None, precision: Precision, batch_size: int
+    ) -> None:
         self._model, self.reward = VisionModel(model, reward, device, precision), reward
         self.batch_size = batch_size
         self.signature = self._model.signature
@@ -339,7 +378,9 @@ class VisionChooser:
             inputs = self._model.inputs(batch)
             logits = next_logits(self._model.network, inputs)
             tokenizer = self._model.processor.tokenizer
-            answers += [_answer(*pair, tokenizer, self.reward) for pair in zip(batch, logits, strict=True)]
+            answers += [
+                _answer(*pair, tokenizer, self.reward) for pair in zip(batch, logits, strict=True)
+            ]
             self.requests += len(batch)
             self.tokens += int(inputs["attention_mask"].sum())
         return answers
@@ -351,7 +392,9 @@ class EndpointClient:
     def __init__(self, endpoint: Endpoint) -> None:
         check_fields(endpoint)
         if not endpoint.url.startswith(("http://", "https://")):
-            raise ValueError(f"endpoint.url is {endpoint.url!r}: expected an address such as http://127.0.0.1:8000/v1")
+            raise ValueError(
+                f"endpoint.url is {endpoint.url!r}: expected an address such as http://127.0.0.1:8000/v1"
+            )
         self.endpoint = endpoint
         self.requests = 0
         self.tokens: int | None = 0
@@ -365,7 +408,10 @@ class EndpointClient:
         self.__init__(state["endpoint"])  # type: ignore[misc]
 
     def map(
-        self, answer: Callable[[Question, float], Answer], questions: Sequence[Question], end: float | None = None
+        self,
+        answer: Callable[[Question, float], Answer],
+        questions: Sequence[Question],
+        end: float | None = None,
     ) -> list[Answer]:
         """``answer`` of every question, ``concurrency`` at a time.
 
@@ -375,7 +421,9 @@ class EndpointClient:
         answers: list[Answer] = []
         end = end_of_scoring(self.endpoint.time_limit) if end is None else end
         with ThreadPoolExecutor(self.endpoint.concurrency) as pool:
-            for batch in chunks(questions, 4 * self.endpoint.concurrency, f"{self.endpoint.model}: answers"):
+            for batch in chunks(
+                questions, 4 * self.endpoint.concurrency, f"{self.endpoint.model}: answers"
+            ):
                 answers += pool.map(answer, batch, repeat(end))
         return answers
 
@@ -386,31 +434,53 @@ class EndpointClient:
             buffer = io.BytesIO()
             open_image(question.image).save(buffer, "PNG")
             url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-            content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question.text}]
+            content = [
+                {"type": "image_url", "image_url": {"url": url}},
+                {"type": "text", "text": question.text},
+            ]
         endpoint = self.endpoint
-        body = {"model": endpoint.model, "messages": [{"role": "user", "content": content}], "temperature": 0}
+        body = {
+            "model": endpoint.model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+        }
         with self._lock:
             if endpoint.max_requests is not None and self.requests >= endpoint.max_requests:
                 raise RewardError(
                     f"{question.where}: {self.requests} requests were made, as many as max_requests allows"
                 )
             self.requests += 1
-        address, token = f"{endpoint.url.rstrip('/')}/chat/completions", token_of(endpoint.key_variable)
+        address, token = (
+            f"{endpoint.url.rstrip('/')}/chat/completions",
+            token_of(endpoint.key_variable),
+        )
         body |= {"max_tokens": max_tokens, **options}
-        limit = "" if end == math.inf else f", within {endpoint.time_limit:g} seconds (time_limit) of the first one"
+        limit = (
+            ""
+            if end == math.inf
+            else f", within {endpoint.time_limit:g} seconds (time_limit) of the first one"
+        )
         with naming(f"{question.where}{limit}", (HttpError,), RewardError):
-            answer = request_json(address, body, token, endpoint.timeout, endpoint.attempts, deadline=end)
+            answer = request_json(
+                address, body, token, endpoint.timeout, endpoint.attempts, deadline=end
+            )
         count = _tokens_of(answer)
         with self._lock:
             if count is None and self.tokens is not None:
-                logger.warning("%s does not say how many tokens it reads: they are not counted", endpoint.url)
+                logger.warning(
+                    "%s does not say how many tokens it reads: they are not counted", endpoint.url
+                )
             self.tokens = None if self.tokens is None or count is None else self.tokens + count
         return answer
 
     def naming_answer(self, question: Question) -> AbstractContextManager[None]:
         """Context that turns what an answer lacks into a ``RewardError`` that names question and address."""
         where = f"{question.where}: the answer of {self.endpoint.url}"
-        return naming(where, (LookupError, TypeError, ValueError, ArithmeticError, AttributeError), RewardError)
+        return naming(
+            where,
+            (LookupError, TypeError, ValueError, ArithmeticError, AttributeError),
+            RewardError,
+        )
 
 
 def end_of_scoring(time_limit: float | None) -> float:
@@ -460,7 +530,9 @@ class EndpointChooser:
             with self.client.naming_answer(question):
                 choice = answer["choices"][0]
                 if logprobs:
-                    masses, unlisted = _masses(question, choice["logprobs"]["content"][0]["top_logprobs"])
+                    masses, unlisted = _masses(
+                        question, choice["logprobs"]["content"][0]["top_logprobs"]
+                    )
                 else:
                     text = str(choice["message"]["content"]).strip().rstrip(".):")
                     masses = [float(text == label) for label in question.labels]
@@ -485,7 +557,9 @@ def _masses(question: Question, listed: Any) -> tuple[list[float], float]:
     if not total < 1.01:
         raise ValueError(f"the probabilities of its tokens add up to {total:g}: expected at most 1")
     spoken = [(token.strip(), mass) for (token, _), mass in masses.items()]
-    labels = [math.fsum(mass for token, mass in spoken if token == label) for label in question.labels]
+    labels = [
+        math.fsum(mass for token, mass in spoken if token == label) for label in question.labels
+    ]
     return labels, max(0.0, min(labels.count(0.0) * min(masses.values()), 1 - total))
 
 
@@ -497,7 +571,9 @@ class AnswerCache:
         with naming("cache_dir"):
             folder.mkdir(parents=True, exist_ok=True)
         with self._open() as database:
-            database.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, probabilities TEXT NOT NULL)")
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, probabilities TEXT NOT NULL)"
+            )
 
     @contextlib.contextmanager
     def _open(self) -> Any:
@@ -508,17 +584,29 @@ class AnswerCache:
             yield database
 
     def answers(
-        self, signature: str, questions: Sequence[Question], ask: Callable[[Sequence[Question]], Sequence[Any]]
+        self,
+        signature: str,
+        questions: Sequence[Question],
+        ask: Callable[[Sequence[Question]], Sequence[Any]],
     ) -> list[Any]:
         """Answers of the model with this ``signature``; only questions without one are asked, once."""
         keys = [self._key(signature, question) for question in questions]
         with self._open() as database:
             asked = dict(zip(keys, questions, strict=True))
-            kept = {key: answer for key, question in asked.items() for answer in self._read(database, key, question)}
-        missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in kept}
+            kept = {
+                key: answer
+                for key, question in asked.items()
+                for answer in self._read(database, key, question)
+            }
+        missing = {
+            key: question for key, question in zip(keys, questions, strict=True) if key not in kept
+        }
         for batch in chunks(list(missing.items()), SAVED_TOGETHER, "answers, saved"):
             new_answers = ask([question for _, question in batch])
-            rows = [(key, json.dumps(answer)) for (key, _), answer in zip(batch, new_answers, strict=True)]
+            rows = [
+                (key, json.dumps(answer))
+                for (key, _), answer in zip(batch, new_answers, strict=True)
+            ]
             with self._open() as database:
                 database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", rows)
             kept |= {key: answer for (key, _), answer in zip(batch, new_answers, strict=True)}
@@ -529,9 +617,13 @@ class AnswerCache:
         answers = []
         for (text,) in database.execute("SELECT probabilities FROM answers WHERE key = ?", (key,)):
             with contextlib.suppress(ValueError, TypeError, RecursionError):
-                answers += [answer for answer in [json.loads(text)] if _can_answer(answer, question)]
+                answers += [
+                    answer for answer in [json.loads(text)] if _can_answer(answer, question)
+                ]
             if not answers:
-                logger.warning("cache_dir: an answer in %s is damaged: it is asked for again", self.folder)
+                logger.warning(
+                    "cache_dir: an answer in %s is damaged: it is asked for again", self.folder
+                )
         return answers
 
     def _key(self, signature: str, question: Question) -> bytes:
@@ -544,7 +636,11 @@ def _can_answer(answer: Any, question: Question) -> bool:
     if not question.labels:
         return isinstance(answer, str)
     with contextlib.suppress(ValueError, TypeError, ArithmeticError):
-        return len(answer) == len(question.labels) and min(answer) >= 0 and abs(math.fsum(answer) - 1) < 1e-3
+        return (
+            len(answer) == len(question.labels)
+            and min(answer) >= 0
+            and abs(math.fsum(answer) - 1) < 1e-3
+        )
     return False
 
 

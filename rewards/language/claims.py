@@ -14,7 +14,15 @@ from typing import Any, Literal
 
 from rewards.base import as_texts, checked_scores, naming, reference_lists, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import Calls, Chooser, Endpoint, Question, build_chooser, calls_of, choose
+from rewards.language.chooser import (
+    Calls,
+    Chooser,
+    Endpoint,
+    Question,
+    build_chooser,
+    calls_of,
+    choose,
+)
 from rewards.language.writer import Writer, build_writer, read_answers, read_list
 from rewards.options import check_values
 from rewards.text.detail_units import default_tagger, detail_units_of
@@ -92,10 +100,14 @@ class Claims:
             arguments = {"cache_dir": cache_dir, "device": device, "precision": precision} | cut
             with naming(f"{name}: cut", (TypeError,), ValueError):
                 self.writer = build_writer(f"{name}: cut", **arguments)
-        self.chooser = build_chooser(name, model, endpoint, cache_dir, device, precision, batch_size, vision)
+        self.chooser = build_chooser(
+            name, model, endpoint, cache_dir, device, precision, batch_size, vision
+        )
         self.source, self.score = source, score
         needs = {"image"} if vision and score != "recall" else set()
-        self.columns = frozenset(needs | ({"references"} if score != "precision" or not vision else set()))
+        self.columns = frozenset(
+            needs | ({"references"} if score != "precision" or not vision else set())
+        )
         cutter = "" if self.writer is None else f",cut {self.writer.signature}"
         self.signature = f"{name}[{self.chooser.signature},{source},{score},distinct{cutter}]"
 
@@ -104,7 +116,9 @@ class Claims:
         """Of all models, so far."""
         return calls_of(self.chooser, self.writer)
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions.
 
         Raises:
@@ -112,19 +126,35 @@ class Claims:
         """
         captions = as_texts(completions)
         count = len(captions)
-        references = reference_lists(columns, self.__name__, count) if "references" in self.columns else [()] * count
-        images = required_column(columns, "image", self.__name__, count) if "image" in self.columns else [None] * count
+        references = (
+            reference_lists(columns, self.__name__, count)
+            if "references" in self.columns
+            else [()] * count
+        )
+        images = (
+            required_column(columns, "image", self.__name__, count)
+            if "image" in self.columns
+            else [None] * count
+        )
         longest = [max(texts, key=len, default="") for texts in references]
         units = self._cut(captions, "row")
         expected = self._cut(longest, "reference of row") if self.score != "precision" else {}
         questions: list[Question] = []
         sizes: list[tuple[int, int]] = []
-        for row, (caption, texts, image) in enumerate(zip(captions, references, images, strict=True)):
+        for row, (caption, texts, image) in enumerate(
+            zip(captions, references, images, strict=True)
+        ):
             where = f"reward {self.__name__!r}: row {row}"
             stated = units[caption] if self.score != "recall" else []
             asked = expected[longest[row]] if self.score != "precision" and units[caption] else []
-            questions += [self._verify(claim, caption, texts, image, f"{where}, claim {claim!r}") for claim in stated]
-            questions += [_in_text(claim, [caption], f"{where}, claim of a reference {claim!r}") for claim in asked]
+            questions += [
+                self._verify(claim, caption, texts, image, f"{where}, claim {claim!r}")
+                for claim in stated
+            ]
+            questions += [
+                _in_text(claim, [caption], f"{where}, claim of a reference {claim!r}")
+                for claim in asked
+            ]
             sizes.append((len(stated), len(asked)))
         truth = iter(answer[0] for answer in choose(self.chooser, questions))
         scores = []
@@ -143,11 +173,16 @@ class Claims:
             if text.strip():
                 rows.setdefault(text, row)
         where = f"reward {self.__name__!r}: {name}"
-        questions = [Question(CUT_PROMPT.format(caption=text), (), f"{where} {row}") for text, row in rows.items()]
+        questions = [
+            Question(CUT_PROMPT.format(caption=text), (), f"{where} {row}")
+            for text, row in rows.items()
+        ]
         claims = dict(zip(rows, read_answers(self.writer, questions, read_claims), strict=True))
         return {text: claims.get(text, []) for text in texts}
 
-    def _verify(self, claim: str, caption: str, references: Sequence[str], image: Any, where: str) -> Question:
+    def _verify(
+        self, claim: str, caption: str, references: Sequence[str], image: Any, where: str
+    ) -> Question:
         if self.source == "references":
             return _in_text(claim, references, where)
         return Question(IMAGE_PROMPT.format(caption=caption, claim=claim), LABELS, where, image)

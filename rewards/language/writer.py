@@ -65,7 +65,9 @@ def build_writer(
     check_values(Count, max_new_tokens=max_new_tokens)
 
     def load(folder: str) -> Writer:
-        return (VisionWriter if vision else TextWriter)(folder, name, device, precision, max_new_tokens)
+        return (VisionWriter if vision else TextWriter)(
+            folder, name, device, precision, max_new_tokens
+        )
 
     def ask(options: Endpoint) -> Writer:
         return EndpointWriter(options, max_new_tokens)
@@ -121,10 +123,17 @@ def read_list(answer: str) -> list[Any]:
 class TextWriter:
     """A local causal language model, greedily, one prompt at a time, so that an answer depends on its prompt alone."""
 
-    def __init__(self, model: str, name: str, device: str | None, precision: Precision, max_new_tokens: int) -> None:
-        self._frozen, self.name = load_frozen("AutoModelForCausalLM", model, name, device, precision), name
+    def __init__(
+        self, model: str, name: str, device: str | None, precision: Precision, max_new_tokens: int
+    ) -> None:
+        self._frozen, self.name = (
+            load_frozen("AutoModelForCausalLM", model, name, device, precision),
+            name,
+        )
         self.max_new_tokens = max_new_tokens
-        self.signature = f"{Path(model).name},{self._frozen.weights},{precision},tokens{max_new_tokens}"
+        self.signature = (
+            f"{Path(model).name},{self._frozen.weights},{precision},tokens{max_new_tokens}"
+        )
         self.requests = self.tokens = 0
 
     def write(self, questions: Sequence[Question]) -> list[str]:
@@ -133,15 +142,22 @@ class TextWriter:
 
         answers = []
         for (question,) in chunks(questions, 1, f"{self.name}: texts"):
-            ids = torch.tensor([prompt_ids(self._frozen, question, self.max_new_tokens)], device=self._frozen.device)
-            answers.append(_generate(self._frozen.network, self._frozen.tokenizer, self, {"input_ids": ids}))
+            ids = torch.tensor(
+                [prompt_ids(self._frozen, question, self.max_new_tokens)],
+                device=self._frozen.device,
+            )
+            answers.append(
+                _generate(self._frozen.network, self._frozen.tokenizer, self, {"input_ids": ids})
+            )
         return answers
 
 
 class VisionWriter:
     """A local vision-language model, greedily, one prompt with its image at a time."""
 
-    def __init__(self, model: str, name: str, device: str | None, precision: Precision, max_new_tokens: int) -> None:
+    def __init__(
+        self, model: str, name: str, device: str | None, precision: Precision, max_new_tokens: int
+    ) -> None:
         self._model, self.name = VisionModel(model, name, device, precision), name
         self.max_new_tokens = max_new_tokens
         self.signature = f"{self._model.signature},tokens{max_new_tokens}"
@@ -161,8 +177,17 @@ def _generate(network: Any, tokenizer: Any, writer: TextWriter | VisionWriter, i
     import torch
 
     end = tokenizer.eos_token_id
-    options = {"do_sample": False, "num_beams": 1, "max_new_tokens": writer.max_new_tokens, "pad_token_id": end}
-    mask = {} if "attention_mask" in inputs else {"attention_mask": torch.ones_like(inputs["input_ids"])}
+    options = {
+        "do_sample": False,
+        "num_beams": 1,
+        "max_new_tokens": writer.max_new_tokens,
+        "pad_token_id": end,
+    }
+    mask = (
+        {}
+        if "attention_mask" in inputs
+        else {"attention_mask": torch.ones_like(inputs["input_ids"])}
+    )
     with torch.no_grad():
         ids = network.generate(**inputs, **mask, **options)[0]
     writer.requests += 1

@@ -40,30 +40,44 @@ class BertScore:
     bounds = (-1.0, 1.0)
 
     def __init__(
-        self, model: str, layers: int | None = None, idf: bool = False, device: str | None = None, batch_size: int = 64
+        self,
+        model: str,
+        layers: int | None = None,
+        idf: bool = False,
+        device: str | None = None,
+        batch_size: int = 64,
     ) -> None:
         check_values(Count, batch_size=batch_size)
         package = optional("bert_score", "the reward 'bertscore' needs", "'rl-caption[bertscore]'")
         default_layers = importlib.import_module("bert_score.utils").model2layers
         if layers is None and model not in default_layers:
-            raise ValueError(f"bertscore: set layers for the model {model!r}: bert-score has no default for it")
+            raise ValueError(
+                f"bertscore: set layers for the model {model!r}: bert-score has no default for it"
+            )
         _check_folder(model, layers)
         with naming(f"bertscore: the model {model!r} cannot be used"):
             _check_code(model)
         self.layers = layers if layers is not None else int(default_layers[model])
         self.model, self.idf, self.batch_size = model, idf, batch_size
         with naming(
-            f"bertscore: the model {model!r} with layers {self.layers} cannot be used", (OSError, AssertionError)
+            f"bertscore: the model {model!r} with layers {self.layers} cannot be used",
+            (OSError, AssertionError),
         ):
             self._scorer = package.BERTScorer(
-                model_type=model, num_layers=self.layers, idf=idf, device=device, batch_size=batch_size
+                model_type=model,
+                num_layers=self.layers,
+                idf=idf,
+                device=device,
+                batch_size=batch_size,
             )
         _mend_tokenizer(self._scorer, model)
         version, weighted = importlib.metadata.version("bert-score"), "idf" if idf else "no-idf"
         which = f"{Path(model).name},{_weights(self._scorer)},L{self.layers},{weighted}"
         self.signature = f"BERTScore-F1[{which}]+bert-score{version}"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by the column ``references``.
 
         Raises:
@@ -74,19 +88,27 @@ class BertScore:
         for row, captions in enumerate(references):
             for caption in captions:
                 if not caption.strip():
-                    raise RewardError(f"reward {self.__name__!r}: row {row} has a reference without a word")
+                    raise RewardError(
+                        f"reward {self.__name__!r}: row {row} has a reference without a word"
+                    )
         scores = [0.0] * len(texts)
         rows = [row for row, text in enumerate(texts) if text.strip()]
         if rows:
             if self.idf:
                 self._scorer._idf_dict = None
-                self._scorer.compute_idf([caption for captions in references for caption in captions])
+                self._scorer.compute_idf(
+                    [caption for captions in references for caption in captions]
+                )
             values = self._scorer.score(
-                [texts[row] for row in rows], [list(references[row]) for row in rows], batch_size=self.batch_size
+                [texts[row] for row in rows],
+                [list(references[row]) for row in rows],
+                batch_size=self.batch_size,
             )[2].tolist()
             for row, value in zip(rows, values, strict=True):
                 if not math.isfinite(value):
-                    raise RewardError(f"reward {self.__name__!r}: row {row} got {value!r} for {texts[row]!r:.80}")
+                    raise RewardError(
+                        f"reward {self.__name__!r}: row {row} got {value!r} for {texts[row]!r:.80}"
+                    )
                 scores[row] = min(1.0, max(-1.0, value))  # rounding passes 1 by 1e-7
         return checked_scores(self, scores, len(texts))
 
@@ -99,11 +121,15 @@ def _check_folder(model: str, layers: int | None) -> None:
         return
     file = folder / "config.json"
     if not file.is_file():
-        raise ValueError(f"bertscore: {model} has no config.json: expected the folder of a model of Transformers")
+        raise ValueError(
+            f"bertscore: {model} has no config.json: expected the folder of a model of Transformers"
+        )
     with naming(f"bertscore: the model {model!r} cannot be used"):
         model_type = read_object(file).get("model_type", "")
     if "t5" in model and "t5" not in str(model_type):
-        raise ValueError(f"bertscore: bert-score takes a model for T5 if its path has 't5' in it: rename {model}")
+        raise ValueError(
+            f"bertscore: bert-score takes a model for T5 if its path has 't5' in it: rename {model}"
+        )
 
 
 def _check_code(model: str) -> None:

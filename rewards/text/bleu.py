@@ -76,12 +76,16 @@ class Bleu:
         self.__name__ = f"bleu{n}"
         self.signature = f"BLEU[n{n},closest]+{tokenizer}"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by the column ``references``. Raises ``RewardError`` as ``reference_lists``."""
         texts = as_texts(completions)
         references = reference_lists(columns, self.__name__, len(texts))
         scores = [
-            bleu_of_counts(bleu_counts(self._tokenize(text), [self._tokenize(one) for one in captions], self.n))[-1]
+            bleu_of_counts(
+                bleu_counts(self._tokenize(text), [self._tokenize(one) for one in captions], self.n)
+            )[-1]
             for text, captions in zip(texts, references, strict=True)
         ]
         return checked_scores(self, scores, len(texts))

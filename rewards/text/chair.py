@@ -28,9 +28,28 @@ if TYPE_CHECKING:
     from rewards.images import ImageSource
 
 Measure = Literal["precision", "caption", "recall"]
-_IRREGULAR = {"people": "person", "children": "child", "mice": "mouse", "geese": "goose", "feet": "foot"}
+_IRREGULAR = {
+    "people": "person",
+    "children": "child",
+    "mice": "mouse",
+    "geese": "goose",
+    "feet": "foot",
+}
 _ANIMALS = frozenset(
-    ["bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe", "animal", "cub"]
+    [
+        "bird",
+        "cat",
+        "dog",
+        "horse",
+        "sheep",
+        "cow",
+        "elephant",
+        "bear",
+        "zebra",
+        "giraffe",
+        "animal",
+        "cub",
+    ]
 )
 _MODIFIERS = {"baby": _ANIMALS, "adult": _ANIMALS, "passenger": frozenset(["jet", "train"])}
 """A word that before such a noun is no object of its own, as in the published code."""
@@ -61,17 +80,27 @@ class ObjectVocabulary:
         """
         names: dict[tuple[str, ...], str] = {}
         with naming(f"synonyms {str(path)!r} cannot be read"):
-            lines = read_regular(path).decode("utf-8-sig").splitlines() if isinstance(path, str | Path) else path
+            lines = (
+                read_regular(path).decode("utf-8-sig").splitlines()
+                if isinstance(path, str | Path)
+                else path
+            )
         for number, line in enumerate(lines, start=1):
             if not isinstance(line, str):
-                raise ValueError(f"synonyms has {line!r:.80}: expected a text, the names of an object between commas")
+                raise ValueError(
+                    f"synonyms has {line!r:.80}: expected a text, the names of an object between commas"
+                )
             phrases = [tuple(tokenize(phrase)) for phrase in line.split(",")]
             for phrase in filter(None, phrases):
                 other = names.setdefault(phrase, " ".join(phrases[0]))
                 if other != " ".join(phrases[0]):
-                    raise ValueError(f"{path}, line {number}: {' '.join(phrase)!r} is a word for {other!r} already")
+                    raise ValueError(
+                        f"{path}, line {number}: {' '.join(phrase)!r} is a word for {other!r} already"
+                    )
         if not names:
-            raise ValueError(f"synonyms {str(path)!r} has no object: expected lines such as: bicycle, bike")
+            raise ValueError(
+                f"synonyms {str(path)!r} has no object: expected lines such as: bicycle, bike"
+            )
         return cls(names)
 
     def mentions(self, caption: str) -> list[str]:
@@ -103,7 +132,9 @@ class ObjectVocabulary:
         tables = [{word: self._name(tokenize(word) or [""]) for word in words} for words in lists]
         unknown = sorted({word for table in tables for word, name in table.items() if name is None})
         if unknown:
-            raise ValueError(f"{source} {unknown[0]!r}, which is not in synonyms ({len(unknown)} words are not)")
+            raise ValueError(
+                f"{source} {unknown[0]!r}, which is not in synonyms ({len(unknown)} words are not)"
+            )
         return [frozenset(map(str, table.values())) for table in tables]
 
     def _name(self, words: Sequence[str]) -> str | None:
@@ -143,7 +174,9 @@ def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, fr
             categories = {record["id"]: record["name"] for record in content["categories"]}
             objects = {str(record["id"]): set() for record in content.get("images", ())}
             for record in content["annotations"]:
-                objects.setdefault(str(record["image_id"]), set()).add(categories[record["category_id"]])
+                objects.setdefault(str(record["image_id"]), set()).add(
+                    categories[record["category_id"]]
+                )
         else:
             objects = {str(image_id): {*map(str, names)} for image_id, names in content.items()}
     except (AttributeError, KeyError, TypeError) as error:
@@ -235,18 +268,26 @@ class Chair:
                 errors_of_user_code(f"detector {detector!r}", ValueError),
             ):
                 self.detector = load(detector)(**(detector_kwargs or {}))
-            if not callable(self.detector) or not isinstance(getattr(self.detector, "signature", None), str):
+            if not callable(self.detector) or not isinstance(
+                getattr(self.detector, "signature", None), str
+            ):
                 raise ValueError(
                     f"detector {detector!r} is not an ObjectDetector: expected a callable object with a signature"
                 )
-        image_objects = [(image_id, sorted(object_names)) for image_id, object_names in (self.objects or {}).items()]
+        image_objects = [
+            (image_id, sorted(object_names))
+            for image_id, object_names in (self.objects or {}).items()
+        ]
         sources = {  # column -> where objects come from
             **({} if self.objects is None else {"image_id": f"file[{_digest(image_objects)}]"}),
             **({} if self.detector is None else {"image": self.detector.signature}),
             **({"references": "references"} if references else {}),
         }
         self.columns = frozenset(sources)
-        count, words = len(set(self.vocabulary.names.values())), _digest(self.vocabulary.names.items())
+        count, words = (
+            len(set(self.vocabulary.names.values())),
+            _digest(self.vocabulary.names.items()),
+        )
         self.source = f"{count} objects[{words}] of {'+'.join(sources.values())}"
         self.signature = f"CHAIR[{measure},{self.source}]"
         self._known: dict[tuple[str, ...], frozenset[str]] = {}
@@ -261,17 +302,28 @@ class Chair:
         """
         objects = [frozenset[str]()] * count
         if self.objects is not None:
-            ids = [str(image_id) for image_id in required_column(columns, "image_id", self.__name__, count)]
+            ids = [
+                str(image_id)
+                for image_id in required_column(columns, "image_id", self.__name__, count)
+            ]
             missing = [image_id for image_id in ids if image_id not in self.objects]
             if missing:
-                raise RewardError(f"reward 'chair': objects has no image {missing[0]!r} ({len(missing)} such rows)")
+                raise RewardError(
+                    f"reward 'chair': objects has no image {missing[0]!r} ({len(missing)} such rows)"
+                )
             objects = [self.objects[image_id] for image_id in ids]
         if self.detector is not None:
             images = required_column(columns, "image", self.__name__, count)
-            objects = [before | seen for before, seen in zip(objects, self._detect(self.detector, images), strict=True)]
+            objects = [
+                before | seen
+                for before, seen in zip(objects, self._detect(self.detector, images), strict=True)
+            ]
         if self.references:
             lists = reference_lists(columns, self.__name__, count)
-            objects = [before | self._mentions(captions) for before, captions in zip(objects, lists, strict=True)]
+            objects = [
+                before | self._mentions(captions)
+                for before, captions in zip(objects, lists, strict=True)
+            ]
         return objects
 
     def _detect(self, detector: ObjectDetector, images: Sequence[Any]) -> list[frozenset[str]]:
@@ -282,17 +334,29 @@ class Chair:
             lists = detector(list(new.values())) if new else []
         if not isinstance(lists, Sequence) or not all(_are_words(words) for words in lists):
             expected = "expected a list with a list of words for each image"
-            raise RewardError(f"reward 'chair': {detector.signature} returned {lists!r:.200}: {expected}")
+            raise RewardError(
+                f"reward 'chair': {detector.signature} returned {lists!r:.200}: {expected}"
+            )
         if len(lists) != len(new):
-            raise RewardError(f"reward 'chair': {detector.signature} returned {len(lists)} lists for {len(new)} images")
+            raise RewardError(
+                f"reward 'chair': {detector.signature} returned {len(lists)} lists for {len(new)} images"
+            )
         with naming("reward 'chair'", (ValueError,), RewardError):
-            seen = dict(zip(new, self.vocabulary.names_of(lists, f"{detector.signature} found"), strict=True))
-        self._seen |= {key: image_objects for key, image_objects in seen.items() if not isinstance(key, int)}
+            seen = dict(
+                zip(
+                    new, self.vocabulary.names_of(lists, f"{detector.signature} found"), strict=True
+                )
+            )
+        self._seen |= {
+            key: image_objects for key, image_objects in seen.items() if not isinstance(key, int)
+        }
         return [self._seen[key] if key in self._seen else seen[key] for key in keys]
 
     def _mentions(self, captions: tuple[str, ...]) -> frozenset[str]:
         if captions not in self._known:
-            self._known[captions] = frozenset(chain.from_iterable(map(self.vocabulary.mentions, captions)))
+            self._known[captions] = frozenset(
+                chain.from_iterable(map(self.vocabulary.mentions, captions))
+            )
         return self._known[captions]
 
     def counts(self, completions: Sequence[Any], columns: dict[str, Any]) -> list[ChairCounts]:
@@ -300,13 +364,18 @@ class Chair:
         texts = as_texts(completions)
         objects = self.objects_of(len(texts), columns)
         return [
-            chair_counts(self.vocabulary.mentions(text), present) for text, present in zip(texts, objects, strict=True)
+            chair_counts(self.vocabulary.mentions(text), present)
+            for text, present in zip(texts, objects, strict=True)
         ]
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions. Raises ``RewardError`` if a column is missing, or as ``objects_of``."""
         counts = self.counts(completions, columns)
-        return checked_scores(self, [self._score(caption_counts) for caption_counts in counts], len(counts))
+        return checked_scores(
+            self, [self._score(caption_counts) for caption_counts in counts], len(counts)
+        )
 
     def _score(self, counts: ChairCounts) -> float:
         if self.measure == "recall":
@@ -317,7 +386,11 @@ class Chair:
 
 
 def _are_words(words: Any) -> bool:
-    return isinstance(words, Collection) and not isinstance(words, str) and all(isinstance(word, str) for word in words)
+    return (
+        isinstance(words, Collection)
+        and not isinstance(words, str)
+        and all(isinstance(word, str) for word in words)
+    )
 
 
 def _digest(content: Iterable[tuple[Any, Any]]) -> str:

@@ -23,7 +23,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rewards.base import as_texts, checked_scores, finished_captions, reference_lists, required_column
+from rewards.base import (
+    as_texts,
+    checked_scores,
+    finished_captions,
+    reference_lists,
+    required_column,
+)
 from rewards.options import Count, check_values
 from rewards.text.document_frequency import EOS, DocumentFrequencies, load_legacy_pickle
 from rewards.text.ngrams import Array, Tokens, is_new, ngram_occurrences
@@ -33,9 +39,7 @@ logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 1 << 18
 """Tokens of candidates and references in one batch of the computation."""
-CIDER_SCALE = (
-    "CIDEr-D is shown times 100, as papers print it; in log files, and as a part of a weighted reward, it is 0 to 10."
-)
+CIDER_SCALE = "CIDEr-D is shown times 100, as papers print it; in log files, and as a part of a weighted reward, it is 0 to 10."
 CIDER_DIFFERENCES = (
     "As a reward, CIDEr-D counts the end of a caption (EOS) as a token and takes document frequencies from the "
     "training split, unless set otherwise. Validation and evaluation leave EOS out and take them from the references "
@@ -68,9 +72,13 @@ def cider_d(
         ValueError: numbers of candidates and references differ, an image has no reference, or ``n`` is above ``df.n``.
     """
     if len(candidates) != len(references):
-        raise ValueError(f"{len(candidates)} candidates but {len(references)} lists of references: expected one each")
+        raise ValueError(
+            f"{len(candidates)} candidates but {len(references)} lists of references: expected one each"
+        )
     if df.n < n:
-        raise ValueError(f"the document frequencies count n-grams up to {df.n}, but CIDEr has n = {n}")
+        raise ValueError(
+            f"the document frequencies count n-grams up to {df.n}, but CIDEr has n = {n}"
+        )
     for row, captions in enumerate(references):
         if not captions:
             raise ValueError(f"candidate {row} has no reference: CIDEr needs at least one")
@@ -79,7 +87,9 @@ def cider_d(
     for stop, (candidate, captions) in enumerate(zip(candidates, references, strict=True), start=1):
         tokens += len(candidate) + sum(map(len, captions))
         if tokens >= MOST_TOKENS or stop == len(candidates):
-            scores += _batch_scores(candidates[start:stop], references[start:stop], df, n, sigma).tolist()
+            scores += _batch_scores(
+                candidates[start:stop], references[start:stop], df, n, sigma
+            ).tolist()
             start, tokens = stop, 0
     return scores
 
@@ -99,22 +109,31 @@ def _batch_scores(
     images = {id(group): group for group in references}
     row = dict(zip(images, range(len(images)), strict=True))
     image = np.fromiter((row[id(group)] for group in references), np.int64, len(references))  # [N]
-    sizes = np.fromiter(map(len, images.values()), np.int64, len(images))  # [B] references of each image
+    sizes = np.fromiter(
+        map(len, images.values()), np.int64, len(images)
+    )  # [B] references of each image
     captions = [*candidates, *chain.from_iterable(images.values())]
     lengths = np.fromiter(map(len, captions), np.int64, len(captions))  # [M]
     image_of = np.concatenate([image, np.repeat(np.arange(len(images)), sizes)])  # [M]
 
     candidate = np.repeat(np.arange(len(candidates)), sizes[image])  # [P] index among the captions
-    first_reference = (np.cumsum(sizes) - sizes + len(candidates))[image]  # [N] index among the captions
+    first_reference = (np.cumsum(sizes) - sizes + len(candidates))[
+        image
+    ]  # [N] index among the captions
     first_pair = np.cumsum(sizes[image]) - sizes[image]  # [N]
-    reference = np.arange(len(candidate)) + (first_reference - first_pair)[candidate]  # [P] index among the captions
+    reference = (
+        np.arange(len(candidate)) + (first_reference - first_pair)[candidate]
+    )  # [P] index among the captions
     penalties = _length_penalties(lengths[candidate], lengths[reference], sigma)
     total = np.zeros(len(candidates))
     for vectors in _vectors(captions, lengths, df, n):
         candidates_shared, references_shared = _match_entries(vectors, image_of, len(candidates))
         others = vectors.weights[references_shared]
         products = np.minimum(vectors.weights[candidates_shared], others) * others
-        pair = vectors.captions[references_shared] + (first_pair - first_reference)[vectors.captions[candidates_shared]]
+        pair = (
+            vectors.captions[references_shared]
+            + (first_pair - first_reference)[vectors.captions[candidates_shared]]
+        )
         # bincount adds in the order of its input; of an empty one it returns integers.
         values = np.bincount(pair, products, len(candidate)).astype(np.float64, copy=False)
         scale = vectors.norms[candidate] * vectors.norms[reference]
@@ -133,15 +152,24 @@ class _Vectors(NamedTuple):
     distinct: int  # number of distinct n-grams
 
 
-def _vectors(captions: Sequence[Tokens], lengths: Array, df: DocumentFrequencies, n: int) -> Iterator[_Vectors]:
+def _vectors(
+    captions: Sequence[Tokens], lengths: Array, df: DocumentFrequencies, n: int
+) -> Iterator[_Vectors]:
     """Yield the tf-idf vectors of M captions (``lengths`` [M]) for each order from 1 to ``n``."""
     word_ids = df.word_ids
-    unknown: defaultdict[str, int] = defaultdict()  # further ids, for words that the document frequencies lack
+    unknown: defaultdict[str, int] = (
+        defaultdict()
+    )  # further ids, for words that the document frequencies lack
     unknown.default_factory = lambda: len(word_ids) + len(unknown)
-    ids_of_words = (word_ids[word] if word in word_ids else unknown[word] for word in chain.from_iterable(captions))
+    ids_of_words = (
+        word_ids[word] if word in word_ids else unknown[word]
+        for word in chain.from_iterable(captions)
+    )
     words = np.fromiter(ids_of_words, np.int64, int(lengths.sum()))
     caption = np.repeat(np.arange(len(captions)), lengths)
-    ids = np.empty(0, np.int64)  # of the order's distinct n-grams, in the table of document frequencies
+    ids = np.empty(
+        0, np.int64
+    )  # of the order's distinct n-grams, in the table of document frequencies
     for order, occurrences in enumerate(ngram_occurrences(words, lengths, n), start=1):
         if order == 1:
             ids = np.where(occurrences.words < len(word_ids), occurrences.words, -1)
@@ -187,7 +215,10 @@ def _length_penalties(candidates: Array, references: Array, sigma: float) -> Arr
     score 0 whatever the penalty. Powers are Python's; NumPy's may differ in the last bit.
     """
     difference = np.abs(candidates - references)
-    table = [math.e ** (-(float(gap) ** 2) / (2 * sigma**2)) for gap in range(int(difference.max(initial=0)) + 1)]
+    table = [
+        math.e ** (-(float(gap) ** 2) / (2 * sigma**2))
+        for gap in range(int(difference.max(initial=0)) + 1)
+    ]
     return np.array(table)[difference]
 
 
@@ -265,7 +296,9 @@ class CiderD:
         """Pickle without the cache."""
         return {**self.__dict__, "_cache": OrderedDict()}
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by the column ``references``.
 
         ``finished`` (N booleans, absent: all true) says which captions end with EOS; ``image_id`` (N strings) tells
@@ -276,16 +309,24 @@ class CiderD:
         """
         texts = as_texts(completions)
         keys = reference_lists(columns, self.__name__, len(texts))
-        ended = finished_captions(columns, self.__name__, len(texts)) if self.eos else [False] * len(texts)
+        ended = (
+            finished_captions(columns, self.__name__, len(texts))
+            if self.eos
+            else [False] * len(texts)
+        )
         if not texts:
             return []
         references = self._reference_tokens(keys)
         df = self.df
         if df is None:
             named = columns.get("image_id") is not None
-            identities = required_column(columns, "image_id", self.__name__, len(texts)) if named else keys
+            identities = (
+                required_column(columns, "image_id", self.__name__, len(texts)) if named else keys
+            )
             images = dict(zip(identities, keys, strict=True)).values()
-            df = DocumentFrequencies.from_texts(images, eos=self.eos, n=self.n, tokenizer=self.tokenizer)
+            df = DocumentFrequencies.from_texts(
+                images, eos=self.eos, n=self.n, tokenizer=self.tokenizer
+            )
         candidates = [self._tokenize(text) for text in texts]
         for tokens, finished in zip(candidates, ended, strict=True):
             if finished:
@@ -302,7 +343,9 @@ class CiderD:
         # Rounding may exceed the largest score in the last digit.
         return checked_scores(self, [min(score, self.bounds[1]) for score in scores], len(texts))
 
-    def _reference_tokens(self, keys: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], list[list[str]]]:
+    def _reference_tokens(
+        self, keys: Sequence[tuple[str, ...]]
+    ) -> dict[tuple[str, ...], list[list[str]]]:
         """Tokens of the references of images, from the cache where it has them."""
         end = [EOS] if self.eos else []
         tokens_of: dict[tuple[str, ...], list[list[str]]] = {}
@@ -328,4 +371,6 @@ class CiderD:
                 f"{self.tokenizer!r}: their n-grams would not match. Pass {df.tokenizer!r}, or count them again"
             )
         if df.n < self.n:
-            raise ValueError(f"the document frequencies count n-grams up to {df.n}, but the reward needs {self.n}")
+            raise ValueError(
+                f"the document frequencies count n-grams up to {df.n}, but the reward needs {self.n}"
+            )

@@ -38,13 +38,19 @@ class WordConcreteness:
         self._means = read_concreteness(ratings)
         self.singular = singular
         if singular:
-            textblob = optional("textblob.inflect", "word_concreteness: singular needs", "'rl-caption[specs]'")
+            textblob = optional(
+                "textblob.inflect", "word_concreteness: singular needs", "'rl-caption[specs]'"
+            )
             self._singular = textblob.singularize
         words = "".join(f"{word}\t{mean}\n" for word, mean in sorted(self._means.items()))
         table = f"{len(self._means)} words,{hashlib.sha256(words.encode()).hexdigest()[:12]}"
-        self.signature = f"{self.__name__}[{table}{',singular' if singular else ''}]+{self.tokenizer}"
+        self.signature = (
+            f"{self.__name__}[{table}{',singular' if singular else ''}]+{self.tokenizer}"
+        )
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions."""
         texts = as_texts(completions)
         return checked_scores(self, [self._score(text) for text in texts], len(texts))
@@ -72,11 +78,15 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
         open_regular(path) as file,
     ):
         rows = csv.DictReader(
-            io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter="\t", quoting=csv.QUOTE_NONE
+            io.TextIOWrapper(file, encoding="utf-8-sig", newline=""),
+            delimiter="\t",
+            quoting=csv.QUOTE_NONE,
         )
         lacking = {"Word", "Bigram", "Conc.M"} - set(rows.fieldnames or ())
         if lacking:
-            raise ValueError(f"{path} lacks the columns {sorted(lacking)}: expected the table of Brysbaert et al.")
+            raise ValueError(
+                f"{path} lacks the columns {sorted(lacking)}: expected the table of Brysbaert et al."
+            )
         for row in rows:
             try:
                 mean = float(row["Conc.M"])
@@ -84,7 +94,9 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
                 mean = math.nan
             if not row["Word"] or not 1 <= mean <= 5:
                 found_row = f"{row['Word']!r:.80} and {row['Conc.M']!r:.80}"
-                raise ValueError(f"{path}, line {rows.line_num}: {found_row}: expected a word and a rating in [1, 5]")
+                raise ValueError(
+                    f"{path}, line {rows.line_num}: {found_row}: expected a word and a rating in [1, 5]"
+                )
             if row["Bigram"] == "0":
                 means[row["Word"].lower()] = mean
     if not means:
@@ -100,6 +112,8 @@ class CaptionLength:
     bounds = (0.0, math.inf)
     signature = "length[words at white space]"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Count the words of N captions."""
         return [float(len(text.split())) for text in as_texts(completions)]

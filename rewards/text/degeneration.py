@@ -14,14 +14,73 @@ from rewards.text.tokenize import TOKENIZER, tokenizer_of
 BAD_ENDINGS = frozenset(
     [
         # articles and determiners
-        *["a", "an", "the", "this", "these", "those", "its", "their", "his", "my", "your", "our", "some", "every"],
+        *[
+            "a",
+            "an",
+            "the",
+            "this",
+            "these",
+            "those",
+            "its",
+            "their",
+            "his",
+            "my",
+            "your",
+            "our",
+            "some",
+            "every",
+        ],
         # prepositions
-        *["against", "among", "at", "atop", "between", "during", "for", "from", "in", "into", "like", "near", "of"],
+        *[
+            "against",
+            "among",
+            "at",
+            "atop",
+            "between",
+            "during",
+            "for",
+            "from",
+            "in",
+            "into",
+            "like",
+            "near",
+            "of",
+        ],
         *["on", "onto", "to", "toward", "towards", "upon", "with", "within", "without", "next"],
         # conjunctions and relative words
-        *["and", "or", "but", "nor", "while", "as", "that", "which", "who", "whose", "where", "than", "because", "if"],
+        *[
+            "and",
+            "or",
+            "but",
+            "nor",
+            "while",
+            "as",
+            "that",
+            "which",
+            "who",
+            "whose",
+            "where",
+            "than",
+            "because",
+            "if",
+        ],
         # auxiliaries, and words that need another after them
-        *["is", "are", "was", "were", "be", "been", "being", "am", "has", "have", "had", "does", "do", "did"],
+        *[
+            "is",
+            "are",
+            "was",
+            "were",
+            "be",
+            "been",
+            "being",
+            "am",
+            "has",
+            "have",
+            "had",
+            "does",
+            "do",
+            "did",
+        ],
         *["will", "would", "could", "may", "might", "should", "'s", "n't", "very", "several"],
     ]
 )
@@ -95,7 +154,9 @@ class Repetition:
         self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
         self.signature = f"repetition[n{n}]+{tokenizer}"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions; no column is needed."""
         texts = as_texts(completions)
         return [-repeated_ngram_share([self._tokenize(text)], self.n) for text in texts]

@@ -19,7 +19,23 @@ from rewards.base import RewardError, optional
 from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SENTENCE_OPENERS, TITLES
 
 CONTINUATIONS = frozenset(
-    ["behind", "in", "under", "on", "to", "above", "left", "right", "next", "up", "down", "out", "of", "'s", "is"]
+    [
+        "behind",
+        "in",
+        "under",
+        "on",
+        "to",
+        "above",
+        "left",
+        "right",
+        "next",
+        "up",
+        "down",
+        "out",
+        "of",
+        "'s",
+        "is",
+    ]
 )
 """A unit does not end before these words, nor while the sentence begins with one of them and has no verb yet."""
 _VERBS = frozenset(["is", "are"])
@@ -84,15 +100,21 @@ def _brill_tags(words: Sequence[str]) -> list[str]:
     if not words:
         return []
     # A slash separates word and tag in the library's text format.
-    pairs = _pattern_tagger().tag(" ".join(word.replace("/", "-") for word in words), tokenize=False)
+    pairs = _pattern_tagger().tag(
+        " ".join(word.replace("/", "-") for word in words), tokenize=False
+    )
     if len(pairs) != len(words):
-        raise ValueError(f"BrillTagger returned {len(pairs)} tags for the {len(words)} tokens {' '.join(words)!r:.200}")
+        raise ValueError(
+            f"BrillTagger returned {len(pairs)} tags for the {len(words)} tokens {' '.join(words)!r:.200}"
+        )
     return [tag for _, tag in pairs]
 
 
 @cache
 def _pattern_tagger() -> Any:
-    return optional("textblob.taggers", "detail units need", "'rl-caption[specs]'", RewardError).PatternTagger()
+    return optional(
+        "textblob.taggers", "detail units need", "'rl-caption[specs]'", RewardError
+    ).PatternTagger()
 
 
 def _after_articles(words: Sequence[str], tags: list[str]) -> list[str]:
@@ -116,7 +138,10 @@ class NltkTagger:
         """Return a tag for each token of each sentence."""
         import nltk
 
-        return [[tag for _, tag in tagged] for tagged in nltk.pos_tag_sents([list(words) for words in sentences])]
+        return [
+            [tag for _, tag in tagged]
+            for tagged in nltk.pos_tag_sents([list(words) for words in sentences])
+        ]
 
 
 @cache
@@ -141,7 +166,9 @@ def detail_units(caption: str, tagger: Tagger | None = None) -> list[str]:
     return list(_cached_units(caption)) if tagger is None else _units(caption, tagger)
 
 
-def detail_units_of(captions: Sequence[str], processes: int = 1, tagger: Tagger | None = None) -> list[list[str]]:
+def detail_units_of(
+    captions: Sequence[str], processes: int = 1, tagger: Tagger | None = None
+) -> list[list[str]]:
     """Cut N captions into detail units, with ``processes`` worker processes, which take a second or two to start.
 
     Raises:
@@ -151,7 +178,9 @@ def detail_units_of(captions: Sequence[str], processes: int = 1, tagger: Tagger 
     if processes < 1:
         raise ValueError(f"processes = {processes}: expected at least 1")
     cut = partial(_units, tagger=tagger or default_tagger())
-    bar = partial(tqdm, total=len(captions), desc="detail units", unit="caption", delay=2, disable=None)
+    bar = partial(
+        tqdm, total=len(captions), desc="detail units", unit="caption", delay=2, disable=None
+    )
     if processes == 1 or len(captions) < 2 * _CHUNK:
         return list(bar(map(cut, captions)))
     # Not forked: the parent may have threads (of PyTorch, of a loader).
@@ -173,7 +202,9 @@ def _units(caption: str, tagger: Tagger) -> list[str]:
     sentences = list(_sentences(caption))
     tags = tagger([_texts(sentence) for sentence in sentences])
     cuts = [
-        cut for words, labels in zip(sentences, tags, strict=True) for cut in _sentence_cuts(caption, words, labels)
+        cut
+        for words, labels in zip(sentences, tags, strict=True)
+        for cut in _sentence_cuts(caption, words, labels)
     ]
     bounds = [0, *cuts[:-1], len(caption)] if caption else []
     units: list[str] = []
@@ -251,7 +282,9 @@ def _sentence_cuts(caption: str, tokens: Sequence[_Token], tags: Sequence[str]) 
 def _may_begin(caption: str, token: _Token) -> bool:
     """Whether a unit may begin with a token: after white space, or with a separator before white space."""
     after_space = caption[token.start - 1 : token.start].isspace()
-    return after_space or (token.text in _SEPARATORS and caption[token.end : token.end + 1].isspace())
+    return after_space or (
+        token.text in _SEPARATORS and caption[token.end : token.end + 1].isspace()
+    )
 
 
 def _phrase_ends(tags: Sequence[str]) -> list[int]:

@@ -24,7 +24,9 @@ from rewards.text.tokenize import TOKENIZER, tokenizer_of
 def similarities(captions: Sequence[Tokens], df: DocumentFrequencies) -> NDArray[np.float64]:
     """Return [K, K] CIDEr-D between K tokenised captions, divided by 10, mean of both directions; in [0, 1]."""
     count = len(captions)
-    scores = cider_d([one for one in captions for _ in captions], [[other] for other in captions] * count, df)
+    scores = cider_d(
+        [one for one in captions for _ in captions], [[other] for other in captions] * count, df
+    )
     matrix = np.array(scores).reshape(count, count) / 10
     return (matrix + matrix.T) / 2
 
@@ -37,16 +39,22 @@ def self_cider(matrix: NDArray[np.float64]) -> float:
     captions without a token, give 0.
     """
     roots = np.sqrt(np.clip(np.linalg.eigvalsh(matrix), 0.0, None))
-    return max(0.0, -math.log(roots[-1] / roots.sum()) / math.log(len(roots))) if roots.sum() else 0.0
+    return (
+        max(0.0, -math.log(roots[-1] / roots.sum()) / math.log(len(roots))) if roots.sum() else 0.0
+    )
 
 
 def distinct_ngrams(captions: Sequence[Tokens], n: int) -> float:
     """Div-n: number of distinct n-grams of order ``n`` in an image's captions over their number of words, in [0, 1]."""
     words = sum(map(len, captions))
-    return len({ngram for one in captions for ngram in ngram_counts(one, n) if len(ngram) == n}) / max(words, 1)
+    return len(
+        {ngram for one in captions for ngram in ngram_counts(one, n) if len(ngram) == n}
+    ) / max(words, 1)
 
 
-def _weights(df: DocumentFrequencies | str | Path | None, eos: bool, tokenizer: str) -> tuple[DocumentFrequencies, str]:
+def _weights(
+    df: DocumentFrequencies | str | Path | None, eos: bool, tokenizer: str
+) -> tuple[DocumentFrequencies, str]:
     """The document frequencies of a CIDEr-D, read and checked, and its signature."""
     cider = CiderD(df, eos, tokenizer=tokenizer)
     # Without document frequencies, no n-gram is in a document, and ln D is 1: all have the weight 1.
@@ -85,21 +93,37 @@ class Diversity:
     bounds = (0.0, 1.0)
 
     def __init__(
-        self, df: DocumentFrequencies | str | Path | None = None, eos: bool = True, tokenizer: str = TOKENIZER
+        self,
+        df: DocumentFrequencies | str | Path | None = None,
+        eos: bool = True,
+        tokenizer: str = TOKENIZER,
     ) -> None:
         self.df, cider = _weights(df, eos, tokenizer)
         self.tokenizer, self._tokenize, self.eos = tokenizer, tokenizer_of(tokenizer), eos
         self.signature = f"diversity[{cider}]+{tokenizer}"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by the column ``image_id``. Raises ``RewardError`` as ``required_column``."""
         texts = as_texts(completions)
         ids = required_column(columns, "image_id", self.__name__, len(texts))
-        ended = finished_captions(columns, self.__name__, len(texts)) if self.eos else [False] * len(texts)
-        captions = [[*self._tokenize(text), *([EOS] if end else [])] for text, end in zip(texts, ended, strict=True)]
+        ended = (
+            finished_captions(columns, self.__name__, len(texts))
+            if self.eos
+            else [False] * len(texts)
+        )
+        captions = [
+            [*self._tokenize(text), *([EOS] if end else [])]
+            for text, end in zip(texts, ended, strict=True)
+        ]
         groups = _rows_by_image(ids)
         rows = [row for group in groups for row in group]
-        others = [[captions[other] for other in group if other != row] for group in groups for row in group]
+        others = [
+            [captions[other] for other in group if other != row]
+            for group in groups
+            for row in group
+        ]
         chosen = [captions[row] for row in rows]
         near = cider_d(chosen, others, self.df)
         equal = cider_d(chosen, [[caption] for caption in chosen], self.df)
@@ -129,18 +153,26 @@ class Consensus:
     columns = frozenset({"image_id"})
     bounds = (0.0, 10.0)
 
-    def __init__(self, df: DocumentFrequencies | str | Path | None = None, tokenizer: str = TOKENIZER) -> None:
+    def __init__(
+        self, df: DocumentFrequencies | str | Path | None = None, tokenizer: str = TOKENIZER
+    ) -> None:
         self.df, cider = _weights(df, False, tokenizer)
         self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)
         self.signature = f"consensus[{cider}]+{tokenizer}"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by the column ``image_id``. Raises ``RewardError`` as ``required_column``."""
         texts = as_texts(completions)
         scores = [0.0] * len(texts)
         for rows in _rows_by_image(required_column(columns, "image_id", self.__name__, len(texts))):
             near = 10 * similarities([self._tokenize(texts[row]) for row in rows], self.df)
-            np.fill_diagonal(near, 0.0)  # not subtracted from the sum, which would cost the digits of small ones
+            np.fill_diagonal(
+                near, 0.0
+            )  # not subtracted from the sum, which would cost the digits of small ones
             for row, others in zip(rows, near.tolist(), strict=True):
-                scores[row] = min(math.fsum(others) / (len(rows) - 1), self.bounds[1])  # rounding may pass the bound
+                scores[row] = min(
+                    math.fsum(others) / (len(rows) - 1), self.bounds[1]
+                )  # rounding may pass the bound
         return checked_scores(self, scores, len(texts))

@@ -19,7 +19,15 @@ from tqdm.auto import tqdm
 
 from rewards.base import naming
 from rewards.files import UNREADABLE_ARRAY, atomic_write, member, open_regular, read_array
-from rewards.text.ngrams import Array, NGram, NGramTable, count_documents, number_keys, table_of_counts, table_of_rows
+from rewards.text.ngrams import (
+    Array,
+    NGram,
+    NGramTable,
+    count_documents,
+    number_keys,
+    table_of_counts,
+    table_of_rows,
+)
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 EOS = "<eos>"
@@ -54,7 +62,9 @@ class DocumentFrequencies:
         if self.document not in ("image", "caption"):
             raise ValueError(f"document is {self.document!r}: expected 'image' or 'caption'")
         if not 0 <= self.log_documents <= LARGEST_LOGARITHM:
-            raise ValueError(f"log_documents is {self.log_documents!r}: expected the logarithm of one document or more")
+            raise ValueError(
+                f"log_documents is {self.log_documents!r}: expected the logarithm of one document or more"
+            )
         if self.table.counts.max(initial=0) > self.documents:
             ngram, count = max(self.table.items(), key=lambda item: item[1])
             raise ValueError(
@@ -79,16 +89,29 @@ class DocumentFrequencies:
         ``document="caption"`` counts an n-gram once per caption (M2 Transformer and GRIT), which gives other scores.
         Raises ``ValueError`` if there is no image.
         """
-        images = tqdm(references, "document frequencies", unit="image", leave=False, delay=2, disable=None)
-        documents_of_set = images if document == "image" else ([caption] for captions in images for caption in captions)
+        images = tqdm(
+            references, "document frequencies", unit="image", leave=False, delay=2, disable=None
+        )
+        documents_of_set = (
+            images
+            if document == "image"
+            else ([caption] for captions in images for caption in captions)
+        )
         table, documents = count_documents(documents_of_set, n, [EOS] if eos else [])
         if documents == 0:
-            raise ValueError("document frequencies need at least one image with captions; there is none")
+            raise ValueError(
+                "document frequencies need at least one image with captions; there is none"
+            )
         return cls(table, float(np.log(float(documents))), eos, n, tokenizer, document)
 
     @classmethod
     def from_texts(
-        cls, references: Iterable[Sequence[str]], *, eos: bool, n: int = 4, tokenizer: str = TOKENIZER
+        cls,
+        references: Iterable[Sequence[str]],
+        *,
+        eos: bool,
+        n: int = 4,
+        tokenizer: str = TOKENIZER,
     ) -> Self:
         """As ``from_references``, but of untokenised captions, which ``tokenizer`` splits. One document per image."""
         split = tokenizer_of(tokenizer)
@@ -96,7 +119,9 @@ class DocumentFrequencies:
         return cls.from_references(tokens, eos=eos, n=n, tokenizer=tokenizer)
 
     @classmethod
-    def from_counts(cls, counts: Mapping[NGram, float], log_documents: float, *, n: int = 4, **fields: Any) -> Self:
+    def from_counts(
+        cls, counts: Mapping[NGram, float], log_documents: float, *, n: int = 4, **fields: Any
+    ) -> Self:
         """Make document frequencies of counts of n-grams of up to ``n`` words; ``fields`` are other attributes."""
         return cls(table_of_counts(counts, n), log_documents, n=n, **fields)
 
@@ -115,7 +140,14 @@ class DocumentFrequencies:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the attributes, not what is computed from them."""
-        return type(self), (self.table, self.log_documents, self.eos, self.n, self.tokenizer, self.document)
+        return type(self), (
+            self.table,
+            self.log_documents,
+            self.eos,
+            self.n,
+            self.tokenizer,
+            self.document,
+        )
 
     def __repr__(self) -> str:
         """Describe the corpus in one line."""
@@ -156,7 +188,9 @@ class DocumentFrequencies:
         Python's powers, which differ from NumPy's in the last digit of one in 1,200.
         """
         index, counts = number_keys(self.table.counts)
-        inverses = [float(self.log_documents - np.log(max(1.0, float(count)))) for count in counts.tolist()]
+        inverses = [
+            float(self.log_documents - np.log(max(1.0, float(count)))) for count in counts.tolist()
+        ]
         inverses.append(self.log_documents)
         by_id = np.append(index.astype(np.int32), np.int32(len(counts)))
         return by_id, np.array(inverses), np.array([value**2 for value in inverses])
@@ -171,7 +205,9 @@ class DocumentFrequencies:
         ``OSError``."""
         broken = [word for word in self.table.words if "\n" in word]
         if broken:
-            raise ValueError(f"{path} was not written: the word {broken[0]!r} has a line break; tokens have none")
+            raise ValueError(
+                f"{path} was not written: the word {broken[0]!r} has a line break; tokens have none"
+            )
         arrays = self._arrays()
         arrays["fingerprint"] = _bytes_array(self.fingerprint)
         with atomic_write(path) as file:
@@ -184,12 +220,18 @@ class DocumentFrequencies:
             f"{path} does not hold document frequencies: expected a file written by DocumentFrequencies.save; use "
             "load_legacy_pickle for pickles of other packages"
         )
-        with naming(where, (*UNREADABLE_ARRAY, IndexError, AttributeError), kept=(FileNotFoundError,)):
+        with naming(
+            where, (*UNREADABLE_ARRAY, IndexError, AttributeError), kept=(FileNotFoundError,)
+        ):
             with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-                arrays = {name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()}
+                arrays = {
+                    name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()
+                }
             fingerprint, digest = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
             if digest != fingerprint:
-                raise ValueError(f"it is damaged: it has the fingerprint {digest}, but was saved with {fingerprint}")
+                raise ValueError(
+                    f"it is damaged: it has the fingerprint {digest}, but was saved with {fingerprint}"
+                )
             header = json.loads(arrays["header"].tobytes())
             vocabulary = arrays["vocabulary"].tobytes().decode()
             orders = range(1, header["n"] + 1)
@@ -204,7 +246,10 @@ class DocumentFrequencies:
 
     def _arrays(self) -> dict[str, Array]:
         """The content in canonical order: vocabulary and n-grams sorted."""
-        header = {name: getattr(self, name) for name in ("log_documents", "n", "eos", "tokenizer", "document")}
+        header = {
+            name: getattr(self, name)
+            for name in ("log_documents", "n", "eos", "tokenizer", "document")
+        }
         arrays = {
             "header": _bytes_array(json.dumps(header, sort_keys=True)),
             "vocabulary": _bytes_array("\n".join(self.table.words)),
@@ -247,7 +292,9 @@ def _number(data_type: _DataType, raw: bytes | str) -> float:
     form = {"f8": "<d", "i8": "<q"}.get(data_type.code)
     data = raw.encode("latin1") if isinstance(raw, str) else raw
     if form is None or data_type.order != "<" or len(data) != 8:
-        raise pickle.UnpicklingError(f"a NumPy scalar of type {data_type.code!r}: expected '<f8' or '<i8'")
+        raise pickle.UnpicklingError(
+            f"a NumPy scalar of type {data_type.code!r}: expected '<f8' or '<i8'"
+        )
     return struct.unpack(form, data)[0]
 
 
@@ -260,7 +307,11 @@ def _latin1(text: str, encoding: str) -> bytes:
 
 _PLAIN = {"dict": dict, "float": float, "int": int, "str": str, "tuple": tuple}
 _ADMITTED: dict[str, Any] = {
-    **{f"{module}.{name}": plain_type for module in ("builtins", "__builtin__") for name, plain_type in _PLAIN.items()},
+    **{
+        f"{module}.{name}": plain_type
+        for module in ("builtins", "__builtin__")
+        for name, plain_type in _PLAIN.items()
+    },
     **{f"numpy.{core}.multiarray.scalar": _number for core in ("core", "_core")},
     "numpy.dtype": _DataType,
     "collections.defaultdict": defaultdict,
@@ -290,20 +341,39 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
     Raises:
         ValueError: the pickle asks for anything but plain data, or its content is something else.
     """
-    unreadable = (pickle.UnpicklingError, RecursionError, LookupError, AttributeError, *UNREADABLE_ARRAY)
-    with naming(f"{path} cannot be read", unreadable, kept=(FileNotFoundError,)), open_regular(path) as file:
+    unreadable = (
+        pickle.UnpicklingError,
+        RecursionError,
+        LookupError,
+        AttributeError,
+        *UNREADABLE_ARRAY,
+    )
+    with (
+        naming(f"{path} cannot be read", unreadable, kept=(FileNotFoundError,)),
+        open_regular(path) as file,
+    ):
         content = _PlainUnpickler(file, encoding="latin1").load()
     if not isinstance(content, dict) or not {"document_frequency", "ref_len"} <= content.keys():
         description = short(list(content)) if isinstance(content, dict) else type(content).__name__
-        raise ValueError(f"{path} holds {description}: expected a dict with 'document_frequency' and 'ref_len'")
+        raise ValueError(
+            f"{path} holds {description}: expected a dict with 'document_frequency' and 'ref_len'"
+        )
     length, stored = content["ref_len"], content["document_frequency"]
     if type(length) not in (int, float) or not 0 < length < math.exp(LARGEST_LOGARITHM):
-        raise ValueError(f"{path}: ref_len is {short(length)}: expected the number of images or its logarithm")
+        raise ValueError(
+            f"{path}: ref_len is {short(length)}: expected the number of images or its logarithm"
+        )
     if not isinstance(stored, dict) or not stored:
-        raise ValueError(f"{path}: document_frequency is {short(stored)}: expected a dict from n-gram to count")
+        raise ValueError(
+            f"{path}: document_frequency is {short(stored)}: expected a dict from n-gram to count"
+        )
     counts: dict[NGram, float] = {}
     for ngram, count in stored.items():
-        if not isinstance(ngram, tuple) or not ngram or not all(isinstance(word, str) for word in ngram):
+        if (
+            not isinstance(ngram, tuple)
+            or not ngram
+            or not all(isinstance(word, str) for word in ngram)
+        ):
             raise ValueError(f"{path}: n-gram {short(ngram)}: expected a tuple of words")
         if type(count) not in (int, float) or not 0 <= count < 2**63:
             raise ValueError(
@@ -318,7 +388,9 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
     # No such corpus has under 50 images: a smaller number is a logarithm.
     logarithm = float(length) if length < LARGEST_LOGARITHM else float(np.log(float(length)))
     with naming(str(path)):
-        return DocumentFrequencies.from_counts(counts, logarithm, n=max(map(len, counts)), eos=(EOS,) in counts)
+        return DocumentFrequencies.from_counts(
+            counts, logarithm, n=max(map(len, counts)), eos=(EOS,) in counts
+        )
 
 
 def _utf8(word: str) -> str:

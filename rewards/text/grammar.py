@@ -31,7 +31,11 @@ class Grammar:
     tokenizer = TOKENIZER
 
     def __init__(
-        self, head: str | Path, device: str | None = None, precision: Precision = "fp32", batch_size: int = 256
+        self,
+        head: str | Path,
+        device: str | None = None,
+        precision: Precision = "fp32",
+        batch_size: int = 256,
     ) -> None:
         check_values(Precision, precision=precision)
         check_values(Count, batch_size=batch_size)
@@ -48,7 +52,9 @@ class Grammar:
         self.signature = f"{self.__name__}[{self.head.name},{weights},{precision}]+{self.tokenizer}"
         self._network = network.to(device=self.device, dtype=getattr(torch, DTYPES[precision]))
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions; no column is needed.
 
         Raises:
@@ -58,7 +64,9 @@ class Grammar:
 
         texts = [" ".join(tokenize(text)) for text in as_texts(completions)]
         scores = [0.0] * len(texts)
-        order = sorted((row for row, text in enumerate(texts) if text), key=lambda row: len(texts[row]))
+        order = sorted(
+            (row for row, text in enumerate(texts) if text), key=lambda row: len(texts[row])
+        )
         for batch in chunks(order, self.batch_size, "grammar of captions"):
             ids = self._network.tokenize([texts[row] for row in batch]).to(self.device)
             with torch.no_grad():

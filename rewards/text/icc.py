@@ -49,10 +49,14 @@ class Icc:
         batch_size: int = 64,
     ) -> None:
         check_values(Count, batch_size=batch_size)
-        self._frozen = load_frozen("AutoModelForSequenceClassification", model, self.__name__, device, precision)
+        self._frozen = load_frozen(
+            "AutoModelForSequenceClassification", model, self.__name__, device, precision
+        )
         labels = self._frozen.network.config.num_labels
         if labels != 1:
-            raise ValueError(f"icc: the model {model!r} has {labels} labels: expected one, the concreteness")
+            raise ValueError(
+                f"icc: the model {model!r} has {labels} labels: expected one, the concreteness"
+            )
         if self._frozen.tokenizer.pad_token_id is None:
             raise ValueError(f"icc: the tokenizer of {model!r} has no padding token")
         self.model, self.clip, self.precision, self.batch_size = model, clip, precision, batch_size
@@ -60,7 +64,9 @@ class Icc:
         form = "clipped" if clip else "logit"
         self.signature = f"ICC[{Path(model).name},{self._frozen.weights},{precision},{form}]"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions. ``RewardError`` where a score is not finite."""
         import torch
 
@@ -72,10 +78,14 @@ class Icc:
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]["input_ids"]))
         for batch in chunks(order, self.batch_size, "concreteness of captions"):
             batch_rows = [rows[row] for row in batch]
-            inputs = tokenizer.pad(batch_rows, padding_side="right", return_tensors="pt").to(self._frozen.device)
+            inputs = tokenizer.pad(batch_rows, padding_side="right", return_tensors="pt").to(
+                self._frozen.device
+            )
             with torch.no_grad():
                 logits = self._frozen.network(**inputs).logits[:, 0].float()
             for row, score in zip(batch, logits.tolist(), strict=True):
                 # NaN stays, for checked_scores to refuse.
-                scores[row] = min(1.0, max(0.0, score)) if self.clip and not math.isnan(score) else score
+                scores[row] = (
+                    min(1.0, max(0.0, score)) if self.clip and not math.isnan(score) else score
+                )
         return checked_scores(self, scores, len(texts))

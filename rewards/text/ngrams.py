@@ -45,7 +45,9 @@ def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurren
 
     ``words`` [T] are the int64 word ids of all captions, concatenated, ``lengths`` [M] the words of each caption.
     """
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words up to the caption's end, own included
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(
+        len(words)
+    )  # words up to the caption's end, own included
     vocabulary = int(words.max(initial=0)) + 1
     positions, keys = np.arange(len(words)), words
     for order in range(1, n + 1):
@@ -106,7 +108,9 @@ class NGramTable:
 
     def extend_ngrams(self, ids: Array, words: Array) -> Array:
         """Ids [M] of the n-grams ``ids`` [M], each extended by the word ``words`` [M]; -1 for unknown n-grams."""
-        rows = find(self.keys, ids << WORD_BITS | words)  # an unknown prefix, -1, makes a negative key
+        rows = find(
+            self.keys, ids << WORD_BITS | words
+        )  # an unknown prefix, -1, makes a negative key
         return np.where(rows < 0, -1, rows + len(self.words))
 
 
@@ -118,7 +122,9 @@ def find(keys: Array, queries: Array) -> Array:
     return np.where(keys[indices] == queries, indices, -1)
 
 
-def table_of_rows(words: Sequence[str], rows: Sequence[Array], counts: Sequence[Array]) -> NGramTable:
+def table_of_rows(
+    words: Sequence[str], rows: Sequence[Array], counts: Sequence[Array]
+) -> NGramTable:
     """Build a table of V ascending ``words`` from ``rows``, word ids [M, k] for each order k, and ``counts``, [M] each.
 
     Raises:
@@ -129,17 +135,22 @@ def table_of_rows(words: Sequence[str], rows: Sequence[Array], counts: Sequence[
         if row.size and not (row.min() >= 0 and row.max() < size):
             wrong = row.min() if row.min() < 0 else row.max()
             raise ValueError(f"an n-gram has the word id {wrong}: expected 0 to {size - 1}")
-    ids = [row[:, 0].astype(np.int64) for row in rows]  # of each row's first words, one word more in each round
+    ids = [
+        row[:, 0].astype(np.int64) for row in rows
+    ]  # of each row's first words, one word more in each round
     keys, starts = [np.empty(0, np.int64)], [0, size]
     numbers = [np.full(size, -1, np.float64)]
     numbers[0][ids[0]] = counts[0]
     for order in range(2, n + 1):
         extended = [
-            before << WORD_BITS | row[:, order - 1] for before, row in zip(ids[1:], rows[order - 1 :], strict=True)
+            before << WORD_BITS | row[:, order - 1]
+            for before, row in zip(ids[1:], rows[order - 1 :], strict=True)
         ]
         if (np.diff(extended[0]) <= 0).any():
             raise ValueError(f"n-grams of {order} words are not in ascending order")
-        index, unique = number_keys(np.concatenate(extended))  # also of prefixes that are not counted themselves
+        index, unique = number_keys(
+            np.concatenate(extended)
+        )  # also of prefixes that are not counted themselves
         ends = np.cumsum([0, *map(len, extended)])
         ids = [index[start:end] + starts[-1] for start, end in pairwise(ends)]
         numbers.append(np.full(len(unique), -1, np.float64))
@@ -166,7 +177,11 @@ def table_of_counts(counts: Mapping[NGram, float], n: int) -> NGramTable:
         np.array([number[word] for ngram in ngrams for word in ngram], np.int32).reshape(-1, order)
         for order, ngrams in enumerate(ordered, start=1)
     ]
-    return table_of_rows(words, rows, [np.array([counts[ngram] for ngram in ngrams], np.float64) for ngrams in ordered])
+    return table_of_rows(
+        words,
+        rows,
+        [np.array([counts[ngram] for ngram in ngrams], np.float64) for ngrams in ordered],
+    )
 
 
 class _ChunkCounts(NamedTuple):
@@ -208,7 +223,11 @@ def count_documents(
 
 
 def _count_chunk(
-    numbers: Mapping[str, int], texts: Sequence[str], lengths: Sequence[int], sizes: Sequence[int], n: int
+    numbers: Mapping[str, int],
+    texts: Sequence[str],
+    lengths: Sequence[int],
+    sizes: Sequence[int],
+    n: int,
 ) -> list[_ChunkCounts]:
     """Count the n-grams of each order in D documents of C packed captions.
 
@@ -222,17 +241,25 @@ def _count_chunk(
         pairs = np.sort(order.numbers * len(sizes) + documents[order.positions])
         pairs = pairs[is_new(pairs)] // len(sizes)  # the n-gram of each distinct (n-gram, document)
         counts = np.bincount(pairs, minlength=len(order.words))
-        tables.append(_ChunkCounts(*(array.astype(np.int32) for array in (order.prefixes, order.words, counts))))
+        tables.append(
+            _ChunkCounts(
+                *(array.astype(np.int32) for array in (order.prefixes, order.words, counts))
+            )
+        )
     return tables
 
 
-def _merge_chunks(numbers: Mapping[str, int], chunks: list[list[_ChunkCounts]], n: int) -> NGramTable:
+def _merge_chunks(
+    numbers: Mapping[str, int], chunks: list[list[_ChunkCounts]], n: int
+) -> NGramTable:
     """One table of all chunks, whose arrays are freed on the way."""
     words = sorted(numbers)
     rank = np.empty(len(words), np.int64)  # word id in the chunks -> id in the table
     rank[np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))] = np.arange(len(words))
     counts = [np.zeros(len(words), np.int64)]
-    ids = [rank[chunk[0].words] for chunk in chunks]  # of each chunk's n-grams of the last order, in the table
+    ids = [
+        rank[chunk[0].words] for chunk in chunks
+    ]  # of each chunk's n-grams of the last order, in the table
     for chunk, chunk_ids in zip(chunks, ids, strict=True):
         counts[0][chunk_ids] += chunk[0].counts
     keys, starts = [np.empty(0, np.int64)], [0, len(words)]
@@ -250,7 +277,9 @@ def _merge_chunks(numbers: Mapping[str, int], chunks: list[list[_ChunkCounts]], 
         keys.append(unique)
         counts.append(total)
         starts.append(starts[-1] + len(unique))
-    return NGramTable(tuple(words), np.concatenate(keys), np.concatenate(counts).astype(np.int32), tuple(starts))
+    return NGramTable(
+        tuple(words), np.concatenate(keys), np.concatenate(counts).astype(np.int32), tuple(starts)
+    )
 
 
 def number_keys(keys: Array) -> tuple[Array, Array]:

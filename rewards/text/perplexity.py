@@ -54,18 +54,28 @@ class Perplexity:
         self.signature = f"{self.__name__}[{read},floor{self.floor:g}]"
         tokenizer = self._frozen.tokenizer
         ids = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-        self._bos, self._eos = (next((one for one in order if one is not None), None) for order in (ids, ids[::-1]))
+        self._bos, self._eos = (
+            next((one for one in order if one is not None), None) for order in (ids, ids[::-1])
+        )
         if self._bos is None:
-            raise ValueError(f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS: expected one of them")
+            raise ValueError(
+                f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS: expected one of them"
+            )
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions; ``finished`` (N booleans, absent: all true) says which end with EOS.
 
         Raises:
             RewardError: ``finished`` has another length, or a score is not finite.
         """
         texts = as_texts(completions)
-        ended = finished_captions(columns, self.__name__, len(texts)) if self.eos else [False] * len(texts)
+        ended = (
+            finished_captions(columns, self.__name__, len(texts))
+            if self.eos
+            else [False] * len(texts)
+        )
         if not texts:
             return []
         rows = self._token_ids(texts, ended)
@@ -94,22 +104,36 @@ class Perplexity:
             for ids, end in zip(words, ended, strict=True)
         ]
 
-    def _log_likelihoods(self, rows: Sequence[Sequence[int]], mean: bool) -> Iterator[tuple[int, float]]:
+    def _log_likelihoods(
+        self, rows: Sequence[Sequence[int]], mean: bool
+    ) -> Iterator[tuple[int, float]]:
         """Index and mean, or sum, of the log-probabilities of each row that has tokens after BOS."""
-        order = sorted((row for row in range(len(rows)) if len(rows[row]) > 1), key=lambda row: len(rows[row]))
+        order = sorted(
+            (row for row in range(len(rows)) if len(rows[row]) > 1), key=lambda row: len(rows[row])
+        )
         for batch in chunks(order, self.batch_size, "log-probabilities of captions"):
-            yield from zip(batch, self._log_probabilities([rows[row] for row in batch], mean), strict=True)
+            yield from zip(
+                batch, self._log_probabilities([rows[row] for row in batch], mean), strict=True
+            )
 
     def _log_probabilities(self, rows: Sequence[Sequence[int]], mean: bool) -> list[float]:
         """Mean or sum of the log-probabilities of the tokens after the first of B rows of token ids."""
         import torch
 
         lengths = torch.tensor([len(row) for row in rows])
-        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)  # [B, L]
+        ids = torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(row) for row in rows], batch_first=True
+        )  # [B, L]
         mask = torch.arange(ids.shape[1]) < lengths[:, None]
         ids, mask = ids.to(self._frozen.device), mask.to(self._frozen.device)
         with torch.no_grad():
-            logits = self._frozen.network(input_ids=ids, attention_mask=mask.long()).logits[:, :-1].float()
-        values = -torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # [B, L - 1]
+            logits = (
+                self._frozen.network(input_ids=ids, attention_mask=mask.long())
+                .logits[:, :-1]
+                .float()
+            )
+        values = -torch.nn.functional.cross_entropy(
+            logits.transpose(1, 2), ids[:, 1:], reduction="none"
+        )  # [B, L - 1]
         sums = (values * mask[:, 1:]).sum(dim=1)
         return (sums / mask[:, 1:].sum(dim=1) if mean else sums).tolist()

@@ -90,7 +90,9 @@ def _as_class_body(numbers: set[int]) -> str:
     """A set of code points as the inside of a character class."""
     firsts = sorted(number for number in numbers if number - 1 not in numbers)
     lasts = sorted(number for number in numbers if number + 1 not in numbers)
-    return "".join(f"\\u{first:04x}-\\u{last:04x}" for first, last in zip(firsts, lasts, strict=True))
+    return "".join(
+        f"\\u{first:04x}-\\u{last:04x}" for first, last in zip(firsts, lasts, strict=True)
+    )
 
 
 def _any_of(words: Iterable[str]) -> str:
@@ -137,7 +139,9 @@ def _ampersands(text: str) -> str:
 def token_classes() -> tuple[tuple[re.Pattern[str], Write], ...]:
     """Return the token classes (how one is found, how it is written) by precedence; the first call takes 50 ms."""
     symbols = _characters(_SYMBOL_RANGES)
-    letters = {number for number in range(0x10000) if chr(number).isalpha()} - symbols | _characters(_MARK_RANGES)
+    letters = {
+        number for number in range(0x10000) if chr(number).isalpha()
+    } - symbols | _characters(_MARK_RANGES)
     digits = {number for number in range(0x10000) if unicodedata.category(chr(number)) == "Nd"}
     names = {
         "L": f"[{_as_class_body(letters)}]",
@@ -154,7 +158,10 @@ def token_classes() -> tuple[tuple[re.Pattern[str], Write], ...]:
     names["WORD"] = rf"{head}{tail}(?:[.!?]{head}{tail})*"
     rules = (*_addresses(), *_words(), *_numbers(), *_signs(symbols))
     name = re.compile("<([A-Z]+)>")
-    return tuple((re.compile(name.sub(lambda tag: names[tag[1]], pattern)), write) for pattern, write in rules)
+    return tuple(
+        (re.compile(name.sub(lambda tag: names[tag[1]], pattern)), write)
+        for pattern, write in rules
+    )
 
 
 # In the patterns below <L> is a letter, <LE> a letter or the entity of one, <A> and <AE> the same or a digit, <Q> an
@@ -183,13 +190,17 @@ def _addresses() -> _Rules:
 
 
 def _words() -> _Rules:
-    free_words = _any_of(["c<Q>mon", "e<Q>er", "s<Q>mores", "ev<Q>ry", "li<Q>l", "nat<Q>l", "nor<Q>easter", "o<QX>o"])
+    free_words = _any_of(
+        ["c<Q>mon", "e<Q>er", "s<Q>mores", "ev<Q>ry", "li<Q>l", "nat<Q>l", "nor<Q>easter", "o<QX>o"]
+    )
     fixed_words = _any_of(["cap<Q>n", "c<Q>est", "dunkin<Q>", "somethin<Q>", "ol<Q>"])
     free_apostrophes = _any_of(["<Q>em", "<Q>till?", "<Q>cause", "<Q>[2-9]0s", "<Q>n<Q>?"])
     split_heads = _any_of(f"{word[:3]}(?={word[3:]}[^A-Za-z0-9])" for word in SPLIT_WORDS)
     abbreviations = rf"(?:(?i:(?:ed|ph)\.d)|{_any_case(ABBREVIATIONS)})\."
     capitalised = "(?:" + "|".join(f"{w[0]}(?i:{w[1:]})" for w in CAPITALISED_ABBREVIATIONS) + ")"
-    hyphenated = r"[A-Za-z0-9][A-Za-z0-9.,\xad]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9\xad]+))+"
+    hyphenated = (
+        r"[A-Za-z0-9][A-Za-z0-9.,\xad]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9\xad]+))+"
+    )
     company = r"[A-Z]+(?:(?:(?i:&amp;)|[+&])[A-Z]+)+"
     return [
         (r"'[tT](?P<ahead>(?i:is|was))", _same),
@@ -207,7 +218,10 @@ def _words() -> _Rules:
         (r"(?i:c\+\+|c#|f#)", _same),
         (r"<WORD>", _same),
         (rf"(?i:{split_heads})(?P<ahead>[a-zA-Z]+[^A-Za-z0-9])", _same),
-        (rf"(?:{_any_case(CLOSING_ABBREVIATIONS)}|(?i:(?:ed|ph)\.d)|{capitalised})\.(?P<ahead>[\s\S]{{2}})", _same),
+        (
+            rf"(?:{_any_case(CLOSING_ABBREVIATIONS)}|(?i:(?:ed|ph)\.d)|{capitalised})\.(?P<ahead>[\s\S]{{2}})",
+            _same,
+        ),
         (r"<PART>(?:<H><PART>)*", _same),
         *(
             (rf"{word}\.(?P<ahead>[,;:\u3001])", _ampersands)
@@ -216,7 +230,10 @@ def _words() -> _Rules:
         (hyphenated, _same),
         (company, _ampersands),
         (r"[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:\\?/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2}", _same),
-        (rf"[A-Za-z](?P<ahead>\.<NL>+(?:(?=[A-Z])(?i:{_any_of(SENTENCE_OPENERS)}|m[rs]\.)|{_TAG})<NL>)", _same),
+        (
+            rf"[A-Za-z](?P<ahead>\.<NL>+(?:(?=[A-Z])(?i:{_any_of(SENTENCE_OPENERS)}|m[rs]\.)|{_TAG})<NL>)",
+            _same,
+        ),
         (rf"{abbreviations}|{capitalised}\.|[A-Za-z](?:\.[A-Za-z])*\.", _same),
         (rf"(?i:{_any_of(NUMBERED_ABBREVIATIONS)})\.(?P<ahead><NL>?\d)", _same),
         (rf"<AE>+(?:\.<AE>+)*\.(?i:{_any_of(FILE_ENDINGS)})(?P<ahead><SP>|[.?!,]|$)", _same),
@@ -229,7 +246,10 @@ def _numbers() -> _Rules:
         (r"(?:\d{1,4}[- \xa0])?\d{1,4}(?:\\?/|\u2044)\d{1,4}", _same),
         (r"\d{1,2}[-/]\d{1,2}[-/]\d{2,4}", _same),
         # Telephone numbers: two or three groups of digits and a last one, which may follow at once.
-        (r"(?:\(\d{2,3}\)[ \xa0]?|(?:\+\+?)?(?:\d{2,4}[- \xa0]){1,2})\d{3,4}[- \xa0]?\d{3,5}", _rounds),
+        (
+            r"(?:\(\d{2,3}\)[ \xa0]?|(?:\+\+?)?(?:\d{2,4}[- \xa0]){1,2})\d{3,4}[- \xa0]?\d{3,5}",
+            _rounds,
+        ),
         (f"[{''.join(SLASHED_FRACTIONS)}]", SLASHED_FRACTIONS.__getitem__),
     ]
 
@@ -251,7 +271,10 @@ def _signs(symbols: set[int]) -> _Rules:
         (r"[()\[\]{}]", _BRACKETS.__getitem__),
         # Dashes, dots and straight quotes are punctuation that the caption toolkit removes.
         (r"(?i:&nbsp;)", _drop),
-        (r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash);)|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]", _punctuation),
+        (
+            r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash);)|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]",
+            _punctuation,
+        ),
         (r"\"|&quot;|''", _punctuation),
         (r"[`\u2018-\u201f\u2039\u203a\xab\xbb\x91-\x94]{1,2}", _quotes),
         # An apostrophe before a word is a quote, so that a clitic or 'n is not read into it.

@@ -63,12 +63,16 @@ class RougeL:
         self.beta, self.tokenizer, self._tokenize = beta, tokenizer, tokenizer_of(tokenizer)
         self.signature = f"ROUGE-L[b{float(beta)}]+{tokenizer}"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by the column ``references``. Raises ``RewardError`` as ``reference_lists``."""
         texts = as_texts(completions)
         references = reference_lists(columns, self.__name__, len(texts))
         scores = [
-            rouge_l(self._tokenize(text), [self._tokenize(caption) for caption in captions], self.beta)
+            rouge_l(
+                self._tokenize(text), [self._tokenize(caption) for caption in captions], self.beta
+            )
             for text, captions in zip(texts, references, strict=True)
         ]
         return checked_scores(self, scores, len(texts))

@@ -17,7 +17,9 @@ from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SPLIT_
 TOKENIZER = "ptb"
 """Name of this tokenisation in document frequencies and signatures."""
 
-PUNCTUATION = frozenset(["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", *".?!,:;-", "--", "..."])
+PUNCTUATION = frozenset(
+    ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", *".?!,:;-", "--", "..."]
+)
 """Tokens that the toolkit removes. It looks for upper-case bracket names among lower-cased tokens: brackets stay."""
 
 _MAY_KEEP_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
@@ -190,7 +192,9 @@ def join_cjk(tokens: Iterable[str]) -> str:
     """Join tokens of ``cjk_characters`` to a text, with spaces between words but not next to Chinese or Japanese."""
     text = ""
     for token in tokens:
-        text += f" {token}" if text and not (_is_divided(text[-1]) or _is_divided(token[0])) else token
+        text += (
+            f" {token}" if text and not (_is_divided(text[-1]) or _is_divided(token[0])) else token
+        )
     return text
 
 

@@ -37,11 +37,20 @@ def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> 
 
 
 def _near(pattern: str, names: list[str]) -> list[str]:
-    prefixes = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
-    return difflib.get_close_matches(pattern.rstrip("*."), sorted(prefixes), n=4, cutoff=0.3) or names[:4]
+    prefixes = {
+        ".".join(name.split(".")[:depth])
+        for name in names
+        for depth in range(1, name.count(".") + 2)
+    }
+    return (
+        difflib.get_close_matches(pattern.rstrip("*."), sorted(prefixes), n=4, cutoff=0.3)
+        or names[:4]
+    )
 
 
-def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Sequence[str] | str) -> Any:
+def add_lora(
+    model: nn.Module, r: int, alpha: float, dropout: float, targets: Sequence[str] | str
+) -> Any:
     """Add low-rank adapters (Hu et al. 2022) of rank ``r`` in place, and freeze all other parameters.
 
     Adapters are float32, whatever the type of the weights; their output is scaled by alpha / r. ``targets`` are ends of
@@ -55,7 +64,9 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
     except ImportError as error:
         raise CaptionerError("model.lora needs peft: pip install 'rl-caption[peft]'") from error
     names = targets if isinstance(targets, str) else list(targets)
-    config = LoraConfig(r=r, lora_alpha=cast(int, alpha), lora_dropout=dropout, target_modules=names, bias="none")
+    config = LoraConfig(
+        r=r, lora_alpha=cast(int, alpha), lora_dropout=dropout, target_modules=names, bias="none"
+    )
     try:
         with warnings.catch_warnings():
             # peft warns that it transposes the weights of GPT-2's Conv1D, which is right.
@@ -75,12 +86,18 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """State dict of the model with every adapter merged into its weight, in float32."""
     state = model.state_dict()
-    merged = {name.replace(".base_layer.", "."): value for name, value in state.items() if ".lora_" not in name}
+    merged = {
+        name.replace(".base_layer.", "."): value
+        for name, value in state.items()
+        if ".lora_" not in name
+    }
     for name, module in model.named_modules():
         if hasattr(module, "lora_A"):
             adapter: Any = module
             for key in adapter.scaling:
-                merged[f"{name}.weight"] = merged[f"{name}.weight"].float() + adapter.get_delta_weight(key)
+                merged[f"{name}.weight"] = merged[
+                    f"{name}.weight"
+                ].float() + adapter.get_delta_weight(key)
     return merged
 
 
@@ -108,7 +125,9 @@ def checkpoint_layers(model: nn.Module) -> None:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    layers: list[Any] = [
+        layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)
+    ]
     for layer in layers:
         layer.forward = partial(_forward_without_storing, layer.forward)
 
@@ -121,5 +140,9 @@ def _forward_without_storing(forward: Callable[..., Any], *positional: Any, **na
 
 def trained_share(model: nn.Module) -> str:
     """Number of trained parameters and of all, as ``"1,234 of 5,678"``."""
-    counts = torch.tensor([(p.numel() * p.requires_grad, p.numel()) for p in model.parameters()]).sum(0).tolist()
+    counts = (
+        torch.tensor([(p.numel() * p.requires_grad, p.numel()) for p in model.parameters()])
+        .sum(0)
+        .tolist()
+    )
     return f"{counts[0]:,} of {counts[1]:,}"

@@ -51,8 +51,14 @@ def average_weights(names: Sequence[str], weights: Sequence[float] | None = None
     if len(names) < 2 or len(set(names)) < len(names):
         raise CaptionerError(f"models are {list(names)}: expected at least two different ones")
     shares = [1 / len(names)] * len(names) if weights is None else list(weights)
-    if len(shares) != len(names) or not all(share >= 0 for share in shares) or abs(sum(shares) - 1) > 1e-6:
-        raise CaptionerError(f"weights are {shares}: expected {len(names)} numbers of at least 0 that sum to 1")
+    if (
+        len(shares) != len(names)
+        or not all(share >= 0 for share in shares)
+        or abs(sum(shares) - 1) > 1e-6
+    ):
+        raise CaptionerError(
+            f"weights are {shares}: expected {len(names)} numbers of at least 0 that sum to 1"
+        )
     captioner = load_captioner(names[0])
     first = {name: tensor.clone() for name, tensor in captioner.policy.state_dict().items()}
     floats = [name for name, tensor in first.items() if tensor.is_floating_point()]
@@ -62,8 +68,13 @@ def average_weights(names: Sequence[str], weights: Sequence[float] | None = None
         state = _state_like(captioner, names[0], name)
         for key in floats:
             mean[key] += state[key].double() * share
-        distances.append(_norm([state[key] - first[key] for key in floats]) / _norm([first[key] for key in floats]))
-    captioner.policy.load_state_dict(first | {key: value.to(first[key].dtype) for key, value in mean.items()})
+        distances.append(
+            _norm([state[key] - first[key] for key in floats])
+            / _norm([first[key] for key in floats])
+        )
+    captioner.policy.load_state_dict(
+        first | {key: value.to(first[key].dtype) for key, value in mean.items()}
+    )
     return Averaged(captioner, shares, distances)
 
 
@@ -75,7 +86,9 @@ def _state_like(first: Captioner, first_name: str, name: str) -> dict[str, Tenso
         "prompt": (getattr(first, "prompt", ""), getattr(other, "prompt", "")),
     }.items():
         if one != two:
-            raise CaptionerError(f"{first_name!r} and {name!r} cannot be averaged: {what} {one!r} and {two!r}")
+            raise CaptionerError(
+                f"{first_name!r} and {name!r} cannot be averaged: {what} {one!r} and {two!r}"
+            )
     tokens = vocabulary_difference(first_name, first, name, other)
     if tokens is not None:
         raise CaptionerError(f"captioners of different vocabularies cannot be averaged: {tokens}")
@@ -83,7 +96,9 @@ def _state_like(first: Captioner, first_name: str, name: str) -> dict[str, Tenso
     for key in sorted(one.keys() | two.keys()):
         if one.get(key) != two.get(key):
             values = f"{one.get(key)!r:.80} and {two.get(key)!r:.80}"
-            raise CaptionerError(f"{first_name!r} and {name!r} cannot be averaged: {key} is {values}")
+            raise CaptionerError(
+                f"{first_name!r} and {name!r} cannot be averaged: {key} is {values}"
+            )
     state = other.policy.state_dict()
     with reading(name):
         check_state(state, state_shapes(first.policy), f"the weights of {name!r}")
@@ -98,7 +113,11 @@ def _settings(captioner: Any) -> dict[str, Any]:
     }
     plain = {file: value.to_dict() for file, value in settings.items() if hasattr(value, "to_dict")}
     flat = flatten_dict(plain)
-    return {key: value for key, value in flat.items() if "drop" not in key and key.split(".")[-1] not in NOT_COMPARED}
+    return {
+        key: value
+        for key, value in flat.items()
+        if "drop" not in key and key.split(".")[-1] not in NOT_COMPARED
+    }
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

@@ -30,7 +30,16 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 LOADING_ERRORS = (
-    *(OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError),
+    *(
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+        ArithmeticError,
+        AssertionError,
+    ),
     *(ImportError, EOFError, MemoryError, SyntaxError, SafetensorError, UnpicklingError),
     *(StrictDataclassError, TemplateError),
 )
@@ -46,8 +55,15 @@ class reading(AbstractContextManager[None]):
     def __init__(self, what: str | Path) -> None:
         self.what = str(what)
 
-    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, *traceback: object) -> None:
-        if not isinstance(error, Exception) or not (error_type is Exception or isinstance(error, LOADING_ERRORS)):
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        *traceback: object,
+    ) -> None:
+        if not isinstance(error, Exception) or not (
+            error_type is Exception or isinstance(error, LOADING_ERRORS)
+        ):
             return
         if isinstance(error, CaptionerError) and self.what in str(error):
             return
@@ -88,7 +104,9 @@ class Captioner(Protocol):
         ``references`` are those of every training image; ``options`` are ``model.kwargs``, checked against the
         annotations of this method. By default it raises ``CaptionerError``.
         """
-        raise CaptionerError(f"{cls.__name__} has no from_scratch: set model.init to one that is saved")
+        raise CaptionerError(
+            f"{cls.__name__} has no from_scratch: set model.init to one that is saved"
+        )
 
     @classmethod
     @abstractmethod
@@ -108,7 +126,9 @@ class Captioner(Protocol):
         """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for an unusable row."""
 
     @abstractmethod
-    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
+    def encode(
+        self, texts: Sequence[str], max_tokens: int, row: Row | None = None
+    ) -> list[list[int]]:
         """Token ids of reference captions, with EOS. A longer one is cut to ``max_tokens`` and then lacks EOS.
 
         The captions continue the prompt of ``row``, if it has one of its own.
@@ -120,7 +140,11 @@ class Captioner(Protocol):
 
     @abstractmethod
     def token_logits(
-        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        token_ids: Tensor,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Teacher forcing: float32 logits [B, K, L, V], from which each token of ``token_ids`` [B, K, L] is drawn.
 
@@ -151,7 +175,11 @@ class Captioner(Protocol):
         return inputs
 
     def generate(
-        self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
+        self,
+        policy: nn.Module,
+        inputs: dict[str, Tensor],
+        decoding: Decoding,
+        noise: Tensor | None = None,
     ) -> Tensor:
         """Token ids [B, ``captions_per_image``, <= L] of new captions, padded after EOS; without gradient.
 
@@ -162,7 +190,11 @@ class Captioner(Protocol):
         return self.generate_with_scores(policy, inputs, decoding, noise).token_ids
 
     def generate_with_scores(
-        self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
+        self,
+        policy: nn.Module,
+        inputs: dict[str, Tensor],
+        decoding: Decoding,
+        noise: Tensor | None = None,
     ) -> Generated:
         """``generate``, with the scores of beam search; by default with ``next_logits``, up to ``max_tokens``."""
         return self._generate_tokens(policy, inputs, decoding, noise, self.max_tokens)
@@ -181,9 +213,13 @@ class Captioner(Protocol):
         images = len(next(iter(inputs.values())))
         with torch.no_grad():
             next_logits = self.next_logits(policy, inputs, decoding.max_new_tokens)
-            return decode_with_scores(self, next_logits, images, decoding, noise, share_prefixes=not policy.training)
+            return decode_with_scores(
+                self, next_logits, images, decoding, noise, share_prefixes=not policy.training
+            )
 
-    def next_logits(self, policy: nn.Module, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
+    def next_logits(
+        self, policy: nn.Module, inputs: dict[str, Tensor], max_new_tokens: int
+    ) -> NextLogits:
         """A function of prefixes to the logits of their next tokens, for decoding captions of B images.
 
         It may keep a KV cache for ``max_new_tokens`` tokens. By default it calls ``token_logits`` on whole prefixes.

@@ -88,7 +88,9 @@ class NewModelConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         if self.target is not None and self.tokenizer is not None:
-            raise ConfigError(f"tokenizer is {self.tokenizer!r}: it is not for target {self.target!r}, leave it out")
+            raise ConfigError(
+                f"tokenizer is {self.tokenizer!r}: it is not for target {self.target!r}, leave it out"
+            )
 
 
 @dataclass
@@ -190,21 +192,31 @@ class Decoding:
                 "num_samples to 0"
             )
         if self.num_return_sequences > beams:
-            raise ConfigError(f"num_return_sequences is {self.num_return_sequences}: expected 1 to num_beams, {beams}")
+            raise ConfigError(
+                f"num_return_sequences is {self.num_return_sequences}: expected 1 to num_beams, {beams}"
+            )
         if beams % groups:
-            raise ConfigError(f"num_beam_groups is {groups}: expected a number that divides num_beams, {beams}")
+            raise ConfigError(
+                f"num_beam_groups is {groups}: expected a number that divides num_beams, {beams}"
+            )
         if (self.diversity_penalty > 0) != (groups > 1):
             raise ConfigError(
                 f"diversity_penalty is {self.diversity_penalty} and num_beam_groups {groups}: groups need a penalty "
                 "above 0, and a penalty needs at least 2 groups"
             )
         if self.temperature != 1 and not self.num_samples:
-            raise ConfigError(f"temperature is {self.temperature}: it is for samples; set num_samples")
+            raise ConfigError(
+                f"temperature is {self.temperature}: it is for samples; set num_samples"
+            )
         truncated = [name for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
         if truncated and not self.num_samples:
-            raise ConfigError(f"{truncated[0]} is {getattr(self, truncated[0])}: it is for samples; set num_samples")
+            raise ConfigError(
+                f"{truncated[0]} is {getattr(self, truncated[0])}: it is for samples; set num_samples"
+            )
         if self.fixed_shapes and (truncated or beams > 1 or self.has_constraints):
-            raise ConfigError("fixed_shapes is on: it is for greedy captions and samples of the full distribution")
+            raise ConfigError(
+                "fixed_shapes is on: it is for greedy captions and samples of the full distribution"
+            )
 
     @property
     def has_constraints(self) -> bool:
@@ -222,15 +234,22 @@ class Decoding:
         """Every option in use, such as ``beam search of width 5, length penalty 0, at most 20 tokens``."""
         phrases = []
         if self.num_beams > 1:
-            phrases = [f"beam search of width {self.num_beams}", f"length penalty {self.length_penalty:g}"]
+            phrases = [
+                f"beam search of width {self.num_beams}",
+                f"length penalty {self.length_penalty:g}",
+            ]
         elif self.with_greedy or not self.num_samples:
             phrases = ["greedy"]
         if self.num_beam_groups > 1:
-            phrases.append(f"{self.num_beam_groups} groups with diversity penalty {self.diversity_penalty:g}")
+            phrases.append(
+                f"{self.num_beam_groups} groups with diversity penalty {self.diversity_penalty:g}"
+            )
         if self.num_samples:
             phrases.append(f"{self.num_samples} sampled at temperature {self.temperature:g}")
         phrases += [
-            f"{name} {getattr(self, name):g}" for name, off in _TRUNCATIONS.items() if getattr(self, name) != off
+            f"{name} {getattr(self, name):g}"
+            for name, off in _TRUNCATIONS.items()
+            if getattr(self, name) != off
         ]
         if self.no_repeat_ngram_size:
             phrases.append(f"no repeated {self.no_repeat_ngram_size}-grams")

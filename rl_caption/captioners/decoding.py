@@ -19,7 +19,13 @@ from torch import Tensor, nn
 from rewards.text.degeneration import bad_ending
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.tokens import FORBIDDEN_LOGIT, Generated, caption_mask, forbid, sample_tokens
+from rl_caption.captioners.tokens import (
+    FORBIDDEN_LOGIT,
+    Generated,
+    caption_mask,
+    forbid,
+    sample_tokens,
+)
 from rl_caption.runtime.errors import CaptionerError
 
 if TYPE_CHECKING:
@@ -103,7 +109,9 @@ def decode_with_scores(
         return Generated(_decode_fixed(captioner, next_logits, images, decoding, noise), None)
     if decoding.has_constraints:
         next_logits = _add_processors(next_logits, constraints(captioner, decoding))
-    return Generated(_decode_tree(captioner, next_logits, images, decoding, noise, share_prefixes), None)
+    return Generated(
+        _decode_tree(captioner, next_logits, images, decoding, noise, share_prefixes), None
+    )
 
 
 def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
@@ -116,13 +124,21 @@ def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
     if decoding.block_trigrams:
         processors.append(partial(penalise_trigrams, alpha=decoding.block_trigrams))
     if decoding.remove_bad_endings:
-        processors.append(partial(refuse_bad_endings, decode=captioner.decode, eos_token_id=captioner.eos_token_id))
+        processors.append(
+            partial(
+                refuse_bad_endings, decode=captioner.decode, eos_token_id=captioner.eos_token_id
+            )
+        )
     return processors
 
 
 def truncations(decoding: Decoding) -> list[Processor]:
     """Processors that truncate the distribution of samples, in the order of Transformers."""
-    from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
+    from transformers.generation.logits_process import (
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+        TypicalLogitsWarper,
+    )
 
     processors: list[Processor] = []
     if decoding.top_k:
@@ -156,7 +172,9 @@ def refuse_bad_endings(
     """
     if not tokens.shape[1]:
         return logits
-    bad = torch.tensor([bad_ending(tokenize(text)) for text in decode(tokens)], device=logits.device)
+    bad = torch.tensor(
+        [bad_ending(tokenize(text)) for text in decode(tokens)], device=logits.device
+    )
     logits = logits.clone()
     logits[bad, eos_token_id] = -torch.inf
     return logits
@@ -231,15 +249,23 @@ def _decode_tree(
 
 
 def _decode_fixed(
-    captioner: Captioner, next_logits: NextLogits, images: int, decoding: Decoding, noise: Tensor | None
+    captioner: Captioner,
+    next_logits: NextLogits,
+    images: int,
+    decoding: Decoding,
+    noise: Tensor | None,
 ) -> Tensor:
     """Decode B·R rows to the length limit, padding included, so that no shape depends on a value: [B, R, L]."""
     samples, rows = decoding.num_samples, decoding.captions_per_image
-    logits = forbid(next_logits(None), captioner.forbidden).unsqueeze(1).expand(-1, rows, -1)  # [B, R, V]
+    logits = (
+        forbid(next_logits(None), captioner.forbidden).unsqueeze(1).expand(-1, rows, -1)
+    )  # [B, R, V]
     image = torch.arange(images, device=logits.device).repeat_interleave(rows)
     ended = torch.zeros(images, rows, dtype=torch.bool, device=logits.device)
     # The greedy caption is sampled too and then replaced: leaving it out would copy the logits.
-    numbers = None if noise is None else torch.nn.functional.pad(noise, (0, 0, 0, rows - samples))  # [B, R, L]
+    numbers = (
+        None if noise is None else torch.nn.functional.pad(noise, (0, 0, 0, rows - samples))
+    )  # [B, R, L]
     ids: list[Tensor] = []
     for position in range(decoding.max_new_tokens):
         if position:
@@ -248,7 +274,9 @@ def _decode_fixed(
         chosen = best = logits.argmax(-1)
         if numbers is not None and samples:
             uniform = numbers[:, :, position].reshape(-1, 1)
-            drawn = sample_tokens(logits.flatten(0, 1), uniform, decoding.temperature, best.view(-1, 1))
+            drawn = sample_tokens(
+                logits.flatten(0, 1), uniform, decoding.temperature, best.view(-1, 1)
+            )
             chosen = torch.cat([drawn.view(images, rows)[:, :samples], best[:, samples:]], dim=1)
         ids.append(chosen.masked_fill(ended, captioner.pad_token_id))
         ended = ended | (ids[-1] == captioner.eos_token_id)
@@ -256,7 +284,9 @@ def _decode_fixed(
 
 
 @torch.no_grad()
-def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, decoding: Decoding) -> Generated:
+def beam_search(
+    captioner: Captioner, next_logits: NextLogits, images: int, decoding: Decoding
+) -> Generated:
     """The R best captions of each of B images, by beam search of width W in G groups of W / G beams.
 
     A finished caption is scored by its log-probability / length**``length_penalty`` (length in tokens, EOS included).
@@ -270,7 +300,11 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
     Tokens that constraints exclude have probability 0; the others are not renormalised.
     """
     width, groups, limit = decoding.num_beams, decoding.num_beam_groups, decoding.max_new_tokens
-    width_of, penalty, processors = width // groups, decoding.length_penalty, constraints(captioner, decoding)
+    width_of, penalty, processors = (
+        width // groups,
+        decoding.length_penalty,
+        constraints(captioner, decoding),
+    )
     finished: list[list[Finished]] = [[[] for _ in range(groups)] for _ in range(images)]
     logits = next_logits(None).repeat_interleave(width, 0)
     device = logits.device
@@ -307,14 +341,19 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
         if not len(active) or length == limit:
             break
         image_of = active.repeat_interleave(width)
-        before = image_of if length == 1 else rows.flatten()  # at first there was one prefix an image
+        before = (
+            image_of if length == 1 else rows.flatten()
+        )  # at first there was one prefix an image
         logits = next_logits(Prefixes(token.flatten(), before, image_of))
     numbers = active.tolist()
     for row, group in going.nonzero().tolist():
         captions = prefixes[row, group * width_of : (group + 1) * width_of].tolist()
         pairs = zip(scores[row, group].tolist(), captions, strict=True)
         finished[numbers[row]][group] += [(score / limit**penalty, ids) for score, ids in pairs]
-    together = [[*chain.from_iterable(_best(group, width_of) for group in of_groups)] for of_groups in finished]
+    together = [
+        [*chain.from_iterable(_best(group, width_of) for group in of_groups)]
+        for of_groups in finished
+    ]
     return _n_best(together, decoding.num_return_sequences, captioner, device)
 
 
@@ -334,7 +373,9 @@ def _extend_groups(
     """
     groups, width = scores.shape[1:]
     divisor = (prefixes.shape[-1] + 1) ** decoding.length_penalty
-    chosen_counts = torch.zeros_like(logprobs[:, 0, :1]) if groups > 1 else None  # by earlier groups
+    chosen_counts = (
+        torch.zeros_like(logprobs[:, 0, :1]) if groups > 1 else None
+    )  # by earlier groups
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     for group in range(groups):
         candidates = logprobs[:, group]
@@ -346,10 +387,14 @@ def _extend_groups(
         for row, rank in (ends[:, :width] & going[:, group, None]).nonzero().tolist():
             caption = [*prefixes[row, parent[row, rank]].tolist(), eos_token_id]
             finished[row][group].append((best[row, rank].item() / divisor, caption))
-        order = ends.long().sort(dim=-1, stable=True).indices[:, :width]  # candidates that go on, best first
+        order = (
+            ends.long().sort(dim=-1, stable=True).indices[:, :width]
+        )  # candidates that go on, best first
         kept.append((best.gather(1, order), parent.gather(1, order), token.gather(1, order)))
         if chosen_counts is not None:
-            chosen_counts.squeeze(1).scatter_add_(1, kept[-1][2], going[:, group, None].float().expand(-1, width))
+            chosen_counts.squeeze(1).scatter_add_(
+                1, kept[-1][2], going[:, group, None].float().expand(-1, width)
+            )
     scores, parent, token = (torch.stack(tensors, dim=1) for tensors in zip(*kept, strict=True))
     return scores, parent, token
 
@@ -362,7 +407,11 @@ def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, 
     """
     best, index = (scores.unsqueeze(-1) + logprobs).flatten(1).topk(2 * scores.shape[1], dim=-1)
     vocabulary = logprobs.shape[-1]
-    return best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf), index // vocabulary, index % vocabulary
+    return (
+        best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf),
+        index // vocabulary,
+        index % vocabulary,
+    )
 
 
 def _best(captions: Finished, count: int) -> Finished:
@@ -376,7 +425,9 @@ def _is_done(finished: Finished, count: int, score: float) -> bool:
     return len(finished) == count and finished[-1][0] >= score
 
 
-def _n_best(finished: Sequence[Finished], count: int, captioner: Captioner, device: torch.device) -> Generated:
+def _n_best(
+    finished: Sequence[Finished], count: int, captioner: Captioner, device: torch.device
+) -> Generated:
     """The best ``count`` captions of each image, best first; if there are fewer, empty ones with the score -inf."""
     finite = [[caption for caption in captions if caption[0] > -torch.inf] for captions in finished]
     nothing: Finished = [(-torch.inf, [])] * count
@@ -387,7 +438,9 @@ def _n_best(finished: Sequence[Finished], count: int, captioner: Captioner, devi
     return Generated(padded.to(device).unflatten(0, (len(best), count)), scores)
 
 
-def logits_without_cache(captioner: Captioner, policy: nn.Module, inputs: dict[str, Tensor]) -> NextLogits:
+def logits_without_cache(
+    captioner: Captioner, policy: nn.Module, inputs: dict[str, Tensor]
+) -> NextLogits:
     """``Captioner.next_logits`` without a cache: ``token_logits`` of all tokens of every prefix."""
     first = next(iter(inputs.values()))
     earlier = torch.empty(len(first), 0, dtype=torch.long, device=first.device)
@@ -399,7 +452,9 @@ def logits_without_cache(captioner: Captioner, policy: nn.Module, inputs: dict[s
         if prefixes is not None:
             earlier = prefixes.extend(earlier)
             expanded = {name: tensor[prefixes.image] for name, tensor in inputs.items()}
-        ids = nn.functional.pad(earlier, (0, 1), value=captioner.pad_token_id)  # its logits are those of the next token
+        ids = nn.functional.pad(
+            earlier, (0, 1), value=captioner.pad_token_id
+        )  # its logits are those of the next token
         return captioner.token_logits(policy, expanded, ids.unsqueeze(1))[:, 0, -1]
 
     return next_logits
@@ -451,7 +506,9 @@ class ReplayedGenerate:
             self.graphs.clear()
             self.addresses = addresses
         tensors = inputs if noise is None else {**inputs, "noise": noise}
-        shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items())
+        shapes = tuple(
+            (name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()
+        )
         device = next(iter(tensors.values())).device.type
         key = (decoding, torch.is_autocast_enabled(device), shapes)
         if key not in self.graphs:
@@ -472,7 +529,9 @@ class ReplayedGenerate:
 
     def _capture(self, policy: nn.Module, decoding: Decoding, example: dict[str, Tensor]) -> Decode:
         def decode_fixed(noise: Tensor | None = None, **inputs: Tensor) -> Tensor:
-            return self.captioner.generate(policy, inputs, replace(decoding, fixed_shapes=True), noise)
+            return self.captioner.generate(
+                policy, inputs, replace(decoding, fixed_shapes=True), noise
+            )
 
         replay = self.capture(decode_fixed, example)
         equal = (replay(**example) == decode_fixed(**example)).all(-1).double().mean().item()

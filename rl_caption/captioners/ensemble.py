@@ -31,9 +31,13 @@ class Ensemble(Captioner):
             how.
     """
 
-    def __init__(self, captioners: dict[str, Captioner], average: Average = "probabilities") -> None:
+    def __init__(
+        self, captioners: dict[str, Captioner], average: Average = "probabilities"
+    ) -> None:
         if len(captioners) < 2:
-            raise CaptionerError(f"an ensemble of {list(captioners)}: expected at least two captioners")
+            raise CaptionerError(
+                f"an ensemble of {list(captioners)}: expected at least two captioners"
+            )
         (first_name, first), *others = captioners.items()
         for name, other in others:
             difference = vocabulary_difference(first_name, first, name, other)
@@ -41,8 +45,16 @@ class Ensemble(Captioner):
                 raise CaptionerError(f"an ensemble needs one vocabulary: {difference}")
         self.captioners, self.average = list(captioners.values()), average
         self.policy = nn.ModuleList(captioner.policy for captioner in self.captioners)
-        self.eos_token_id, self.pad_token_id, self.forbidden = first.eos_token_id, first.pad_token_id, first.forbidden
-        limits = [captioner.max_tokens for captioner in self.captioners if captioner.max_tokens is not None]
+        self.eos_token_id, self.pad_token_id, self.forbidden = (
+            first.eos_token_id,
+            first.pad_token_id,
+            first.forbidden,
+        )
+        limits = [
+            captioner.max_tokens
+            for captioner in self.captioners
+            if captioner.max_tokens is not None
+        ]
         self.max_tokens = min(limits, default=None)
         kinds = {captioner.input_kind for captioner in self.captioners}
         self.input_kind = kinds.pop() if len(kinds) == 1 else "pixels and regions"
@@ -62,7 +74,9 @@ class Ensemble(Captioner):
             for name, tensor in captioner.preprocess(rows).items()
         }
 
-    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
+    def encode(
+        self, texts: Sequence[str], max_tokens: int, row: Row | None = None
+    ) -> list[list[int]]:
         return self.captioners[0].encode(texts, max_tokens, row)
 
     def decode(self, token_ids: Tensor) -> list[str]:
@@ -74,7 +88,9 @@ class Ensemble(Captioner):
     def max_tokens_of(self, row: Row) -> int | None:
         """Raises ``DataError`` for a row with its own prompt: prompts of a batch may differ in length."""
         if row.get("prompt") is not None:
-            raise DataError(f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: an ensemble takes none")
+            raise DataError(
+                f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: an ensemble takes none"
+            )
         return self.max_tokens
 
     def token_logits(
@@ -89,10 +105,13 @@ class Ensemble(Captioner):
             ]
         )
 
-    def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
+    def next_logits(
+        self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int
+    ) -> NextLogits:
         members = zip(self.captioners, policy, self._split(inputs), strict=True)
         functions = [
-            captioner.next_logits(member, member_inputs, max_new_tokens) for captioner, member, member_inputs in members
+            captioner.next_logits(member, member_inputs, max_new_tokens)
+            for captioner, member, member_inputs in members
         ]
         return lambda prefixes: self._mean([member(prefixes) for member in functions])
 
@@ -105,24 +124,33 @@ class Ensemble(Captioner):
 
     def _mean(self, logits: Sequence[Tensor]) -> Tensor:
         """Logits [..., V] of the mean of the distributions that N ``logits`` [..., V] give to allowed tokens."""
-        logprobs = torch.stack([forbid(member_logits, self.forbidden).log_softmax(-1) for member_logits in logits])
+        logprobs = torch.stack(
+            [forbid(member_logits, self.forbidden).log_softmax(-1) for member_logits in logits]
+        )
         if self.average == "probabilities":
             return forbid(logprobs.logsumexp(0) - math.log(len(logits)), self.forbidden)
         return forbid(logprobs.mean(0), self.forbidden)
 
 
-def vocabulary_difference(first_name: str, first: Captioner, name: str, other: Captioner) -> str | None:
+def vocabulary_difference(
+    first_name: str, first: Captioner, name: str, other: Captioner
+) -> str | None:
     """Describe the first difference between the tokens of two captioners; None if there is none."""
     one, two = first.vocabulary(), other.vocabulary()
     if not one or not two:
         return f"{name if one else first_name!r} does not list its tokens"
-    for token in sorted(one.keys() | two.keys(), key=lambda token: one.get(token, two.get(token, 0))):
+    for token in sorted(
+        one.keys() | two.keys(), key=lambda token: one.get(token, two.get(token, 0))
+    ):
         if one.get(token) != two.get(token):
             ids = [f"{owner!r} has {token!r} " + ("not" if token not in ids else f"as {ids[token]}")
                    for owner, ids in ((first_name, one), (name, two))]  # fmt: skip
             return f"{', '.join(ids)} ({len(one)} and {len(two)} tokens)"
     for key in ("eos_token_id", "pad_token_id", "forbidden"):
         if getattr(first, key) != getattr(other, key):
-            values = [f"{owner!r} {getattr(model, key)!s:.80}" for owner, model in ((first_name, first), (name, other))]
+            values = [
+                f"{owner!r} {getattr(model, key)!s:.80}"
+                for owner, model in ((first_name, first), (name, other))
+            ]
             return f"{key} of {' and of '.join(values)}"
     return None

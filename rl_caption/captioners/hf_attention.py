@@ -88,7 +88,9 @@ def share_images(decoder: nn.Module) -> None:
         attention.forward = partial(_cross_attend, attention.forward, names)
 
 
-def _cross_attend(forward: Callable[..., Any], names: tuple[str, ...], *positional: Any, **named: Any) -> Any:
+def _cross_attend(
+    forward: Callable[..., Any], names: tuple[str, ...], *positional: Any, **named: Any
+) -> Any:
     """Call ``forward`` of cross-attention, which has the parameters ``names``, with an image's captions as one row."""
     named.update(zip(names, positional, strict=False))
     hidden = named["hidden_states"]
@@ -128,7 +130,9 @@ def fuse_blip_attention(model: nn.Module) -> None:
             changed.forward = partial(attend, module, changed.forward)
 
 
-def _image_attention(attention: Any, unfused: Callable[..., Any], hidden_states: Tensor, **options: Any) -> Any:
+def _image_attention(
+    attention: Any, unfused: Callable[..., Any], hidden_states: Tensor, **options: Any
+) -> Any:
     """``BlipAttention.forward``: states [B, S, D] -> [B, S, D], and None for the probabilities."""
     if _fused_off(hidden_states):
         return unfused(hidden_states, **options)
@@ -151,7 +155,9 @@ def _text_attention(
     Cross-attention if ``encoder_hidden_states`` [N, S, D] are given.
     """
     if _fused_off(hidden_states):
-        return unfused(hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, **options)
+        return unfused(
+            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, **options
+        )
     crossing = encoder_hidden_states is not None
     mask = encoder_attention_mask if crossing else attention_mask
     heads = (attention.num_attention_heads, attention.attention_head_size)
@@ -161,10 +167,16 @@ def _text_attention(
         updated = cache.is_updated if crossing else {}
         cache = cache.cross_attention_cache if crossing else cache.self_attention_cache
     if updated.get(attention.layer_idx):
-        key, value = cache.layers[attention.layer_idx].keys, cache.layers[attention.layer_idx].values
+        key, value = (
+            cache.layers[attention.layer_idx].keys,
+            cache.layers[attention.layer_idx].values,
+        )
     else:
         states = encoder_hidden_states if crossing else hidden_states
-        key, value = (layer(states).unflatten(-1, heads).transpose(1, 2) for layer in (attention.key, attention.value))
+        key, value = (
+            layer(states).unflatten(-1, heads).transpose(1, 2)
+            for layer in (attention.key, attention.value)
+        )
         if cache is not None:
             key, value = cache.update(key, value, attention.layer_idx)
         updated[attention.layer_idx] = True
@@ -172,10 +184,14 @@ def _text_attention(
     return _attend_fused(attention, query, key, value, mask), None
 
 
-def _attend_fused(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _attend_fused(
+    attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> Tensor:
     """Attend with queries [N, H, T, D/H] -> [N, T, D]; ``mask`` is additive."""
     dropout = attention.dropout.p if attention.dropout.training else 0.0
-    return F.scaled_dot_product_attention(query, key, value, mask, dropout).transpose(1, 2).flatten(2)
+    return (
+        F.scaled_dot_product_attention(query, key, value, mask, dropout).transpose(1, 2).flatten(2)
+    )
 
 
 def _fused_off(states: Tensor) -> bool:

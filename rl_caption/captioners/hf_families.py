@@ -43,9 +43,14 @@ class Conventions:
     prompt_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tokenizer: Any, prompt: str, text: Any, bos: int, eos: int, pad: int, before: int = 0) -> Conventions:
+    def of(
+        cls, tokenizer: Any, prompt: str, text: Any, bos: int, eos: int, pad: int, before: int = 0
+    ) -> Conventions:
         """Conventions of a text model with the configuration ``text``; ``before`` of its positions precede BOS."""
-        start, positions = (bos, *plain_tokens(tokenizer, prompt)), getattr(text, "max_position_embeddings", None)
+        start, positions = (
+            (bos, *plain_tokens(tokenizer, prompt)),
+            getattr(text, "max_position_embeddings", None),
+        )
         longest = None if positions is None else positions - before - len(start) + 1
         return cls(start, eos, pad, text.vocab_size, (bos,), longest)
 
@@ -92,7 +97,9 @@ class Family(ABC):
             share_images(model.get_submodule(self.text_model))
 
     @abstractmethod
-    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+    def conventions(
+        self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
+    ) -> Conventions:
         """Special tokens of this model. Raises ``CaptionerError`` if configuration and tokenizer lack one."""
 
     @abstractmethod
@@ -108,7 +115,10 @@ class Family(ABC):
         """
         text_model = model.get_submodule(self.text_model)
         output = text_model(
-            input_ids=token_ids, encoder_hidden_states=states, use_cache=cache is not None, **{CACHE: cache}
+            input_ids=token_ids,
+            encoder_hidden_states=states,
+            use_cache=cache is not None,
+            **{CACHE: cache},
         )
         return output.logits
 
@@ -127,7 +137,9 @@ class Blip(Family):
         super().prepare(model)
         fuse_blip_attention(model)
 
-    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+    def conventions(
+        self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
+    ) -> Conventions:
         """BOS is ``bos_token_id``, beyond BERT's vocabulary; EOS is ``sep_token_id``.
 
         ``eos_token_id`` (2) of BLIP's configurations is an unused token, as in Transformers' own ``generate``.
@@ -138,8 +150,12 @@ class Blip(Family):
             prompt,
             text,
             bos=first_token("BOS (text_config.bos_token_id)", text.bos_token_id),
-            eos=same_token("EOS (text_config.sep_token_id)", text.sep_token_id, tokenizer.sep_token_id),
-            pad=first_token("padding (text_config.pad_token_id)", text.pad_token_id, tokenizer.pad_token_id),
+            eos=same_token(
+                "EOS (text_config.sep_token_id)", text.sep_token_id, tokenizer.sep_token_id
+            ),
+            pad=first_token(
+                "padding (text_config.pad_token_id)", text.pad_token_id, tokenizer.pad_token_id
+            ),
         )
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
@@ -159,7 +175,9 @@ class VisionEncoderDecoder(Family):
     never_trained = ("encoder.pooler.*",)
     lora_targets = r"decoder\..*\.(c_attn|q_attn|query|value|q_proj|v_proj)"
 
-    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+    def conventions(
+        self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
+    ) -> Conventions:
         """Token ids from the pair's configuration, else its generation settings, its decoder or its tokenizer."""
         sources = (model.config, model.generation_config, model.config.decoder)
 
@@ -203,7 +221,9 @@ class Git(Family):
                 "expected one that reads images"
             )
 
-    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+    def conventions(
+        self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
+    ) -> Conventions:
         """BOS and EOS are BERT's [CLS] and [SEP] where the configuration names none."""
         config = model.config
         return Conventions.of(
@@ -231,8 +251,12 @@ class Git(Family):
         new, total = hidden.shape[1], past + hidden.shape[1]
         seen = torch.ones(new, total, dtype=torch.bool, device=hidden.device).tril(total - new)
         seen[:, :patches] = True
-        mask = torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(~seen, torch.finfo(hidden.dtype).min)[None, None]
-        output = model.git.encoder(hidden, attention_mask=mask, use_cache=cache is not None, **{CACHE: cache})
+        mask = torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(
+            ~seen, torch.finfo(hidden.dtype).min
+        )[None, None]
+        output = model.git.encoder(
+            hidden, attention_mask=mask, use_cache=cache is not None, **{CACHE: cache}
+        )
         return model.output(output.last_hidden_state[:, -length:])
 
 
@@ -256,10 +280,14 @@ class Blip2(Family):
                 "a decoder-only one, such as OPT (Salesforce/blip2-opt-2.7b)"
             )
 
-    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+    def conventions(
+        self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
+    ) -> Conventions:
         """BOS is </s> for OPT; EOS is the configuration's, a line break where BLIP-2 was trained on OPT."""
         text = model.config.text_config
-        eos = first_token("EOS (text_config.eos_token_id)", text.eos_token_id, tokenizer.eos_token_id)
+        eos = first_token(
+            "EOS (text_config.eos_token_id)", text.eos_token_id, tokenizer.eos_token_id
+        )
         return self._conventions(model, tokenizer, prompt, eos)
 
     def _conventions(
@@ -267,16 +295,22 @@ class Blip2(Family):
     ) -> Conventions:
         config, text = model.config, model.config.text_config
         (bos,) = tuple(tokenizer("")["input_ids"])[:1] or (
-            first_token("BOS (text_config.bos_token_id)", text.bos_token_id, tokenizer.bos_token_id),
+            first_token(
+                "BOS (text_config.bos_token_id)", text.bos_token_id, tokenizer.bos_token_id
+            ),
         )
         pad = first_token("pad_token_id", text.pad_token_id, tokenizer.pad_token_id, eos)
-        conventions = Conventions.of(tokenizer, prompt, text, bos, eos, pad, config.num_query_tokens)
+        conventions = Conventions.of(
+            tokenizer, prompt, text, bos, eos, pad, config.num_query_tokens
+        )
         image_tokens = () if config.image_token_index is None else (config.image_token_index,)
         return replace(conventions, forbidden=(bos, *image_tokens), prompt_inputs=prompt_inputs)
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         """The queries' states, projected to the width of the language model; InstructBLIP's have read the prompt."""
-        return model.get_image_features(pixel_values, **prompt_inputs, return_dict=True).pooler_output
+        return model.get_image_features(
+            pixel_values, **prompt_inputs, return_dict=True
+        ).pooler_output
 
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
         """The queries stand before the text, in the first call only: from then on the KV cache holds them."""
@@ -300,9 +334,13 @@ class InstructBlip(Blip2):
     processor_class = "InstructBlipProcessor"
     q_former_tokenizer = fixed_prompt = True
 
-    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+    def conventions(
+        self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
+    ) -> Conventions:
         """EOS is the tokenizer's: the token ids of InstructBLIP's configurations do not fit its tokenizers."""
-        eos = first_token("EOS (eos_token_id)", tokenizer.eos_token_id, model.config.text_config.eos_token_id)
+        eos = first_token(
+            "EOS (eos_token_id)", tokenizer.eos_token_id, model.config.text_config.eos_token_id
+        )
         ids = tuple(q_former_tokenizer(prompt)["input_ids"])
         return self._conventions(model, tokenizer, prompt, eos, qformer_input_ids=ids)
 
@@ -329,10 +367,14 @@ class Florence2(Family):
     def prepare(self, model: Any) -> None:
         share_images(model.model.language_model.decoder)
 
-    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+    def conventions(
+        self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str
+    ) -> Conventions:
         """Captions go on from ``decoder_start_token_id`` and the BOS that ``generate`` forces after it."""
         if prompt.startswith("<") and prompt not in self.tasks:
-            raise CaptionerError(f"the prompt is {prompt!r:.80}: expected one of {', '.join(self.tasks)}, or a text")
+            raise CaptionerError(
+                f"the prompt is {prompt!r:.80}: expected one of {', '.join(self.tasks)}, or a text"
+            )
         text = model.config.text_config
         sources = (model.generation_config, text)
         start, bos = (
@@ -341,7 +383,11 @@ class Florence2(Family):
         )
         eos = first_token("eos_token_id", text.eos_token_id, tokenizer.eos_token_id)
         pad = first_token("pad_token_id", text.pad_token_id, tokenizer.pad_token_id)
-        ids = (tokenizer.bos_token_id, *plain_tokens(tokenizer, self.tasks.get(prompt, prompt)), tokenizer.eos_token_id)
+        ids = (
+            tokenizer.bos_token_id,
+            *plain_tokens(tokenizer, self.tasks.get(prompt, prompt)),
+            tokenizer.eos_token_id,
+        )
         longest = text.max_position_embeddings - 1
         return Conventions((start, bos), eos, pad, text.vocab_size, (bos, model.config.image_token_id), longest,
                            {"input_ids": ids})  # fmt: skip
@@ -351,12 +397,17 @@ class Florence2(Family):
         image = model.model.get_image_features(pixel_values, return_dict=True).pooler_output
         prompt = model.get_input_embeddings()(prompt_inputs["input_ids"])
         encoder = model.model.language_model.encoder
-        states: Tensor = encoder(inputs_embeds=torch.cat([image.to(prompt.dtype), prompt], dim=1)).last_hidden_state
+        states: Tensor = encoder(
+            inputs_embeds=torch.cat([image.to(prompt.dtype), prompt], dim=1)
+        ).last_hidden_state
         return states
 
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
         output = model.model.language_model.decoder(
-            input_ids=token_ids, encoder_hidden_states=states, use_cache=cache is not None, **{CACHE: cache}
+            input_ids=token_ids,
+            encoder_hidden_states=states,
+            use_cache=cache is not None,
+            **{CACHE: cache},
         )
         logits: Tensor = model.lm_head(output.last_hidden_state)
         return logits
@@ -373,7 +424,9 @@ FAMILIES: dict[str, Family] = {
 """``model_type`` of a ``config.json`` -> its family."""
 
 
-def check_architectures(name: str | Path, model_type: str, architectures: Sequence[str] | None) -> None:
+def check_architectures(
+    name: str | Path, model_type: str, architectures: Sequence[str] | None
+) -> None:
     """Refuse a checkpoint whose ``config.json`` says that it is for another task, such as answering questions.
 
     Raises ``CaptionerError`` if ``architectures`` are named and lack the class of the family of ``model_type``: its
@@ -381,7 +434,9 @@ def check_architectures(name: str | Path, model_type: str, architectures: Sequen
     """
     expected = FAMILIES[model_type].model_class
     if architectures and expected not in architectures:
-        raise CaptionerError(f"{str(name)!r} is not a captioner: its architectures are {architectures}, not {expected}")
+        raise CaptionerError(
+            f"{str(name)!r} is not a captioner: its architectures are {architectures}, not {expected}"
+        )
 
 
 def first_token(what: str, *candidates: int | list[int] | None) -> int:
@@ -397,7 +452,9 @@ def first_token(what: str, *candidates: int | list[int] | None) -> int:
 def same_token(what: str, configured: int | None, tokenizer_has: int | None) -> int:
     """A token id that two files agree on. Raises ``CaptionerError`` if not: one of them is of another model."""
     if configured is None or configured != tokenizer_has:
-        raise CaptionerError(f"{what} is {configured} in config.json, {tokenizer_has} in its tokenizer's files")
+        raise CaptionerError(
+            f"{what} is {configured} in config.json, {tokenizer_has} in its tokenizer's files"
+        )
     return configured
 
 

@@ -117,7 +117,9 @@ class HuggingFacePolicy(nn.Module):
             assert prefixes is not None
             decode_state.select(prefixes.parent, prefixes.image, prefixes.per_image)
             tokens = prefixes.tokens.unsqueeze(1)
-            return self.family.decode(self.model, decode_state.states, tokens, decode_state.cache)[:, -1]
+            return self.family.decode(self.model, decode_state.states, tokens, decode_state.cache)[
+                :, -1
+            ]
         if states is None:
             assert pixel_values is not None
             inputs = self.conventions.prompt_inputs
@@ -140,7 +142,9 @@ class HuggingFacePolicy(nn.Module):
             return self.start.expand(batch, -1)
         return torch.cat([self.start[:, :1].expand(batch, -1), prompt_ids], dim=1)
 
-    def _begin(self, states: Tensor, start: Tensor, capacity: int | None) -> tuple[Tensor, DecodeState]:
+    def _begin(
+        self, states: Tensor, start: Tensor, capacity: int | None
+    ) -> tuple[Tensor, DecodeState]:
         """Logits [B, V] after BOS and prompt. The cache has memory for ``capacity`` tokens; None is for training."""
         shared = self.family.cross_attention
         cache: Cache = DynamicCache()
@@ -149,7 +153,9 @@ class HuggingFacePolicy(nn.Module):
         if shared:
             cache = SharedImageCache(cache, DynamicCache())
         logits = self.family.decode(self.model, states, start, cache)[:, -1]
-        return logits, DecodeState(states, cache, shared, torch.arange(len(states), device=states.device))
+        return logits, DecodeState(
+            states, cache, shared, torch.arange(len(states), device=states.device)
+        )
 
     def _score_after_prefix(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
         """Score captions after one pass over image and prompt, whose keys and values they share."""
@@ -161,7 +167,9 @@ class HuggingFacePolicy(nn.Module):
         begin = partial(self._begin, states, self._start(None, len(states)), None)
         return score_after_prompt(token_ids, mask, self.text_model, begin, read)
 
-    def _score_full(self, states: Tensor, token_ids: Tensor, mask: Tensor | None, prompt_ids: Tensor | None) -> Tensor:
+    def _score_full(
+        self, states: Tensor, token_ids: Tensor, mask: Tensor | None, prompt_ids: Tensor | None
+    ) -> Tensor:
         """Score prompt and caption of every row in one pass, without a cache of tokens.
 
         Prompts may differ in length: each caption follows its prompt directly, and padding is on the right.
@@ -169,8 +177,12 @@ class HuggingFacePolicy(nn.Module):
         captions, length = token_ids.shape[1:]
         flat, scored, rows = scored_rows(token_ids, mask)
         start = self._start(None if prompt_ids is None else prompt_ids[rows // captions], len(rows))
-        columns = (start != NO_TOKEN).sum(-1, keepdim=True) + torch.arange(length, device=start.device)  # [M, L]
-        ids = torch.cat([start, start.new_full((len(rows), length), NO_TOKEN)], dim=1).scatter(1, columns, flat[rows])
+        columns = (start != NO_TOKEN).sum(-1, keepdim=True) + torch.arange(
+            length, device=start.device
+        )  # [M, L]
+        ids = torch.cat([start, start.new_full((len(rows), length), NO_TOKEN)], dim=1).scatter(
+            1, columns, flat[rows]
+        )
         limit = start.shape[1] + length - 1
         if self.conventions.max_tokens is not None:  # the longest prompt may have a short caption
             limit = min(limit, self.conventions.max_tokens + self.start.shape[1] - 1)
@@ -184,7 +196,11 @@ class HuggingFacePolicy(nn.Module):
             states = states[rows // captions]
 
         def of_captions(hidden: Tensor) -> Tensor:
-            hidden = hidden[:, -length:] if prompt_ids is None else hidden.take_along_dim(before.unsqueeze(-1), 1)
+            hidden = (
+                hidden[:, -length:]
+                if prompt_ids is None
+                else hidden.take_along_dim(before.unsqueeze(-1), 1)
+            )
             return hidden if scored is None else hidden[scored]
 
         with output_of(self.text_model, of_captions):
@@ -201,7 +217,9 @@ class HuggingFacePolicy(nn.Module):
 def output_of(text_model: Any, chosen: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Within, the output layer computes logits of ``chosen(hidden)`` and not of all hidden states [N, T, D]."""
     layer = text_model.get_output_embeddings()
-    hook = layer.register_forward_pre_hook(lambda _, arguments: (chosen(arguments[0]), *arguments[1:]))
+    hook = layer.register_forward_pre_hook(
+        lambda _, arguments: (chosen(arguments[0]), *arguments[1:])
+    )
     try:
         yield
     finally:

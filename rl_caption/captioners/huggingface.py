@@ -39,7 +39,12 @@ from rl_caption.captioners.adaptation import (
 from rl_caption.captioners.base import WEIGHTS, Captioner, CaptionerError, reading
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import NextLogits, Prefixes
-from rl_caption.captioners.hf_families import FAMILIES, Conventions, check_architectures, plain_tokens
+from rl_caption.captioners.hf_families import (
+    FAMILIES,
+    Conventions,
+    check_architectures,
+    plain_tokens,
+)
 from rl_caption.captioners.hf_policy import NO_TOKEN, DecodeState, HuggingFacePolicy
 from rl_caption.captioners.packed import unique_prefixes
 from rl_caption.captioners.tokens import Generated, forbid
@@ -88,8 +93,14 @@ class HuggingFaceCaptioner(Captioner):
         self.max_tokens: int | None = conventions.max_tokens
         vocabulary = conventions.vocab_size
         # Rows of the output layer beyond the tokenizer have no text; special tokens are not for captions.
-        kept_out = {*tokenizer.all_special_ids, *conventions.forbidden, *range(len(tokenizer), vocabulary)}
-        self.forbidden: tuple[int, ...] = tuple(sorted(i for i in kept_out - {conventions.eos} if i < vocabulary))
+        kept_out = {
+            *tokenizer.all_special_ids,
+            *conventions.forbidden,
+            *range(len(tokenizer), vocabulary),
+        }
+        self.forbidden: tuple[int, ...] = tuple(
+            sorted(i for i in kept_out - {conventions.eos} if i < vocabulary)
+        )
         self.prompt_length = len(self._prompt_of(None)[1])
         # WordPiece decodes "man's" to "man ' s", other words for the rewards than those of the references. Transformers
         # joined them when these models were published. BPE knows its spaces.
@@ -117,7 +128,9 @@ class HuggingFaceCaptioner(Captioner):
         source = hub_options(name)
         with reading(repr(name)):
             config = read_config(name, source)
-            return cls.load(name, config, prompt, getattr(torch, dtype), source, processor_kwargs or {})
+            return cls.load(
+                name, config, prompt, getattr(torch, dtype), source, processor_kwargs or {}
+            )
 
     @classmethod
     def load(
@@ -132,21 +145,31 @@ class HuggingFaceCaptioner(Captioner):
     ) -> HuggingFaceCaptioner:
         """Load a model whose ``config.json`` is read; see ``from_pretrained`` and ``loading.load_captioner``."""
         if processor_kwargs:
-            raise CaptionerError(f"model.processor_kwargs is for vision-language models: {config.model_type!r}")
+            raise CaptionerError(
+                f"model.processor_kwargs is for vision-language models: {config.model_type!r}"
+            )
         if config.model_type not in FAMILIES:
-            raise CaptionerError(f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}")
+            raise CaptionerError(
+                f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}"
+            )
         family = FAMILIES[config.model_type]
         family.check(config)
         model_class = getattr(transformers, family.model_class)
         model = load_model(model_class, name, config, family.never_trained, dtype, source, weights)
-        with reading(f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"):
-            images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)  # whatever else is installed
+        with reading(
+            f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"
+        ):
+            images = AutoImageProcessor.from_pretrained(
+                name, backend="pil", **source
+            )  # whatever else is installed
         second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
         tokenizer = _read_tokenizer(name, "", source)
         prompt = saved_prompt(name) if prompt is None else prompt
         prompt = family.default_prompt if prompt is None else prompt
         if not isinstance(prompt, str):
-            raise CaptionerError(f"prompt {prompt!r:.80}: {family.name} has no chat template, expected a text")
+            raise CaptionerError(
+                f"prompt {prompt!r:.80}: {family.name} has no chat template, expected a text"
+            )
         prompt = " ".join(prompt.split())
         conventions = family.conventions(model, tokenizer, second, prompt)
         check_tokens(tokenizer, conventions)
@@ -154,7 +177,9 @@ class HuggingFaceCaptioner(Captioner):
         freeze(model, family.never_trained, required=False)
         return cls(policy, images, tokenizer, second, prompt, name)
 
-    def adapt(self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool) -> None:
+    def adapt(
+        self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool
+    ) -> None:
         """Choose what is trained and how: ``model.freeze``, ``model.lora``, ``model.gradient_checkpointing``.
 
         Raises:
@@ -169,13 +194,23 @@ class HuggingFaceCaptioner(Captioner):
             config = add_lora(model, lora["r"], lora["alpha"], lora["dropout"], targets)
             self.adapters = config if lora.get("export_adapters") else None
         if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise CaptionerError(f"model.freeze is {list(patterns)}: every parameter is frozen, name fewer")
+            raise CaptionerError(
+                f"model.freeze is {list(patterns)}: every parameter is frozen, name fewer"
+            )
         if checkpointed:
             checkpoint_layers(model)
             self.policy.share_prefix = False
-        how = " (adapters)" if lora is not None else f" (frozen: {', '.join(patterns)})" if patterns else ""
+        how = (
+            " (adapters)"
+            if lora is not None
+            else f" (frozen: {', '.join(patterns)})"
+            if patterns
+            else ""
+        )
         counts = f"{trained_share(model)} parameters are trained{how}"
-        limits = "" if self.max_tokens is None else f", captions of at most {self.max_tokens} tokens"
+        limits = (
+            "" if self.max_tokens is None else f", captions of at most {self.max_tokens} tokens"
+        )
         if os.environ.get("RANK", "0") == "0":
             logger.info("%s: %s; prompt %r%s", self.family.name, counts, self.prompt, limits)
 
@@ -186,7 +221,9 @@ class HuggingFaceCaptioner(Captioner):
         """
         policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
         config = copy.deepcopy(policy.config)
-        config.dtype = "float32"  # Transformers would cast merged weights to the type that is named here
+        config.dtype = (
+            "float32"  # Transformers would cast merged weights to the type that is named here
+        )
         config.save_pretrained(path)
         if self.adapters is not None:
             save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
@@ -198,7 +235,9 @@ class HuggingFaceCaptioner(Captioner):
     def _processors(self) -> list[Any]:
         """What is saved beside the weights: one processor of Transformers' own class, where the family has one."""
         processors = [
-            processor for processor in (self.images, self.tokenizer, self.q_former_tokenizer) if processor is not None
+            processor
+            for processor in (self.images, self.tokenizer, self.q_former_tokenizer)
+            if processor is not None
         ]
         if self.family.processor_class is None:
             return processors
@@ -209,18 +248,30 @@ class HuggingFaceCaptioner(Captioner):
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """``pixel_values`` [B, 3, H, W]; if a row has its own prompt, also ``prompt_ids`` [B, P], padded with -1."""
         images = [load_image(row["image"]) for row in rows]
-        with naming(f"images {[row['image_id'] for row in rows][:4]} cannot be prepared", (ValueError,), DataError):
-            inputs = {"pixel_values": self.images(images=images, return_tensors="pt")["pixel_values"]}
+        with naming(
+            f"images {[row['image_id'] for row in rows][:4]} cannot be prepared",
+            (ValueError,),
+            DataError,
+        ):
+            inputs = {
+                "pixel_values": self.images(images=images, return_tensors="pt")["pixel_values"]
+            }
         if any(row.get("prompt") is not None for row in rows) and not self.family.encoder_prompt:
             prompts = [torch.tensor(self._prompt_of(row)[1], dtype=torch.long) for row in rows]
-            inputs["prompt_ids"] = nn.utils.rnn.pad_sequence(prompts, batch_first=True, padding_value=NO_TOKEN)
+            inputs["prompt_ids"] = nn.utils.rnn.pad_sequence(
+                prompts, batch_first=True, padding_value=NO_TOKEN
+            )
         return inputs
 
     def max_tokens_of(self, row: Row) -> int | None:
         return self._max_tokens_after(len(self._prompt_of(row)[1]))
 
     def _max_tokens_after(self, prompt_length: int) -> int | None:
-        return None if self.max_tokens is None else self.max_tokens + self.prompt_length - prompt_length
+        return (
+            None
+            if self.max_tokens is None
+            else self.max_tokens + self.prompt_length - prompt_length
+        )
 
     def _prompt_of(self, row: Row | None) -> tuple[str, tuple[int, ...]]:
         """What a row's caption goes on from, as text and token ids: its own prompt, or else the captioner's."""
@@ -248,9 +299,13 @@ class HuggingFaceCaptioner(Captioner):
             )
         return prompt, ids
 
-    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
+    def encode(
+        self, texts: Sequence[str], max_tokens: int, row: Row | None = None
+    ) -> list[list[int]]:
         prompt, start = self._prompt_of(row)
-        plain = [" ".join(text.split()) for text in texts]  # a line break is EOS where OPT is the language model
+        plain = [
+            " ".join(text.split()) for text in texts
+        ]  # a line break is EOS where OPT is the language model
         prompted = [f"{prompt} {text}" if prompt else text for text in plain]
         encoded = self.tokenizer(prompted, add_special_tokens=False)["input_ids"]
         return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
@@ -270,7 +325,11 @@ class HuggingFaceCaptioner(Captioner):
         return {"states": policy(pixel_values=inputs["pixel_values"], encode=True), **prompts}
 
     def generate_with_scores(
-        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
+        self,
+        policy: Any,
+        inputs: dict[str, Tensor],
+        decoding: Decoding,
+        noise: Tensor | None = None,
     ) -> Generated:
         """See ``Captioner``. Nothing is taken from the model's generation settings.
 
@@ -284,17 +343,23 @@ class HuggingFaceCaptioner(Captioner):
             (rows,) = (lengths == length).nonzero(as_tuple=True)
             some = {name: value[rows] for name, value in inputs.items()}
             some["prompt_ids"] = some["prompt_ids"][:, :length]
-            numbers, longest = None if noise is None else noise[rows], self._max_tokens_after(length)
+            numbers, longest = (
+                None if noise is None else noise[rows],
+                self._max_tokens_after(length),
+            )
             batches.append((rows, self._generate_tokens(policy, some, decoding, numbers, longest)))
         rows = torch.cat([rows for rows, _ in batches]).argsort()
         longest = max(generated.token_ids.shape[-1] for _, generated in batches)
         padded = [
-            nn.functional.pad(ids, (0, longest - ids.shape[-1]), value=self.pad_token_id) for _, (ids, _) in batches
+            nn.functional.pad(ids, (0, longest - ids.shape[-1]), value=self.pad_token_id)
+            for _, (ids, _) in batches
         ]
         scores = [generated.scores for _, generated in batches if generated.scores is not None]
         return Generated(torch.cat(padded)[rows], torch.cat(scores)[rows] if scores else None)
 
-    def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
+    def next_logits(
+        self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int
+    ) -> NextLogits:
         """See ``Captioner``; prompts of rows must have equally many tokens."""
         state: DecodeState | None = None
 
@@ -311,7 +376,11 @@ class HuggingFaceCaptioner(Captioner):
         return self.tokenizer.get_vocab()
 
     def token_logits(
-        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        token_ids: Tensor,
+        mask: Tensor | None = None,
     ) -> Tensor:
         return forbid(model(**inputs, token_ids=token_ids, mask=mask), self.forbidden)
 
@@ -327,14 +396,20 @@ class HuggingFaceCaptioner(Captioner):
         captions = []
         for ids in token_ids.tolist():
             end = ids.index(self.eos_token_id) if self.eos_token_id in ids else len(ids)
-            text = self.tokenizer.decode(ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=self.rejoin)
+            text = self.tokenizer.decode(
+                ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=self.rejoin
+            )
             captions.append(" ".join(text.split()))
         return captions
 
 
 def hub_options(name: str) -> dict[str, Any]:
     """Arguments of ``from_pretrained``: the model's own code is not run, and whether to use the local cache alone."""
-    what = "cannot be used" if Path(name).is_dir() else "is neither a folder with a config.json nor a model on the hub"
+    what = (
+        "cannot be used"
+        if Path(name).is_dir()
+        else "is neither a folder with a config.json nor a model on the hub"
+    )
     with naming(f"{name!r} {what}", error=CaptionerError):
         return transformers_options(name)
 
@@ -380,18 +455,30 @@ def load_model(
         if not weights:
             return shell
         check_memory(shell)
-    count, stored = sum(parameter.numel() for parameter in shell.parameters()), sum(f.stat().st_size for f in files)
-    if files and count > stored:  # before Transformers makes up what is missing, however large it is
+    count, stored = (
+        sum(parameter.numel() for parameter in shell.parameters()),
+        sum(f.stat().st_size for f in files),
+    )
+    if (
+        files and count > stored
+    ):  # before Transformers makes up what is missing, however large it is
         names = ", ".join(file.name for file in files)
         raise CaptionerError(
             f"config.json of {name!r} describes {count:,} parameters, but {names} has only {stored:,} bytes"
         )
-    with reading(f"weights of {name!r} ({', '.join(file.name for file in files) or 'model.safetensors'})"):
+    with reading(
+        f"weights of {name!r} ({', '.join(file.name for file in files) or 'model.safetensors'})"
+    ):
         model, report = model_class.from_pretrained(
             name, config=config, dtype=dtype, output_loading_info=True, **source
         )
-    missing = [key for key in report["missing_keys"] if not any(fnmatchcase(key, p) for p in optional)]
-    problems = {"missing": missing, "of another shape": [key for key, *_ in report["mismatched_keys"]]}
+    missing = [
+        key for key in report["missing_keys"] if not any(fnmatchcase(key, p) for p in optional)
+    ]
+    problems = {
+        "missing": missing,
+        "of another shape": [key for key, *_ in report["mismatched_keys"]],
+    }
     for problem, keys in problems.items():
         if keys:
             raise CaptionerError(f"{len(keys)} weights are {problem}, such as {sorted(keys)[0]}")
@@ -401,7 +488,9 @@ def load_model(
 
 def _read_tokenizer(name: str, subfolder: str, source: dict[str, Any]) -> Any:
     """A tokenizer with all its files: without one, Transformers silently makes up a default."""
-    with reading(f"tokenizer of {name!r} ({subfolder or '.'}/tokenizer.json, tokenizer_config.json)"):
+    with reading(
+        f"tokenizer of {name!r} ({subfolder or '.'}/tokenizer.json, tokenizer_config.json)"
+    ):
         folder = Path(name) if Path(name).is_dir() else _cache_folder(name, source)
         tokenizer = AutoTokenizer.from_pretrained(name, subfolder=subfolder, **source)
         if not (folder / subfolder / "tokenizer_config.json").is_file():
@@ -413,7 +502,9 @@ def _read_tokenizer(name: str, subfolder: str, source: dict[str, Any]) -> Any:
 
 def _cache_folder(name: str, source: dict[str, Any]) -> Path:
     """The folder in the cache that a model on the hub was downloaded to."""
-    return Path(str(cached_file(name, "config.json", local_files_only="local_files_only" in source))).parent
+    return Path(
+        str(cached_file(name, "config.json", local_files_only="local_files_only" in source))
+    ).parent
 
 
 def saved_prompt(name: str) -> str | list[dict[str, Any]] | None:

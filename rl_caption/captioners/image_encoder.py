@@ -7,7 +7,12 @@ from torch import Tensor, nn
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import as_grid
 from rl_caption.captioners.modeling import CaptionTransformer
-from rl_caption.captioners.transformer import PIXEL_MEAN, PIXEL_STD, TransformerCaptioner, read_config
+from rl_caption.captioners.transformer import (
+    PIXEL_MEAN,
+    PIXEL_STD,
+    TransformerCaptioner,
+    read_config,
+)
 
 
 class CaptionerImage(nn.Module):
@@ -33,7 +38,9 @@ class CaptionerImage(nn.Module):
             policy = CaptionTransformer(read_config(Path(model) / "config.json"))
         config = policy.config
         if config.input_kind != "pixels" or config.num_frames != 1:
-            raise ValueError(f"{model} reads {config.input_kind} of {config.num_frames} images: expected pixels of one")
+            raise ValueError(
+                f"{model} reads {config.input_kind} of {config.num_frames} images: expected pixels of one"
+            )
         self.encoder, self.built_from = policy.encoder, (config,)
         self.preprocessing = Preprocessing(
             config.image_size, (PIXEL_MEAN,) * 3, (PIXEL_STD,) * 3, "bicubic", resize="squash"

@@ -52,7 +52,9 @@ def load_captioner(
     captioner_type = target or model_type(name) or ""
     if ":" in captioner_type or captioner_type == FROM_SCRATCH:
         if prompt:
-            raise CaptionerError(f"{str(name)!r} is a captioner from scratch, which takes no prompt")
+            raise CaptionerError(
+                f"{str(name)!r} is a captioner from scratch, which takes no prompt"
+            )
         if captioner_type == FROM_SCRATCH:
             from rl_caption.captioners.transformer import TransformerCaptioner
 
@@ -61,13 +63,17 @@ def load_captioner(
         with reading(name), errors_of_user_code(f"{key} {captioner_type}", error=CaptionerError):
             if target is None:
                 check_trusted(captioner_type, key)
-            return _complete(captioner_class(captioner_type, key).from_pretrained(name), captioner_type, key)
+            return _complete(
+                captioner_class(captioner_type, key).from_pretrained(name), captioner_type, key
+            )
     if not is_captioner(name):
         raise CaptionerError(
             f"{str(name)!r} is not a saved captioner: it has no config.json, and is no name on the hub (OWNER/MODEL)"
             f"{export_hint(name)}"
         )
-    return _load_transformers(str(name), cache_bytes, prompt, dtype, processor_kwargs or {}, weights)
+    return _load_transformers(
+        str(name), cache_bytes, prompt, dtype, processor_kwargs or {}, weights
+    )
 
 
 def _load_transformers(
@@ -88,13 +94,19 @@ def _load_transformers(
     source = hub_options(name)
     with reading(repr(name)):
         config = read_config(name, source)
-        captioner_class = HuggingFaceCaptioner if config.model_type in FAMILIES else VisionLanguageCaptioner
-        captioner = captioner_class.load(name, config, prompt, getattr(torch, dtype), source, processor_kwargs, weights)
+        captioner_class = (
+            HuggingFaceCaptioner if config.model_type in FAMILIES else VisionLanguageCaptioner
+        )
+        captioner = captioner_class.load(
+            name, config, prompt, getattr(torch, dtype), source, processor_kwargs, weights
+        )
     captioner.cache_memory = cache_bytes
     return captioner
 
 
-def new_captioner(target: str, references: Sequence[list[str]], kwargs: Mapping[str, Any]) -> Captioner:
+def new_captioner(
+    target: str, references: Sequence[list[str]], kwargs: Mapping[str, Any]
+) -> Captioner:
     """A captioner with random weights: ``from_scratch`` of the class ``model.target``, with ``model.kwargs``.
 
     Raises:
@@ -106,7 +118,9 @@ def new_captioner(target: str, references: Sequence[list[str]], kwargs: Mapping[
         return _complete(target_class.from_scratch(references, **kwargs), target, "model.target")
 
 
-def captioner_class(target: str, key: str, kwargs: Mapping[str, Any] | None = None) -> type[Captioner]:
+def captioner_class(
+    target: str, key: str, kwargs: Mapping[str, Any] | None = None
+) -> type[Captioner]:
     """The class ``package.module:Class``, which is the value of the configuration key ``key``.
 
     With ``kwargs``, these are checked as options of its ``from_scratch``.
@@ -116,14 +130,18 @@ def captioner_class(target: str, key: str, kwargs: Mapping[str, Any] | None = No
     """
     target_class = load_target(target, key)
     if Captioner not in getattr(target_class, "__mro__", ()):
-        raise ConfigError(f"{key} is {target!r}: expected a class that inherits from {__package__}.base:Captioner")
+        raise ConfigError(
+            f"{key} is {target!r}: expected a class that inherits from {__package__}.base:Captioner"
+        )
     if kwargs is not None:
         check_options(target_class.from_scratch, 1, target, kwargs, "model.kwargs")
     return target_class
 
 
 def _complete(captioner: Captioner, target: str, key: str) -> Captioner:
-    missing = [name for name in ("policy", "eos_token_id", "pad_token_id") if not hasattr(captioner, name)]
+    missing = [
+        name for name in ("policy", "eos_token_id", "pad_token_id") if not hasattr(captioner, name)
+    ]
     if missing:
         raise ConfigError(f"{key} is {target!r}: its instances have no {', '.join(missing)}")
     return captioner

@@ -81,7 +81,9 @@ class CaptionTransformerConfig(PreTrainedConfig):
         unk_token_id: int = 3,
         **kwargs: Any,
     ) -> None:
-        shape = {key: value for key, value in locals().items() if key in {*SHAPE, *SPECIAL, "vocab_size"}}
+        shape = {
+            key: value for key, value in locals().items() if key in {*SHAPE, *SPECIAL, "vocab_size"}
+        }
         _check(shape)
         for key, value in shape.items():
             if key not in SPECIAL:
@@ -93,7 +95,11 @@ class CaptionTransformerConfig(PreTrainedConfig):
         kwargs.setdefault("tie_word_embeddings", True)
         kwargs.setdefault("decoder_start_token_id", bos_token_id)
         kwargs["is_encoder_decoder"] = True
-        kwargs |= {"pad_token_id": pad_token_id, "bos_token_id": bos_token_id, "eos_token_id": eos_token_id}
+        kwargs |= {
+            "pad_token_id": pad_token_id,
+            "bos_token_id": bos_token_id,
+            "eos_token_id": eos_token_id,
+        }
         super().__init__(**kwargs)
 
     @property
@@ -102,12 +108,18 @@ class CaptionTransformerConfig(PreTrainedConfig):
         return (self.pad_token_id, self.bos_token_id, self.unk_token_id)
 
 
-SHAPE = inspect.signature(CaptionTransformerConfig).parameters.keys() - {"vocab_size", "kwargs", *SPECIAL}
+SHAPE = inspect.signature(CaptionTransformerConfig).parameters.keys() - {
+    "vocab_size",
+    "kwargs",
+    *SPECIAL,
+}
 """Names that ``model.kwargs`` may set; the other arguments follow from the vocabulary."""
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    for wrong in wrong_arguments(CaptionTransformerConfig, 0, CaptionTransformerConfig.__name__, values, str):
+    for wrong in wrong_arguments(
+        CaptionTransformerConfig, 0, CaptionTransformerConfig.__name__, values, str
+    ):
         raise ValueError(wrong)
     token_id = Annotated[int, Range(min=0, max=values["vocab_size"] - 1)]
     check_values(token_id, **{name: values[name] for name in SPECIAL})
@@ -117,9 +129,17 @@ def _check(values: Mapping[str, Any]) -> None:
     if values["input_kind"] == "pixels" and size % patch:
         raise ValueError(f"image_size {size} is not a multiple of patch_size {patch}")
     if values["position_init"] == "sincos" and d_model % 4:
-        raise ValueError(f"d_model {d_model} is not a multiple of 4: position_init sincos needs one")
-    if values["eos_token_id"] in (values["pad_token_id"], values["bos_token_id"], values["unk_token_id"]):
-        raise ValueError(f"eos_token_id {values['eos_token_id']} is that of padding, BOS or UNK: no caption would end")
+        raise ValueError(
+            f"d_model {d_model} is not a multiple of 4: position_init sincos needs one"
+        )
+    if values["eos_token_id"] in (
+        values["pad_token_id"],
+        values["bos_token_id"],
+        values["unk_token_id"],
+    ):
+        raise ValueError(
+            f"eos_token_id {values['eos_token_id']} is that of padding, BOS or UNK: no caption would end"
+        )
 
 
 class PixelEmbedding(nn.Module):
@@ -132,7 +152,9 @@ class PixelEmbedding(nn.Module):
         super().__init__()
         width, size = config.d_model, config.patch_size
         linear = config.patch_stem == "linear"
-        self.stem: nn.Module = nn.Conv2d(3, width, size, stride=size) if linear else _conv_stem(width, size)
+        self.stem: nn.Module = (
+            nn.Conv2d(3, width, size, stride=size) if linear else _conv_stem(width, size)
+        )
         self.position = nn.Parameter(torch.zeros(1, (config.image_size // size) ** 2, width))
         if config.num_frames > 1:
             self.frame = nn.Parameter(torch.zeros(config.num_frames, 1, width))
@@ -170,7 +192,9 @@ class ChannelNorm(nn.LayerNorm):
 def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
     stages = patch_size.bit_length() - 1
     if 2**stages != patch_size or stages < 1:
-        raise ValueError(f"patch_size {patch_size} is not a power of two, which the conv stem needs")
+        raise ValueError(
+            f"patch_size {patch_size} is not a power of two, which the conv stem needs"
+        )
     widths = [3] + [min(32 << stage, max(d_model, 32)) for stage in range(stages)]
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
@@ -197,9 +221,15 @@ def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
     From a boolean mask attention would make the same, anew in every layer.
     """
     device_type = states.device.type
-    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else states.dtype
+    dtype = (
+        torch.get_autocast_dtype(device_type)
+        if torch.is_autocast_enabled(device_type)
+        else states.dtype
+    )
     shape = (len(mask), 1, 1, mask.shape[1])
-    return torch.zeros(shape, dtype=dtype, device=mask.device).masked_fill(~mask.bool().view(shape), -torch.inf)
+    return torch.zeros(shape, dtype=dtype, device=mask.device).masked_fill(
+        ~mask.bool().view(shape), -torch.inf
+    )
 
 
 class Attention(nn.Module):
@@ -244,7 +274,10 @@ class Attention(nn.Module):
 
 
 def _feed_forward(config: CaptionTransformerConfig) -> nn.Sequential:
-    inner, outer = nn.Linear(config.d_model, config.ffn_dim), nn.Linear(config.ffn_dim, config.d_model)
+    inner, outer = (
+        nn.Linear(config.d_model, config.ffn_dim),
+        nn.Linear(config.ffn_dim, config.d_model),
+    )
     return nn.Sequential(inner, nn.GELU(), nn.Dropout(config.dropout), outer)
 
 
@@ -262,7 +295,9 @@ class EncoderLayer(nn.Module):
     def forward(self, states: Tensor, mask: Tensor | None) -> Tensor:
         """``states`` [B, S, D] -> [B, S, D]; ``mask`` [B, 1, 1, S]."""
         normed = self.attention_norm(states)
-        attended = self.attention(self.attention.query(normed), *self.attention.keys_values(normed), mask)
+        attended = self.attention(
+            self.attention.query(normed), *self.attention.keys_values(normed), mask
+        )
         states = states + self.dropout(attended)
         return states + self.dropout(self.ffn(self.ffn_norm(states)))
 
@@ -275,7 +310,9 @@ class Encoder(nn.Module):
         self.config = config
         over_pixels = config.input_kind == "pixels"
         self.main_input_name = "pixel_values" if over_pixels else "region_features"
-        self.embedding: nn.Module = PixelEmbedding(config) if over_pixels else RegionEmbedding(config)
+        self.embedding: nn.Module = (
+            PixelEmbedding(config) if over_pixels else RegionEmbedding(config)
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.norm = nn.LayerNorm(config.d_model)
@@ -330,7 +367,8 @@ class DecoderLayer(nn.Module):
         attention = self.self_attention
         normed = self.self_norm(states)
         keys, values = (
-            attention.split_heads(by_sequence.pad_keys(project(normed))) for project in (attention.key, attention.value)
+            attention.split_heads(by_sequence.pad_keys(project(normed)))
+            for project in (attention.key, attention.value)
         )
         if cache is not None:
             keys, values = cache.self_attention_cache.update(keys, values, self.index)
@@ -347,7 +385,9 @@ class DecoderLayer(nn.Module):
         if cache is None:
             return self.cross_attention.keys_values(memory)
         if not cache.is_updated.get(self.index):
-            cache.cross_attention_cache.update(*self.cross_attention.keys_values(memory), self.index)
+            cache.cross_attention_cache.update(
+                *self.cross_attention.keys_values(memory), self.index
+            )
             cache.is_updated[self.index] = True
         layer: Any = cache.cross_attention_cache.layers[self.index]
         return layer.keys, layer.values
@@ -358,7 +398,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
 
     config_class = CaptionTransformerConfig
     base_model_prefix = ""
-    _tied_weights_keys = {"lm_head.weight": "token_embedding.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "token_embedding.weight"}
     _supports_sdpa = True
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
@@ -368,7 +408,9 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.position_embedding = nn.Embedding(config.max_positions, config.d_model)
         self.embedding_dropout = nn.Dropout(config.dropout)
-        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.decoder_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, index) for index in range(config.decoder_layers)
+        )
         self.norm = nn.LayerNorm(config.d_model)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
@@ -436,20 +478,28 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             ``logits`` [N, T, V], or [P, V] with ``token_mask``, in float32 or the autocast dtype.
         """
         if decoder_input_ids is None:
-            raise ValueError("decoder_input_ids is missing: the captioner reads the tokens before the next one")
+            raise ValueError(
+                "decoder_input_ids is missing: the captioner reads the tokens before the next one"
+            )
         if states is None:
-            states = (encoder_outputs or self.encoder(pixel_values, region_features, region_mask))[0]
+            states = (encoder_outputs or self.encoder(pixel_values, region_features, region_mask))[
+                0
+            ]
         cache = _usable(kwargs.get("past_key_values", cache), use_cache)
         start = cache.get_seq_length() if cache is not None else 0
         count, length = decoder_input_ids.shape
         if start + length > self.config.max_positions:
-            raise ValueError(f"caption of {start + length} tokens: max_positions is {self.config.max_positions}")
+            raise ValueError(
+                f"caption of {start + length} tokens: max_positions is {self.config.max_positions}"
+            )
         tokens = decoder_input_ids.flatten()
         positions = torch.arange(start, start + length, device=tokens.device).repeat(count)
         index = None if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
         if index is not None:
             tokens, positions = tokens[index], positions[index]
-        by_sequence = Packing(count, length, index, None if token_node is None else token_node.flatten())
+        by_sequence = Packing(
+            count, length, index, None if token_node is None else token_node.flatten()
+        )
         by_image = Packing(len(states), count * length // len(states), index)
         if image is not None:
             by_image = Packing.of_captions(image, len(states))

@@ -11,7 +11,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-CACHE = "cache" if any(field.name == "cache" for field in fields(Seq2SeqLMOutput)) else "past_key_values"
+CACHE = (
+    "cache"
+    if any(field.name == "cache" for field in fields(Seq2SeqLMOutput))
+    else "past_key_values"
+)
 """Name of the KV cache in the arguments and outputs of Transformers' models: ``past_key_values`` before 5.24."""
 
 
@@ -36,7 +40,9 @@ class Packing:
         """One row for each image, filled from the left; ``image`` [M], ascending, is the image of each caption."""
         column = torch.arange(len(image), device=image.device) - torch.searchsorted(image, image)
         columns = int(column.max()) + 1
-        return cls(images, columns, None if len(image) == images * columns else image * columns + column)
+        return cls(
+            images, columns, None if len(image) == images * columns else image * columns + column
+        )
 
     def pad(self, states: Tensor) -> Tensor:
         """Packed [P, ...] to padded [rows, columns, ...], with zeros in cells without an item."""
@@ -72,9 +78,13 @@ def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     same = token_ids.unsqueeze(2) == token_ids.unsqueeze(1)  # [B, K, K, L]
     before = torch.ones_like(same)
     before[..., 1:] = same[..., :-1].cumprod(-1).bool()
-    owner = (before & mask.unsqueeze(1)).long().argmax(2)  # [B, K, L] the first caption with this prefix
+    owner = (
+        (before & mask.unsqueeze(1)).long().argmax(2)
+    )  # [B, K, L] the first caption with this prefix
     first = mask & (owner == torch.arange(owner.shape[1], device=owner.device).view(1, -1, 1))
-    nodes = torch.zeros_like(token_ids).masked_scatter(first, torch.arange(first.numel(), device=owner.device))
+    nodes = torch.zeros_like(token_ids).masked_scatter(
+        first, torch.arange(first.numel(), device=owner.device)
+    )
     return first, nodes.gather(1, owner).masked_fill(~mask, 0)
 
 
@@ -92,7 +102,9 @@ class PreallocatedLayer(DynamicLayer):
         self.views: Any = None
         """Keys and values as ``update`` returned them last: views of ``memory``."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Append the keys and values [N, H, T, D/H] of T tokens; returns those of all tokens so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -101,10 +113,14 @@ class PreallocatedLayer(DynamicLayer):
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
         # After rows were selected or repeated, keys and values are no longer views of the memory.
-        moved = self.views is None or self.keys is not self.views[0] or self.values is not self.views[1]
+        moved = (
+            self.views is None or self.keys is not self.views[0] or self.values is not self.views[1]
+        )
         if moved or end > self.capacity:
             self.capacity = max(self.capacity, end)
-            memory = key_states.new_empty(2, *key_states.shape[:-2], self.capacity, key_states.shape[-1])
+            memory = key_states.new_empty(
+                2, *key_states.shape[:-2], self.capacity, key_states.shape[-1]
+            )
             if start:
                 memory[0, :, :, :start], memory[1, :, :, :start] = self.keys, self.values
             self.memory = memory

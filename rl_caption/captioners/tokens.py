@@ -35,13 +35,17 @@ def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
 def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
     """Float32 logits [..., V] with ``FORBIDDEN_LOGIT`` at ``token_ids``."""
     filled = logits.float()
-    if not logits.requires_grad:  # by slices: a tensor of token ids would have to be sent to the device every time
+    if (
+        not logits.requires_grad
+    ):  # by slices: a tensor of token ids would have to be sent to the device every time
         filled = filled.clone() if filled is logits else filled  # never into the model's own tensor
         for start, end in _ranges(tuple(token_ids)):
             filled[..., start:end] = FORBIDDEN_LOGIT
         return filled
     index = torch.tensor(list(token_ids), dtype=torch.long, device=logits.device)
-    return (filled.index_fill if filled is logits else filled.index_fill_)(-1, index, FORBIDDEN_LOGIT)
+    return (filled.index_fill if filled is logits else filled.index_fill_)(
+        -1, index, FORBIDDEN_LOGIT
+    )
 
 
 @cache
@@ -52,7 +56,9 @@ def _ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(zip(starts, ends, strict=True))
 
 
-def sample_tokens(logits: Tensor, noise: Tensor, temperature: float, best: Tensor | None = None) -> Tensor:
+def sample_tokens(
+    logits: Tensor, noise: Tensor, temperature: float, best: Tensor | None = None
+) -> Tensor:
     """Draw K tokens [N, K] from each softmax(logits [N, V] / temperature) by inverting its cumulative distribution.
 
     ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; from logits of NaN any token may be.

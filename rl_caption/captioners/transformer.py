@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from rewards.model_files import check_folder, check_memory, check_state, read_object, read_weights, state_shapes
+from rewards.model_files import (
+    check_folder,
+    check_memory,
+    check_state,
+    read_object,
+    read_weights,
+    state_shapes,
+)
 from rewards.text.tokenize import TOKENIZER, join_cjk, tokenizer_of
 from rl_caption.captioners.base import Captioner, reading
 from rl_caption.captioners.decoding import NextLogits, Prefixes
@@ -37,7 +44,9 @@ SPLIT_BY = "caption_tokenizer"
 class TransformerCaptioner(Captioner):
     """A ``CaptionTransformer`` with its vocabulary and preprocessing."""
 
-    def __init__(self, policy: CaptionTransformer, tokenizer: PreTrainedTokenizerFast, cache_bytes: int = 0) -> None:
+    def __init__(
+        self, policy: CaptionTransformer, tokenizer: PreTrainedTokenizerFast, cache_bytes: int = 0
+    ) -> None:
         self.policy = policy
         self.tokenizer = tokenizer
         self.cache_bytes = cache_bytes
@@ -49,11 +58,15 @@ class TransformerCaptioner(Captioner):
         special = set(tokenizer.all_special_ids)
         self.words = [
             "" if number in special else token
-            for number, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
+            for number, token in enumerate(
+                tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+            )
         ]
         config = policy.config
         if len(tokenizer) != config.vocab_size:
-            raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
+            raise ValueError(
+                f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}"
+            )
         self.eos_token_id: int = config.eos_token_id
         self.pad_token_id: int = config.pad_token_id
         self.bos_token_id: int = config.bos_token_id
@@ -86,8 +99,14 @@ class TransformerCaptioner(Captioner):
         """
         unknown = sorted(set(shape) - SHAPE)
         if unknown:
-            raise ValueError(f"{', '.join(unknown)} is not an option of the model: expected some of {sorted(SHAPE)}")
-        words = load_tokenizer(tokenizer) if tokenizer else build_vocabulary(references, min_count, split_by)
+            raise ValueError(
+                f"{', '.join(unknown)} is not an option of the model: expected some of {sorted(SHAPE)}"
+            )
+        words = (
+            load_tokenizer(tokenizer)
+            if tokenizer
+            else build_vocabulary(references, min_count, split_by)
+        )
         if split_by != TOKENIZER:
             words.init_kwargs[SPLIT_BY] = split_by
         config = CaptionTransformerConfig(
@@ -95,7 +114,9 @@ class TransformerCaptioner(Captioner):
             pad_token_id=words.pad_token_id,
             bos_token_id=words.bos_token_id,
             eos_token_id=words.eos_token_id,
-            unk_token_id=words.unk_token_id if words.unk_token_id is not None else words.pad_token_id,
+            unk_token_id=words.unk_token_id
+            if words.unk_token_id is not None
+            else words.pad_token_id,
             **shape,
         )
         with torch.device("meta"):
@@ -142,7 +163,12 @@ class TransformerCaptioner(Captioner):
         if missing:
             raise DataError(f"image {missing[0]!r} has no region features: set data.features_root")
         features, mask = pad_features(
-            [as_image_features(row["features"], row["image_id"]).load(self.policy.config.feature_dim) for row in rows]
+            [
+                as_image_features(row["features"], row["image_id"]).load(
+                    self.policy.config.feature_dim
+                )
+                for row in rows
+            ]
         )
         return {"region_features": features, "region_mask": mask}
 
@@ -153,7 +179,9 @@ class TransformerCaptioner(Captioner):
             array = self._resize_image(row)
             if (len(self.cached) + 1) * array.nbytes <= self.cache_bytes:
                 self.cached[key] = array
-        return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).movedim(-1, -3)
+        return torch.from_numpy(
+            (array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD
+        ).movedim(-1, -3)
 
     def _resize_image(self, row: Row) -> np.ndarray:
         """Resized image of a row, uint8 [S, S, 3]; of a video [T, S, S, 3]."""
@@ -173,7 +201,9 @@ class TransformerCaptioner(Captioner):
             arrays.append(np.asarray(image, dtype=np.uint8))
         return arrays[0] if count == 1 else np.stack(arrays)
 
-    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
+    def encode(
+        self, texts: Sequence[str], max_tokens: int, row: Row | None = None
+    ) -> list[list[int]]:
         split = tokenizer_of(self.split_by)
         prepared = [" ".join(split(text)) for text in texts] if self.word_level else list(texts)
         encoded = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]
@@ -186,9 +216,13 @@ class TransformerCaptioner(Captioner):
         mask = {name: inputs[name] for name in ("region_mask",) if name in inputs}
         return {"states": policy.encoder(**inputs).last_hidden_state, **mask}
 
-    def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
+    def next_logits(
+        self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int
+    ) -> NextLogits:
         """See ``Captioner.next_logits``; uses a preallocated KV cache."""
-        states = inputs["states"] if "states" in inputs else policy.encoder(**inputs).last_hidden_state
+        states = (
+            inputs["states"] if "states" in inputs else policy.encoder(**inputs).last_hidden_state
+        )
         cache = EncoderDecoderCache(preallocated_cache(max_new_tokens), DynamicCache())
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
@@ -199,7 +233,10 @@ class TransformerCaptioner(Captioner):
             else:
                 if prefixes.parent is not None:
                     cache.self_attention_cache.batch_select_indices(prefixes.parent)
-                tokens, image = prefixes.tokens, prefixes.image if prefixes.per_image is None else None
+                tokens, image = (
+                    prefixes.tokens,
+                    prefixes.image if prefixes.per_image is None else None,
+                )
             output = policy(
                 region_mask=inputs.get("region_mask"),
                 states=states,
@@ -216,7 +253,11 @@ class TransformerCaptioner(Captioner):
         return self.tokenizer.get_vocab()
 
     def token_logits(
-        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        token_ids: Tensor,
+        mask: Tensor | None = None,
     ) -> Tensor:
         logits = self._forward(model, inputs, token_ids, mask, None)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
@@ -228,7 +269,12 @@ class TransformerCaptioner(Captioner):
         return self._forward(model, inputs, token_ids, first, node), node[mask]
 
     def _forward(
-        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None, node: Tensor | None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        token_ids: Tensor,
+        mask: Tensor | None,
+        node: Tensor | None,
     ) -> Tensor:
         flat = token_ids.flatten(0, 1)
         before = torch.cat([torch.full_like(flat[:, :1], self.bos_token_id), flat[:, :-1]], dim=1)
@@ -240,7 +286,9 @@ class TransformerCaptioner(Captioner):
         """See ``Captioner.decode``."""
         if self.joins_words:  # in a tenth of the tokenizer's time, which shows in a step on a GPU
             join = join_cjk if self.split_by == "char" else " ".join
-            return [join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()]
+            return [
+                join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()
+            ]
         return self.tokenizer.batch_decode(
             token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -248,11 +296,19 @@ class TransformerCaptioner(Captioner):
 
 def read_config(file: Path) -> CaptionTransformerConfig:
     """The ``config.json`` of a saved captioner. Raises ``ValueError`` if it is incomplete or another model's."""
-    values = {"num_frames": 1, "position_init": "normal", **read_object(file)}  # what older files leave out
+    values = {
+        "num_frames": 1,
+        "position_init": "normal",
+        **read_object(file),
+    }  # what older files leave out
     model_type, expected = values.get("model_type"), CaptionTransformerConfig.model_type
     if model_type != expected:
         raise ValueError(f"model_type is {model_type!r}: expected {expected!r}")
-    names = [name for name, p in signature(CaptionTransformerConfig).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    names = [
+        name
+        for name, p in signature(CaptionTransformerConfig).parameters.items()
+        if p.kind is not p.VAR_KEYWORD
+    ]
     missing = [name for name in names if name not in values]
     if missing:
         raise ValueError(f"it has no {', '.join(missing)}")
@@ -285,11 +341,17 @@ def build_vocabulary(
     if min_count < 1:
         raise ValueError(f"min_count is {min_count}: it must be at least 1")
     split = tokenizer_of(split_by)
-    counts = Counter(word for captions in references for caption in captions for word in split(caption))
+    counts = Counter(
+        word for captions in references for caption in captions for word in split(caption)
+    )
     special = [PAD, BOS, EOS, UNK]
-    frequent = [word for word, count in counts.items() if count >= min_count and word not in special]
+    frequent = [
+        word for word, count in counts.items() if count >= min_count and word not in special
+    ]
     if not frequent:
-        raise ValueError(f"no word occurs {min_count} times in the training references: lower model.min_count")
+        raise ValueError(
+            f"no word occurs {min_count} times in the training references: lower model.min_count"
+        )
     words = sorted(frequent, key=lambda word: (-counts[word], word))
     vocabulary = {token: index for index, token in enumerate([*special, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNK))
@@ -308,12 +370,21 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     if source.suffix == ".json":
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(source))
         vocabulary = tokenizer.get_vocab()
-        for name, token in (("pad_token", PAD), ("bos_token", BOS), ("eos_token", EOS), ("unk_token", UNK)):
+        for name, token in (
+            ("pad_token", PAD),
+            ("bos_token", BOS),
+            ("eos_token", EOS),
+            ("unk_token", UNK),
+        ):
             if token in vocabulary:
                 setattr(tokenizer, name, token)
     else:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
-    missing = [name for name in ("pad_token", "bos_token", "eos_token") if getattr(tokenizer, name) is None]
+    missing = [
+        name for name in ("pad_token", "bos_token", "eos_token") if getattr(tokenizer, name) is None
+    ]
     if missing:
-        raise ValueError(f"tokenizer {str(path)!r} has no {', '.join(missing)}: add them to its special tokens")
+        raise ValueError(
+            f"tokenizer {str(path)!r} has no {', '.join(missing)}: add them to its special tokens"
+        )
     return tokenizer

@@ -27,7 +27,13 @@ from rl_caption.captioners.huggingface import (
     saved_prompt,
 )
 from rl_caption.captioners.tokens import Generated
-from rl_caption.captioners.vlm_families import Messages, as_messages, check_messages, collate, family_of
+from rl_caption.captioners.vlm_families import (
+    Messages,
+    as_messages,
+    check_messages,
+    collate,
+    family_of,
+)
 from rl_caption.captioners.vlm_policy import (
     IMAGE,
     IMAGE_KEY,
@@ -54,12 +60,16 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
 
     augmentable = False
 
-    def __init__(self, policy: VisionLanguagePolicy, processor: Any, prompt: str | Messages, name: str = "") -> None:
+    def __init__(
+        self, policy: VisionLanguagePolicy, processor: Any, prompt: str | Messages, name: str = ""
+    ) -> None:
         super().__init__(policy, processor.image_processor, processor.tokenizer, name=name)
         self.processor, self.messages = processor, as_messages(prompt, None)
         self.prompt: Any = prompt
         self.reply_start: str = policy.family.reply_start(processor, self.messages)
-        self.longest_prompt = getattr(policy.config.get_text_config(), "max_position_embeddings", None)
+        self.longest_prompt = getattr(
+            policy.config.get_text_config(), "max_position_embeddings", None
+        )
 
     @classmethod
     def load(
@@ -79,7 +89,9 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         family = family_of(config.model_type)
         loaded_class = model_class(config)
         if config.architectures and loaded_class.__name__ not in config.architectures:
-            raise CaptionerError(f"{name!r} is no captioner: its architectures are {config.architectures}")
+            raise CaptionerError(
+                f"{name!r} is no captioner: its architectures are {config.architectures}"
+            )
         with reading(f"processor (processor_config.json, tokenizer_config.json) of {name!r}"):
             processor = load_processor(name, **source, **processor_kwargs)
         family.check(config, processor)
@@ -115,19 +127,34 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         Raises:
             CaptionerError: they differ by more than rounding: samples would not be scored as they were drawn.
         """
-        pixels = torch.rand(48, 64, 3, generator=torch.Generator().manual_seed(0)).mul(255).byte().numpy()
-        inputs = self.preprocess([{"image_id": "noise", "image": Image.fromarray(pixels), "references": []}])
+        pixels = (
+            torch.rand(48, 64, 3, generator=torch.Generator().manual_seed(0))
+            .mul(255)
+            .byte()
+            .numpy()
+        )
+        inputs = self.preprocess(
+            [{"image_id": "noise", "image": Image.fromarray(pixels), "references": []}]
+        )
         ids = torch.tensor([[self.encode(["a photo of a dog"], 8)[0]]])
         length, training = inputs["input_ids"].shape[1], self.policy.training
         whole = dict(inputs, input_ids=torch.cat([inputs["input_ids"], ids[0]], dim=1))
-        caption_values = {"attention_mask": 1, "token_type_ids": self.family.caption_type, "mm_token_type_ids": 0}
+        caption_values = {
+            "attention_mask": 1,
+            "token_type_ids": self.family.caption_type,
+            "mm_token_type_ids": 0,
+        }
         for key in caption_values.keys() & inputs.keys():
-            whole[key] = nn.functional.pad(inputs[key], (0, ids.shape[-1]), value=caption_values[key])
+            whole[key] = nn.functional.pad(
+                inputs[key], (0, ids.shape[-1]), value=caption_values[key]
+            )
         self.policy.eval()
         expected = self.policy.model(**whole, use_cache=False).logits[0, length - 1 : -1]
         logits = self.policy(**inputs, token_ids=ids)[0, 0]
         self.policy.training = training  # what is in it was loaded in eval mode
-        difference = (logits.float().log_softmax(-1) - expected.float().log_softmax(-1)).abs().max().item()
+        difference = (
+            (logits.float().log_softmax(-1) - expected.float().log_softmax(-1)).abs().max().item()
+        )
         if not difference <= (1e-3 if logits.dtype == torch.float32 else 0.3):
             raise CaptionerError(
                 f"a {self.family.name!r} cannot be trained: where image and prompt are read before captions, their "
@@ -154,8 +181,14 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         """
         trained = self.policy.trained_visual_parameter()
         if trained is not None or not self.policy.takes_features:
-            why = f"{trained!r} is trained" if trained else f"a {self.family.name!r} takes no visual tokens"
-            raise CaptionerError(f"model.cache_dir is for visual tokens that stay the same, but {why}: leave it out")
+            why = (
+                f"{trained!r} is trained"
+                if trained
+                else f"a {self.family.name!r} takes no visual tokens"
+            )
+            raise CaptionerError(
+                f"model.cache_dir is for visual tokens that stay the same, but {why}: leave it out"
+            )
         self.policy.cache.keep_on_disk(folder, max_bytes)
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
@@ -169,7 +202,10 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         prompts = [self._inputs(row, apart, fingerprint) for row in rows]
         if not apart:
             return collate(prompts, self.pad_token_id, TEXT_INPUTS)
-        texts = [{name: value for name, value in inputs.items() if not name.startswith(PIXELS)} for inputs in prompts]
+        texts = [
+            {name: value for name, value in inputs.items() if not name.startswith(PIXELS)}
+            for inputs in prompts
+        ]
         images = {
             f"{IMAGE}{row}/{name}": inputs[name]
             for row, inputs in enumerate(prompts)
@@ -182,13 +218,20 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         """The model's inputs of one row, kept where there is room: with ``apart`` without pixels, which visual tokens
         stand for once they are kept.
         """
-        cache, key = self.policy.cache, repr((*pixel_key(row["image_id"], row["image"]), row.get("prompt"), apart))
+        cache, key = (
+            self.policy.cache,
+            repr((*pixel_key(row["image_id"], row["image"]), row.get("prompt"), apart)),
+        )
         inputs = cache.read(key)
-        if inputs is not None and (not apart or self.policy.knows_images(inputs[IMAGE_KEY], fingerprint)):
+        if inputs is not None and (
+            not apart or self.policy.knows_images(inputs[IMAGE_KEY], fingerprint)
+        ):
             return inputs
         images = [load_image(frame) for frame in frames_of(row["image"])]
         with naming(f"image {row['image_id']!r} cannot be prepared", (ValueError,), DataError):
-            inputs = self.family.inputs(self.processor, as_messages(self.messages, row.get("prompt")), images)
+            inputs = self.family.inputs(
+                self.processor, as_messages(self.messages, row.get("prompt")), images
+            )
         length = inputs["input_ids"].shape[1]
         if self.longest_prompt is not None and length >= self.longest_prompt:
             raise DataError(
@@ -201,7 +244,9 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
             digest = hashlib.blake2b(digest_size=16)
             for name in sorted(self.policy.image_inputs & inputs.keys()):
                 update(digest, name, inputs[name])
-            inputs[IMAGE_KEY] = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)[None]
+            inputs[IMAGE_KEY] = torch.frombuffer(bytearray(digest.digest()), dtype=torch.int64)[
+                None
+            ]
         cache.write(key, states_of(inputs) | {IMAGE_KEY: inputs[IMAGE_KEY]} if apart else inputs)
         return inputs
 
@@ -217,10 +262,14 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
     def max_tokens_of(self, row: Row) -> int | None:
         return self.max_tokens
 
-    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
+    def encode(
+        self, texts: Sequence[str], max_tokens: int, row: Row | None = None
+    ) -> list[list[int]]:
         plain = [self.reply_start + " ".join(text.split()) for text in texts]
         # An image token in a caption would be read without its image, an EOS would end it.
-        encoded = self.tokenizer(plain, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        encoded = self.tokenizer(plain, add_special_tokens=False, split_special_tokens=True)[
+            "input_ids"
+        ]
         return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -232,7 +281,11 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
         return states_of(inputs) | policy(**inputs, encode=True)
 
     def generate_with_scores(
-        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
+        self,
+        policy: Any,
+        inputs: dict[str, Tensor],
+        decoding: Decoding,
+        noise: Tensor | None = None,
     ) -> Generated:
         """See ``Captioner``. Nothing is taken from the model's generation settings."""
         return self._generate_tokens(policy, inputs, decoding, noise, self.max_tokens)
@@ -245,7 +298,9 @@ def model_class(config: Any) -> Any:
 
 def load_processor(name: str, **options: Any) -> Any:
     """The processor of a vision-language model: tokenizer, image processor and chat template; pads on the left."""
-    return AutoProcessor.from_pretrained(name, padding_side="left", truncation_side="left", **options)
+    return AutoProcessor.from_pretrained(
+        name, padding_side="left", truncation_side="left", **options
+    )
 
 
 def special_tokens(processor: Any, model: Any) -> tuple[list[int], list[int]]:

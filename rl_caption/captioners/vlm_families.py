@@ -71,7 +71,9 @@ class VisionLanguageFamily:
         if getattr(config, "is_encoder_decoder", False):
             reason = "it is an encoder-decoder of a kind that is not known here"
         elif others:
-            reason = f"its layers of {others[0]} have a state that captions of an image cannot share"
+            reason = (
+                f"its layers of {others[0]} have a state that captions of an image cannot share"
+            )
         if reason:
             raise CaptionerError(f"a {self.name!r} cannot be trained: {reason}")
         self.check_processor(processor)
@@ -79,7 +81,9 @@ class VisionLanguageFamily:
     def check_processor(self, processor: Any) -> None:
         """Raise ``CaptionerError`` for a processor that takes no images, or cannot make prompts."""
         if not hasattr(processor, "image_processor"):
-            raise CaptionerError(f"a {self.name!r} without an image processor: expected a vision-language model")
+            raise CaptionerError(
+                f"a {self.name!r} without an image processor: expected a vision-language model"
+            )
         if self.chat_prompts and not getattr(processor, "chat_template", None):
             raise CaptionerError(
                 f"the processor of this {self.name!r} has no chat template: expected an instruction-tuned model, such "
@@ -90,16 +94,35 @@ class VisionLanguageFamily:
         """Find out which of ``VISION`` the model has, which are frozen unless ``model.freeze`` is set; and which layers
         of the tower no caption depends on, as the text reads an inner one (``vision_feature_layer`` of LLaVA)."""
         names = [name for name, _ in model.named_parameters()]
-        self.frozen = tuple(pattern for pattern in VISION if any(fnmatchcase(name, pattern) for name in names))
+        self.frozen = tuple(
+            pattern for pattern in VISION if any(fnmatchcase(name, pattern) for name in names)
+        )
         layer = getattr(model.config, "vision_feature_layer", None)
-        last = getattr(model.config.vision_config, "num_hidden_layers", None)  # towers of timm have none
-        if isinstance(layer, int) and layer < 0 and last is not None:  # counted from the last one, -1
-            unread = [f"*vision_tower*.layers.{number}.*" for number in range(last + layer + 1, last)]
-            self.never_trained = ("*vision_tower*.post_layernorm.*", "*vision_tower*.head.*", *unread)
+        last = getattr(
+            model.config.vision_config, "num_hidden_layers", None
+        )  # towers of timm have none
+        if (
+            isinstance(layer, int) and layer < 0 and last is not None
+        ):  # counted from the last one, -1
+            unread = [
+                f"*vision_tower*.layers.{number}.*" for number in range(last + layer + 1, last)
+            ]
+            self.never_trained = (
+                "*vision_tower*.post_layernorm.*",
+                "*vision_tower*.head.*",
+                *unread,
+            )
 
-    def inputs(self, processor: Any, messages: Messages, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+    def inputs(
+        self, processor: Any, messages: Messages, images: Sequence[Image.Image]
+    ) -> dict[str, Tensor]:
         """The model's inputs for one prompt and its images, with the beginning of the answer."""
-        template = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        template = {
+            "add_generation_prompt": True,
+            "tokenize": True,
+            "return_dict": True,
+            "return_tensors": "pt",
+        }
         return dict(processor.apply_chat_template(with_images(messages, images), **template))
 
     def reply_start(self, processor: Any, messages: Messages) -> str:
@@ -114,7 +137,9 @@ class VisionLanguageFamily:
         asked = with_images(messages, [Image.new("RGB", (1, 1))])
         prompt = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
         answer = {"role": "assistant", "content": [{"type": "text", "text": REPLY}]}
-        start, reply, end = processor.apply_chat_template([*asked, answer], tokenize=False).rpartition(REPLY)
+        start, reply, end = processor.apply_chat_template(
+            [*asked, answer], tokenize=False
+        ).rpartition(REPLY)
         if not reply:
             raise CaptionerError(f"the chat template of this {self.name!r} leaves the answer out")
         return start.removeprefix(prompt) if start.startswith(prompt) else "", end
@@ -125,15 +150,24 @@ class VisionLanguageFamily:
         read = getattr(model.base_model, "get_rope_index", None)
         if read is None:
             return (mask.long().cumsum(-1) - 1).clamp(min=0) + self.first_position
-        if "mm_token_type_ids" in inspect.signature(read).parameters and "mm_token_type_ids" not in inputs:
-            raise CaptionerError(f"the processor of this {self.name!r} makes no mm_token_type_ids, which M-RoPE needs")
+        if (
+            "mm_token_type_ids" in inspect.signature(read).parameters
+            and "mm_token_type_ids" not in inputs
+        ):
+            raise CaptionerError(
+                f"the processor of this {self.name!r} makes no mm_token_type_ids, which M-RoPE needs"
+            )
         names = inspect.signature(read).parameters.keys() & inputs.keys()
         positions: Tensor = read(**{name: inputs[name] for name in names})[0]
         return positions
 
     def text_positions(self, model: Any, positions: Tensor) -> Tensor:
         """``positions`` [N, T] of tokens of captions, as the model takes them."""
-        return positions.expand(3, -1, -1) if hasattr(model.base_model, "get_rope_index") else positions
+        return (
+            positions.expand(3, -1, -1)
+            if hasattr(model.base_model, "get_rope_index")
+            else positions
+        )
 
 
 REPLY = "CAPTION"
@@ -147,7 +181,9 @@ class PaliGemma(VisionLanguageFamily):
     chat_prompts = False
     first_position = caption_type = 1
 
-    def inputs(self, processor: Any, messages: Messages, images: Sequence[Image.Image]) -> dict[str, Tensor]:
+    def inputs(
+        self, processor: Any, messages: Messages, images: Sequence[Image.Image]
+    ) -> dict[str, Tensor]:
         """Of the prompt alone, so that ``token_type_ids`` are those of a prefix."""
         text = "<image>" * len(images) + text_of(messages, self.name)
         inputs = dict(processor(text=[text], images=[list(images)], return_tensors="pt"))
@@ -194,7 +230,10 @@ def check_messages(prompt: Any, where: str) -> None:
         items = [{"type": "text", "text": content}] if isinstance(content, str) else content
         fits = isinstance(items, list) and all(
             isinstance(item, dict)
-            and (item.get("type") == "image" or (item.get("type") == "text" and isinstance(item.get("text"), str)))
+            and (
+                item.get("type") == "image"
+                or (item.get("type") == "text" and isinstance(item.get("text"), str))
+            )
             for item in items
         )
         if not fits or message.get("role") not in ("system", "user", "assistant"):
@@ -203,7 +242,9 @@ def check_messages(prompt: Any, where: str) -> None:
                 "or a list of parts: {type: text, text: ...} or {type: image}"
             )
     if not prompt or prompt[-1]["role"] != "user" or not _texts(prompt[-1]["content"]):
-        raise CaptionerError(f"{where} is {prompt!r:.80}: expected messages, the last one a text of the user")
+        raise CaptionerError(
+            f"{where} is {prompt!r:.80}: expected messages, the last one a text of the user"
+        )
 
 
 def with_images(messages: Messages, images: Sequence[Image.Image | str]) -> Messages:
@@ -214,9 +255,15 @@ def with_images(messages: Messages, images: Sequence[Image.Image | str]) -> Mess
     conversation: Messages = []
     for message in messages:
         content = message["content"]
-        items = [{"type": "text", "text": content}] * bool(content) if isinstance(content, str) else list(content)
+        items = (
+            [{"type": "text", "text": content}] * bool(content)
+            if isinstance(content, str)
+            else list(content)
+        )
         conversation.append({**message, "content": [dict(item) for item in items]})
-    places = [item for message in conversation for item in message["content"] if item["type"] == "image"]
+    places = [
+        item for message in conversation for item in message["content"] if item["type"] == "image"
+    ]
     if not places:
         places = [{"type": "image"} for _ in images]
         first = next(message for message in conversation if message["role"] == "user")
@@ -231,15 +278,23 @@ def with_images(messages: Messages, images: Sequence[Image.Image | str]) -> Mess
 def text_of(messages: Messages, name: str) -> str:
     """The text of a conversation of one message, for a model without a chat template."""
     if len(messages) > 1:
-        raise CaptionerError(f"model.prompt has {len(messages)} messages: a {name!r} takes one plain text")
+        raise CaptionerError(
+            f"model.prompt has {len(messages)} messages: a {name!r} takes one plain text"
+        )
     return " ".join(_texts(messages[0]["content"]))
 
 
 def _texts(content: str | list[dict[str, Any]]) -> list[str]:
-    return [content] if isinstance(content, str) else [item["text"] for item in content if item["type"] == "text"]
+    return (
+        [content]
+        if isinstance(content, str)
+        else [item["text"] for item in content if item["type"] == "text"]
+    )
 
 
-def collate(prompts: Sequence[dict[str, Tensor]], pad: int, text_inputs: Sequence[str]) -> dict[str, Tensor]:
+def collate(
+    prompts: Sequence[dict[str, Tensor]], pad: int, text_inputs: Sequence[str]
+) -> dict[str, Tensor]:
     """One batch of the inputs of B prompts: texts are padded on the left, all else is padded with zeros and joined.
 
     ``input_ids`` come first, with a row for each prompt; other inputs may have several rows a prompt, or one.
@@ -250,9 +305,14 @@ def collate(prompts: Sequence[dict[str, Tensor]], pad: int, text_inputs: Sequenc
         if name in text_inputs:
             longest = max(tensor.shape[1] for tensor in tensors)
             value = pad if name == "input_ids" else 0
-            tensors = [torch.nn.functional.pad(t, (longest - t.shape[1], 0), value=value) for t in tensors]
+            tensors = [
+                torch.nn.functional.pad(t, (longest - t.shape[1], 0), value=value) for t in tensors
+            ]
         else:
-            sizes = [max(dimensions) for dimensions in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+            sizes = [
+                max(dimensions)
+                for dimensions in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)
+            ]
             tensors = [_padded(tensor, sizes) for tensor in tensors]
         batch[name] = torch.cat(tensors)
     return batch
@@ -260,5 +320,9 @@ def collate(prompts: Sequence[dict[str, Tensor]], pad: int, text_inputs: Sequenc
 
 def _padded(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
     """``tensor`` [N, ...] with zeros at the ends, to [N, *sizes]."""
-    margins = [margin for size, now in zip(sizes, tensor.shape[1:], strict=True) for margin in (size - now, 0)]
+    margins = [
+        margin
+        for size, now in zip(sizes, tensor.shape[1:], strict=True)
+        for margin in (size - now, 0)
+    ]
     return torch.nn.functional.pad(tensor, margins[::-1]) if any(margins) else tensor

@@ -49,7 +49,9 @@ class PromptLayer(DynamicLayer):
     They are kept with their gradient, and once: with recomputed activations the layer runs again in the backward pass.
     """
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states, value_states
@@ -61,12 +63,22 @@ class CaptionLayer(DynamicLayer):
 
     def __init__(self, prompts: DynamicLayer, prompt: Tensor) -> None:
         super().__init__()
-        self.keys, self.values, self.prompt, self.is_initialized = prompts.keys, prompts.values, prompt, True
+        self.keys, self.values, self.prompt, self.is_initialized = (
+            prompts.keys,
+            prompts.values,
+            prompt,
+            True,
+        )
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None
         assert self.values is not None
-        keys, values = self.keys.index_select(0, self.prompt), self.values.index_select(0, self.prompt)
+        keys, values = (
+            self.keys.index_select(0, self.prompt),
+            self.values.index_select(0, self.prompt),
+        )
         return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
 
 
@@ -137,7 +149,10 @@ class TensorCache:
         """Keep tensors that are on the CPU, where there is room."""
         self._remember(key, tensors)
         if on_disk and self.files is not None:
-            self.files.write(_file_key(key), save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+            self.files.write(
+                _file_key(key),
+                save({name: tensor.contiguous() for name, tensor in tensors.items()}),
+            )
 
     def _remember(self, key: str, tensors: dict[str, Tensor]) -> None:
         size = sum(tensor.nbytes for tensor in tensors.values())
@@ -170,13 +185,16 @@ class VisionLanguagePolicy(nn.Module):
         self.share_prefix = True
         """As in ``HuggingFacePolicy``; recomputed activations change nothing here."""
         self.takes_features = hasattr(model.base_model, "get_image_features") and all(
-            ENCODED in inspect.signature(module.forward).parameters for module in (model, model.base_model)
+            ENCODED in inspect.signature(module.forward).parameters
+            for module in (model, model.base_model)
         )
         """Whether the model takes visual tokens in place of pixels."""
         self.image_inputs: frozenset[str] = frozenset()
         """Names of the inputs that visual tokens are made of."""
         if self.takes_features:
-            self.image_inputs = frozenset(inspect.signature(model.base_model.get_image_features).parameters)
+            self.image_inputs = frozenset(
+                inspect.signature(model.base_model.get_image_features).parameters
+            )
         self.cache = TensorCache()
         """Visual tokens of rows whose vision tower is frozen, and prepared rows."""
         self._fingerprint: tuple[tuple[int, ...], str] | None = None
@@ -223,19 +241,29 @@ class VisionLanguagePolicy(nn.Module):
             inputs = states_of(inputs) | self._encode(inputs)
         if token_ids is None:
             with output_of(self.model, last_hidden):
-                return self._begin(inputs, preallocated_cache(inputs["input_ids"].shape[1] + max_tokens))
+                return self._begin(
+                    inputs, preallocated_cache(inputs["input_ids"].shape[1] + max_tokens)
+                )
         return self._score(inputs, token_ids, mask)
 
     def visual_tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers that visual tokens depend on: those of the vision tower and the projector."""
-        text = {id(tensor) for tensor in (*self.model.get_decoder().parameters(), *self.model.get_decoder().buffers())}
+        text = {
+            id(tensor)
+            for tensor in (
+                *self.model.get_decoder().parameters(),
+                *self.model.get_decoder().buffers(),
+            )
+        }
         text.add(id(self.model.get_output_embeddings().weight))
         tensors = (*self.model.named_parameters(), *self.model.named_buffers())
         return {name: tensor for name, tensor in tensors if id(tensor) not in text}
 
     def trained_visual_parameter(self) -> str | None:
         """Name of a trained parameter that visual tokens depend on; None where they are frozen."""
-        return next((name for name, tensor in self.visual_tensors().items() if tensor.requires_grad), None)
+        return next(
+            (name for name, tensor in self.visual_tensors().items() if tensor.requires_grad), None
+        )
 
     def encodes_rows(self) -> bool:
         """Whether the images of each row are encoded alone, so that visual tokens that are kept are those of any batch.
@@ -251,7 +279,11 @@ class VisionLanguagePolicy(nn.Module):
 
     def knows_images(self, image_keys: Tensor, fingerprint: str) -> bool:
         """Whether the visual tokens of all images with the keys [N, 2] are kept, under ``fingerprint()``."""
-        keys = [_token_key(fingerprint, precision, key) for precision in self._precisions for key in image_keys]
+        keys = [
+            _token_key(fingerprint, precision, key)
+            for precision in self._precisions
+            for key in image_keys
+        ]
         return bool(keys) and all(self.cache.read(key, on_disk=True) is not None for key in keys)
 
     def fingerprint(self) -> str:
@@ -262,17 +294,25 @@ class VisionLanguagePolicy(nn.Module):
         tensors = self.visual_tensors()
         versions = tuple(tensor._version for tensor in tensors.values())
         if self._fingerprint is None or self._fingerprint[0] != versions:
-            digest = hashlib.blake2b(f"{torch.__version__} {transformers.__version__}".encode(), digest_size=16)
-            digest.update(f"{self.config.to_json_string()} {self.config._attn_implementation}".encode())
+            digest = hashlib.blake2b(
+                f"{torch.__version__} {transformers.__version__}".encode(), digest_size=16
+            )
+            digest.update(
+                f"{self.config.to_json_string()} {self.config._attn_implementation}".encode()
+            )
             for name, tensor in tensors.items():
                 update(digest, f"{name} {tensor.device.type}", tensor)
             self._fingerprint = versions, digest.hexdigest()
         return self._fingerprint[1]
 
     @torch.no_grad()
-    def _encode_row(self, inputs: dict[str, Tensor], row: int, fingerprint: str) -> dict[str, Tensor]:
+    def _encode_row(
+        self, inputs: dict[str, Tensor], row: int, fingerprint: str
+    ) -> dict[str, Tensor]:
         """Visual tokens of a row's images, from the cache where they are in it."""
-        images = {name.split("/")[2]: inputs[name] for name in inputs if name.startswith(f"{IMAGE}{row}/")}
+        images = {
+            name.split("/")[2]: inputs[name] for name in inputs if name.startswith(f"{IMAGE}{row}/")
+        }
         if IMAGE_KEY not in inputs:
             return self._read_images(images)
         device = inputs["input_ids"].device
@@ -298,12 +338,17 @@ class VisionLanguagePolicy(nn.Module):
             return self._read_images(inputs)
         fingerprint = self.fingerprint() if IMAGE_KEY in inputs else ""
         with dropout_off(self.model):  # what is kept has no dropout
-            rows = [self._encode_row(inputs, row, fingerprint) for row in range(len(inputs["input_ids"]))]
+            rows = [
+                self._encode_row(inputs, row, fingerprint)
+                for row in range(len(inputs["input_ids"]))
+            ]
         return join_rows(rows)
 
     def _read_images(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         read = self.model.base_model.get_image_features
-        output = read(**{name: inputs[name] for name in self.image_inputs & inputs.keys()}, return_dict=True)
+        output = read(
+            **{name: inputs[name] for name in self.image_inputs & inputs.keys()}, return_dict=True
+        )
         features: dict[str, Tensor] = {}
         for name in (TOKENS, LAYERS):
             features |= _flat(f"{FEATURES}{name}", getattr(output, name, None))
@@ -313,16 +358,22 @@ class VisionLanguagePolicy(nn.Module):
         """Logits [B, V] after the prompts, whose keys and values go into ``cache``."""
         positions = self.family.positions(self.model, inputs)
         features = _features(inputs)
-        arguments: dict[str, Any] = {name: inputs[name] for name in inputs if not name.startswith(FEATURES)}
+        arguments: dict[str, Any] = {
+            name: inputs[name] for name in inputs if not name.startswith(FEATURES)
+        }
         if features:
-            arguments = {name: value for name, value in arguments.items() if not name.startswith(PIXELS)}
+            arguments = {
+                name: value for name, value in arguments.items() if not name.startswith(PIXELS)
+            }
             output: Any = BaseModelOutputWithPooling()
             for name, value in features.items():
                 setattr(output, name, value)
             arguments[ENCODED] = {"image": output}
         output = self.model(**arguments, position_ids=positions, use_cache=True, **{CACHE: cache})
         following = positions.amax(-1) if positions.ndim == 2 else positions.amax((0, 2))
-        return output.logits[:, -1], PromptState(cache, inputs["attention_mask"].bool(), following + 1)
+        return output.logits[:, -1], PromptState(
+            cache, inputs["attention_mask"].bool(), following + 1
+        )
 
     def _read(self, state: PromptState, token_ids: Tensor) -> Tensor:
         """Logits [N, T, V] after each of the next tokens [N, T]; ``state`` goes on to the token after them."""
@@ -342,7 +393,11 @@ class VisionLanguagePolicy(nn.Module):
     def _score(self, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None) -> Tensor:
         begin = partial(self._begin, inputs, Cache(layer_class_to_replicate=PromptLayer))
         return score_after_prompt(
-            token_ids, mask, self.model, begin, lambda state, image, ids: self._read(state.captions(image), ids)
+            token_ids,
+            mask,
+            self.model,
+            begin,
+            lambda state, image, ids: self._read(state.captions(image), ids),
         )
 
 
@@ -380,7 +435,11 @@ def _entry(lists: list[list[Tensor]], number: int) -> list[Tensor]:
 
 def states_of(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The inputs of a batch without what only the vision tower reads."""
-    return {name: value for name, value in inputs.items() if not name.startswith((PIXELS, IMAGE)) and name != IMAGE_KEY}
+    return {
+        name: value
+        for name, value in inputs.items()
+        if not name.startswith((PIXELS, IMAGE)) and name != IMAGE_KEY
+    }
 
 
 def join_rows(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -20,9 +20,17 @@ FAR = 0.2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``average --models RUN_A/export/best RUN_B/export/best --out FOLDER [--weights 0.7 0.3]``"""
-    parser = argparse.ArgumentParser(prog="rl-caption average", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="rl-caption average", description=__doc__, allow_abbrev=False
+    )
     add = parser.add_argument
-    add("--models", nargs="+", required=True, metavar="FOLDER", help="exports of captioners, trained from one start")
+    add(
+        "--models",
+        nargs="+",
+        required=True,
+        metavar="FOLDER",
+        help="exports of captioners, trained from one start",
+    )
     add(
         "--weights",
         nargs="+",
@@ -47,8 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_json(partial / NOTE, members)
         seal(partial)
     for member in members:
-        print(f"{member['weight']:.3g} of {member['model']} (distance from the first: {member['distance']:.2%})")
+        print(
+            f"{member['weight']:.3g} of {member['model']} (distance from the first: {member['distance']:.2%})"
+        )
     if max(soup.distances) > FAR:
-        print(f"WARNING: a distance is above {FAR:.0%}: only captioners trained from the same weights can be averaged")
+        print(
+            f"WARNING: a distance is above {FAR:.0%}: only captioners trained from the same weights can be averaged"
+        )
     print(f"wrote {out}")
     return 0

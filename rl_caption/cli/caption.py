@@ -20,7 +20,13 @@ from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_text, json_object
 from rl_caption.evaluation.results import check_writable_file
-from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners, rerank_captions
+from rl_caption.programs.captions import (
+    Captions,
+    build_reranker,
+    caption_rows,
+    load_captioners,
+    rerank_captions,
+)
 from rl_caption.runtime.engines import accelerator_kwargs
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Seed, add_trust, wrong_values
@@ -43,7 +49,9 @@ def find_images(paths: Sequence[str]) -> list[Path]:
         else:
             raise DataError(f"{name!r} does not exist: expected an image or a folder of images")
     if not paths_of_images:
-        raise DataError(f"no image in {list(paths)}: looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
+        raise DataError(
+            f"no image in {list(paths)}: looked for {', '.join(sorted(IMAGE_SUFFIXES))}"
+        )
     return list(dict.fromkeys(paths_of_images))
 
 
@@ -66,7 +74,9 @@ def readable_images(paths: Sequence[Path], on_bad: str = "fail") -> list[Path]:
     listed = "\n".join(f"  {str(path)!r}: {error}" for path, error in bad.items())
     if on_bad == "fail" or len(bad) == len(paths):
         way_out = "; --on_bad skip captions the others" if len(bad) < len(paths) else ""
-        raise DataError(f"{len(bad)} of {len(paths)} images cannot be captioned{way_out}:\n{listed}")
+        raise DataError(
+            f"{len(bad)} of {len(paths)} images cannot be captioned{way_out}:\n{listed}"
+        )
     if is_main_process():
         print(
             f"WARNING: {len(bad)} of {len(paths)} images cannot be captioned and are left out:\n{listed}",
@@ -97,7 +107,9 @@ def caption_files(
     reward = None if rerank is None else build_reranker(rerank, rerank_kwargs or {}, ())
     captioner = load_captioners(models, prompt, ensemble)
     if captioner.input_kind != "pixels":
-        raise CaptionerError(f"--model {', '.join(models)} reads region features, not photos: use evaluate")
+        raise CaptionerError(
+            f"--model {', '.join(models)} reads region features, not photos: use evaluate"
+        )
     rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
     accelerator = Accelerator(**accelerator_kwargs())
     captions = caption_rows(captioner, rows, decode, accelerator, seed)
@@ -114,7 +126,9 @@ def caption_files(
 def main(argv: list[str] | None = None) -> int:
     """``caption --model RUN/export/best PHOTO|FOLDER ...``"""
     summary = "Caption photos with a trained captioner."
-    parser = argparse.ArgumentParser(prog="rl-caption caption", description=summary, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="rl-caption caption", description=summary, allow_abbrev=False
+    )
     add = parser.add_argument
     add(
         "--model",
@@ -122,34 +136,62 @@ def main(argv: list[str] | None = None) -> int:
         action="append",
         help="folder of a captioner, such as RUN/export/best, or hub name; several are an ensemble",
     )
-    add("--ensemble", default="probabilities", choices=["probabilities", "log_probabilities"], help="what is averaged")
+    add(
+        "--ensemble",
+        default="probabilities",
+        choices=["probabilities", "log_probabilities"],
+        help="what is averaged",
+    )
     add("--prompt", help="prompt of a model of Transformers (default: as saved with it, if any)")
-    add("--beams", type=int, default=1, dest="num_beams", help="beam width; 1 is greedy (default: 1)")
+    add(
+        "--beams",
+        type=int,
+        default=1,
+        dest="num_beams",
+        help="beam width; 1 is greedy (default: 1)",
+    )
     add("--max_new_tokens", type=int, default=24, help="length limit in tokens (default: 24)")
     documented = re.findall(
-        r"^ {8}(\w+): (.+?)\.$(?=\n {8}\w|\n? {4}\Z)", str(Decoding.__doc__), re.MULTILINE | re.DOTALL
+        r"^ {8}(\w+): (.+?)\.$(?=\n {8}\w|\n? {4}\Z)",
+        str(Decoding.__doc__),
+        re.MULTILINE | re.DOTALL,
     )
     meanings = {name: " ".join(text.replace("``", "").split()) for name, text in documented}
     for name, annotation in get_type_hints(Decoding).items():
         if name not in ("num_beams", "max_new_tokens", "fixed_shapes"):
-            action: dict[str, Any] = {"action": "store_true"} if annotation is bool else {"type": annotation}
+            action: dict[str, Any] = (
+                {"action": "store_true"} if annotation is bool else {"type": annotation}
+            )
             add(
                 f"--{name}",
                 default=getattr(Decoding, name),
                 help=meanings.get(name, f"decode.{name} of evaluate"),
                 **action,
             )
-    add("--rerank", help="choose among several captions: consensus, or a reward that needs no references")
+    add(
+        "--rerank",
+        help="choose among several captions: consensus, or a reward that needs no references",
+    )
     add("--rerank_kwargs", default="{}", metavar="JSON", help="arguments of --rerank, as an object")
     add("--seed", type=int, default=0, help="of samples (default: 0)")
-    add("--on_bad", default="fail", choices=["fail", "skip"], help="an image that cannot be read: fail (default), skip")
+    add(
+        "--on_bad",
+        default="fail",
+        choices=["fail", "skip"],
+        help="an image that cannot be read: fail (default), skip",
+    )
     add("--out", help="also write the captions to this JSON file, in COCO result format")
-    add("--candidates", help="write all captions of a photo with their scores to this JSON lines file")
+    add(
+        "--candidates",
+        help="write all captions of a photo with their scores to this JSON lines file",
+    )
     add_trust(parser)
     add("paths", nargs="+", metavar="PHOTO|FOLDER")
     arguments = vars(parser.parse_args(argv))
     try:
-        decode = Decoding(**{name: arguments[name] for name in get_type_hints(Decoding) if name in arguments})
+        decode = Decoding(
+            **{name: arguments[name] for name in get_type_hints(Decoding) if name in arguments}
+        )
         check_choice(decode, arguments["rerank"], arguments["candidates"] is not None)
     except ConfigError as error:
         parser.error(str(error))
@@ -164,7 +206,10 @@ def main(argv: list[str] | None = None) -> int:
     if not is_main_process():
         return 0
     if arguments["out"]:  # before they are printed, which may fail
-        write_json(arguments["out"], [{"image_id": path, "caption": text} for path, text in captions.texts().items()])
+        write_json(
+            arguments["out"],
+            [{"image_id": path, "caption": text} for path, text in captions.texts().items()],
+        )
     if arguments["candidates"]:
         captions.write(arguments["candidates"])
     for path, caption in captions.texts().items():

@@ -42,11 +42,17 @@ def _list_lines() -> Iterator[str]:
         if not names:
             continue
         is_launcher = program not in PROGRAMS
-        yield "accelerate launch --config_file FILE" if is_launcher else f"rl-caption {program} --config NAME"
+        yield (
+            "accelerate launch --config_file FILE"
+            if is_launcher
+            else f"rl-caption {program} --config NAME"
+        )
         if is_launcher:
             yield "(FILE: rl-caption configs show NAME > FILE)"
         for name in names:
-            lines = textwrap.wrap(describe(files[name]), WIDTH - INDENT - 2, break_on_hyphens=False) or [""]
+            lines = textwrap.wrap(
+                describe(files[name]), WIDTH - INDENT - 2, break_on_hyphens=False
+            ) or [""]
             beside = len(name) < INDENT
             yield f"  {name:<{INDENT}}{lines[0] if beside else ''}".rstrip()
             yield from (" " * (INDENT + 2) + line for line in (lines[1:] if beside else lines))
@@ -56,11 +62,16 @@ def _list_lines() -> Iterator[str]:
 
 def _position(name: str) -> tuple[int, str]:
     last = name.rpartition("/")[2]
-    return next((place for place, start in enumerate(FIRST) if last.startswith(start)), len(FIRST)), name
+    return next(
+        (place for place, start in enumerate(FIRST) if last.startswith(start)), len(FIRST)
+    ), name
 
 
 def describe(file: Path) -> str:
     """The first sentence of the comment that a recipe begins with."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    comment = " ".join(line[1:].strip() for line in lines[: next(i for i, line in enumerate(lines) if line[:1] != "#")])
+    comment = " ".join(
+        line[1:].strip()
+        for line in lines[: next(i for i, line in enumerate(lines) if line[:1] != "#")]
+    )
     return re.split(r"(?<=\.) +|:? +accelerate launch ", comment)[0]

@@ -72,7 +72,9 @@ class ConfigFileError(ValueError):
     """A file is not a configuration; the message names the key or line, and what would be right."""
 
 
-def parse(options_class: type[Config], arguments: Sequence[str], program: str, checked: bool = True) -> Config:
+def parse(
+    options_class: type[Config], arguments: Sequence[str], program: str, checked: bool = True
+) -> Config:
     """Read a configuration from ``--config FILE`` (``find_config``) and overrides, and check it.
 
     There is one file at most, and it comes first: an override before ``--config`` would be lost silently, and a second
@@ -100,17 +102,25 @@ def parse(options_class: type[Config], arguments: Sequence[str], program: str, c
         if file is not None:
             values = read_mapping(find_config(file))
         with config_errors(where):
-            options_class, options = _chosen(options_class, _merge_overrides(values, _values_of(words)))
+            options_class, options = _chosen(
+                options_class, _merge_overrides(values, _values_of(words))
+            )
         parser = _parser(options)
         parser.prog = program
         if file is not None:
             _drop_foreign_defaults(values, options_class, options)
             _refuse_foreign(values, options, file)
-            if isinstance(train := values.get("train"), dict) and train.get("mixed_precision") is False:
+            if (
+                isinstance(train := values.get("train"), dict)
+                and train.get("mixed_precision") is False
+            ):
                 train["mixed_precision"] = "no"  # which YAML reads as false
             _refuse_values(values, options, file)
             _drop_replaced(values, options, words)
-            words = [f"--config={json.dumps(values, ensure_ascii=False)}", *words[1 if "=" in words[0] else 2 :]]
+            words = [
+                f"--config={json.dumps(values, ensure_ascii=False)}",
+                *words[1 if "=" in words[0] else 2 :],
+            ]
         namespace = parser.parse_args(_with_merged_dictionaries(options, parser, words))
     except (ArgumentError, ConfigFileError, OSError) as error:
         message = str(error)
@@ -149,7 +159,9 @@ def _merge_overrides(values: Any, overrides: Any) -> Any:
     """The values of a file with those of a command line in their place, at any depth."""
     if not (isinstance(values, dict) and isinstance(overrides, dict)):
         return overrides
-    return values | {key: _merge_overrides(values.get(key), value) for key, value in overrides.items()}
+    return values | {
+        key: _merge_overrides(values.get(key), value) for key, value in overrides.items()
+    }
 
 
 @cache
@@ -159,12 +171,20 @@ def _parser(options_class: Any) -> Any:
 
     description = (options_class.__doc__ or "").split("\n")[0]
     parser = ArgumentParser(description=description, exit_on_error=False, allow_abbrev=False)
-    help_text = "YAML file with any of the keys below, or the name of a recipe (rl-caption configs list)"
+    help_text = (
+        "YAML file with any of the keys below, or the name of a recipe (rl-caption configs list)"
+    )
     parser.add_argument("--config", action="config", help=help_text)
     parser.add_class_arguments(options_class, None, as_group=False)
     # As mappings: where instances are the default, the parser refuses {}, all of whose options have their defaults.
-    tables = {key: table for key, table in parser.get_defaults().items() if isinstance(table, dict) and table}
-    parser.set_defaults({key: {name: asdict(item) for name, item in table.items()} for key, table in tables.items()})
+    tables = {
+        key: table
+        for key, table in parser.get_defaults().items()
+        if isinstance(table, dict) and table
+    }
+    parser.set_defaults(
+        {key: {name: asdict(item) for name, item in table.items()} for key, table in tables.items()}
+    )
     return parser
 
 
@@ -177,20 +197,36 @@ def _instance(annotation: Any, values: Any, key: str = "") -> Any:
     if values is None or not any(map(is_dataclass, (annotation, *get_args(annotation)))):
         return values
     if get_origin(annotation) is list:
-        return [_instance(get_args(annotation)[0], value, f"{key}[{index}]") for index, value in enumerate(values)]
+        return [
+            _instance(get_args(annotation)[0], value, f"{key}[{index}]")
+            for index, value in enumerate(values)
+        ]
     if get_origin(annotation) is dict:
-        return {name: _instance(get_args(annotation)[1], value, f"{key}.{name}") for name, value in values.items()}
+        return {
+            name: _instance(get_args(annotation)[1], value, f"{key}.{name}")
+            for name, value in values.items()
+        }
     annotation = alternative_of(annotation, values)
     hints, section = get_type_hints(annotation), f"{key}." if key else ""
-    options = {name: _instance(hints[name], values[name], section + name) for name in hints if name in values}
+    options = {
+        name: _instance(hints[name], values[name], section + name)
+        for name in hints
+        if name in values
+    }
     with section_errors(key):
         return annotation(**options)
 
 
 def _file_of(arguments: Sequence[str]) -> str | None:
-    places = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
+    places = [
+        index
+        for index, word in enumerate(arguments)
+        if word == "--config" or word.startswith("--config=")
+    ]
     if len(places) > 1:
-        raise UsageError("--config is given twice: one file, then overrides such as --train.lr 1e-5")
+        raise UsageError(
+            "--config is given twice: one file, then overrides such as --train.lr 1e-5"
+        )
     if not places:
         return None
     if places[0] != 0:
@@ -209,7 +245,9 @@ def _refuse_values(values: Any, options_class: type[Any], where: str) -> None:
 # --- what is wrong, in words of the configuration rather than of the parser -------------------------------------------
 
 
-def _drop_foreign_defaults(values: dict[str, Any], options_class: type[Any], options: type[Any]) -> None:
+def _drop_foreign_defaults(
+    values: dict[str, Any], options_class: type[Any], options: type[Any]
+) -> None:
     """Remove from a file's values keys of other alternatives that have their default, as in the ``config.yaml`` of runs
     from before there were alternatives. ``options`` is ``options_class`` with the chosen sections."""
     defaults = with_defaults({}, options_class)
@@ -225,11 +263,17 @@ def _drop_foreign_defaults(values: dict[str, Any], options_class: type[Any], opt
 def _refuse_foreign(values: dict[str, Any], options_class: type[Any], file: str) -> None:
     """Refuse the configuration of another program: that has all of its keys, ``options_class`` has not."""
     if any(unknown_keys(values, options_class)) and (program := program_of(values)) is not None:
-        use = "pass it as --config_file" if " " in program else f"rl-caption {program} --config {file}"
+        use = (
+            "pass it as --config_file"
+            if " " in program
+            else f"rl-caption {program} --config {file}"
+        )
         raise ConfigFileError(f"this is a configuration of {program}: {use}")
 
 
-def _explain_error(message: str, options_class: type[Any], values: dict[str, Any], overrides: dict[str, Any]) -> str:
+def _explain_error(
+    message: str, options_class: type[Any], values: dict[str, Any], overrides: dict[str, Any]
+) -> str:
     """What the parser's ``message`` means: keys that do not exist, with the nearest one, or a value of another type.
 
     Args:
@@ -237,7 +281,11 @@ def _explain_error(message: str, options_class: type[Any], values: dict[str, Any
         values: those of the file.
         overrides: those of the command line.
     """
-    unknown = list(dict.fromkeys((*unknown_keys(values, options_class), *unknown_keys(overrides, options_class))))
+    unknown = list(
+        dict.fromkeys(
+            (*unknown_keys(values, options_class), *unknown_keys(overrides, options_class))
+        )
+    )
     if unknown:
         more = f" (and {len(unknown) - 3} more)" if len(unknown) > 3 else ""
         return "; ".join(_no_key(key, options_class) for key in unknown[:3]) + more
@@ -264,7 +312,9 @@ def _no_key(key: str, options_class: type[Any]) -> str:
         nearest += difflib.get_close_matches(
             key, [name for name in option_names if name.rpartition(".")[2] == last], 1, 0.0
         )
-    nearest += [f"{section}.{name}" for name in difflib.get_close_matches(last, siblings, n=1) if section]
+    nearest += [
+        f"{section}.{name}" for name in difflib.get_close_matches(last, siblings, n=1) if section
+    ]
     nearest += difflib.get_close_matches(key, option_names, n=1, cutoff=0.8)
     if not section:
         names = {name.rpartition(".")[2]: name for name in reversed(option_names)}
@@ -275,8 +325,15 @@ def _no_key(key: str, options_class: type[Any]) -> str:
 
 def _alternatives_with(key: str, options_class: Any) -> list[str]:
     """What each of the alternatives to the class ``options_class`` is that has the option ``key``, by its docstring."""
-    base = next((base for base in getattr(options_class, "__mro__", ()) if "alternative" in vars(base)), None)
-    owners = [] if base is None else [other for other in base.alternatives() if key in option_keys(other)]
+    base = next(
+        (base for base in getattr(options_class, "__mro__", ()) if "alternative" in vars(base)),
+        None,
+    )
+    owners = (
+        []
+        if base is None
+        else [other for other in base.alternatives() if key in option_keys(other)]
+    )
     sentences = (re.split(r"[.:;] ", str(owner.__doc__), maxsplit=1)[0] for owner in owners)
     return [sentence[:1].lower() + sentence[1:].replace("``", "") for sentence in sentences]
 
@@ -284,7 +341,11 @@ def _alternatives_with(key: str, options_class: Any) -> list[str]:
 def _wrong_types(value: Any, annotation: Any, key: str) -> list[str]:
     """A sentence for each value below ``key`` that has not the type of its annotation."""
     inner = next(
-        (option for option in (annotation, *get_args(annotation)) if isinstance(option, type) and is_dataclass(option)),
+        (
+            option
+            for option in (annotation, *get_args(annotation))
+            if isinstance(option, type) and is_dataclass(option)
+        ),
         None,
     )
     wrong = list(wrong_values(value, annotation, key))
@@ -306,7 +367,9 @@ def _wrong_types(value: Any, annotation: Any, key: str) -> list[str]:
     elif isinstance(value, list):
         items = [(item, inner, f"{key}[{index}]") for index, item in enumerate(value)]
     else:
-        return [f"{key} is {shown(value)}: expected names, each with {', '.join(list(get_type_hints(inner))[:3])}, ..."]
+        return [
+            f"{key} is {shown(value)}: expected names, each with {', '.join(list(get_type_hints(inner))[:3])}, ..."
+        ]
     return [sentence for item in items for sentence in _wrong_types(*item)]
 
 
@@ -315,7 +378,11 @@ def _values_of(arguments: Sequence[str]) -> dict[str, Any]:
     overrides: dict[str, Any] = {}
     for word, after in zip(arguments, [*arguments[1:], "--"], strict=False):
         option, equals, text = word.partition("=")
-        if not option.startswith("--") or option == "--config" or (not equals and after.startswith("--")):
+        if (
+            not option.startswith("--")
+            or option == "--config"
+            or (not equals and after.startswith("--"))
+        ):
             continue
         section, *path = overrides, *option[2:].split(".")
         for key in path[:-1]:
@@ -339,7 +406,10 @@ def with_lists(arguments: Sequence[str], option: str) -> list[str]:
     if option not in words:
         return [_as_list(word, option) for word in words]
     start = words.index(option)
-    end = next((index for index in range(start + 1, len(words)) if words[index].startswith("--")), len(words))
+    end = next(
+        (index for index in range(start + 1, len(words)) if words[index].startswith("--")),
+        len(words),
+    )
     return [*words[:start], f"{option}={json.dumps(words[start + 1 : end])}", *words[end:]]
 
 
@@ -352,10 +422,15 @@ def _as_list(word: str, option: str) -> str:
 def _switched_on(arguments: Sequence[str], option: str) -> list[str]:
     """``--report`` without a value is ``--report=true``."""
     followed = zip(arguments, [*arguments[1:], "--"][: len(arguments)], strict=True)
-    return [f"{option}=true" if word == option and after.startswith("--") else word for word, after in followed]
+    return [
+        f"{option}=true" if word == option and after.startswith("--") else word
+        for word, after in followed
+    ]
 
 
-def _drop_replaced(values: dict[str, Any], options_class: type[Any], arguments: Sequence[str]) -> None:
+def _drop_replaced(
+    values: dict[str, Any], options_class: type[Any], arguments: Sequence[str]
+) -> None:
     """Remove from a file's values each table (``--reward.terms``) or list (``--select``) that the command line gives.
 
     Otherwise the parser would complete its items by options of the file's items of the same name or index.
@@ -363,11 +438,17 @@ def _drop_replaced(values: dict[str, Any], options_class: type[Any], arguments: 
     for word in arguments:
         *path, key = word.partition("=")[0][2:].split(".")
         item: Any = (get_args(_type_at(options_class, [*path, key])) or (None,))[-1]
-        if word.startswith("--") and is_dataclass(item) and isinstance(section := value_at(values, path), dict):
+        if (
+            word.startswith("--")
+            and is_dataclass(item)
+            and isinstance(section := value_at(values, path), dict)
+        ):
             section.pop(key, None)
 
 
-def _with_merged_dictionaries(options_class: type[Any], parser: Any, arguments: Sequence[str]) -> list[str]:
+def _with_merged_dictionaries(
+    options_class: type[Any], parser: Any, arguments: Sequence[str]
+) -> list[str]:
     """Replace ``--SECTION.kwargs.KEY VALUE`` by ``--SECTION.kwargs`` with all of its keys.
 
     The parser cannot set a key of a nested dictionary, and would confuse the number 1 with the text "1" in the values
@@ -397,7 +478,9 @@ def _with_merged_dictionaries(options_class: type[Any], parser: Any, arguments: 
             inner[key] = {} if inner.get(key) is None else inner[key]
             if not isinstance(inner[key], dict):
                 option = ".".join([*section, *keys])
-                raise UsageError(f"--{option} is {text}, but {key} is {shown(inner[key])}, which has no keys")
+                raise UsageError(
+                    f"--{option} is {text}, but {key} is {shown(inner[key])}, which has no keys"
+                )
             inner = inner[key]
         inner[keys[-1]] = _argument(text)
     return [*rest, *(f"--{section}={json.dumps(values)}" for section, values in merged.items())]
@@ -414,7 +497,14 @@ def _argument(text: str) -> Any:
 
 def _dictionary_depth(options_class: Any, keys: Sequence[str]) -> int | None:
     """How many parts of a dotted key of ``options_class`` lead to a dictionary of free arguments (``kwargs``)."""
-    return next((depth for depth in range(1, len(keys) + 1) if _type_at(options_class, keys[:depth]) is dict), None)
+    return next(
+        (
+            depth
+            for depth in range(1, len(keys) + 1)
+            if _type_at(options_class, keys[:depth]) is dict
+        ),
+        None,
+    )
 
 
 def _type_at(annotation: Any, keys: Sequence[str], with_null: bool = False) -> Any:
@@ -424,8 +514,12 @@ def _type_at(annotation: Any, keys: Sequence[str], with_null: bool = False) -> A
     """
     inner = annotation
     for key in keys:
-        hints = get_type_hints(annotation, include_extras=with_null) if is_dataclass(annotation) else {}
-        inner = hints.get(key) if is_dataclass(annotation) else (get_args(annotation) or (None,))[-1]
+        hints = (
+            get_type_hints(annotation, include_extras=with_null) if is_dataclass(annotation) else {}
+        )
+        inner = (
+            hints.get(key) if is_dataclass(annotation) else (get_args(annotation) or (None,))[-1]
+        )
         annotation = get_args(inner)[0] if NoneType in get_args(inner) else inner  # X | None
     return inner if with_null else annotation
 
@@ -442,7 +536,9 @@ _Loader.yaml_implicit_resolvers = {
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
 )
 
 
@@ -489,12 +585,16 @@ def load(text: str) -> Any:
 def _check_node(node: Any, key: str) -> None:
     """Check that a YAML node, which ``key`` names, has plain values only, and each of its keys once."""
     if node.tag.rpartition(":")[2] not in ("str", "int", "float", "bool", "null", "map", "seq"):
-        raise ConfigFileError(f"{_line(node)}: the tag {node.tag}: expected plain values without tags")
+        raise ConfigFileError(
+            f"{_line(node)}: the tag {node.tag}: expected plain values without tags"
+        )
     if isinstance(node, yaml.MappingNode):
         names: set[str] = set()
         for name, value in node.value:
             if not isinstance(name, yaml.ScalarNode) or not name.tag.endswith((":str", ":merge")):
-                raise ConfigFileError(f"{_line(name)}: a key{f' in {key}' if key else ''} is not text: quote it")
+                raise ConfigFileError(
+                    f"{_line(name)}: a key{f' in {key}' if key else ''} is not text: quote it"
+                )
             dotted = f"{key}.{name.value}" if key else name.value
             if name.value in names:
                 raise ConfigFileError(f"{_line(name)}: {dotted} is set twice: leave one out")

@@ -43,14 +43,20 @@ TILE, GAP, LINE, TEXT_WIDTH = 128, 16, 17, 250
 def main(argv: list[str] | None = None) -> int:
     """Train by cross-entropy, fine-tune by SCST on CIDEr-D and on a mixture, judge all, print tables and paths."""
     parser = argparse.ArgumentParser(prog="rl-caption demo", description=__doc__)
-    parser.add_argument("--config", type=Path, default=CONFIG, help=f"of the SCST run (default: {CONFIG})")
-    parser.add_argument("--mix", type=Path, default=MIX, help=f"of the SCST run on a mixture (default: {MIX})")
+    parser.add_argument(
+        "--config", type=Path, default=CONFIG, help=f"of the SCST run (default: {CONFIG})"
+    )
+    parser.add_argument(
+        "--mix", type=Path, default=MIX, help=f"of the SCST run on a mixture (default: {MIX})"
+    )
     chosen = parser.parse_args(argv)
     started = time.monotonic()
     run, mix = (read_config(find_config(config)) for config in (chosen.config, chosen.mix))
     student = Path(mix["reward_models"][0])
     teacher = Path(read_config(find_config(student))["warm_start"][0])
-    weights = " + ".join(f"{term['weight']:g} {name}" for name, term in mix["reward"]["terms"].items())
+    weights = " + ".join(
+        f"{term['weight']:g} {name}" for name, term in mix["reward"]["terms"].items()
+    )
     stages: list[tuple[str, str, Path]] = [
         ("cross-entropy on the references, from random weights: the policy that SCST starts from",
          "xe", Path(run["warm_start"])),
@@ -69,7 +75,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"\n[{len(told) + 1}/{len(stages) + 1}] {what} ({config})", flush=True)
         before = time.monotonic()
         runs.append(Path(read_config(find_config(config))["run"]["dir"]))
-        if program == "scst":  # it says so where a complete run that it starts from has another configuration
+        if (
+            program == "scst"
+        ):  # it says so where a complete run that it starts from has another configuration
             run_program("scst", ["--config", str(config), "--report=false"])
         elif not is_complete(runs[-1]):
             run_program(program, ["--config", str(config)])
@@ -81,15 +89,24 @@ def main(argv: list[str] | None = None) -> int:
     captioners = {"cross-entropy": runs[0], "SCST on CIDEr-D": runs[1], "SCST on mixture": runs[4]}
     before, folder = time.monotonic(), runs[1].parent
     written = _judge_all(
-        {name: folder_of / "export" / "best" for name, folder_of in captioners.items()}, run, runs[3], folder
+        {name: folder_of / "export" / "best" for name, folder_of in captioners.items()},
+        run,
+        runs[3],
+        folder,
     )
     told.append((what, time.monotonic() - before))
-    write_text(folder / "report.html", render(_page(folder, list(captioners), runs, told, _data(run))))
+    write_text(
+        folder / "report.html", render(_page(folder, list(captioners), runs, told, _data(run)))
+    )
     print(f"\ntook {(time.monotonic() - started) / 60:.1f} minutes; wrote")
     for path in (*(folder_of / "export" / "best" for folder_of in runs), *written):
         print(f"  {path}")
-    print(f"\ncaption pictures of your own: rl-caption caption --model {runs[1]}/export/best PHOTO ...")
-    print(f"or in the browser:            rl-caption web --models {runs[0]}/export/best {runs[1]}/export/best")
+    print(
+        f"\ncaption pictures of your own: rl-caption caption --model {runs[1]}/export/best PHOTO ..."
+    )
+    print(
+        f"or in the browser:            rl-caption web --models {runs[0]}/export/best {runs[1]}/export/best"
+    )
     print(f"\nall of it in one page: {folder / 'report.html'}")
     return 0
 
@@ -102,7 +119,9 @@ def _folder(folder: Path, split: str, name: str) -> Path:
     return folder / "evaluation" / f"{split}-{name.lower().replace(' ', '-')}"
 
 
-def _judge_all(models: Mapping[str, Path], run: Mapping[str, Any], student: Path, folder: Path) -> list[Path]:
+def _judge_all(
+    models: Mapping[str, Path], run: Mapping[str, Any], student: Path, folder: Path
+) -> list[Path]:
     judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(student / "export" / "best")})}
     decode, data = Decoding(max_new_tokens=run["rollout"]["max_new_tokens"]), _data(run)
     written: list[Path] = []
@@ -123,7 +142,10 @@ def _judge_all(models: Mapping[str, Path], run: Mapping[str, Any], student: Path
         print(f"\n{heading}\n{format_table(table)}")
         if split == "test":
             rows = [build_data(data).split(split)[index] for index in range(PICTURE_IMAGES)]
-            sheet = {f"{name}:": [texts[row["image_id"]] for row in rows] for name, texts in captions.items()}
+            sheet = {
+                f"{name}:": [texts[row["image_id"]] for row in rows]
+                for name, texts in captions.items()
+            }
             written.append(folder / "before_and_after.png")
             with atomic_write(written[-1]) as file:
                 caption_sheet([load_image(row["image"]) for row in rows], sheet).save(file, "PNG")
@@ -131,7 +153,11 @@ def _judge_all(models: Mapping[str, Path], run: Mapping[str, Any], student: Path
 
 
 def _page(
-    folder: Path, names: Sequence[str], runs: Sequence[Path], stages: Sequence[tuple[str, float]], data: DataConfig
+    folder: Path,
+    names: Sequence[str],
+    runs: Sequence[Path],
+    stages: Sequence[tuple[str, float]],
+    data: DataConfig,
 ) -> Page:
     """The page of the demo: its stages, picture and tables, then what the report of several runs has."""
     judged = {
@@ -143,10 +169,14 @@ def _page(
         for split in SPLITS
     }
     of_runs = runs_page({run.name: read_run(run) for run in runs}, Source({}), 1).sections
-    rows = [[f"{number}. {what}", f"{seconds:.0f}"] for number, (what, seconds) in enumerate(stages, 1)]
+    rows = [
+        [f"{number}. {what}", f"{seconds:.0f}"] for number, (what, seconds) in enumerate(stages, 1)
+    ]
     picture = base64.b64encode((folder / "before_and_after.png").read_bytes()).decode("ascii")
     alt = "Eight scenes, each with its caption by all three captioners; the same captions are below as text"
-    image = Markup('<p><img src="data:image/png;base64,{}" alt="{}" style="max-width: 100%"></p>').format(picture, alt)
+    image = Markup(
+        '<p><img src="data:image/png;base64,{}" alt="{}" style="max-width: 100%"></p>'
+    ).format(picture, alt)
     sections = {
         "Stages": macros().table(["what and why", "seconds"], rows, "What was done, in this order"),
         "Picture": image,
@@ -156,7 +186,9 @@ def _page(
         "Captions": judged["test"]["Captions"],
         **{name: of_runs[name] for name in ("Monitor", "Curves", "Settings")},
     }
-    return Page("Demo", "Self-critical sequence training on the generated world, from nothing", sections)
+    return Page(
+        "Demo", "Self-critical sequence training on the generated world, from nothing", sections
+    )
 
 
 def caption_sheet(
@@ -172,11 +204,15 @@ def caption_sheet(
     font, extra = ImageFont.load_default(14), LINE // 3
     names = {name: _wrap_lines(name, font) for name in captions}
     cells = [
-        [(names[name], _wrap_lines(texts[index] or "(empty)", font)) for name, texts in captions.items()]
+        [
+            (names[name], _wrap_lines(texts[index] or "(empty)", font))
+            for name, texts in captions.items()
+        ]
         for index in range(len(images))
     ]
     needed = [
-        max(TILE, sum(LINE * (len(name) + len(lines)) + extra for name, lines in cell)) + 2 * GAP for cell in cells
+        max(TILE, sum(LINE * (len(name) + len(lines)) + extra for name, lines in cell)) + 2 * GAP
+        for cell in cells
     ]
     heights = [max(needed[first : first + columns]) for first in range(0, len(images), columns)]
     width = TILE + 2 * GAP + TEXT_WIDTH
@@ -197,4 +233,6 @@ def _wrap_lines(text: str, font: Any) -> list[str]:
     """Lines of a text that are at most ``TEXT_WIDTH`` pixels wide in a font."""
     widths = range(34, 4, -1)
     wrapped = (textwrap.wrap(text, width) or ["(empty)"] for width in widths)
-    return next((lines for lines in wrapped if max(map(font.getlength, lines)) <= TEXT_WIDTH), [text])
+    return next(
+        (lines for lines in wrapped if max(map(font.getlength, lines)) <= TEXT_WIDTH), [text]
+    )

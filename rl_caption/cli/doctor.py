@@ -49,9 +49,7 @@ NO_START = "the run does not start"
 GB = 1e9
 LITTLE_DISK_GB = 5.0
 REINSTALL = "python -m pip install rl-caption (in a clone, make install)"
-OTHER_TORCH = (
-    "reinstall torch and torchvision in matching versions: https://pytorch.org/get-started/locally/ has the command"
-)
+OTHER_TORCH = "reinstall torch and torchvision in matching versions: https://pytorch.org/get-started/locally/ has the command"
 TORCHVISION_REMEDY = "in a clone of rl-caption: python scripts/torchvision_remedy.py"
 OWN_START = (
     "train a captioner with rl-caption xe --config own_xe --data.path mine.jsonl, then give "
@@ -72,11 +70,20 @@ class Finding(NamedTuple):
 
 def package_findings() -> Iterator[Finding]:
     """Yield the version of every package that this one uses, needed ones first."""
-    costs = {package: f"{cost} (pip install 'rl-caption[{extra}]')" for package, extra, cost in OPTIONAL.values()}
+    costs = {
+        package: f"{cost} (pip install 'rl-caption[{extra}]')"
+        for package, extra, cost in OPTIONAL.values()
+    }
     for package, cost in (NEEDED | costs).items():
         version = installed_version(package)
         fatal = version is None and package in NEEDED
-        yield Finding(package, version or "missing", "" if version else cost, fatal, REINSTALL if fatal else "")
+        yield Finding(
+            package,
+            version or "missing",
+            "" if version else cost,
+            fatal,
+            REINSTALL if fatal else "",
+        )
 
 
 def torchvision_findings() -> Iterator[Finding]:
@@ -85,7 +92,11 @@ def torchvision_findings() -> Iterator[Finding]:
     if version is None:
         yield Finding("torchvision", "not installed; no program needs it")
     elif error := torchvision_error():
-        remedy = f"{OTHER_TORCH}, or {TORCHVISION_REMEDY}" if "operator torchvision::" in error else OTHER_TORCH
+        remedy = (
+            f"{OTHER_TORCH}, or {TORCHVISION_REMEDY}"
+            if "operator torchvision::" in error
+            else OTHER_TORCH
+        )
         cost = "Transformers, open_clip and the accelerate command do not start"
         yield Finding("torchvision", f"{version}: does not load ({error})", cost, True, remedy)
     else:
@@ -94,7 +105,12 @@ def torchvision_findings() -> Iterator[Finding]:
 
 def torchvision_error() -> str:
     """The last line of what ``import torchvision`` prints in a new process; empty when it succeeds."""
-    command = [sys.executable, "-P", "-c", "import torchvision"]  # -P: not a folder of that name that lies here
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        "import torchvision",
+    ]  # -P: not a folder of that name that lies here
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     message = process.stderr.strip() or f"ended with {process.returncode} without a message"
     return message.splitlines()[-1] if process.returncode else ""
@@ -102,7 +118,9 @@ def torchvision_error() -> str:
 
 def device_findings() -> Iterator[Finding]:
     """Yield the CPU, the memory and every GPU with its memory and whether it computes in bf16."""
-    yield Finding("CPU cores", f"{granted_cores()} of {os.cpu_count()} processors ({platform.machine()})")
+    yield Finding(
+        "CPU cores", f"{granted_cores()} of {os.cpu_count()} processors ({platform.machine()})"
+    )
     if importlib.util.find_spec("psutil"):
         import psutil
 
@@ -116,11 +134,15 @@ def device_findings() -> Iterator[Finding]:
         properties = torch.cuda.get_device_properties(index)
         with torch.cuda.device(index):
             bf16 = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16"
-        yield Finding(f"GPU {index}", f"{properties.name}, {properties.total_memory / GB:.1f} GB, {bf16}")
+        yield Finding(
+            f"GPU {index}", f"{properties.name}, {properties.total_memory / GB:.1f} GB, {bf16}"
+        )
     if torch.backends.mps.is_available():
         yield Finding("GPU", "Apple (mps), shares the memory of the machine; one process only")
     elif torch.cuda.device_count() == 0:
-        yield Finding("GPU", "none", "training runs on the CPU: enough for the demo, slow for real data sets")
+        yield Finding(
+            "GPU", "none", "training runs on the CPU: enough for the demo, slow for real data sets"
+        )
 
 
 def java_findings() -> Iterator[Finding]:
@@ -129,7 +151,9 @@ def java_findings() -> Iterator[Finding]:
     try:
         from rl_caption.evaluation.toolkit import JavaError, find_java
     except ImportError as error:
-        yield Finding("evaluate", "does not start", f"no captions can be scored: {error}", True, REINSTALL)
+        yield Finding(
+            "evaluate", "does not start", f"no captions can be scored: {error}", True, REINSTALL
+        )
         return
     try:
         java = find_java()
@@ -141,7 +165,11 @@ def java_findings() -> Iterator[Finding]:
     if spec is None or not spec.submodule_search_locations:
         return
     toolkit = Path(next(iter(spec.submodule_search_locations)))
-    spice = ["spice-1.0.jar", "lib/stanford-corenlp-3.6.0.jar", "lib/stanford-corenlp-3.6.0-models.jar"]
+    spice = [
+        "spice-1.0.jar",
+        "lib/stanford-corenlp-3.6.0.jar",
+        "lib/stanford-corenlp-3.6.0-models.jar",
+    ]
     download = "python -m pycocoevalcap.spice.get_stanford_models downloads 0.4 GB for it"
     for name, folder, jars, cost in (
         ("PTB tokenizer", "tokenizer", ["stanford-corenlp-3.4.1.jar"], "no PTB tokenizer"),
@@ -149,7 +177,11 @@ def java_findings() -> Iterator[Finding]:
         ("SPICE", "spice", spice, f"SPICE is left out of evaluate; {download}"),
     ):
         missing = [Path(jar).name for jar in jars if not (toolkit / folder / jar).is_file()]
-        finding = f"missing: {', '.join(missing)}" if missing else ", ".join(Path(jar).name for jar in jars)
+        finding = (
+            f"missing: {', '.join(missing)}"
+            if missing
+            else ", ".join(Path(jar).name for jar in jars)
+        )
         yield Finding(name, finding, cost if missing else "")
 
 
@@ -170,15 +202,23 @@ def machine_findings() -> Iterator[Finding]:
     """Yield the interpreter, the compiler (DeepSpeed builds operators at first use) and the space for runs."""
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
     yield Finding("system", platform.platform())
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), "")
+    compiler = os.environ.get("CXX") or next(
+        filter(None, map(shutil.which, ("g++", "c++", "clang++"))), ""
+    )
     try:
-        process = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=True)
+        process = subprocess.run(
+            [compiler, "--version"], capture_output=True, text=True, timeout=20, check=True
+        )
         yield Finding("C++ compiler", f"{process.stdout.strip()} ({compiler})".splitlines()[0])
     except (OSError, subprocess.SubprocessError) as error:
         cost = "DeepSpeed cannot build its own operators; nothing else compiles anything"
         yield Finding("C++ compiler", f"missing: {error}" if compiler else "missing", cost)
     free = shutil.disk_usage(Path.cwd()).free / GB
-    cost = "" if free >= LITTLE_DISK_GB else "a checkpoint of a base-size captioner with its optimizer takes about 3 GB"
+    cost = (
+        ""
+        if free >= LITTLE_DISK_GB
+        else "a checkpoint of a base-size captioner with its optimizer takes about 3 GB"
+    )
     yield Finding("free disk space", f"{free:.1f} GB in {Path.cwd()}", cost)
 
 
@@ -220,7 +260,9 @@ def _data_finding(config: DataConfig) -> tuple[Finding, Sequence[Row]]:
     try:
         data = build.build_data(config)
         with_images = config.features_root is None
-        report = check_data(data, ["train"], config.on_bad, check_pixels=False, check_images=with_images)
+        report = check_data(
+            data, ["train"], config.on_bad, check_pixels=False, check_images=with_images
+        )
         rows = report.good_rows_of(data).split("train")
     except (DataError, build.ConfigError) as error:
         return Finding("data", str(error), NO_START, fatal=True), ()
@@ -239,11 +281,15 @@ def _captioner_findings(
 
     try:
         start, model = _start_finding(config, chain)
-        if model is None or not (model.init or rows):  # the words of a new captioner are those of the data
+        if model is None or not (
+            model.init or rows
+        ):  # the words of a new captioner are those of the data
             return [start], None
         ready = model is config.model and _has_weights(model)
         references, data = build.references_of(rows), config.data
-        captioner = build.build_captioner(model, references, data.cache_mb, data.tokenizer, weights=ready)
+        captioner = build.build_captioner(
+            model, references, data.cache_mb, data.tokenizer, weights=ready
+        )
         build.check_positions(captioner, *_caption_length(config))
         memory = _memory_finding(config, rows, captioner)
     except (CaptionerError, DataError, build.ConfigError) as error:
@@ -251,7 +297,9 @@ def _captioner_findings(
     return [start, memory], captioner if ready and not memory.fatal else None
 
 
-def _start_finding(config: XeConfig | ScstConfig, chain: Chain) -> tuple[Finding, ModelConfig | None]:
+def _start_finding(
+    config: XeConfig | ScstConfig, chain: Chain
+) -> tuple[Finding, ModelConfig | None]:
     """A line about the captioner that the run starts from; and a model of its shape, or None where there is none.
 
     What the warm start has yet to make has the shape of what the warm start begins with.
@@ -266,18 +314,30 @@ def _start_finding(config: XeConfig | ScstConfig, chain: Chain) -> tuple[Finding
         return Finding("captioner", "model.init is not set", NO_START, True, OWN_START), None
     if start is None:
         return Finding("captioner", "a new one, with random weights"), model
-    if isinstance(config, ScstConfig) and config.warm_start is not None and not Path(start).exists():
+    if (
+        isinstance(config, ScstConfig)
+        and config.warm_start is not None
+        and not Path(start).exists()
+    ):
         earlier = warm_start_to_train(config.warm_start, config, chain)
         if earlier is not None:
-            value, first = f"{start} does not exist yet; the run makes it by {config.warm_start}", earlier.model
+            value, first = (
+                f"{start} does not exist yet; the run makes it by {config.warm_start}",
+                earlier.model,
+            )
             if isinstance(first, SavedModelConfig):
                 assert isinstance(model, SavedModelConfig), "model.init is set"
                 # Prompt and processor go with the export.
-                processor, prompt = first.processor_kwargs | model.processor_kwargs, model.prompt or first.prompt
+                processor, prompt = (
+                    first.processor_kwargs | model.processor_kwargs,
+                    model.prompt or first.prompt,
+                )
                 first = replace(model, init=first.init, prompt=prompt, processor_kwargs=processor)
             return Finding("captioner", value, cost), first
     if not Path(start).exists() and model.name != "huggingface":
-        return Finding("captioner", f"model.init {start} does not exist", NO_START, True, OWN_START), None
+        return Finding(
+            "captioner", f"model.init {start} does not exist", NO_START, True, OWN_START
+        ), None
     if _has_weights(model):
         return Finding("captioner", start), model
     return Finding("captioner", f"{start}: the run downloads its weights", cost), model
@@ -291,7 +351,12 @@ def _has_weights(model: ModelConfig) -> bool:
 
     if model.init is None or Path(model.init).exists():
         return True
-    files = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+    files = (
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+    )
     return HUB_NAME.fullmatch(model.init) is not None and any(
         isinstance(try_to_load_from_cache(model.init, file), str) for file in files
     )
@@ -311,7 +376,9 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
     from rl_caption.scst.objectives import build_objective
 
     images = config.train.micro_batch_size or config.train.batch_size
-    first_rows = [rows[number] for number in range(min(images, len(rows)))] or [_assumed_row(config.data.num_frames)]
+    first_rows = [rows[number] for number in range(min(images, len(rows)))] or [
+        _assumed_row(config.data.num_frames)
+    ]
     compares = False
     if isinstance(config, ScstConfig):
         options = config.train
@@ -321,7 +388,9 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
         compares = getattr(objective, "needs_reference", False) or config.monitor.kl
         captions = build.build_decoding(config).captions_per_image
     else:
-        captions = config.train.captions_per_image or max(len(row["references"]) for row in first_rows)
+        captions = config.train.captions_per_image or max(
+            len(row["references"]) for row in first_rows
+        )
     parameters = list(captioner.policy.parameters())
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     held = {
@@ -330,7 +399,9 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
     }
     if hasattr(captioner, "key_value_bytes"):
         captions = max(images * captions, config.eval.batch_size * (config.eval.num_beams or 1))
-        held["keys and values"] = captioner.key_value_bytes(first_rows, captions, _caption_length(config)[1])
+        held["keys and values"] = captioner.key_value_bytes(
+            first_rows, captions, _caption_length(config)[1]
+        )
     on_gpu = torch.cuda.is_available()
     memory = torch.cuda.mem_get_info()[1] if on_gpu else psutil.virtual_memory().total
     total = sum(held.values())
@@ -339,7 +410,9 @@ def _memory_finding(config: XeConfig | ScstConfig, rows: Sequence[Row], captione
     if total <= memory:
         return Finding("memory of a step", value)
     remedy = "set model.lora and model.dtype bfloat16, a smaller train.micro_batch_size, or an engine that shards"
-    return Finding("memory of a step", value, "it does not fit the device", True, f"{remedy} (docs/scaling.md)")
+    return Finding(
+        "memory of a step", value, "it does not fit the device", True, f"{remedy} (docs/scaling.md)"
+    )
 
 
 def _caption_length(config: XeConfig | ScstConfig) -> tuple[str, int]:
@@ -355,10 +428,16 @@ def _assumed_row(frames: int | None) -> Row:
     from PIL import Image
 
     photo = Image.new("RGB", (640, 480))
-    return {"image_id": "a photo of 640 x 480", "image": [photo] * frames if frames else photo, "references": [""] * 5}
+    return {
+        "image_id": "a photo of 640 x 480",
+        "image": [photo] * frames if frames else photo,
+        "references": [""] * 5,
+    }
 
 
-def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captioner | None) -> Finding:
+def _reward_finding(
+    config: ScstConfig, rows: Sequence[Row], captioner: Captioner | None
+) -> Finding:
     """The scales of the reward's terms on references, and on samples of a captioner."""
     from accelerate import Accelerator
 
@@ -369,18 +448,29 @@ def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captione
 
     size = config.train.micro_batch_size or 16
     try:
-        reward = build.build_reward(config.reward, build.references_of(rows), tokenizer=config.data.tokenizer)
+        reward = build.build_reward(
+            config.reward, build.references_of(rows), tokenizer=config.data.tokenizer
+        )
         decoding = build.build_decoding(config)
         precision = usable_precision(config.train.mixed_precision)
         accelerator = Accelerator(mixed_precision=precision, **accelerator_kwargs())
         sample = None
         if captioner is not None:
-            sample = partial(sample_scores, captioner, decoding, config.train.seed, accelerator, size)
+            sample = partial(
+                sample_scores, captioner, decoding, config.train.seed, accelerator, size
+            )
         return Finding("reward", "\n  ".join(scale_report(reward, rows, sample)))
     except (build.ConfigError, RewardError) as error:
         kwargs = [term.kwargs for term in config.reward.terms.values()]
-        models = [str(arguments[key]) for arguments in kwargs for key in ("backbone", "head") if key in arguments]
-        if config.reward_models and any(name in str(error) and not Path(name).exists() for name in models):
+        models = [
+            str(arguments[key])
+            for arguments in kwargs
+            for key in ("backbone", "head")
+            if key in arguments
+        ]
+        if config.reward_models and any(
+            name in str(error) and not Path(name).exists() for name in models
+        ):
             finding = f"the run first trains the models of {', '.join(config.reward_models)}"
             return Finding("reward", f"{error}; {finding}", "no scales of its terms")
         return Finding("reward", str(error), "the run does not start until this exists", fatal=True)
@@ -392,7 +482,11 @@ def doctor(findings: Iterable[Finding] | None = None, run: str = "scst --config 
     Returns:
         0 when the main job (and that run) can run here, 1 when something that it needs is missing.
     """
-    fatal = [finding for title, section in SECTIONS.items() for finding in _print_section(title, section())]
+    fatal = [
+        finding
+        for title, section in SECTIONS.items()
+        for finding in _print_section(title, section())
+    ]
     if fatal:
         print(f"The main job cannot run here: {_told(fatal)}")
         return 1
@@ -410,8 +504,12 @@ def doctor(findings: Iterable[Finding] | None = None, run: str = "scst --config 
 
 def _told(fatal: Sequence[Finding]) -> str:
     """The names of findings, and what mends them."""
-    remedies = list(dict.fromkeys(finding.remedy or f"{finding.value} (see above)" for finding in fatal))
-    return f"{', '.join(finding.name for finding in fatal)}.\nTo mend it: {'; then '.join(remedies)}"
+    remedies = list(
+        dict.fromkeys(finding.remedy or f"{finding.value} (see above)" for finding in fatal)
+    )
+    return (
+        f"{', '.join(finding.name for finding in fatal)}.\nTo mend it: {'; then '.join(remedies)}"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -453,7 +551,10 @@ def _findings_of(arguments: list[str]) -> tuple[Iterable[Finding], str]:
     if name in ("xe", "scst"):
         return config_findings(config, chain), run
     return [
-        Finding("configuration", f"of {name}, valid; what a run starts from is looked at for xe and scst alone")
+        Finding(
+            "configuration",
+            f"of {name}, valid; what a run starts from is looked at for xe and scst alone",
+        )
     ], run
 
 

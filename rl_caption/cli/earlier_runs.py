@@ -40,7 +40,9 @@ def _train_before_scst(config: ScstConfig, chain: Chain) -> bool:
     from rl_caption.programs.train import check_images_early, check_weights_early, train_xe
     from rl_caption.training.run_folder import is_complete
 
-    warm_start = None if config.warm_start is None else warm_start_to_train(config.warm_start, config, chain)
+    warm_start = (
+        None if config.warm_start is None else warm_start_to_train(config.warm_start, config, chain)
+    )
     models = _reward_models_to_train(config.reward_models, chain)
     _log_from_main_process(logging.INFO, chain.log_line())
     if warm_start is not None or models:
@@ -65,7 +67,9 @@ def warm_start_to_train(file: str, config: ScstConfig, chain: Chain) -> XeConfig
     chain.check_alone(file, warm_start)
     if init is None or not (Path(init).exists() or Path(init).resolve().is_relative_to(folder)):
         export = f"{warm_start.run.dir}/export/best"
-        raise ConfigError(f"model.init is {init!r}, but warm_start {file} writes {export}: set it to that")
+        raise ConfigError(
+            f"model.init is {init!r}, but warm_start {file} writes {export}: set it to that"
+        )
     return warm_start
 
 

@@ -39,10 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with user_errors():  # for `| head`
             print("usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)\n")
             print("\n".join(f"  {name:<16} {summary}" for name, (summary, *_) in PROGRAMS.items()))
-            print("\nrl-caption NAME --help describes one program; rl-caption --version prints the version.")
+            print(
+                "\nrl-caption NAME --help describes one program; rl-caption --version prints the version."
+            )
         return 0 if words else 2
     if words[0] not in PROGRAMS:
-        close = difflib.get_close_matches(words[0].removeprefix("train_").removesuffix(".py"), PROGRAMS, n=1)
+        close = difflib.get_close_matches(
+            words[0].removeprefix("train_").removesuffix(".py"), PROGRAMS, n=1
+        )
         hint = f": did you mean {close[0]}?" if close else ""
         raise UsageError(f"{words[0]!r} is not one of {', '.join(PROGRAMS)}{hint}")
     return run(words[0], words[1:])
@@ -56,13 +60,19 @@ def run(name: str, arguments: Sequence[str]) -> int:
     try:
         leave_scripts_folder()
     except FileNotFoundError as error:
-        raise UsageError("the working directory was removed: change to one that is there") from error
+        raise UsageError(
+            "the working directory was removed: change to one that is there"
+        ) from error
     program = PROGRAMS[name]
     if name not in installed_programs():
-        raise UsageError(f"{name} comes with the lab, the folder rl_caption/lab, which is not installed")
+        raise UsageError(
+            f"{name} comes with the lab, the folder rl_caption/lab, which is not installed"
+        )
     with log_lines(), user_errors():
         if name not in DESCRIBING:
-            check_environment(tf32=os.environ.get("NVIDIA_TF32_OVERRIDE") == "1")  # a training knows what it wants
+            check_environment(
+                tf32=os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
+            )  # a training knows what it wants
         if program.config is not None:
             die_with_launcher()
         result = run_program(name, list(arguments))

@@ -54,10 +54,12 @@ CORE = {
         "rl_caption.programs.ablation.config:AblateConfig",
     ),
     "report": Program(
-        "a page of a run, an ablation, or several runs or evaluations", "rl_caption.programs.report.program:main"
+        "a page of a run, an ablation, or several runs or evaluations",
+        "rl_caption.programs.report.program:main",
     ),
     "average": Program(
-        "one captioner of the mean weights of several from one start (model soup)", "rl_caption.cli.average:main"
+        "one captioner of the mean weights of several from one start (model soup)",
+        "rl_caption.cli.average:main",
     ),
     "grpo_vlm": Program(
         "fine-tune a vision-language model with TRL's GRPO or RLOO trainer",
@@ -69,14 +71,19 @@ CORE = {
         "rl_caption.integrations.server:serve",
         "rl_caption.integrations.config:ServeConfig",
     ),
-    "configs": Program("the recipes that the package brings: list, show NAME", "rl_caption.cli.configs:main"),
-    "doctor": Program("versions, devices, what is missing and what that costs", "rl_caption.cli.doctor:main"),
+    "configs": Program(
+        "the recipes that the package brings: list, show NAME", "rl_caption.cli.configs:main"
+    ),
+    "doctor": Program(
+        "versions, devices, what is missing and what that costs", "rl_caption.cli.doctor:main"
+    ),
     "demo": Program("the whole job on a generated world", "rl_caption.cli.demo:main"),
     "prepare_coco": Program(
         "COCO captions: from the downloads to a checked folder", "rl_caption.data.prepare_coco:main"
     ),
     "prepare_features": Program(
-        "region features: published files unpacked, or photos encoded", "rl_caption.data.prepare_features:main"
+        "region features: published files unpacked, or photos encoded",
+        "rl_caption.data.prepare_features:main",
     ),
 }
 LAB = {
@@ -143,7 +150,8 @@ LAB = {
         lists=("--models",),
     ),
     "share": Program(
-        "a trained model with its model card, in a folder or on the Hugging Face hub", "rl_caption.lab.share:main"
+        "a trained model with its model card, in a folder or on the Hugging Face hub",
+        "rl_caption.lab.share:main",
     ),
 }
 """Programs of ``rl_caption.lab``, which the core names nowhere else."""
@@ -166,8 +174,17 @@ def program_of(values: Mapping[str, Any]) -> str | None:
     """The program that has all keys of a configuration; ``accelerate launch`` of one for it, None if there is none."""
     if values.keys() & LAUNCHER_KEYS:
         return "accelerate launch"
-    configs = {name: program.config for name, program in installed_programs().items() if program.config}
-    return next((name for name, options_class in configs.items() if _fits(values, resolve_name(options_class))), None)
+    configs = {
+        name: program.config for name, program in installed_programs().items() if program.config
+    }
+    return next(
+        (
+            name
+            for name, options_class in configs.items()
+            if _fits(values, resolve_name(options_class))
+        ),
+        None,
+    )
 
 
 def _fits(values: Mapping[str, Any], options_class: type[Any]) -> bool:

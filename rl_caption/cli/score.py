@@ -25,9 +25,7 @@ from rl_caption.evaluation.metrics import warn_of_forms
 from rl_caption.evaluation.results import check_writable_file
 from rl_caption.runtime.options import add_trust
 
-SCALE_OF_CIDER = (
-    "CIDEr-D is on the scale [0, 10] of the COCO toolkit, where 1.30 is what papers print as CIDEr 130.0 (times 100)."
-)
+SCALE_OF_CIDER = "CIDEr-D is on the scale [0, 10] of the COCO toolkit, where 1.30 is what papers print as CIDEr 130.0 (times 100)."
 
 
 def score_files(
@@ -83,7 +81,8 @@ def score_files(
     values = score_captions(scorer, reward, None, list(texts.values()), columns)
     result = {
         "reward": scorer.__name__,
-        "signature": scorer.signature + untested_texts(scorer, [*texts.values(), *chain(*references_of.values())]),
+        "signature": scorer.signature
+        + untested_texts(scorer, [*texts.values(), *chain(*references_of.values())]),
         "mean": math.fsum(values) / len(values),
         "scores": dict(zip(texts, values, strict=True)),
     }
@@ -93,7 +92,10 @@ def score_files(
 
 
 def _check_columns(name: str, reward: Reward, columns: Mapping[str, Any]) -> None:
-    sources = {"references": "a file of references: give --references", "image": "a folder of images: give --images"}
+    sources = {
+        "references": "a file of references: give --references",
+        "image": "a folder of images: give --images",
+    }
     for column in sorted(reward.columns - columns.keys()):
         unknown = f"the column {column!r}, which files of captions lack"
         raise DataError(f"reward {name!r} needs {sources.get(column, unknown)}")
@@ -124,23 +126,50 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--reward", required=True, metavar="NAME", help="a name of the list, or package.module:Class")
     parser.add_argument(
-        "--captions", required=True, metavar="F", help="JSON: [{image_id, caption}, ...], or a folder of evaluate"
+        "--reward",
+        required=True,
+        metavar="NAME",
+        help="a name of the list, or package.module:Class",
     )
-    parser.add_argument("--references", metavar="F", help="{image_id: [str, ...]}, COCO, Karpathy JSON or JSON lines")
-    parser.add_argument("--split", metavar="NAME", help="split of Karpathy JSON or JSON lines (default: all)")
-    parser.add_argument("--images", metavar="DIR", help="folder of the images, for rewards that look at them")
-    parser.add_argument("--df", metavar="F", help="document frequencies (default: those of the references)")
-    parser.add_argument("--eos", action="store_true", help="count EOS as a token (default: as published, without)")
+    parser.add_argument(
+        "--captions",
+        required=True,
+        metavar="F",
+        help="JSON: [{image_id, caption}, ...], or a folder of evaluate",
+    )
+    parser.add_argument(
+        "--references",
+        metavar="F",
+        help="{image_id: [str, ...]}, COCO, Karpathy JSON or JSON lines",
+    )
+    parser.add_argument(
+        "--split", metavar="NAME", help="split of Karpathy JSON or JSON lines (default: all)"
+    )
+    parser.add_argument(
+        "--images", metavar="DIR", help="folder of the images, for rewards that look at them"
+    )
+    parser.add_argument(
+        "--df", metavar="F", help="document frequencies (default: those of the references)"
+    )
+    parser.add_argument(
+        "--eos", action="store_true", help="count EOS as a token (default: as published, without)"
+    )
     parser.add_argument(
         "--tokenizer",
         choices=tuple(TOKENIZERS),
         help="of n-gram rewards; ptb: English (default); unicode: words of other languages; char: characters of "
         "Chinese and Japanese; none: of text that is tokenised already, which is split at white space",
     )
-    parser.add_argument("--kwargs", metavar="JSON", default="{}", help="further arguments of the reward, as an object")
-    parser.add_argument("--out", metavar="F", help="where {reward, signature, mean, scores} is written")
+    parser.add_argument(
+        "--kwargs",
+        metavar="JSON",
+        default="{}",
+        help="further arguments of the reward, as an object",
+    )
+    parser.add_argument(
+        "--out", metavar="F", help="where {reward, signature, mean, scores} is written"
+    )
     add_trust(parser)
     arguments = parser.parse_args(argv)
     options = {name: value for name, value in vars(arguments).items() if name != "trust"}

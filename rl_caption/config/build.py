@@ -34,7 +34,9 @@ def quiet_libraries() -> None:
     # Accelerate warns that tied weights are stored once, which is how they are meant to be stored.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
     # DeepSpeed, imported by Transformers where it is installed, says that a CPU is a CPU.
-    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
+    logging.getLogger("DeepSpeed").addFilter(
+        lambda record: "Setting accelerator to CPU" not in record.getMessage()
+    )
 
 
 def checked_splits(
@@ -103,23 +105,37 @@ def build_captioner(
         )
 
 
-def _load_saved(config: SavedModelConfig, cache_bytes: int, tokenizer: str, weights: bool) -> Captioner:
+def _load_saved(
+    config: SavedModelConfig, cache_bytes: int, tokenizer: str, weights: bool
+) -> Captioner:
     if config.init is None:
         raise ConfigError(
             "model.init is not set: name a model on the hub, such as Salesforce/blip-image-captioning-base"
         )
     try:
         captioner = load_captioner(
-            config.init, cache_bytes, config.prompt, config.dtype, config.target, config.processor_kwargs, weights
+            config.init,
+            cache_bytes,
+            config.prompt,
+            config.dtype,
+            config.target,
+            config.processor_kwargs,
+            weights,
         )
     except CaptionerError as error:
         raise CaptionerError(f"model.init: {error}") from error
     adapt = getattr(captioner, "adapt", None)  # models of Transformers have it
     if adapt is not None:
-        adapt(config.freeze, asdict(config.lora) if config.lora else None, config.gradient_checkpointing)
+        adapt(
+            config.freeze,
+            asdict(config.lora) if config.lora else None,
+            config.gradient_checkpointing,
+        )
         if config.cache_dir is not None:
             if not hasattr(captioner, "keep_on_disk"):
-                raise ConfigError(f"model.cache_dir is for vision-language models, model.init {config.init!r} is none")
+                raise ConfigError(
+                    f"model.cache_dir is for vision-language models, model.init {config.init!r} is none"
+                )
             with naming(f"model.cache_dir {config.cache_dir!r}", (OSError,)):
                 captioner.keep_on_disk(Path(config.cache_dir), config.cache_dir_mb * 2**20)
     elif config != SavedModelConfig(config.name, config.target, config.init):
@@ -127,7 +143,9 @@ def _load_saved(config: SavedModelConfig, cache_bytes: int, tokenizer: str, weig
             f"model.init {config.init!r} is not a model of Transformers: model.prompt, processor_kwargs, freeze, lora, "
             "gradient_checkpointing, dtype and cache_dir are for those alone, leave them out"
         )
-    split_by = getattr(captioner, "split_by", None) if getattr(captioner, "word_level", False) else None
+    split_by = (
+        getattr(captioner, "split_by", None) if getattr(captioner, "word_level", False) else None
+    )
     if split_by not in (None, tokenizer):  # of the Transformer from scratch
         raise ConfigError(
             f"model.init {config.init!r} has a vocabulary of words by {split_by!r}, data.tokenizer is "
@@ -143,7 +161,9 @@ def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[
     """
     rooms = [("the prompt", captioner.max_tokens)]
     rooms += (
-        (f"the prompt of image {row['image_id']!r}", captioner.max_tokens_of(row)) for row in rows if "prompt" in row
+        (f"the prompt of image {row['image_id']!r}", captioner.max_tokens_of(row))
+        for row in rows
+        if "prompt" in row
     )
     for what, longest in rooms:
         if longest is not None and tokens > longest:
@@ -157,7 +177,9 @@ def build_decoding(config: ScstConfig) -> Decoding:
     rollout, train = config.rollout, config.train
     if rollout.beam_search:
         width = rollout.num_samples
-        return Decoding(num_beams=width, num_return_sequences=width, max_new_tokens=rollout.max_new_tokens)
+        return Decoding(
+            num_beams=width, num_return_sequences=width, max_new_tokens=rollout.max_new_tokens
+        )
     return Decoding(
         num_samples=rollout.num_samples,
         with_greedy=needs_greedy(build_advantage(train.advantage, train.advantage_kwargs)),
@@ -167,7 +189,10 @@ def build_decoding(config: ScstConfig) -> Decoding:
 
 
 def build_reward(
-    config: RewardConfig, references: Sequence[list[str]], folder: Path | None = None, tokenizer: str = TOKENIZER
+    config: RewardConfig,
+    references: Sequence[list[str]],
+    folder: Path | None = None,
+    tokenizer: str = TOKENIZER,
 ) -> MixedReward:
     """The mixture of rewards; ConfigError where a term cannot be made, or is for English and the data are not.
 
@@ -182,19 +207,27 @@ def build_reward(
     """
     if not config.terms:
         raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
-    builder = RewardBuilder(references, tokenizer, config.eos, config.df or None, ("cider", "diversity"))
+    builder = RewardBuilder(
+        references, tokenizer, config.eos, config.df or None, ("cider", "diversity")
+    )
     terms: dict[str, tuple[Any, float]] = {}
     for name, term in config.terms.items():
         shared = {id(encoder) for encoder in builder.encoders.values()}
         with config_errors(f"reward.terms.{name}"):
             reward = builder.build(term.target or name, term.kwargs)
-        if folder is not None and isinstance(reward, ClipScore):  # of an encoder's rewards, the first counts the images
+        if folder is not None and isinstance(
+            reward, ClipScore
+        ):  # of an encoder's rewards, the first counts the images
             images = 0 if id(reward.backbone) in shared else len(references)
             reward.plan_caches(images, len(set(itertools.chain(*references))))
         terms[name] = (reward, term.weight)
     if folder is not None and (config.eos, tokenizer) in builder.counted:
         builder.count(config.eos).save(folder / "document_frequencies.npz")
-    ratios = {name: term.length_ratio for name, term in config.terms.items() if term.length_ratio is not None}
+    ratios = {
+        name: term.length_ratio
+        for name, term in config.terms.items()
+        if term.length_ratio is not None
+    }
     with config_errors("reward"):
         return MixedReward(terms, config.normalize, ratios, tokenizer)
 

@@ -66,7 +66,9 @@ class EvaluateConfig(PairsConfig):
     data: DataConfig = field(default_factory=DataConfig)
     split: str | None = None
     decode: Decoding = field(default_factory=Decoding)
-    metrics: list[str] | str = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
+    metrics: list[str] | str = field(
+        default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"]
+    )
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
     spice_jars: str | None = None
     bootstrap: Resamples = 1000
@@ -170,7 +172,9 @@ class CompareConfig(EvaluateConfig):
         if len(self.compare) != 2:
             raise ConfigError(f"compare is {self.compare}: expected two files of captions")
         if self.bootstrap < 1:
-            raise ConfigError(f"bootstrap is {self.bootstrap}: a comparison needs at least 1 resample")
+            raise ConfigError(
+                f"bootstrap is {self.bootstrap}: a comparison needs at least 1 resample"
+            )
 
     def reference_file(self) -> str | None:
         """``references``."""
@@ -182,6 +186,10 @@ def check_choice(decode: Decoding, rerank: str | None, candidates: bool) -> None
     count = decode.captions_per_image
     if rerank is not None and count < 2:
         several = "decode.num_samples, or decode.num_return_sequences of beam search"
-        raise ConfigError(f"rerank is {rerank!r}: it chooses among several captions of an image; set {several}")
+        raise ConfigError(
+            f"rerank is {rerank!r}: it chooses among several captions of an image; set {several}"
+        )
     if count > 1 and rerank is None and not candidates:
-        raise ConfigError(f"decode gives {count} captions an image: choose one by rerank, or keep all by candidates")
+        raise ConfigError(
+            f"decode gives {count} captions an image: choose one by rerank, or keep all by candidates"
+        )

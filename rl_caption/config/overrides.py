@@ -48,7 +48,9 @@ class Chain:
         arguments: those of the run itself, with what is for all runs.
     """
 
-    def __init__(self, parse: Parse, options_class: type[Any], arguments: Sequence[str], program: str) -> None:
+    def __init__(
+        self, parse: Parse, options_class: type[Any], arguments: Sequence[str], program: str
+    ) -> None:
         self._parse, self._program = parse, program
         rest, alone, for_all, words = list[str](), list[str](), list[str](), list(arguments)
         while words:
@@ -65,13 +67,21 @@ class Chain:
         self._before = self._after = None
         if for_all or alone:
             self._before = parse(options_class, rest, program, checked=False)
-            after_file = 0 if not rest[:1] or not rest[0].startswith("--config") else 1 if "=" in rest[0] else 2
+            after_file = (
+                0
+                if not rest[:1] or not rest[0].startswith("--config")
+                else 1
+                if "=" in rest[0]
+                else 2
+            )
             self.arguments[after_file:after_file] = self.words_for("this run", self._before)
             self._after = parse(options_class, self.arguments, program, checked=False)
 
     def parse(self, options_class: type[Config], file: str, program: str) -> Config:
         """The configuration of an earlier run, with what is for all runs. Raises as ``parse``."""
-        words = self.words_for(file, self._parse(options_class, ["--config", file], program, checked=False))
+        words = self.words_for(
+            file, self._parse(options_class, ["--config", file], program, checked=False)
+        )
         config: Config = self._parse(options_class, ["--config", file, *words], program)
         return config
 
@@ -89,8 +99,15 @@ class Chain:
         """
         for word in self._alone:
             keys = _keys(word)
-            value, before, after = (value_at(run, keys) for run in (config, self._before, self._after))
-            if keys in map(_keys, self._for_all) or not has_key(config, keys) or value != before or value == after:
+            value, before, after = (
+                value_at(run, keys) for run in (config, self._before, self._after)
+            )
+            if (
+                keys in map(_keys, self._for_all)
+                or not has_key(config, keys)
+                or value != before
+                or value == after
+            ):
                 continue
             key, text = ".".join(keys), word.partition("=")[2]
             raise ConfigError(
@@ -104,14 +121,18 @@ class Chain:
         if not any(_keys(word) == ["teacher", "name"] for word in (*self._alone, *self._for_all)):
             return False
         teacher = value_at(self._before, ["teacher", "name"])
-        return teacher is not None and Path(teacher).resolve().is_relative_to(Path(run_dir).resolve())
+        return teacher is not None and Path(teacher).resolve().is_relative_to(
+            Path(run_dir).resolve()
+        )
 
     def log_line(self) -> str:
         """Which runs take what is for all; empty where nothing is. Raises ``ConfigError`` for a key that none has."""
         for word, runs in self._runs.items():
             if not runs:
                 key = ".".join(_keys(word))
-                raise ConfigError(f"{FOR_ALL}{key}: neither {self._program} nor an earlier run has the key {key}")
+                raise ConfigError(
+                    f"{FOR_ALL}{key}: neither {self._program} nor an earlier run has the key {key}"
+                )
         return "; ".join(f"{word} for {', '.join(runs)}" for word, runs in self._runs.items())
 
 

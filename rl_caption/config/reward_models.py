@@ -86,7 +86,9 @@ class TeacherConfig:
     @property
     def folder(self) -> str | None:
         """The local folder that it names; None where it is a name of open_clip or on the hub."""
-        is_name = self.name is None or self.pretrained is not None or self.name.startswith("hf-hub:")
+        is_name = (
+            self.name is None or self.pretrained is not None or self.name.startswith("hf-hub:")
+        )
         return None if is_name or "/" not in str(self.name) else self.name
 
 
@@ -140,7 +142,9 @@ class RewardModelConfig(TrustConfig):
         name = str(values.get("task") or "contrastive")
         config = load_target(name, "task", TASKS)
         if not (isinstance(config, type) and issubclass(config, RewardModelConfig)):
-            raise ConfigError(f"task is {name!r}: expected a configuration class that inherits from RewardModelConfig")
+            raise ConfigError(
+                f"task is {name!r}: expected a configuration class that inherits from RewardModelConfig"
+            )
         return config
 
     @classmethod
@@ -166,7 +170,9 @@ class RewardModelConfig(TrustConfig):
             )
         for key in ("augment", "features_root") if "image" not in self.needs else ():
             if value := getattr(data, key):
-                raise ConfigError(f"data.{key} is {value!r}, but the task {self.task} reads no images: leave it out")
+                raise ConfigError(
+                    f"data.{key} is {value!r}, but the task {self.task} reads no images: leave it out"
+                )
         if data.features_root is not None and data.augment:
             raise ConfigError(
                 "data.features_root and data.augment are both set, but stored features have one view: leave augment out"
@@ -181,12 +187,16 @@ class RewardModelConfig(TrustConfig):
 
     def recipe(self, context: Context) -> Recipe:
         """What a run trains, and how. Raises ``ConfigError`` or ``DataError`` where it cannot be built."""
-        raise ConfigError(f"task is {self.task!r}, whose class does not say what it trains: expected a method recipe")
+        raise ConfigError(
+            f"task is {self.task!r}, whose class does not say what it trains: expected a method recipe"
+        )
 
 
 def learners(unpaired: str) -> str:
     """The tasks that learn from one of ``UNPAIRED``, separated by "or"."""
-    return " or ".join(task for task in TASKS if unpaired in RewardModelConfig.alternative({"task": task}).unpaired)
+    return " or ".join(
+        task for task in TASKS if unpaired in RewardModelConfig.alternative({"task": task}).unpaired
+    )
 
 
 TrainingConfig: TypeAlias = XeConfig | ScstConfig | RewardModelConfig

@@ -33,7 +33,9 @@ from rl_caption.runtime.options import (
 )
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
-NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"} | (set(OBJECTIVES) - {"reinforce", "ppo_clip"}))
+NEED_TWO_SAMPLES = frozenset(
+    {"leave_one_out", "group_norm"} | (set(OBJECTIVES) - {"reinforce", "ppo_clip"})
+)
 """Advantages and objectives that compare samples of an image."""
 
 
@@ -102,9 +104,9 @@ class DataConfig:
     columns: dict[str, str] | None = None
     features_root: str | None = None
     features_kwargs: dict = field(default_factory=dict)
-    augment: list[Literal["horizontal", "vertical", "transpose", "crop", "shift", "rotate", "rand_augment"]] = field(
-        default_factory=list
-    )
+    augment: list[
+        Literal["horizontal", "vertical", "transpose", "crop", "shift", "rotate", "rand_augment"]
+    ] = field(default_factory=list)
     tokenizer: Literal["ptb", "unicode", "char"] = "ptb"
     on_bad: Literal["fail", "skip"] = "fail"
     check_images: bool = True
@@ -137,7 +139,9 @@ class DataConfig:
                 "(data.features_kwargs.views)"
             )
         if "rand_augment" in self.augment:
-            raise ConfigError("augment has 'rand_augment', which only reward models read: leave it out")
+            raise ConfigError(
+                "augment has 'rand_augment', which only reward models read: leave it out"
+            )
 
 
 UNPAIRED = ("images", "captions", "caption_targets")
@@ -176,7 +180,9 @@ class RewardTerm:
     def __post_init__(self) -> None:
         _check_ascending("schedule", self.schedule)
         if self.length_ratio is not None and self.length_ratio[0] >= self.length_ratio[1]:
-            raise ConfigError(f"length_ratio is {list(self.length_ratio)}: expected the smaller number first")
+            raise ConfigError(
+                f"length_ratio is {list(self.length_ratio)}: expected the smaller number first"
+            )
 
 
 @dataclass
@@ -226,7 +232,9 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         if self.terms and not any(term.weight for term in self.terms.values()):
-            raise ConfigError(f"terms {', '.join(self.terms)} all have weight 0: expected at least one other weight")
+            raise ConfigError(
+                f"terms {', '.join(self.terms)} all have weight 0: expected at least one other weight"
+            )
         for name in sorted(LOG_KEYS & self.terms.keys()):
             raise ConfigError(f"terms.{name}: the log key reward/{name} is in use, rename the term")
 
@@ -260,19 +268,29 @@ class RolloutConfig:
         if self.beam_search:
             defaults = {"cuda_graph": False, "temperature": 1, "temperature_schedule": None}
             for key in [key for key, value in defaults.items() if getattr(self, key) != value]:
-                raise ConfigError(f"{key} is {getattr(self, key)}: it is for samples, but rollout.beam_search is on")
+                raise ConfigError(
+                    f"{key} is {getattr(self, key)}: it is for samples, but rollout.beam_search is on"
+                )
             if self.num_samples < 2:
-                raise ConfigError(f"num_samples is {self.num_samples}: beam search has a width of at least 2")
+                raise ConfigError(
+                    f"num_samples is {self.num_samples}: beam search has a width of at least 2"
+                )
         if self.cuda_graph and self.dropout:
-            raise ConfigError("cuda_graph and rollout.dropout are both on: every replay would drop the same units")
+            raise ConfigError(
+                "cuda_graph and rollout.dropout are both on: every replay would drop the same units"
+            )
         if self.cuda_graph and self.temperature_schedule:
-            raise ConfigError("cuda_graph and rollout.temperature_schedule are both set: a graph has one temperature")
+            raise ConfigError(
+                "cuda_graph and rollout.temperature_schedule are both set: a graph has one temperature"
+            )
         _check_ascending("temperature_schedule", self.temperature_schedule)
         for step, factor in self.temperature_schedule or ():
             expected = TEMPERATURES.expected(self.temperature * factor)
             if expected is not None:
                 product = f"{self.temperature:g} x {factor:g} at step {step}"
-                raise ConfigError(f"temperature_schedule makes the temperature {product}: expected {expected}")
+                raise ConfigError(
+                    f"temperature_schedule makes the temperature {product}: expected {expected}"
+                )
 
 
 @dataclass
@@ -398,9 +416,13 @@ class ScstTrainConfig(TrainConfig):
                 "current policy, which they are no longer after the first update; use ppo_clip"
             )
         if self.kl_target is None and self.kl_horizon != ScstTrainConfig.kl_horizon:
-            raise ConfigError(f"kl_horizon is {self.kl_horizon}: train.kl_target is not set, leave it out")
+            raise ConfigError(
+                f"kl_horizon is {self.kl_horizon}: train.kl_target is not set, leave it out"
+            )
         if self.kl_target is not None and self.kl_coef == 0:
-            raise ConfigError(f"kl_target is {self.kl_target:g}: train.kl_coef, which it adapts, is 0, expected more")
+            raise ConfigError(
+                f"kl_target is {self.kl_target:g}: train.kl_coef, which it adapts, is 0, expected more"
+            )
 
     def check_names(self) -> None:
         """Check the advantage, the objective and their options; the usual ones are not imported.
@@ -414,7 +436,9 @@ class ScstTrainConfig(TrainConfig):
         if self.objective != "reinforce" or self.objective_kwargs:
             from rl_caption.scst.objectives import build_objective
 
-            build_objective(self.objective, self.objective_kwargs, self.loss_reduction, self.kl_coef)
+            build_objective(
+                self.objective, self.objective_kwargs, self.loss_reduction, self.kl_coef
+            )
 
 
 @dataclass
@@ -559,7 +583,9 @@ class ScstConfig(PairsConfig):
                 "objective that compares the captions of an image, such as dico"
             )
         if rollout.beam_search and train.advantage == "greedy":
-            raise ConfigError("rollout.beam_search is on: no greedy captions are decoded for train.advantage greedy")
+            raise ConfigError(
+                "rollout.beam_search is on: no greedy captions are decoded for train.advantage greedy"
+            )
         captions = train.batch_size * rollout.num_samples
         least = captions // 5 + 1  # below, one step may make the coefficient 0
         if train.kl_target is not None and train.kl_horizon < least:
@@ -568,7 +594,9 @@ class ScstConfig(PairsConfig):
             )
         train.check_names()
         # Which of the usual judges a run has depends on what its terms are.
-        judges = ("cider", "rouge_l", "bleu4") if self.monitor.judges is None else self.monitor.judges
+        judges = (
+            ("cider", "rouge_l", "bleu4") if self.monitor.judges is None else self.monitor.judges
+        )
         check_best_by(self.monitor.best_by, self.reward.terms, judges)
 
 

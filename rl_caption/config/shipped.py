@@ -9,7 +9,10 @@ FOLDER = Path(__file__).with_name("recipes")
 
 def shipped_configs() -> dict[str, Path]:
     """Name of each recipe, such as ``demo`` or ``reward_models/scenes_lclip``, and its file."""
-    return {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in sorted(FOLDER.rglob("*.yaml"))}
+    return {
+        file.relative_to(FOLDER).with_suffix("").as_posix(): file
+        for file in sorted(FOLDER.rglob("*.yaml"))
+    }
 
 
 def find_config(name: str | Path) -> Path:
@@ -28,7 +31,11 @@ def find_config(name: str | Path) -> Path:
     recipe_name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     if recipe_name not in recipes:
         last = {recipe.rpartition("/")[2]: recipe for recipe in recipes}
-        nearest = ", ".join(last[match] for match in difflib.get_close_matches(recipe_name.rpartition("/")[2], last))
+        nearest = ", ".join(
+            last[match] for match in difflib.get_close_matches(recipe_name.rpartition("/")[2], last)
+        )
         hint = f"the nearest are {nearest}" if nearest else "rl-caption configs list names those"
-        raise FileNotFoundError(f"{str(name)!r} is neither a file nor a recipe of the package: {hint}")
+        raise FileNotFoundError(
+            f"{str(name)!r} is neither a file nor a recipe of the package: {hint}"
+        )
     return recipes[recipe_name]

@@ -82,7 +82,10 @@ class RowView(Sequence[Row]):
     """
 
     def __init__(
-        self, items: Sequence[Any], make: Callable[[int, Any], Row], indices: Sequence[int] | None = None
+        self,
+        items: Sequence[Any],
+        make: Callable[[int, Any], Row],
+        indices: Sequence[int] | None = None,
     ) -> None:
         self._items, self._make = items, make
         self._indices = range(len(items)) if indices is None else indices
@@ -141,7 +144,9 @@ def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
     frames = [load_image(frame) for frame in frames_of(source)]
     for frame in frames:
         frame.thumbnail((side, side))
-    strip = Image.new("RGB", (sum(frame.width for frame in frames), max(frame.height for frame in frames)))
+    strip = Image.new(
+        "RGB", (sum(frame.width for frame in frames), max(frame.height for frame in frames))
+    )
     left = 0
     for frame in frames:
         strip.paste(frame, (left, 0))
@@ -151,10 +156,15 @@ def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
 
 def with_references(row: AnyRow, chosen: Sequence[int]) -> AnyRow:
     """Copy a row with only the ``chosen`` references (ascending indices) and their entries in ``BY_REFERENCE``."""
-    lists = {name: row[name] for name in ("references", *BY_REFERENCE) if isinstance(row.get(name), list)}
+    lists = {
+        name: row[name] for name in ("references", *BY_REFERENCE) if isinstance(row.get(name), list)
+    }
     copy: Any = {
         **row,
-        **{name: [entries[index] for index in chosen if index < len(entries)] for name, entries in lists.items()},
+        **{
+            name: [entries[index] for index in chosen if index < len(entries)]
+            for name, entries in lists.items()
+        },
     }
     return copy  # type: ignore[no-any-return]
 

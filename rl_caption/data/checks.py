@@ -14,21 +14,43 @@ from PIL import Image
 from rewards.base import RewardError
 from rewards.images import Renderable, check_frames, pixel_hash
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import SHOWN, DataError, DataModule, Row, RowView, Splits, load_image, with_references
+from rl_caption.data.base import (
+    SHOWN,
+    DataError,
+    DataModule,
+    Row,
+    RowView,
+    Splits,
+    load_image,
+    with_references,
+)
 from rl_caption.data.features import ImageFeatures, as_image_features
-from rl_caption.data.file_checks import ImageFile, check_features, check_image_files, file_of, progress
+from rl_caption.data.file_checks import (
+    ImageFile,
+    check_features,
+    check_image_files,
+    file_of,
+    progress,
+)
 from rl_caption.data.plain_files import TextForms
 
 _ONE_SPLIT = "keep each image in one split; data.on_bad: skip takes them out of train"
 ADVICE = {
     (MISSING := "missing images"): "complete the images, or set data.on_bad: skip",
     (UNREADABLE := "unreadable images"): "replace the files, or set data.on_bad: skip",
-    (BAD_FEATURES := "missing or unusable features"): "extract them again, or set data.on_bad: skip",
+    (
+        BAD_FEATURES := "missing or unusable features"
+    ): "extract them again, or set data.on_bad: skip",
     (EMPTY_CAPTIONS := "empty captions"): "remove them, or set data.on_bad: skip",
-    (NO_IMAGES := "rows without an image"): "add images; only the tasks distill_text and grammar do without",
-    (NO_REFERENCES := "images without references"): "add captions, or set data.on_bad: skip; only the task "
-    "distill_image does without",
-    (DUPLICATE_IDS := "duplicate image ids in a split"): "write one row per image, with all its references",
+    (
+        NO_IMAGES := "rows without an image"
+    ): "add images; only the tasks distill_text and grammar do without",
+    (
+        NO_REFERENCES := "images without references"
+    ): "add captions, or set data.on_bad: skip; only the task distill_image does without",
+    (
+        DUPLICATE_IDS := "duplicate image ids in a split"
+    ): "write one row per image, with all its references",
     (LEAKED_IDS := "image ids in two splits"): "use one id per image, and each image in one split",
     (LEAKED_FILES := "image files in two splits"): _ONE_SPLIT,
     (LEAKED_CONTENT := "equal images in two splits"): _ONE_SPLIT,
@@ -48,7 +70,11 @@ class Problem:
     """The first ``SHOWN``."""
 
     def __str__(self) -> str:
-        more = f", and {self.count - len(self.offenders)} more" if self.count > len(self.offenders) else ""
+        more = (
+            f", and {self.count - len(self.offenders)} more"
+            if self.count > len(self.offenders)
+            else ""
+        )
         advice = f" ({self.advice})" if self.advice else ""
         return f"{self.count} {self.kind}: {'; '.join(self.offenders)}{more}{advice}"
 
@@ -86,13 +112,19 @@ class CheckReport:
         splits = ", ".join(f"{split} {count}" for split, count in self.rows.items())
         warned = [f"WARNING: {sentence}" for sentence in self.warnings]
         if self.ok:
-            return "\n".join([f"data: no problems in {sum(self.rows.values())} rows ({splits})", *warned])
+            return "\n".join(
+                [f"data: no problems in {sum(self.rows.values())} rows ({splits})", *warned]
+            )
         summary = "1 problem" if len(self.problems) == 1 else f"{len(self.problems)} problems"
         lines = [f"data: {summary} in {sum(self.rows.values())} rows ({splits}):"]
         lines += [f"  - {problem}" for problem in self.problems]
         if self.skips:
-            left_out = [f"{name} {n - len(self.kept[name])} of {n} rows" for name, n in self.rows.items()]
-            captions = sum(problem.count for problem in self.problems if problem.kind == EMPTY_CAPTIONS)
+            left_out = [
+                f"{name} {n - len(self.kept[name])} of {n} rows" for name, n in self.rows.items()
+            ]
+            captions = sum(
+                problem.count for problem in self.problems if problem.kind == EMPTY_CAPTIONS
+            )
             lines.append(f"left out: {', '.join(left_out)}; empty captions: {captions}")
         return "\n".join([*lines, *warned])
 
@@ -101,7 +133,9 @@ class CheckReport:
         splits = {split: data.split(split) for split in data.splits}
         for split, kept in self.kept.items():
             if len(splits[split]) != self.rows[split]:
-                raise DataError(f"split {split!r} has {len(splits[split])} rows, but {self.rows[split]} were checked")
+                raise DataError(
+                    f"split {split!r} has {len(splits[split])} rows, but {self.rows[split]} were checked"
+                )
             splits[split] = RowView(splits[split], partial(_good, kept), [*kept])
         return Splits(splits, getattr(data, "path", "the data"))
 
@@ -110,7 +144,9 @@ def _good(references: Mapping[int, list[str] | None], index: int, row: Row) -> R
     good = references[index]
     if good is None:
         return row
-    return with_references(row, [n for n, caption in enumerate(row["references"]) if caption in good])
+    return with_references(
+        row, [n for n, caption in enumerate(row["references"]) if caption in good]
+    )
 
 
 @dataclass(slots=True)
@@ -167,8 +203,14 @@ def check_data(
     if on_bad not in ("fail", "skip"):
         raise DataError(f"data.on_bad is {on_bad!r}: expected fail or skip")
     findings, forms, names = Findings(), TextForms(), list(dict.fromkeys(splits))
-    entries = [entry for name in names for entry in _read_split(data, name, check_images, needs, findings, forms)]
-    missing = _check_files(entries, num_workers, check_pixels, cache, findings) if check_images else []
+    entries = [
+        entry
+        for name in names
+        for entry in _read_split(data, name, check_images, needs, findings, forms)
+    ]
+    missing = (
+        _check_files(entries, num_workers, check_pixels, cache, findings) if check_images else []
+    )
     _check_features(entries, num_workers, cache, check_values, findings)
     _check_duplicates(entries, findings)
     every = [*entries, *_other_splits(data, names)]
@@ -176,7 +218,11 @@ def check_data(
         _hash_copies(every, names, num_workers, cache)
     _check_leaks(every, names, LEAKED_IDS, lambda entry: entry.image_id, findings)
     _check_leaks(
-        every, names, LEAKED_FILES, lambda entry: os.path.abspath(entry.path) if entry.path else None, findings
+        every,
+        names,
+        LEAKED_FILES,
+        lambda entry: os.path.abspath(entry.path) if entry.path else None,
+        findings,
     )
     _check_leaks(every, names, LEAKED_CONTENT, lambda entry: entry.content, findings)
     if missing and hasattr(data, "explain_missing"):
@@ -184,8 +230,13 @@ def check_data(
     problems = tuple(findings[problem_name] for problem_name in ADVICE if problem_name in findings)
     rows = {name: sum(entry.split == name for entry in entries) for name in names}
     good = [entry for entry in entries if not entry.bad]
-    kept = {name: {entry.index: entry.references for entry in good if entry.split == name} for name in names}
-    report = CheckReport(rows, problems, kept, skips=on_bad == "skip", warnings=tuple(forms.warnings()))
+    kept = {
+        name: {entry.index: entry.references for entry in good if entry.split == name}
+        for name in names
+    }
+    report = CheckReport(
+        rows, problems, kept, skips=on_bad == "skip", warnings=tuple(forms.warnings())
+    )
     if on_bad == "fail" and not report.ok:
         raise DataError(str(report))
     empty = [name for name in names if not kept[name]]
@@ -213,14 +264,21 @@ def check_row_images(
 
 
 def _read_split(
-    data: DataModule, split: str, check_images: bool, needs: Collection[str], findings: Findings, forms: TextForms
+    data: DataModule,
+    split: str,
+    check_images: bool,
+    needs: Collection[str],
+    findings: Findings,
+    forms: TextForms,
 ) -> Iterator[_Entry]:
     """Check ids, captions and in-memory images of a split; yield what the other checks need of each row."""
     for index, row in enumerate(progress(data.split(split), f"checking {split}", "row")):
         entry, source = _Entry(split, index, row["image_id"]), row.get("image")
         name = f"{split} image {entry.image_id!r}"
         if not isinstance(entry.image_id, str):
-            raise DataError(f"{name}, row {index}: the image_id is not a string: expected one, as in files of captions")
+            raise DataError(
+                f"{name}, row {index}: the image_id is not a string: expected one, as in files of captions"
+            )
         entry.file = file_of(source)
         if source is None and "image" in needs:
             findings.add(NO_IMAGES, name)
@@ -235,7 +293,11 @@ def _read_split(
             entry.features = as_image_features(row["features"], entry.image_id)
         for caption in row["references"]:
             forms.add(f"reference of {name}", caption)
-        empty = [number for number, caption in enumerate(row["references"], start=1) if not _has_tokens(caption)]
+        empty = [
+            number
+            for number, caption in enumerate(row["references"], start=1)
+            if not _has_tokens(caption)
+        ]
         if empty:
             findings.add(EMPTY_CAPTIONS, f"{name}, caption {empty[0]}", len(empty))
             entry.references = [caption for caption in row["references"] if _has_tokens(caption)]
@@ -250,7 +312,9 @@ def _other_splits(data: DataModule, names: Collection[str]) -> Iterator[_Entry]:
     for name in [name for name in data.splits if name not in names]:
         rows = data.split(name)
         for index in progress(range(len(rows)), f"looking through {name}", "row"):
-            with suppress(DataError):  # a row that lacks what this training needs, but not the others
+            with suppress(
+                DataError
+            ):  # a row that lacks what this training needs, but not the others
                 row = rows[index]
                 file = file_of(row.get("image"))
                 if file is None:
@@ -258,7 +322,9 @@ def _other_splits(data: DataModule, names: Collection[str]) -> Iterator[_Entry]:
                 yield _Entry(name, index, row["image_id"], file)
 
 
-def _hash_copies(entries: Sequence[_Entry], names: Collection[str], num_workers: int, cache: str | Path | None) -> None:
+def _hash_copies(
+    entries: Sequence[_Entry], names: Collection[str], num_workers: int, cache: str | Path | None
+) -> None:
     """Set the content of the files of splits other than ``names`` that have the size of a file in another split."""
     sizes: dict[int, set[str]] = {}
     files: list[tuple[_Entry, ImageFile, int]] = []
@@ -266,7 +332,11 @@ def _hash_copies(entries: Sequence[_Entry], names: Collection[str], num_workers:
         if entry.file is not None and os.path.isfile(entry.file.path):
             files.append((entry, entry.file, os.path.getsize(entry.file.path)))
             sizes.setdefault(files[-1][2], set()).add(entry.split)
-    copies = [(entry, file) for entry, file, size in files if entry.split not in names and len(sizes[size]) > 1]
+    copies = [
+        (entry, file)
+        for entry, file, size in files
+        if entry.split not in names and len(sizes[size]) > 1
+    ]
     verdicts = check_image_files((file for _, file in copies), num_workers, cache=cache)
     for entry, file in copies:
         entry.content = verdicts[file].content
@@ -277,9 +347,13 @@ def _content(source: Any, check_images: bool) -> str | None:
     if isinstance(source, Image.Image):
         return pixel_hash(load_image(source)) if check_images else None
     if isinstance(source, list | tuple) and source:
-        check_frames([frame for frame in source if check_images and not isinstance(frame, Renderable)])
+        check_frames(
+            [frame for frame in source if check_images and not isinstance(frame, Renderable)]
+        )
     elif not isinstance(source, Renderable):
-        raise DataError(f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene")
+        raise DataError(
+            f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene"
+        )
     return None
 
 
@@ -289,7 +363,11 @@ def _has_tokens(caption: str) -> bool:
 
 
 def _check_files(
-    entries: Sequence[_Entry], num_workers: int, check_pixels: bool, cache: str | Path | None, findings: Findings
+    entries: Sequence[_Entry],
+    num_workers: int,
+    check_pixels: bool,
+    cache: str | Path | None,
+    findings: Findings,
 ) -> list[str]:
     """Check the image files, record the hashes of their content, and return the missing files."""
     with_files = [(entry, entry.file) for entry in entries if entry.file is not None]
@@ -308,10 +386,16 @@ def _check_files(
 
 
 def _check_features(
-    entries: Sequence[_Entry], num_workers: int, cache: str | Path | None, check_values: bool, findings: Findings
+    entries: Sequence[_Entry],
+    num_workers: int,
+    cache: str | Path | None,
+    check_values: bool,
+    findings: Findings,
 ) -> None:
     features = [(entry, entry.features) for entry in entries if entry.features is not None]
-    features += [(entry, view) for entry, item in features if entry.split == "train" for view in item.views]
+    features += [
+        (entry, view) for entry, item in features if entry.split == "train" for view in item.views
+    ]
     errors = check_features([item for _, item in features], num_workers, cache, check_values)
     for (entry, _), error in zip(features, errors, strict=True):
         if error is not None:
@@ -324,7 +408,9 @@ def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:
     for (split, image_id), group in _entries_of_repeated_keys(
         entries, lambda entry: (entry.split, entry.image_id)
     ).items():
-        findings.add(DUPLICATE_IDS, f"{split} image {image_id!r}, {len(group)} times", len(group) - 1)
+        findings.add(
+            DUPLICATE_IDS, f"{split} image {image_id!r}, {len(group)} times", len(group) - 1
+        )
         for entry in [entry for entry in group if not entry.bad][1:]:
             entry.bad = True
 
@@ -345,8 +431,13 @@ def _check_leaks(
         same_file = problem_name == LEAKED_CONTENT and len(files) == 1 and None not in files
         if len(splits) < 2 or same_file or not set(splits) & set(names):
             continue
-        named = " = ".join(f"{split} {first[split].path or first[split].image_id!r}" for split in splits)
-        findings.add(problem_name, named if problem_name == LEAKED_CONTENT else f"{value!r} in {' and '.join(splits)}")
+        named = " = ".join(
+            f"{split} {first[split].path or first[split].image_id!r}" for split in splits
+        )
+        findings.add(
+            problem_name,
+            named if problem_name == LEAKED_CONTENT else f"{value!r} in {' and '.join(splits)}",
+        )
         good = [entry for entry in group if not entry.bad]
         kept = max((entry.split for entry in good), key=_value_of_split, default=None)
         for entry in good:
@@ -360,7 +451,9 @@ def _value_of_split(split: str) -> int:
     return 1 if split.startswith(("val", "dev")) else 2
 
 
-def _entries_of_repeated_keys(entries: Sequence[_Entry], key: Callable[[_Entry], Any]) -> dict[Any, list[_Entry]]:
+def _entries_of_repeated_keys(
+    entries: Sequence[_Entry], key: Callable[[_Entry], Any]
+) -> dict[Any, list[_Entry]]:
     """Entries that share their key with another entry, by key."""
     counts, groups = Counter(map(key, entries)), dict[Any, list[_Entry]]()
     for entry in entries:

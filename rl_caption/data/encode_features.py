@@ -103,10 +103,19 @@ def encode_features(
     folder = out.with_name(f"{out.name}.parts") if in_one_file else out
     images, dataset = _images(Path(data), image_root, image_extension, flatten, splits)
     network = _load(encoder, kwargs or {}, device)
-    made_by = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype, **_identity(network)}
+    made_by = {
+        "encoder": encoder,
+        "kwargs": dict(kwargs or {}),
+        "dtype": dtype,
+        **_identity(network),
+    }
     record = _as_json(made_by | ({"augment": [*augment], "seed": seed} if augment else {}))
     with _only_writer(out):
-        stored = {name: path for path in dict.fromkeys((out, folder)) for name in _finished_ids(path, record)}
+        stored = {
+            name: path
+            for path in dict.fromkeys((out, folder))
+            for name in _finished_ids(path, record)
+        }
         grid = ArrayHeader(_grid_shape(network, encoder), np.dtype(dtype))
         pending = _pending(images, stored, grid, num_workers)
         if pending:
@@ -123,11 +132,15 @@ def encode_features(
 def _only_writer(out: Path) -> Iterator[None]:
     """Inside the ``with``, no other process writes ``out``. Raises ``ConfigError`` where one does."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(out.with_name(f".{out.name}.lock"), fallback_to_soft=False)  # a soft one outlives a killed holder
+    lock = FileLock(
+        out.with_name(f".{out.name}.lock"), fallback_to_soft=False
+    )  # a soft one outlives a killed holder
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise ConfigError(f"{out} is being written by another process: wait for it, or name another out") from error
+        raise ConfigError(
+            f"{out} is being written by another process: wait for it, or name another out"
+        ) from error
     try:
         yield
     finally:
@@ -153,7 +166,10 @@ def _pending(
     names = [name for name in images if name in stored]
 
     with ExitStack() as stack:
-        sources = {path: path if path.is_dir() else stack.enter_context(open_hdf5(path)) for path in stored.values()}
+        sources = {
+            path: path if path.is_dir() else stack.enter_context(open_hdf5(path))
+            for path in stored.values()
+        }
 
         def state(name: str) -> str:
             """``usable``, or what is wrong."""
@@ -169,8 +185,13 @@ def _pending(
                 return "usable"
             return "replaced" if recorded_hashes[0] == current[0] else "other"
 
-        states = dict(zip(names, in_parallel(state, names, num_workers, "comparing images"), strict=True))
-    by_state = {key: [name for name in names if states[name] == key] for key in ("other", "replaced", "unknown")}
+        states = dict(
+            zip(names, in_parallel(state, names, num_workers, "comparing images"), strict=True)
+        )
+    by_state = {
+        key: [name for name in names if states[name] == key]
+        for key in ("other", "replaced", "unknown")
+    }
     if other := by_state["other"]:
         first = ", ".join(f"{name!r} ({images[name]})" for name in other[:SHOWN])
         raise ConfigError(
@@ -178,13 +199,19 @@ def _pending(
             f"{first}: name another out"
         )
     if replaced := by_state["replaced"]:
-        logger.warning("images replaced: %d, such as %r; their features are computed again", len(replaced), replaced[0])
+        logger.warning(
+            "images replaced: %d, such as %r; their features are computed again",
+            len(replaced),
+            replaced[0],
+        )
     if unknown := by_state["unknown"]:
         logger.warning(
             "images kept unchecked: %d, such as %r, as the image file is missing or an older version wrote the "
             "features and did not record the image", len(unknown), unknown[0],
         )  # fmt: skip
-    return {name: path for name, path in images.items() if states.get(name) not in ("usable", "unknown")}
+    return {
+        name: path for name, path in images.items() if states.get(name) not in ("usable", "unknown")
+    }
 
 
 def _stored_hashes(source: Any, name: str, grid: ArrayHeader) -> str | None:
@@ -193,7 +220,10 @@ def _stored_hashes(source: Any, name: str, grid: ArrayHeader) -> str | None:
     Raises ``DataError`` where the features are damaged, or no such ``grid``.
     """
     if not isinstance(source, Path):
-        dataset, where = hdf5_object(source, KEY.format(name)), f"features of image {name!r} ({source.filename})"
+        dataset, where = (
+            hdf5_object(source, KEY.format(name)),
+            f"features of image {name!r} ({source.filename})",
+        )
         check_stored(dataset, where)
         _check_grid(dataset, grid, where)
         hashes = dataset.attrs.get("image")
@@ -201,7 +231,10 @@ def _stored_hashes(source: Any, name: str, grid: ArrayHeader) -> str | None:
     stored = as_image_features(source / f"{name}.npz", name)
     (header,) = stored.store.read(stored.location, stored.where, False).features
     _check_grid(header, grid, stored.where)
-    with naming(stored.where, UNREADABLE_ARRAY, DataError), zipfile.ZipFile(source / f"{name}.npz") as archive:
+    with (
+        naming(stored.where, UNREADABLE_ARRAY, DataError),
+        zipfile.ZipFile(source / f"{name}.npz") as archive,
+    ):
         if "image.npy" not in archive.namelist():
             return None
         with member(archive, "image") as (file, size):
@@ -211,11 +244,16 @@ def _stored_hashes(source: Any, name: str, grid: ArrayHeader) -> str | None:
 def _check_grid(stored: Any, grid: ArrayHeader, where: str) -> None:
     if (stored.shape, stored.dtype) != grid:
         expected = f"expected {list(grid.shape)} of {grid.dtype}"
-        raise DataError(f"{where}: the array is {list(stored.shape or ())} of {stored.dtype}: {expected}")
+        raise DataError(
+            f"{where}: the array is {list(stored.shape or ())} of {stored.dtype}: {expected}"
+        )
 
 
 def _check_options(batch_size: int, num_workers: int, augment: Sequence[str]) -> None:
-    wrong = [*wrong_values(batch_size, BatchSize, "batch_size"), *wrong_values(num_workers, Workers, "num_workers")]
+    wrong = [
+        *wrong_values(batch_size, BatchSize, "batch_size"),
+        *wrong_values(num_workers, Workers, "num_workers"),
+    ]
     if unknown := sorted(set(augment) - set(AUGMENTATIONS)):
         wrong.append(f"augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
     if wrong:
@@ -227,7 +265,9 @@ def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return dict(json.loads(json.dumps(record, allow_nan=False)))
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"kwargs are {record['kwargs']}: expected values of JSON ({error})") from error
+        raise ConfigError(
+            f"kwargs are {record['kwargs']}: expected values of JSON ({error})"
+        ) from error
 
 
 def _write_grids(
@@ -243,20 +283,28 @@ def _write_grids(
     """Encode images into ``folder``; ``copied`` is the number of images that are then copied to an HDF5 file."""
     encoder, dtype, shape = record["encoder"], record["dtype"], grid.shape
     folder.mkdir(parents=True, exist_ok=True)
-    check_space(folder, int(np.prod(shape)) * np.dtype(dtype).itemsize * (len(images) + copied), dtype)
+    check_space(
+        folder, int(np.prod(shape)) * np.dtype(dtype).itemsize * (len(images) + copied), dtype
+    )
     logger.info("%s: grids %d x %d of %d values, %s", encoder, *shape, dtype)
     write_json(folder / RECORD, record)
     view = partial(augmented, names=record.get("augment", ()), seed=record.get("seed", 0), step=0)
     grids = _encode_images(network, images, batch_size, num_workers, view)
     for name, hashes, values in progress(grids, "encoding images", "image", len(images)):
         where = f"image {name!r} ({images[name]})"
-        stored = as_stored(finite(values.reshape(-1, shape[-1]), "features", where), dtype, where).reshape(values.shape)
+        stored = as_stored(
+            finite(values.reshape(-1, shape[-1]), "features", where), dtype, where
+        ).reshape(values.shape)
         with atomic_write(folder / f"{name}.npz") as file:
             np.savez(file, features=stored, image=hashes)
 
 
 def _images(
-    path: Path, image_root: str | Path | None, image_extension: str | None, flatten: bool, splits: Sequence[str]
+    path: Path,
+    image_root: str | Path | None,
+    image_extension: str | None,
+    flatten: bool,
+    splits: Sequence[str],
 ) -> tuple[dict[str, str], KarpathyData | None]:
     """Image id -> file, and the dataset if ``path`` is one (not a folder of images)."""
     dataset = None
@@ -275,9 +323,13 @@ def _images(
     for name, file in pairs:
         check_name(name, f"{path}: image {name!r:.80}")
         if images.setdefault(name, file) != file:
-            raise DataError(f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one file per id")
+            raise DataError(
+                f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one file per id"
+            )
     if not images:
-        raise DataError(f"{path} holds neither a dataset*.json nor images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        raise DataError(
+            f"{path} holds neither a dataset*.json nor images ({', '.join(sorted(IMAGE_SUFFIXES))})"
+        )
     return images, dataset
 
 
@@ -309,7 +361,9 @@ def read_record(root: str | Path) -> dict[str, Any] | None:
             record = json.loads(text)
             if isinstance(record, dict):
                 return record
-    raise DataError(f"{path}: its attribute 'encoder' is {shown(text)}: expected an object of JSON, or none")
+    raise DataError(
+        f"{path}: its attribute 'encoder' is {shown(text)}: expected an object of JSON, or none"
+    )
 
 
 def made_by(root: str | Path, encoder: Any) -> bool:
@@ -334,20 +388,32 @@ def _finished_ids(path: Path, record: Mapping[str, Any]) -> set[str]:
     names: set[str] = set()
     if path.is_dir():
         remove_leftovers(path)
-        files = (name for name in os.listdir(path) if name.endswith(".npz") and not name.startswith("."))
+        files = (
+            name for name in os.listdir(path) if name.endswith(".npz") and not name.startswith(".")
+        )
         names = {name.removesuffix(".npz") for name in files}
     elif path.exists():
         with open_hdf5(path) as file:
             names = {key.removesuffix(KEY.format("")) for key in file}
     stored_record = read_record(path) if names else record
     if not stored_record:
-        raise ConfigError(f"{path} does not record which encoder made its features: name another out")
-    changed = [key for key in dict.fromkeys((*record, *stored_record)) if stored_record.get(key) != record.get(key)]
+        raise ConfigError(
+            f"{path} does not record which encoder made its features: name another out"
+        )
+    changed = [
+        key
+        for key in dict.fromkeys((*record, *stored_record))
+        if stored_record.get(key) != record.get(key)
+    ]
     if changed:
         differences = "; ".join(
-            f"{key} is {stored_record.get(key)!r} there, {record.get(key)!r} here" for key in changed
+            f"{key} is {stored_record.get(key)!r} there, {record.get(key)!r} here"
+            for key in changed
         )
-        there, here = f"{path} has features of {stored_record.get('encoder')!r}", f"not of {record['encoder']!r}"
+        there, here = (
+            f"{path} has features of {stored_record.get('encoder')!r}",
+            f"not of {record['encoder']!r}",
+        )
         raise ConfigError(f"{there}, {here} that are asked for: {differences}; name another out")
     return names
 
@@ -358,7 +424,9 @@ def _check_images(paths: Sequence[str], dataset: KarpathyData | None, num_worker
     missing = [file.path for file, verdict in verdicts.items() if verdict.missing]
     if bad:
         advice = f" ({dataset.explain_missing(missing)})" if missing and dataset is not None else ""
-        raise DataError(f"{len(bad)} of {len(verdicts)} images cannot be used: {'; '.join(bad[:SHOWN])}{advice}")
+        raise DataError(
+            f"{len(bad)} of {len(verdicts)} images cannot be used: {'; '.join(bad[:SHOWN])}{advice}"
+        )
 
 
 @torch.inference_mode()
@@ -367,12 +435,18 @@ def _grid_shape(network: Any, encoder: str) -> tuple[int, ...]:
     side, device = network.preprocessing.size, next(network.parameters()).device
     shape = tuple(network(torch.zeros(1, 3, side, side, device=device)).shape)
     if len(shape) != 4 or shape[0] != 1:
-        raise ConfigError(f"encoder {encoder!r} makes {list(shape)} of one image: expected a grid [1, H, W, D]")
+        raise ConfigError(
+            f"encoder {encoder!r} makes {list(shape)} of one image: expected a grid [1, H, W, D]"
+        )
     return shape[1:]
 
 
 def _encode_images(
-    network: Any, images: Mapping[str, str], batch_size: int, num_workers: int, view: Callable[..., Tensor]
+    network: Any,
+    images: Mapping[str, str],
+    batch_size: int,
+    num_workers: int,
+    view: Callable[..., Tensor],
 ) -> Iterator[tuple[str, str, NDArray[np.float32]]]:
     """Yield id, ``_image_hashes`` and grid [H, W, D] of every image; ``view(pixels, image_id=…)`` augments pixels."""
     names, device = list(images), next(network.parameters()).device
@@ -409,7 +483,10 @@ def _write_hdf5(path: Path, folder: Path, record: Mapping[str, Any]) -> None:
     and crashes when the process ends.
     """
     names = sorted(_finished_ids(folder, record))
-    size = sum((folder / f"{name}.npz").stat().st_size + HDF5_OVERHEAD for name in names) + 2 * HDF5_OVERHEAD
+    size = (
+        sum((folder / f"{name}.npz").stat().st_size + HDF5_OVERHEAD for name in names)
+        + 2 * HDF5_OVERHEAD
+    )
     size += path.stat().st_size if path.exists() else 0
     with atomic_write(path) as file:
         _reserve(file, size)

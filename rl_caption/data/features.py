@@ -20,7 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import RewardError
-from rewards.files import UNREADABLE_ARRAY, array_header, check_expansion, member, open_regular, read_array
+from rewards.files import (
+    UNREADABLE_ARRAY,
+    array_header,
+    check_expansion,
+    member,
+    open_regular,
+    read_array,
+)
 from rewards.images import file_stamp, image_size
 from rl_caption.data.base import DataError, ImageSize, Row
 from rl_caption.data.plain_files import check_type
@@ -83,7 +90,9 @@ class FeatureOptions:
                 raise DataError(wrong)
         for name, value in (("pattern", self.pattern), ("boxes_pattern", self.boxes_pattern)):
             if value is not None and "{image_id}" not in value and "{stem}" not in value:
-                raise DataError(f"features_kwargs.{name} is {value!r}: expected {{image_id}} or {{stem}} in it")
+                raise DataError(
+                    f"features_kwargs.{name} is {value!r}: expected {{image_id}} or {{stem}} in it"
+                )
 
     @property
     def with_boxes(self) -> bool:
@@ -95,7 +104,9 @@ class FeatureOptions:
         """Options from a configuration. Raises ``DataError`` for an unknown key or a wrong value."""
         unknown = sorted(set(options or {}) - cls.__dataclass_fields__.keys())
         if unknown:
-            raise DataError(f"features_kwargs has {unknown}: expected some of {[*cls.__dataclass_fields__]}")
+            raise DataError(
+                f"features_kwargs has {unknown}: expected some of {[*cls.__dataclass_fields__]}"
+            )
         return cls(**(options or {}))
 
 
@@ -103,7 +114,11 @@ def fill_pattern(pattern: str, row: Row) -> str:
     """Fill in ``{image_id}``, and ``{stem}`` and ``{folder}`` of the image's file."""
     image = row.get("image")
     file = Path(image if isinstance(image, str | Path) else "")
-    for name, value in (("image_id", row["image_id"]), ("stem", file.stem), ("folder", file.parent.name)):
+    for name, value in (
+        ("image_id", row["image_id"]),
+        ("stem", file.stem),
+        ("folder", file.parent.name),
+    ):
         pattern = pattern.replace(f"{{{name}}}", value)
     return pattern
 
@@ -156,9 +171,13 @@ class FeatureFolder:
             expected = "a folder with one .npz or .npy file per image nor an HDF5 file"
             raise DataError(f"features_root {str(root)!r} is neither {expected}")
         if options.boxes_pattern is not None:
-            raise DataError("features_kwargs.boxes_pattern is for HDF5, not for a folder: expected boxes_root")
+            raise DataError(
+                "features_kwargs.boxes_pattern is for HDF5, not for a folder: expected boxes_root"
+            )
         if options.boxes_root is not None and not Path(options.boxes_root).is_dir():
-            raise DataError(f"{options.boxes_root!r} is not a folder: expected one .npy file of boxes per image")
+            raise DataError(
+                f"{options.boxes_root!r} is not a folder: expected one .npy file of boxes per image"
+            )
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
         """Paths for N rows, whether or not the files exist; ``.npz`` is preferred to ``.npy``."""
@@ -166,7 +185,11 @@ class FeatureFolder:
 
         def exists(file: str) -> bool:
             """List the folder once for a whole dataset; only names with a folder in them ask the file system."""
-            return os.path.isfile(self.path / file) if listed is None or os.sep in file else file in listed
+            return (
+                os.path.isfile(self.path / file)
+                if listed is None or os.sep in file
+                else file in listed
+            )
 
         places, boxes_root = [], self.options.boxes_root
         for name in [fill_pattern(self.options.pattern or "{image_id}", row) for row in rows]:
@@ -181,8 +204,14 @@ class FeatureFolder:
         for path in location if self.options.with_boxes else location[:1]:
             if path is not None and not os.path.isfile(path):
                 name = os.path.splitext(os.path.basename(path))[0]
-                expected = f"{name}.npz or {name}.npy" if path.endswith(SUFFIXES[0]) else os.path.basename(path)
-                raise DataError(f"{where}: no such file; expected {expected} in {os.path.dirname(path) or '.'}")
+                expected = (
+                    f"{name}.npz or {name}.npy"
+                    if path.endswith(SUFFIXES[0])
+                    else os.path.basename(path)
+                )
+                raise DataError(
+                    f"{where}: no such file; expected {expected} in {os.path.dirname(path) or '.'}"
+                )
         with _readable(where):
             stored = self._read_stored(location.features, read, where)
             if self.options.with_boxes and location.boxes is not None:
@@ -217,7 +246,9 @@ class FeatureFolder:
     def stamp(self, location: Location) -> tuple[str, list[int]] | None:
         """Path, and the ``file_stamp`` of every file; None where one is missing."""
         try:
-            return location.features, [number for path in location if path for number in file_stamp(path, "features")]
+            return location.features, [
+                number for path in location if path for number in file_stamp(path, "features")
+            ]
         except RewardError:
             return None
 
@@ -227,7 +258,9 @@ def import_h5py(path: Path) -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise DataError(f"{path}: HDF5 needs h5py ({error}): pip install 'rl-caption[features]'") from error
+        raise DataError(
+            f"{path}: HDF5 needs h5py ({error}): pip install 'rl-caption[features]'"
+        ) from error
     return h5py
 
 
@@ -274,13 +307,25 @@ def check_stored(dataset: Any, where: str) -> None:
     Where values were never written, or are in a file that is gone, the HDF5 library returns zeros.
     """
     if dataset.is_virtual or dataset.external:
-        raise DataError(f"{where}: the values are those of other files (virtual, external): expected them in this file")
+        raise DataError(
+            f"{where}: the values are those of other files (virtual, external): expected them in this file"
+        )
     if not dataset.size:
         return
-    expected = 1 if dataset.chunks is None else math.prod(map(math.ceil, np.divide(dataset.shape, dataset.chunks)))
-    written = int(dataset.id.get_storage_size() > 0) if dataset.chunks is None else dataset.id.get_num_chunks()
+    expected = (
+        1
+        if dataset.chunks is None
+        else math.prod(map(math.ceil, np.divide(dataset.shape, dataset.chunks)))
+    )
+    written = (
+        int(dataset.id.get_storage_size() > 0)
+        if dataset.chunks is None
+        else dataset.id.get_num_chunks()
+    )
     if written < expected:
-        raise DataError(f"{where}: {written} of {expected} blocks of {list(dataset.shape)} were written: make it again")
+        raise DataError(
+            f"{where}: {written} of {expected} blocks of {list(dataset.shape)} were written: make it again"
+        )
 
 
 class FeatureHdf5:
@@ -293,7 +338,9 @@ class FeatureHdf5:
 
     def __init__(self, path: Path, options: FeatureOptions) -> None:
         if options.arrays or options.boxes_root is not None:
-            raise DataError("features_kwargs.arrays and boxes_root are for a folder of features, not for HDF5")
+            raise DataError(
+                "features_kwargs.arrays and boxes_root are for a folder of features, not for HDF5"
+            )
         self.path, self.options = path, options
         self._opened: tuple[int, Any] | None = None
         self._file()
@@ -321,10 +368,18 @@ class FeatureHdf5:
 
     def locations(self, rows: Sequence[Row]) -> list[Location]:
         """Keys for N rows. Raises ``DataError`` where no pattern was given and no usual one fits any image."""
-        usual = (key for row in rows for key in HDF5_PATTERNS if self._dataset(fill_pattern(key, row)) is not None)
+        usual = (
+            key
+            for row in rows
+            for key in HDF5_PATTERNS
+            if self._dataset(fill_pattern(key, row)) is not None
+        )
         pattern = self.options.pattern or next(usual, None)
         if pattern is None:
-            examples = ", ".join(repr(key) for key, _ in zip(self._file(), range(4), strict=False)) or "none"
+            examples = (
+                ", ".join(repr(key) for key, _ in zip(self._file(), range(4), strict=False))
+                or "none"
+            )
             first = rows[0]["image_id"] if rows else "none"
             raise DataError(
                 f"{self.path} has features of none of {len(rows)} images: its keys are such as {examples}, the images' "
@@ -332,7 +387,10 @@ class FeatureHdf5:
             )
         boxes = self.options.boxes_pattern or _BOXES_OF.get(pattern)
         return [
-            Location(fill_pattern(pattern, row), None if boxes is None else fill_pattern(boxes, row)) for row in rows
+            Location(
+                fill_pattern(pattern, row), None if boxes is None else fill_pattern(boxes, row)
+            )
+            for row in rows
         ]
 
     def read(self, location: Location, where: str, values: bool) -> Stored:
@@ -389,7 +447,9 @@ class ImageFeatures:
         where = self.where
         stored, width, size = self._read(True)
         flat = [array.reshape(-1, array.shape[-1]) for array in stored.features]
-        values = finite((flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)), "features", where)
+        values = finite(
+            (flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)), "features", where
+        )
         if size is not None:
             geometry = normalised_boxes(finite(stored.boxes, "boxes", where), size, where)
             values = np.concatenate([values, geometry], axis=1)
@@ -408,7 +468,9 @@ class ImageFeatures:
         sizes = [regions_and_width(array.shape, array.dtype, where) for array in stored.features]
         regions, width = sizes[0][0], sum(columns for _, columns in sizes)
         if any(other != regions for other, _ in sizes):
-            raise DataError(f"{where}: the arrays have {[list(shape) for shape in shapes]}, expected equal regions")
+            raise DataError(
+                f"{where}: the arrays have {[list(shape) for shape in shapes]}, expected equal regions"
+            )
         check_width(width, options.dim, shapes[0] if len(shapes) == 1 else (regions, width), where)
         if not options.with_boxes:
             return stored, width, None
@@ -430,7 +492,9 @@ class ImageFeatures:
         return size
 
 
-def features_of(rows: Sequence[Row], root: str | Path, options: FeatureOptions) -> list[ImageFeatures]:
+def features_of(
+    rows: Sequence[Row], root: str | Path, options: FeatureOptions
+) -> list[ImageFeatures]:
     """Features of N rows (``image_id``, ``image``, optionally ``size``), not yet read; they may turn out missing.
 
     ``root`` is a folder, or an HDF5 file of any name. Raises ``DataError`` where it is neither, an HDF5 file has
@@ -445,7 +509,10 @@ def features_of(rows: Sequence[Row], root: str | Path, options: FeatureOptions) 
     ]
     views = [features_of(rows, view, replace(options, views=())) for view in options.views]
     return (
-        [replace(one, views=tuple(views_of_image)) for one, *views_of_image in zip(features, *views, strict=True)]
+        [
+            replace(one, views=tuple(views_of_image))
+            for one, *views_of_image in zip(features, *views, strict=True)
+        ]
         if views
         else features
     )
@@ -456,8 +523,12 @@ def as_image_features(features: Any, image_id: str) -> ImageFeatures:
     if isinstance(features, ImageFeatures):
         return features
     if not isinstance(features, str | Path):
-        raise DataError(f"features of image {image_id!r} are {type(features).__name__}: expected the path of a file")
-    folder = FeatureFolder(Path(features).parent if Path(features).parent.is_dir() else Path(), FeatureOptions())
+        raise DataError(
+            f"features of image {image_id!r} are {type(features).__name__}: expected the path of a file"
+        )
+    folder = FeatureFolder(
+        Path(features).parent if Path(features).parent.is_dir() else Path(), FeatureOptions()
+    )
     return ImageFeatures(folder, Location(str(features)), image_id)
 
 
@@ -470,7 +541,9 @@ def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tupl
         raise DataError(f"{where}: the array is {dtype}, expected numbers")
     shape = list(shape or ())  # None of an empty HDF5 dataset
     if len(shape) not in (2, 3):
-        raise DataError(f"{where}: the shape is {shape}, expected [regions, features] or a grid [H, W, features]")
+        raise DataError(
+            f"{where}: the shape is {shape}, expected [regions, features] or a grid [H, W, features]"
+        )
     regions = math.prod(shape[:-1])
     if regions < 1 or shape[-1] < 1:
         raise DataError(f"{where}: no regions, the shape is {shape}, expected [regions, features]")
@@ -480,37 +553,51 @@ def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tupl
 def check_width(width: int, dim: int | None, shape: Sequence[int], where: str) -> None:
     """Raise ``DataError`` unless ``width``, the size of a region feature, is ``dim`` (None: any)."""
     if dim is not None and width != dim:
-        hint = "; a grid has its features in the last axis, [H, W, features]" if dim in tuple(shape)[:-1] else ""
+        hint = (
+            "; a grid has its features in the last axis, [H, W, features]"
+            if dim in tuple(shape)[:-1]
+            else ""
+        )
         raise DataError(f"{where}: the shape is {list(shape)}, expected [regions, {dim}]{hint}")
 
 
 def check_boxes(shape: Sequence[int], dtype: np.dtype, regions: int, where: str) -> None:
     """Raise ``DataError`` unless boxes are numbers of shape [R, 4]."""
     if tuple(shape) != (regions, 4) or dtype.kind not in "fiu":
-        raise DataError(f"{where}: boxes are {dtype} {list(shape)}, expected numbers [{regions}, 4]")
+        raise DataError(
+            f"{where}: boxes are {dtype} {list(shape)}, expected numbers [{regions}, 4]"
+        )
 
 
 def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
     """Convert ``array`` [R, D] to float32. Raises ``DataError`` for NaN, infinity, and values beyond float32."""
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the next line reports
+    with np.errstate(
+        over="ignore"
+    ):  # a float64 beyond float32 becomes inf, which the next line reports
         values = array.astype(np.float32)
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         row, column = (int(index) for index in wrong[0])
-        raise DataError(f"{where}: {name}[{row}, {column}] is {array[row, column]}, expected finite float32 values")
+        raise DataError(
+            f"{where}: {name}[{row}, {column}] is {array[row, column]}, expected finite float32 values"
+        )
     return values
 
 
 def as_stored(values: NDArray[np.float32], dtype: str, where: str) -> NDArray[Any]:
     """Convert finite values to ``dtype`` (``float32``, ``float16``). Raises ``DataError`` where one is beyond it."""
-    with np.errstate(over="ignore"):  # what is beyond the type becomes inf, which the next line reports
+    with np.errstate(
+        over="ignore"
+    ):  # what is beyond the type becomes inf, which the next line reports
         stored = values.astype(dtype)
     if not np.isfinite(stored).all():
         raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
     return stored
 
 
-def normalised_boxes(boxes: NDArray[np.float32], size: ImageSize, where: str) -> NDArray[np.float32]:
+def normalised_boxes(
+    boxes: NDArray[np.float32], size: ImageSize, where: str
+) -> NDArray[np.float32]:
     """Boxes (x1, y1, x2, y2) [R, 4] in pixels to (x1/w, y1/h, x2/w, y2/h, area/(w·h)) [R, 5], each in [0, 1].
 
     ``size`` is (w, h). Up to one pixel outside the image counts as rounding and is clipped. Raises ``DataError`` where
@@ -518,7 +605,9 @@ def normalised_boxes(boxes: NDArray[np.float32], size: ImageSize, where: str) ->
     """
     width, height = size
     x1, y1, x2, y2 = boxes.T
-    outside = (boxes.min(axis=1) < -1) | (x2 > width + 1) | (y2 > height + 1) | (x2 <= x1) | (y2 <= y1)
+    outside = (
+        (boxes.min(axis=1) < -1) | (x2 > width + 1) | (y2 > height + 1) | (x2 <= x1) | (y2 <= y1)
+    )
     if outside.any():
         row = int(np.argmax(outside))
         raise DataError(
@@ -526,8 +615,12 @@ def normalised_boxes(boxes: NDArray[np.float32], size: ImageSize, where: str) ->
             "pixels"
         )
     if boxes.max() <= 1 < min(width, height):
-        raise DataError(f"{where}: boxes are all in [0, 1], expected pixels of an image of {width:g} x {height:g}")
-    corners = np.clip(np.stack([x1 / width, y1 / height, x2 / width, y2 / height], axis=1), 0.0, 1.0)
+        raise DataError(
+            f"{where}: boxes are all in [0, 1], expected pixels of an image of {width:g} x {height:g}"
+        )
+    corners = np.clip(
+        np.stack([x1 / width, y1 / height, x2 / width, y2 / height], axis=1), 0.0, 1.0
+    )
     area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
     return np.concatenate([corners, area[:, None]], axis=1).astype(np.float32)
 

@@ -61,7 +61,9 @@ def file_of(source: Any) -> ImageFile | None:
 
 def missing_files(images: Iterable[Any]) -> list[str]:
     """The files among rows' images that do not exist."""
-    verdicts = check_image_files([file for file in map(file_of, images) if file is not None], check_pixels=False)
+    verdicts = check_image_files(
+        [file for file in map(file_of, images) if file is not None], check_pixels=False
+    )
     return [file.path for file, verdict in verdicts.items() if verdict.missing]
 
 
@@ -81,28 +83,50 @@ def check_image_files(
             is new; to read every file for a hash would take minutes. Folders of frames are not remembered. A missing or
             damaged cache is made anew.
     """
-    stored = {key: entries for key, entries in _read_cache(cache).items() if isinstance(entries, dict)}
+    stored = {
+        key: entries for key, entries in _read_cache(cache).items() if isinstance(entries, dict)
+    }
     stamps: dict[ImageFile, list[int]] = {}
     verdicts: dict[ImageFile, Verdict] = {}
     for file in dict.fromkeys(files):
         try:
             status = os.stat(file.path)
-        except (OSError, ValueError) as error:  # ValueError: no name of a file, such as one with a zero byte
-            verdicts[file] = Verdict(error=f"{file.path!r}: {getattr(error, 'strerror', None) or error}", missing=True)
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # ValueError: no name of a file, such as one with a zero byte
+            verdicts[file] = Verdict(
+                error=f"{file.path!r}: {getattr(error, 'strerror', None) or error}", missing=True
+            )
             continue
         stamps[file] = [*stamp_of(status)]
         match stored.get(_cache_key(file), {}).get(file.path):
             case _ if not check_pixels:
-                is_file = stat.S_ISREG(status.st_mode) or (file.num_frames is not None and stat.S_ISDIR(status.st_mode))
-                verdicts[file] = Verdict() if is_file else Verdict(error=f"{file.path!r}: not a file", missing=True)
+                is_file = stat.S_ISREG(status.st_mode) or (
+                    file.num_frames is not None and stat.S_ISDIR(status.st_mode)
+                )
+                verdicts[file] = (
+                    Verdict()
+                    if is_file
+                    else Verdict(error=f"{file.path!r}: not a file", missing=True)
+                )
             case [*stamp, str(content)] if stamp == stamps[file]:
                 verdicts[file] = Verdict(content=content)
     unseen = [file for file in stamps if file not in verdicts]
-    verdicts.update(zip(unseen, in_parallel(check_image_file, unseen, num_workers, "checking images"), strict=True))
+    verdicts.update(
+        zip(
+            unseen,
+            in_parallel(check_image_file, unseen, num_workers, "checking images"),
+            strict=True,
+        )
+    )
     if cache is not None and unseen:
         for file in unseen:
             if verdicts[file].content is not None and not os.path.isdir(file.path):
-                stored.setdefault(_cache_key(file), {})[file.path] = [*stamps[file], verdicts[file].content]
+                stored.setdefault(_cache_key(file), {})[file.path] = [
+                    *stamps[file],
+                    verdicts[file].content,
+                ]
         write_text(cache, json.dumps(stored))
     return verdicts
 
@@ -116,7 +140,9 @@ def check_image_file(file: ImageFile) -> Verdict:
     try:
         if file.num_frames is not None:
             hashes = [pixel_hash(frame) for frame in read_frames(file.path, file.num_frames)]
-            return Verdict(content=hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest())
+            return Verdict(
+                content=hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest()
+            )
         with image_file(file.path) as image:
             image.verify()  # checksums, where the format has them; the image cannot be used afterwards
         return Verdict(content=pixel_hash(open_image(file.path)))
@@ -141,12 +167,17 @@ def check_features(
             are read.
     """
     memory = None if cache is None else Path(cache).with_suffix(".features.json")
-    remembered, stamps = _read_cache(memory), [None if memory is None else _stamp(item) for item in features]
+    remembered, stamps = (
+        _read_cache(memory),
+        [None if memory is None else _stamp(item) for item in features],
+    )
     outcomes: list[int | str | None] = [None] * len(features)
     for index, stamp in enumerate(stamps):
         match remembered.get(stamp[0]) if stamp is not None else None:
             # Values that were read need no other look at headers.
-            case [dependencies, int(dim), read] if stamp and dependencies == stamp[1] and (read or not check_values):
+            case [dependencies, int(dim), read] if (
+                stamp and dependencies == stamp[1] and (read or not check_values)
+            ):
                 outcomes[index] = dim
     unseen = [index for index, outcome in enumerate(outcomes) if outcome is None]
     threads = num_workers if all(item.store.parallel for item in features) else 1
@@ -189,7 +220,9 @@ def _read_cache(cache: str | Path | None) -> dict[str, Any]:
         return {}
 
 
-def in_parallel(function: Callable[[T], R], items: Sequence[T], num_workers: int, title: str) -> Iterator[R]:
+def in_parallel(
+    function: Callable[[T], R], items: Sequence[T], num_workers: int, title: str
+) -> Iterator[R]:
     """Yield ``function(item)`` for every item in order, computed by threads, with the display of ``progress``."""
     with ThreadPoolExecutor(max(1, num_workers)) as pool:
         blocks = (items[first : first + _BLOCK] for first in range(0, len(items), _BLOCK))
@@ -197,7 +230,9 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], num_workers: int
         yield from progress(results, title, total=len(items))
 
 
-def progress(items: Iterable[T], title: str, unit: str = "file", total: int | None = None) -> Iterator[T]:
+def progress(
+    items: Iterable[T], title: str, unit: str = "file", total: int | None = None
+) -> Iterator[T]:
     """Yield the items and show progress in the main process: a bar after two seconds, or log lines without a terminal.
 
     ``total`` is the number of items, by default their length; while it is unknown, no remaining time is shown.
@@ -205,7 +240,9 @@ def progress(items: Iterable[T], title: str, unit: str = "file", total: int | No
     total = len(items) if total is None and isinstance(items, Sized) else total
     shows = os.environ.get("RANK", "0") == "0"
     start = logged = time.monotonic()
-    with tqdm(total=total, desc=title, unit=unit, leave=False, delay=2, disable=None if shows else True) as bar:
+    with tqdm(
+        total=total, desc=title, unit=unit, leave=False, delay=2, disable=None if shows else True
+    ) as bar:
         for number, item in enumerate(items, start=1):
             yield item
             bar.update()

@@ -74,7 +74,9 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     data = _read_bytes(path)
     captions.sha256 = hashlib.sha256(data).hexdigest()
     content = _parse_json(data, path)
-    for index, row in enumerate(_objects([content] if _is_line(content, "caption") else content, path)):
+    for index, row in enumerate(
+        _objects([content] if _is_line(content, "caption") else content, path)
+    ):
         if index == 0 and "image_id" not in row and "image_name" in row:
             captions.by = "image_name"
         value = row.get(captions.by, row.get("image") if captions.by == "image_id" else None)
@@ -83,7 +85,9 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
             twice.append(image_id)
         captions[image_id] = _text(row.get("caption"), f"{path}, [{index}].caption")
     if not captions:
-        raise DataError(f"{path} has no captions: expected a list of objects with 'image_id' and 'caption'")
+        raise DataError(
+            f"{path} has no captions: expected a list of objects with 'image_id' and 'caption'"
+        )
     _refuse(twice, "captioned more than once", path, "expected one caption per image")
     if not allow_empty:
         empty = [image_id for image_id, caption in captions.items() if not caption.strip()]
@@ -125,24 +129,38 @@ def read_references(
     lines = [content] if _is_line(content, "references") else content
     if isinstance(lines, list) and lines and _is_line(lines[0], "references"):
         return _line_references(lines, path, split, by, has_splits)
-    if isinstance(content, dict) and isinstance(content.get("images"), list) and "annotations" not in content:
+    if (
+        isinstance(content, dict)
+        and isinstance(content.get("images"), list)
+        and "annotations" not in content
+    ):
         return _karpathy_references(content, path, split, by, has_splits)
     if split is not None and has_splits:
-        raise DataError(f"{path} has no splits: only Karpathy JSON and JSON lines have them; leave split {split!r} out")
+        raise DataError(
+            f"{path} has no splits: only Karpathy JSON and JSON lines have them; leave split {split!r} out"
+        )
     if not isinstance(content, dict):
-        return _collect_references(((row.get(by), row.get("captions")) for row in _objects(content, path)), path)
-    return _collect_references(_coco(content, path, by) if "annotations" in content else content.items(), path)
+        return _collect_references(
+            ((row.get(by), row.get("captions")) for row in _objects(content, path)), path
+        )
+    return _collect_references(
+        _coco(content, path, by) if "annotations" in content else content.items(), path
+    )
 
 
 def _karpathy_references(
     content: dict[str, Any], path: str | Path, split: str | None, by: IdKey, has_splits: bool
 ) -> References:
-    with_split = has_splits or any(row.get("split") for row in _objects(content["images"], f"{path}, images"))
+    with_split = has_splits or any(
+        row.get("split") for row in _objects(content["images"], f"{path}, images")
+    )
     needs = ["image_id" if by == "image_id" else "filename", "sentences"]
     split = split if with_split else None
     records = list(karpathy_records(content, path, [*needs, *["split"] * (split is not None)]))
     names = [record.image_id if by == "image_id" else record.filename for record in records]
-    listed = [(record.split, name, record.references) for record, name in zip(records, names, strict=True)]
+    listed = [
+        (record.split, name, record.references) for record, name in zip(records, names, strict=True)
+    ]
     return _of_split(listed, path, split)
 
 
@@ -154,15 +172,24 @@ def _line_references(
 
     if not has_splits and not any(isinstance(line, dict) and "split" in line for line in lines):
         split = None
-    rows = [read_row(line, f"{path}, row {index}", Path(path).parent) for index, line in enumerate(lines, start=1)]
+    rows = [
+        read_row(line, f"{path}, row {index}", Path(path).parent)
+        for index, line in enumerate(lines, start=1)
+    ]
     ids = [row["image_id"] if by == "image_id" else Path(str(row["image"])).name for _, row in rows]
-    listed = [(name, image_id, row["references"]) for (name, row), image_id in zip(rows, ids, strict=True)]
+    listed = [
+        (name, image_id, row["references"]) for (name, row), image_id in zip(rows, ids, strict=True)
+    ]
     references = _of_split(listed, path, split)
-    references.images = {image_id: str(row["image"]) for (_, row), image_id in zip(rows, ids, strict=True)}
+    references.images = {
+        image_id: str(row["image"]) for (_, row), image_id in zip(rows, ids, strict=True)
+    }
     return references
 
 
-def _of_split(records: Sequence[tuple[str, str, list[str]]], path: str | Path, split: str | None) -> References:
+def _of_split(
+    records: Sequence[tuple[str, str, list[str]]], path: str | Path, split: str | None
+) -> References:
     """References of those of ``records`` (split, image id, references) that are in a split; None takes all."""
     chosen_splits = ("train", "restval") if split == "train" else (split,)
     chosen = [record for record in records if split is None or record[0] in chosen_splits]
@@ -176,7 +203,9 @@ def _of_split(records: Sequence[tuple[str, str, list[str]]], path: str | Path, s
 
 def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a Karpathy JSON file. Raises ``DataError`` for a wrong record or file."""
-    return karpathy_records(_parse_json(_read_bytes(path), path), path, ("split", "filename", "image_id"))
+    return karpathy_records(
+        _parse_json(_read_bytes(path), path), path, ("split", "filename", "image_id")
+    )
 
 
 def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> Iterator[Record]:
@@ -188,7 +217,9 @@ def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> 
         texts = {key: item.get(key) or "" for key in ("split", "filepath", "filename")}
         for key, value in texts.items():
             if not isinstance(value, str) or (value == "" and key in needs):
-                raise DataError(f"{where}: {key!r} is {shown(item.get(key))}, expected a string that is not empty")
+                raise DataError(
+                    f"{where}: {key!r} is {shown(item.get(key))}, expected a string that is not empty"
+                )
             check_text(value, f"{where}: {key!r}")
         key = "imgid" if item.get("cocoid") is None else "cocoid"
         has_id = item.get(key) is not None or "image_id" in needs
@@ -199,7 +230,8 @@ def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> 
         yield Record(
             image_id=_id(item.get(key), f"{where}: 'cocoid' or 'imgid'") if has_id else "",
             references=[
-                _sentence(sentence, f"{where}, sentences[{number}]") for number, sentence in enumerate(sentences)
+                _sentence(sentence, f"{where}, sentences[{number}]")
+                for number, sentence in enumerate(sentences)
             ],
             size=size if all(isinstance(side, int | float) for side in size) else None,
             **texts,
@@ -209,11 +241,17 @@ def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> 
 def _sentence(sentence: Any, where: str) -> str:
     if isinstance(sentence, dict):
         raw, tokens = sentence.get("raw"), sentence.get("tokens")
-        if raw is None and isinstance(tokens, list) and all(isinstance(token, str) for token in tokens):
+        if (
+            raw is None
+            and isinstance(tokens, list)
+            and all(isinstance(token, str) for token in tokens)
+        ):
             return check_text(" ".join(tokens), where)
         if isinstance(raw, str):
             return check_text(raw, where)
-    raise DataError(f"{where} is {shown(sentence)}, expected an object with the string 'raw' or the list 'tokens'")
+    raise DataError(
+        f"{where} is {shown(sentence)}, expected an object with the string 'raw' or the list 'tokens'"
+    )
 
 
 def _collect_references(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> References:
@@ -230,7 +268,9 @@ def _collect_references(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> R
     if not any(references.values()):
         raise DataError(f"{path} has no references: expected at least one image with captions")
     _refuse(twice, "listed more than once", path, "expected every image once")
-    empty = [image_id for image_id, captions in references.items() if not all(map(str.strip, captions))]
+    empty = [
+        image_id for image_id, captions in references.items() if not all(map(str.strip, captions))
+    ]
     _refuse(empty, "with an empty reference", path, "expected text in every reference")
     return references
 
@@ -251,7 +291,9 @@ def _coco(content: Mapping[str, Any], path: str | Path, by: IdKey) -> Iterator[t
             captions[image_id].append(annotation.get("caption"))
         else:
             unknown.append(image_id)
-    _refuse(unknown, "annotated but not among 'images'", path, "expected every annotated image there")
+    _refuse(
+        unknown, "annotated but not among 'images'", path, "expected every annotated image there"
+    )
     return ((names[image_id], texts) for image_id, texts in captions.items())
 
 
@@ -262,9 +304,21 @@ def references_for(
     ids = list(image_ids)
     missing = [image_id for image_id in ids if image_id not in references]
     example = next(iter(references), "none")
-    _refuse(missing, "captioned but without references", source, f"its ids are such as {shown(example)}", len(ids))
+    _refuse(
+        missing,
+        "captioned but without references",
+        source,
+        f"its ids are such as {shown(example)}",
+        len(ids),
+    )
     bare = [image_id for image_id in ids if not references[image_id]]
-    _refuse(bare, "captioned, and their list of references is empty", source, "expected at least one", len(ids))
+    _refuse(
+        bare,
+        "captioned, and their list of references is empty",
+        source,
+        "expected at least one",
+        len(ids),
+    )
     return [list(references[image_id]) for image_id in ids]
 
 
@@ -278,13 +332,19 @@ def with_ids_of(
     the end of the stem. All other ids stay. Raises ``DataError``, which names ``source``, where two captions are of one
     image.
     """
-    ids = {os.path.abspath(path): image_id for image_id, path in images.items() if isinstance(path, str | Path)}
+    ids = {
+        os.path.abspath(path): image_id
+        for image_id, path in images.items()
+        if isinstance(path, str | Path)
+    }
 
     def known_id(image_id: str) -> str:
         path = Path(image_id)
         if image_id in known_ids or path.suffix.lower() not in IMAGE_SUFFIXES:
             return image_id
-        return ids.get(os.path.abspath(path)) or next(filter(known_ids.__contains__, _names_of(path)), image_id)
+        return ids.get(os.path.abspath(path)) or next(
+            filter(known_ids.__contains__, _names_of(path)), image_id
+        )
 
     named = [known_id(image_id) for image_id in captions]
     twice = [image_id for image_id, count in Counter(named).items() if count > 1]
@@ -314,7 +374,9 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     paths_by: dict[tuple[int, str], list[str]] = {}
     with naming(f"image folder {str(root)!r}", (RewardError,), DataError):
         for path in list_images(root):
-            for way in enumerate((os.path.abspath(path), path.relative_to(root).as_posix(), *_names_of(path))):
+            for way in enumerate(
+                (os.path.abspath(path), path.relative_to(root).as_posix(), *_names_of(path))
+            ):
                 paths_by.setdefault(way, []).append(str(path))
     ids = list(image_ids)
     ways = [enumerate((os.path.abspath(image_id), *[image_id] * 4)) for image_id in ids]
@@ -322,19 +384,37 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     missing = [image_id for image_id, files in zip(ids, candidates, strict=True) if not files]
     expected = f"expected a file named like the id, with one of {', '.join(sorted(IMAGE_SUFFIXES))}"
     _refuse(missing, "without a file here", root, expected, len(ids))
-    several = {image_id: files for image_id, files in zip(ids, candidates, strict=True) if len(files) > 1}
-    clashes = "; ".join(f"{shown(key)} is {' and '.join(files[:SHOWN])}" for key, files in [*several.items()][:SHOWN])
-    _refuse([*several], "with more than one file", root, f"expected one file per id: {clashes}", len(ids))
+    several = {
+        image_id: files for image_id, files in zip(ids, candidates, strict=True) if len(files) > 1
+    }
+    clashes = "; ".join(
+        f"{shown(key)} is {' and '.join(files[:SHOWN])}"
+        for key, files in [*several.items()][:SHOWN]
+    )
+    _refuse(
+        [*several],
+        "with more than one file",
+        root,
+        f"expected one file per id: {clashes}",
+        len(ids),
+    )
     return [file for (file,) in candidates]
 
 
 def check_space(folder: str | Path, needed: float, dtype: str) -> None:
     """Raise ``DataError`` where the disk of ``folder`` has less free space than the ``needed`` bytes of features."""
     free = shutil.disk_usage(folder).free
-    logger.info("%s: about %.1f GB will be written, %.1f GB are free", folder, max(needed, 0) / 1e9, free / 1e9)
+    logger.info(
+        "%s: about %.1f GB will be written, %.1f GB are free",
+        folder,
+        max(needed, 0) / 1e9,
+        free / 1e9,
+    )
     if needed > free:
         hint = ", or half of it with dtype float16" if dtype == "float32" else ""
-        raise DataError(f"{folder} has {free / 1e9:.1f} GB of free space: expected about {needed / 1e9:.1f} GB{hint}")
+        raise DataError(
+            f"{folder} has {free / 1e9:.1f} GB of free space: expected about {needed / 1e9:.1f} GB{hint}"
+        )
 
 
 def write_json(path: str | Path, content: Any) -> None:
@@ -361,7 +441,9 @@ def _read_bytes(path: str | Path) -> bytes:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
     except (OSError, EOFError, ValueError, zlib.error) as error:  # ValueError: a NUL in the path
-        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise DataError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return data
 
 
@@ -375,7 +457,11 @@ def _parse_json(data: bytes, path: str | Path) -> Any:
 
 def _is_line(value: Any, key: str) -> bool:
     """Whether a value is a single line of JSON lines with ``key``, and not an object by image ids."""
-    return isinstance(value, dict) and key in value and isinstance(value.get("image", value.get("image_id")), str | int)
+    return (
+        isinstance(value, dict)
+        and key in value
+        and isinstance(value.get("image", value.get("image_id")), str | int)
+    )
 
 
 def _objects(content: Any, where: str | Path) -> Iterator[dict[str, Any]]:
@@ -399,7 +485,13 @@ def _id(value: Any, where: str) -> str:
     return check_text(str(value), where)
 
 
-def _refuse(image_ids: Sequence[str], problem: str, path: str | Path, expected: str, total: int | None = None) -> None:
+def _refuse(
+    image_ids: Sequence[str],
+    problem: str,
+    path: str | Path,
+    expected: str,
+    total: int | None = None,
+) -> None:
     if image_ids:
         first = ", ".join(shown(image_id) for image_id in list(dict.fromkeys(image_ids))[:SHOWN])
         count = f"{len(image_ids)} of {total}" if total is not None else f"{len(image_ids)}"

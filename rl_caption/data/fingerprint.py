@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-TEXTS = ("references", "prompt", "long_reference", "short_references", "positive_captions", "negatives", "target")
+TEXTS = (
+    "references",
+    "prompt",
+    "long_reference",
+    "short_references",
+    "positive_captions",
+    "negatives",
+    "target",
+)
 FILES = ("image", "features", "positive_images")
 PARTS = ("ids", "texts", "files", "times")
 TIMES = " times"
@@ -36,7 +44,10 @@ def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, 
             }
             for aspect, values in content.items():
                 digests[aspect].update(json.dumps(values).encode())
-        hashes |= {f"{split} {aspect}": f"{count} rows {digest.hexdigest()}" for aspect, digest in digests.items()}
+        hashes |= {
+            f"{split} {aspect}": f"{count} rows {digest.hexdigest()}"
+            for aspect, digest in digests.items()
+        }
     return hashes
 
 
@@ -58,10 +69,14 @@ def _files(value: Any) -> Iterator[Path]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _files(item)
-    elif (location := getattr(value, "location", None)) is not None:  # features, or keys in an HDF5 file
+    elif (
+        location := getattr(value, "location", None)
+    ) is not None:  # features, or keys in an HDF5 file
         store = Path(value.store.path)
         yield from (*_files(location), *([store] if store.is_file() else []), *_files(value.views))
-    elif (path := getattr(value, "path", None)) is not None:  # a frame: of a video file, or of a folder of images
+    elif (
+        path := getattr(value, "path", None)
+    ) is not None:  # a frame: of a video file, or of a folder of images
         yield from sorted(Path(path).iterdir()) if os.path.isdir(path) else [Path(path)]
 
 

@@ -41,7 +41,15 @@ FORMATS = {
     "caption_targets": "rl_caption.data.unpaired:CaptionTargets",
 }
 """Name -> ``module:Name``."""
-KEYS = ("path", "image_root", "image_extension", "flatten", "columns", "features_root", "features_kwargs")
+KEYS = (
+    "path",
+    "image_root",
+    "image_extension",
+    "flatten",
+    "columns",
+    "features_root",
+    "features_kwargs",
+)
 """Keys of ``data`` that are options of some formats."""
 STANDARD_SPLITS = ("train", "restval", "val", "test")
 
@@ -65,7 +73,12 @@ def check_path(config: DataConfig, run: str = "") -> None:
 
     ``run`` is the beginning of the message.
     """
-    if config.path is not None and config.format != "hub" and config.target is None and not exists(config.path):
+    if (
+        config.path is not None
+        and config.format != "hub"
+        and config.target is None
+        and not exists(config.path)
+    ):
         raise DataError(f"{run}data.path {config.path!r} does not exist{where_from(config.source)}")
 
 
@@ -95,7 +108,9 @@ def build_data(config: DataConfig) -> DataModule:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"data: {name} cannot be made: {error}") from error
     if not (hasattr(data, "splits") and callable(getattr(data, "split", None))):
-        raise ConfigError(f"{name} makes no dataset: expected an object with splits and split(name)")
+        raise ConfigError(
+            f"{name} makes no dataset: expected an object with splits and split(name)"
+        )
     if config.target is not None:
         data = UserData(data, name)
     if config.num_frames is not None:
@@ -112,7 +127,12 @@ class UserData:
             self.explain_missing = data.explain_missing
         with errors_of_user_code(name, error=DataError):
             splits = data.splits
-        check_type(list(splits) if isinstance(splits, tuple) else splits, list[str], f"{name}, splits", DataError)
+        check_type(
+            list(splits) if isinstance(splits, tuple) else splits,
+            list[str],
+            f"{name}, splits",
+            DataError,
+        )
         self.splits = tuple(splits)
 
     def split(self, name: str) -> Sequence[Row]:
@@ -155,7 +175,9 @@ def _target(config: DataConfig, key: str) -> tuple[Any, str]:
 
 def _given(config: DataConfig) -> dict[str, Any]:
     """Those of ``KEYS`` that are set."""
-    plain = {option.name: option.default for option in fields(config) if option.default is not MISSING}
+    plain = {
+        option.name: option.default for option in fields(config) if option.default is not MISSING
+    }
     return {key: getattr(config, key) for key in KEYS if getattr(config, key) != plain.get(key, {})}
 
 
@@ -178,7 +200,11 @@ def grouped_by_split(
         if limit < 1:
             raise DataError(f"max_images.{split} is {limit}: expected at least 1 image")
         groups[split] = groups[split][:limit]
-    return {split: groups[split] for split in dict.fromkeys((*STANDARD_SPLITS, *groups)) if split in groups}
+    return {
+        split: groups[split]
+        for split in dict.fromkeys((*STANDARD_SPLITS, *groups))
+        if split in groups
+    }
 
 
 def add_features(
@@ -194,7 +220,9 @@ def add_features(
             raise DataError(f"features_kwargs is {dict(options)}, but features_root is not set")
         return
     every = [row for split in rows.values() for row in split]
-    for row, features in zip(every, features_of(every, root, FeatureOptions.of(options)), strict=True):
+    for row, features in zip(
+        every, features_of(every, root, FeatureOptions.of(options)), strict=True
+    ):
         row["features"] = features
 
 

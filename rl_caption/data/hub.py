@@ -77,7 +77,9 @@ def parquet(
     for file in sorted(place.glob("*.parquet")):
         files.setdefault(file.stem.partition("-")[0], []).append(str(file))
     if not files:
-        raise DataError(f"data.path {path!r} is neither a Parquet file nor a folder of them (SPLIT-*.parquet)")
+        raise DataError(
+            f"data.path {path!r} is neither a Parquet file nor a folder of them (SPLIT-*.parquet)"
+        )
     root = image_root or str(place.parent if place.is_file() else place)
     return _stored_splits("parquet", columns, root, splits, source=path, data_files=files)
 
@@ -102,16 +104,24 @@ def _stored_splits(
         if splits is None:
             tables = dict(datasets.load_dataset(loader, **options))
         else:
-            tables = {name: datasets.load_dataset(loader, split=there, **options) for name, there in splits.items()}
+            tables = {
+                name: datasets.load_dataset(loader, split=there, **options)
+                for name, there in splits.items()
+            }
     except (OSError, ValueError, ArrowException, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"data.path {source!r} cannot be loaded: {error}") from error
     if splits is None:
         tables = {"val" if name in VALIDATION else name: table for name, table in tables.items()}
-    rows = {name: _rows(table, name, source, columns, image_root or "") for name, table in tables.items()}
+    rows = {
+        name: _rows(table, name, source, columns, image_root or "")
+        for name, table in tables.items()
+    }
     return Splits(rows, source)
 
 
-def _rows(table: Any, split: str, source: str, columns: dict[str, str] | None, image_root: str) -> RowView:
+def _rows(
+    table: Any, split: str, source: str, columns: dict[str, str] | None, image_root: str
+) -> RowView:
     """The rows of one split, a ``datasets.Dataset``."""
     columns = columns if columns is not None else {name: name for name in ("image", "references")}
     where = f"{source}, split {split!r}"
@@ -124,12 +134,20 @@ def _rows(table: Any, split: str, source: str, columns: dict[str, str] | None, i
             table = table.cast_column(stored, datasets.Image(decode=False))
         images = table.select_columns([stored])
         table = table.remove_columns([stored])
-    text_columns = {name: column for name, column in columns.items() if images is None or name != "image"}
+    text_columns = {
+        name: column for name, column in columns.items() if images is None or name != "image"
+    }
     return RowView(table, partial(_row, where, split, text_columns, images, image_root))
 
 
 def _row(
-    where: str, split: str, columns: Mapping[str, str], images: Any, image_root: str, index: int, item: Any
+    where: str,
+    split: str,
+    columns: Mapping[str, str],
+    images: Any,
+    image_root: str,
+    index: int,
+    item: Any,
 ) -> Row:
     where = f"{where}, row {index}"
     values = renamed_columns(item, columns, where)
@@ -144,7 +162,9 @@ def _row(
 def decode_image(content: str | bytes, where: str) -> Image.Image:
     """The image of a path, or of the bytes of a file; ``RewardError``, which names ``where``, if it cannot be read."""
     try:
-        return open_image(content if isinstance(content, str) else Image.open(io.BytesIO(content)), own_mode=True)
+        return open_image(
+            content if isinstance(content, str) else Image.open(io.BytesIO(content)), own_mode=True
+        )
     except (*UNREADABLE, RewardError) as error:
         raise RewardError(f"{where}: the image cannot be read: {error}") from error
 
@@ -181,7 +201,11 @@ class StoredImage:
     def identity(self) -> str:
         """A key of caches, without decoding: a hash of the bytes, or that of the file."""
         content = self._content()
-        return image_identity(content) if isinstance(content, str) else hashlib.blake2b(content).hexdigest()
+        return (
+            image_identity(content)
+            if isinstance(content, str)
+            else hashlib.blake2b(content).hexdigest()
+        )
 
     def _content(self) -> str | bytes:
         (content,) = self.images[self.row].values()
@@ -190,5 +214,7 @@ class StoredImage:
         if isinstance(content, bytes):
             return content
         if not isinstance(content, str):
-            raise RewardError(f"{self.where}: the image is {shown(content)}: expected bytes or a path")
+            raise RewardError(
+                f"{self.where}: the image is {shown(content)}: expected bytes or a path"
+            )
         return os.path.join(self.image_root, content)

@@ -69,9 +69,14 @@ class JsonLinesData(Splits):
     ) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise DataError(f"data.path {str(path)!r} is not a file: expected JSON lines, one object per image")
+            raise DataError(
+                f"data.path {str(path)!r} is not a file: expected JSON lines, one object per image"
+            )
         self.image_root = self.path.parent / (image_root or "")
-        read = (read_row(item, where, self.image_root, columns) for _, where, item in json_lines(self.path))
+        read = (
+            read_row(item, where, self.image_root, columns)
+            for _, where, item in json_lines(self.path)
+        )
         rows = grouped_by_split(read, self.path, max_images)
         add_features(rows, features_root, features_kwargs)
         super().__init__(rows, self.path)
@@ -83,7 +88,9 @@ class JsonLinesData(Splits):
         return f"relative paths start from {self.image_root}: set data.image_root if that is not the folder"
 
 
-def renamed_columns(item: Mapping[str, Any], columns: Mapping[str, str], where: str) -> dict[str, Any]:
+def renamed_columns(
+    item: Mapping[str, Any], columns: Mapping[str, str], where: str
+) -> dict[str, Any]:
     """The values of a row of another layout by the names of this package.
 
     Args:
@@ -99,7 +106,9 @@ def renamed_columns(item: Mapping[str, Any], columns: Mapping[str, str], where: 
     values: dict[str, Any] = {}
     for name, column in columns.items():
         if name not in _Line.__annotations__:
-            raise DataError(f"data.columns has {name!r}: expected some of {', '.join(_Line.__annotations__)}")
+            raise DataError(
+                f"data.columns has {name!r}: expected some of {', '.join(_Line.__annotations__)}"
+            )
         try:
             value = column.format_map(item) if "{" in column else item[column]
         except (KeyError, ValueError, IndexError) as error:
@@ -108,19 +117,28 @@ def renamed_columns(item: Mapping[str, Any], columns: Mapping[str, str], where: 
             ) from error
         if name in ("references", "positive_captions", "positive_images"):
             texts = value if isinstance(value, list) else [value]
-            value = [text["raw"] if isinstance(text, dict) and "raw" in text else text for text in texts]
+            value = [
+                text["raw"] if isinstance(text, dict) and "raw" in text else text for text in texts
+            ]
         values[name] = value
     return values
 
 
-def read_row(item: Any, where: str, image_root: Path, columns: Mapping[str, str] | None = None) -> tuple[str, Row]:
+def read_row(
+    item: Any, where: str, image_root: Path, columns: Mapping[str, str] | None = None
+) -> tuple[str, Row]:
     """The split and the row of a line; ``where`` it is stands in messages. Raises ``DataError`` for a wrong line.
 
     ``columns`` are those of ``renamed_columns``; None takes the keys as they are, or else those of ``IMAGE_FOLDER``.
     """
     if not isinstance(item, dict):
         raise DataError(f"{where} is {shown(item)}: expected an object such as {EXAMPLE}")
-    if columns is None and "image" not in item and "references" not in item and item.keys() >= {"file_name", "text"}:
+    if (
+        columns is None
+        and "image" not in item
+        and "references" not in item
+        and item.keys() >= {"file_name", "text"}
+    ):
         columns = IMAGE_FOLDER
     if columns is not None:
         item = renamed_columns(item, columns, where)
@@ -141,11 +159,15 @@ def read_row(item: Any, where: str, image_root: Path, columns: Mapping[str, str]
         texts = item[key] if isinstance(item[key], list) else [str(item[key])]
         for text in chain(*texts) if key == "negatives" else texts:
             if not text.strip() and key not in ("references", "prompt"):
-                raise DataError(f"{where}: {key!r} is {shown(item[key])}, expected text that is not empty")
+                raise DataError(
+                    f"{where}: {key!r} is {shown(item[key])}, expected text that is not empty"
+                )
             check_text(text, f"{where}: {key!r}")
     row: Any = {key: item[key] for key in _Line.__annotations__ if key in item and key != "split"}
     if "negatives" in item and len(item["negatives"]) != len(item["references"]):
-        raise DataError(f"{where}: 'negatives' is {shown(item['negatives'])}: expected a list for each reference")
+        raise DataError(
+            f"{where}: 'negatives' is {shown(item['negatives'])}: expected a list for each reference"
+        )
     row["image_id"] = str(item.get("image_id", item["image"]))
     row["image"] = os.path.join(image_root, item["image"])
     if "positive_images" in row:

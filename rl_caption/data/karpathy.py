@@ -11,7 +11,19 @@ from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.data.files import read_records
 from rl_caption.data.formats import add_features, grouped_by_split
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".JPG", ".JPEG", ".PNG", ".TIF")
+_EXTENSIONS = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".bmp",
+    ".JPG",
+    ".JPEG",
+    ".PNG",
+    ".TIF",
+)
 
 
 class _Layout(NamedTuple):
@@ -22,7 +34,11 @@ class _Layout(NamedTuple):
     flatten: bool
 
     def path(self, filepath: str, filename: str) -> str:
-        name = os.path.splitext(filename)[0] + self.image_extension if self.image_extension else filename
+        name = (
+            os.path.splitext(filename)[0] + self.image_extension
+            if self.image_extension
+            else filename
+        )
         return os.path.join(self.image_root, "" if self.flatten else filepath, name)
 
 
@@ -60,8 +76,12 @@ class KarpathyData(Splits):
         max_images: dict[str, int] | None = None,
         features_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        if image_extension is not None and not (image_extension.startswith(".") and len(image_extension) > 1):
-            raise DataError(f"data.image_extension is {image_extension!r}: expected a dot and letters, such as .jpg")
+        if image_extension is not None and not (
+            image_extension.startswith(".") and len(image_extension) > 1
+        ):
+            raise DataError(
+                f"data.image_extension is {image_extension!r}: expected a dot and letters, such as .jpg"
+            )
         self.path = _json_file(Path(path))
         self._layout = _Layout(self.path.parent / (image_root or ""), image_extension, flatten)
         rows = grouped_by_split(self._read_rows(restval_as_train), self.path, max_images)
@@ -71,7 +91,11 @@ class KarpathyData(Splits):
     def _read_rows(self, restval_as_train: bool) -> Iterator[tuple[str, Row]]:
         for record in read_records(self.path):
             image = self._layout.path(record.filepath, record.filename)
-            row: Row = {"image_id": record.image_id, "image": image, "references": record.references}
+            row: Row = {
+                "image_id": record.image_id,
+                "image": image,
+                "references": record.references,
+            }
             if record.size is not None:
                 row["size"] = record.size
             yield "train" if record.split == "restval" and restval_as_train else record.split, row
@@ -83,15 +107,25 @@ class KarpathyData(Splits):
         which more of the dataset's images are found than now.
         """
         now, folder = self._layout, self.path.parent
-        files = {now.path(record.filepath, record.filename): record[2:4] for record in read_records(self.path)}
+        files = {
+            now.path(record.filepath, record.filename): record[2:4]
+            for record in read_records(self.path)
+        }
         used = {str(row["image"]) for rows in self._rows.values() for row in rows}
         names = [name for path, name in files.items() if path in used]
         lost = [files[path] for path in dict.fromkeys(missing) if path in files][:3]
         present = sum(map(os.path.isfile, used))
-        roots = [folder, *sorted(child for child in folder.iterdir() if child.is_dir())[:50], now.image_root]
+        roots = [
+            folder,
+            *sorted(child for child in folder.iterdir() if child.is_dir())[:50],
+            now.image_root,
+        ]
         others = map(_Layout._make, itertools.product(roots, (None, *_EXTENSIONS), (False, True)))
         for layout in sorted(others, key=lambda other: sum(map(operator.ne, other, now))):
-            place = next((path for path in (layout.path(*name) for name in lost) if os.path.isfile(path)), None)
+            place = next(
+                (path for path in (layout.path(*name) for name in lost) if os.path.isfile(path)),
+                None,
+            )
             if place is None:
                 continue
             count = sum(os.path.isfile(layout.path(*name)) for name in names)
@@ -99,7 +133,9 @@ class KarpathyData(Splits):
                 root = os.path.relpath(layout.image_root, folder)
                 values = (root, layout.image_extension or "null", str(layout.flatten).lower())
                 changed = zip(layout._fields, values, layout, now, strict=True)
-                options = " and ".join(f"data.{key}: {text}" for key, text, new, old in changed if new != old)
+                options = " and ".join(
+                    f"data.{key}: {text}" for key, text, new, old in changed if new != old
+                )
                 return f"found {os.path.relpath(place, folder)}: set {options} (finds {count} of {len(names)} images)"
         if not now.image_root.is_dir():
             return f"{now.image_root} is not a folder: set data.image_root, relative to {folder}"
@@ -112,9 +148,13 @@ def _json_file(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise DataError(f"data.path {str(path)!r} does not exist: expected a Karpathy JSON file, or its folder")
+        raise DataError(
+            f"data.path {str(path)!r} does not exist: expected a Karpathy JSON file, or its folder"
+        )
     files = sorted(path.glob("dataset*.json"))
     if len(files) != 1:
         names = ", ".join(file.name for file in files) or "none"
-        raise DataError(f"{path} must hold exactly one dataset*.json, found {names}: set data.path to the file")
+        raise DataError(
+            f"{path} must hold exactly one dataset*.json, found {names}: set data.path to the file"
+        )
     return files[0]

@@ -70,7 +70,13 @@ def _permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def micro_batches(
-    num_rows: int, batch_size: int, micro_batch_size: int, rank: int, processes: int, seed: int, first_step: int
+    num_rows: int,
+    batch_size: int,
+    micro_batch_size: int,
+    rank: int,
+    processes: int,
+    seed: int,
+    first_step: int,
 ) -> Iterator[list[tuple[int, int]]]:
     """Yield the micro-batches of one process, as (row index, step) pairs, step after step without end.
 
@@ -86,7 +92,9 @@ def micro_batches(
 def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: int) -> int:
     """Images per forward pass of one process. Raises ``ConfigError``, with sizes that work, where this one does not."""
     if batch_size % processes:
-        raise ConfigError(f"train.batch_size {batch_size} is not a multiple of the {processes} processes")
+        raise ConfigError(
+            f"train.batch_size {batch_size} is not a multiple of the {processes} processes"
+        )
     images = batch_size // processes
     if micro_batch_size is None:
         return images
@@ -123,7 +131,9 @@ def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id
     """
     # Another key than that of ``scst.rollout.sampling_noise``: sampled captions must not depend on the augmentation.
     generator = row_generator(seed, step, f"augment/{image_id}")
-    draws = dict(zip(("horizontal", "vertical", "transpose", "crop"), generator.random(4), strict=True))
+    draws = dict(
+        zip(("horizontal", "vertical", "transpose", "crop"), generator.random(4), strict=True)
+    )
     if "horizontal" in names and draws["horizontal"] < 0.5:
         pixels = pixels.flip(-1)
     if "vertical" in names and draws["vertical"] < 0.5:
@@ -135,7 +145,9 @@ def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id
         size = round(side * (SMALLEST_CROP + (1 - SMALLEST_CROP) * draws["crop"]))
         top, left = generator.integers(0, side - size + 1, 2)
         window = pixels[None, :, top : top + size, left : left + size]
-        pixels = torch.nn.functional.interpolate(window, (side, side), mode="bilinear", align_corners=False)[0]
+        pixels = torch.nn.functional.interpolate(
+            window, (side, side), mode="bilinear", align_corners=False
+        )[0]
     # A generator of their own, so that the other augmentations stay the same with and without these.
     further = row_generator(seed, step, f"shift and rotate/{image_id}").uniform(-1, 1, 3)
     if "shift" in names:
@@ -203,7 +215,9 @@ class Collate:
             inputs["pixel_values"] = torch.stack(
                 [
                     # The frames of a video become channels, so that all are augmented alike.
-                    augment(pixels.flatten(0, -3), self.augmentations, self.seed, step, row["image_id"]).view_as(pixels)
+                    augment(
+                        pixels.flatten(0, -3), self.augmentations, self.seed, step, row["image_id"]
+                    ).view_as(pixels)
                     for pixels, (row, step) in views
                 ]
             )
@@ -222,7 +236,10 @@ class Collate:
 
 
 def encode_targets(
-    captioner: Captioner, references: list[list[str]], max_tokens: int, rows: Sequence[Row] | None = None
+    captioner: Captioner,
+    references: list[list[str]],
+    max_tokens: int,
+    rows: Sequence[Row] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Encode the references of B images: token ids [B, C, L], and the mask [B, C, L] of the tokens to learn.
 
@@ -230,7 +247,10 @@ def encode_targets(
     prompts.
     """
     owners = rows if rows is not None else [None] * len(references)
-    encoded = [captioner.encode(captions, max_tokens, row) for captions, row in zip(references, owners, strict=True)]
+    encoded = [
+        captioner.encode(captions, max_tokens, row)
+        for captions, row in zip(references, owners, strict=True)
+    ]
     captions = max(map(len, encoded))
     length = max(len(ids) for sequences in encoded for ids in sequences)
     targets = torch.full((len(encoded), captions, length), captioner.pad_token_id)

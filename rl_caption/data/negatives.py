@@ -21,7 +21,13 @@ from rl_caption.data.file_checks import progress
 
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 OPPOSITES = (
-    *(("left", "right"), ("above", "below"), ("over", "under"), ("inside", "outside"), ("into", "out of")),
+    *(
+        ("left", "right"),
+        ("above", "below"),
+        ("over", "under"),
+        ("inside", "outside"),
+        ("into", "out of"),
+    ),
     *(("in front of", "behind"), ("on top of", "underneath"), ("up", "down")),
     *(("with", "without"), ("near", "far from")),
 )
@@ -32,17 +38,36 @@ _OPPOSITE = dict(OPPOSITES) | {second: first for first, second in OPPOSITES}
 _RELATIONS = sorted(_OPPOSITE, key=len, reverse=True)
 _WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 _NO_ATTRIBUTES = frozenset(
-    ["next", "other", "several", "same", "many", "few", "such", "own", "last", "first", "public", "couple"]
+    [
+        "next",
+        "other",
+        "several",
+        "same",
+        "many",
+        "few",
+        "such",
+        "own",
+        "last",
+        "first",
+        "public",
+        "couple",
+    ]
 )
-_IRREGULAR_PLURALS = frozenset(["people", "men", "women", "children", "feet", "teeth", "geese", "mice", "police"])
-_NOT_SWAPPED = frozenset(["front", "top", "left", "right", "side", "middle", "background", "foreground", "picture"])
+_IRREGULAR_PLURALS = frozenset(
+    ["people", "men", "women", "children", "feet", "teeth", "geese", "mice", "police"]
+)
+_NOT_SWAPPED = frozenset(
+    ["front", "top", "left", "right", "side", "middle", "background", "foreground", "picture"]
+)
 """Nouns that are parts of relations, such as "in front of"."""
 
 
 class NegativeSource(Protocol):
     """A source of hard negatives: rules, a language model, a column of the data."""
 
-    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
+    def __call__(
+        self, row: Row, caption: str, generator: np.random.Generator
+    ) -> list[tuple[str, str]]:
         """Return pairs (kind, false caption), the preferred ones first; a pure function of the arguments."""
         ...
 
@@ -117,11 +142,17 @@ def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]
 
 
 def _is_plural(noun: str) -> bool:
-    return noun in _IRREGULAR_PLURALS or (noun.endswith("s") and not noun.endswith(("ss", "us", "is")))
+    return noun in _IRREGULAR_PLURALS or (
+        noun.endswith("s") and not noun.endswith(("ss", "us", "is"))
+    )
 
 
 def _drawn(
-    pool: Pool, letter: str, present: set[str], generator: np.random.Generator, plural: bool | None = None
+    pool: Pool,
+    letter: str,
+    present: set[str],
+    generator: np.random.Generator,
+    plural: bool | None = None,
 ) -> str | None:
     """Draw a word of a class by frequency, not among ``known``; None after ten failed draws.
 
@@ -129,7 +160,9 @@ def _drawn(
     """
     words, shares = pool[letter]
     for _ in range(10 if words else 0):
-        word = words[min(int(np.searchsorted(shares, generator.random(), side="right")), len(words) - 1)]
+        word = words[
+            min(int(np.searchsorted(shares, generator.random(), side="right")), len(words) - 1)
+        ]
         if word not in present and plural in (None, _is_plural(word)):
             return word
     return None
@@ -138,7 +171,9 @@ def _drawn(
 def _replace_word(letter: str) -> Edit:
     def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
         """Replace one word by another of its class."""
-        positions = [at for at in caption.of(letter) if caption.words[at].lower() not in _NOT_SWAPPED]
+        positions = [
+            at for at in caption.of(letter) if caption.words[at].lower() not in _NOT_SWAPPED
+        ]
         if not positions:
             return None
         at = int(generator.choice(positions))
@@ -159,11 +194,17 @@ def _replace_relation(caption: Tagged, pool: Pool, generator: np.random.Generato
         for at in range(len(lower))
         if lower[at : at + len(relation.split())] == relation.split()
     ]
-    longest = [one for one in relations if not any(o[0] <= one[0] < o[0] + o[1] and o[1] > one[1] for o in relations)]
+    longest = [
+        one
+        for one in relations
+        if not any(o[0] <= one[0] < o[0] + o[1] and o[1] > one[1] for o in relations)
+    ]
     if not longest:
         return None
     at, length, relation = longest[int(generator.integers(len(longest)))]
-    return caption.replace_words({at: _OPPOSITE[relation]} | dict.fromkeys(range(at + 1, at + length), ""))
+    return caption.replace_words(
+        {at: _OPPOSITE[relation]} | dict.fromkeys(range(at + 1, at + length), "")
+    )
 
 
 def _replace_count(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
@@ -173,13 +214,17 @@ def _replace_count(caption: Tagged, pool: Pool, generator: np.random.Generator) 
         return None
     at = int(generator.choice(positions))
     others = [number for number in NUMBERS[1:] if number != caption.words[at].lower()]
-    return caption.replace_words({at: _like(others[int(generator.integers(len(others)))], caption.words[at])})
+    return caption.replace_words(
+        {at: _like(others[int(generator.integers(len(others)))], caption.words[at])}
+    )
 
 
 def _swap(letter: str) -> Edit:
     def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
         """Exchange two words of the class."""
-        positions = [at for at in caption.of(letter) if caption.words[at].lower() not in _NOT_SWAPPED]
+        positions = [
+            at for at in caption.of(letter) if caption.words[at].lower() not in _NOT_SWAPPED
+        ]
         pairs = [
             (first, second)
             for index, first in enumerate(positions)
@@ -199,7 +244,11 @@ def _swap(letter: str) -> Edit:
 
 def _add_object(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
     word = _drawn(pool, "N", {word.lower() for word in caption.words}, generator)
-    ends = [at for at in caption.of("N") if at + 1 == len(caption.words) or caption.classes[at + 1] != "N"]
+    ends = [
+        at
+        for at in caption.of("N")
+        if at + 1 == len(caption.words) or caption.classes[at + 1] != "N"
+    ]
     if not ends or word is None:
         return None
     at = int(generator.choice(ends))
@@ -220,7 +269,11 @@ def _shuffle(chosen: Callable[[str], bool]) -> Edit:
     """An edit that shuffles the words of the ``chosen`` classes among their positions."""
 
     def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-        positions = [at for at, letter in enumerate(caption.classes) if caption.words[at].isalnum() and chosen(letter)]
+        positions = [
+            at
+            for at, letter in enumerate(caption.classes)
+            if caption.words[at].isalnum() and chosen(letter)
+        ]
         shuffled = generator.permutation(positions)
         words = {at: caption.words[other] for at, other in zip(positions, shuffled, strict=True)}
         return _join_words(words.get(at, word) for at, word in enumerate(caption.words))
@@ -235,8 +288,12 @@ def _shuffle_trigrams(within: bool) -> Edit:
         words = [word for word in caption.words if word[0].isalnum()]
         triples = [words[start : start + 3] for start in range(0, len(words), 3)]
         if within:
-            return _join_words(triple[index] for triple in triples for index in generator.permutation(len(triple)))
-        return _join_words(word for index in generator.permutation(len(triples)) for word in triples[index])
+            return _join_words(
+                triple[index] for triple in triples for index in generator.permutation(len(triple))
+            )
+        return _join_words(
+            word for index in generator.permutation(len(triples)) for word in triples[index]
+        )
 
     return edit
 
@@ -284,7 +341,9 @@ class RuleNegatives:
             raise ValueError(f"kinds has {unknown}: expected some of {list(EDITS)}")
         self.pool = word_pool(self.captions)
 
-    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
+    def __call__(
+        self, row: Row, caption: str, generator: np.random.Generator
+    ) -> list[tuple[str, str]]:
         """False captions; none equals a reference of the row up to case and white space."""
         entries, kinds = tag_words(caption), list(self.kinds or EDITS)
         true = {_plain(text) for text in (*row["references"], caption)}
@@ -304,11 +363,15 @@ def _plain(caption: str) -> str:
 class ColumnNegatives:
     """Hard negatives of the dataset itself, a ``NegativeSource``: the column ``negatives``, one list per reference."""
 
-    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
+    def __call__(
+        self, row: Row, caption: str, generator: np.random.Generator
+    ) -> list[tuple[str, str]]:
         """The negatives of the reference, in random order. Raises ``DataError`` where the row has none for it."""
         column = row.get("negatives")
         if column is None or caption not in row["references"]:
-            raise DataError(f"image {row['image_id']!r} has no negatives for {caption!r}: expected that column")
+            raise DataError(
+                f"image {row['image_id']!r} has no negatives for {caption!r}: expected that column"
+            )
         entries = column[row["references"].index(caption)]
         return [("data", entries[index]) for index in generator.permutation(len(entries))]
 
@@ -321,7 +384,9 @@ class ColumnPositives:
         """The positives of the row, in random order. Raises ``DataError`` where it has none."""
         entries = row.get("positive_captions")
         if not entries:
-            raise DataError(f"image {row['image_id']!r} has no positive_captions: expected that column")
+            raise DataError(
+                f"image {row['image_id']!r} has no positive_captions: expected that column"
+            )
         return [entries[index] for index in generator.permutation(len(entries))]
 
 

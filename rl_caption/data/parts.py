@@ -38,18 +38,28 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     file = out / SETTINGS
     if file.exists() and any(path.is_file() and path != file for path in out.rglob("*")):
         stored = read_json(file, ConfigError)
-        compared = [name for name in settings if name != "data" and (name in stored or name not in ADDED)]
+        compared = [
+            name for name in settings if name != "data" and (name in stored or name not in ADDED)
+        ]
         changed = [name for name in compared if stored.get(name) != settings[name]]
         if changed:
-            differences = "; ".join(f"{name} was {stored.get(name)!r}, is now {settings[name]!r}" for name in changed)
-            raise ConfigError(f"{out} has parts that were written with other settings: {differences}; name another out")
+            differences = "; ".join(
+                f"{name} was {stored.get(name)!r}, is now {settings[name]!r}" for name in changed
+            )
+            raise ConfigError(
+                f"{out} has parts that were written with other settings: {differences}; name another out"
+            )
         recorded = stored.get("data", {})
         check_type(recorded, dict[str, str], f"{file}, 'data'", ConfigError)
         files, copied = changes(recorded, settings.get("data", {}))
         if "data" in settings and "data" not in stored:
-            logger.info("%s: an older version wrote its parts, so their data cannot be compared", out)
+            logger.info(
+                "%s: an older version wrote its parts, so their data cannot be compared", out
+            )
         if files:
-            raise ConfigError(f"{out} has parts that were made from other data: {'; '.join(files)}; name another out")
+            raise ConfigError(
+                f"{out} has parts that were made from other data: {'; '.join(files)}; name another out"
+            )
         if copied:
             times = "; ".join(copied)
             kept = "names and sizes are the same, as in a copy"
@@ -68,4 +78,7 @@ def missing_parts(
     check_settings(out, settings)
     remove_leftovers(out / "parts")
     missing = [number for number in worker_parts if not files[number].exists()]
-    return missing, f"{len(missing)} parts made, {len(worker_parts) - len(missing)} were there; {len(files)} in all"
+    return (
+        missing,
+        f"{len(missing)} parts made, {len(worker_parts) - len(missing)} were there; {len(files)} in all",
+    )

@@ -35,11 +35,18 @@ _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 
 def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     values = unique_keys(pairs)
-    return {key: value for key, value in values.items() if key != "tokens"} if values.get("raw") is not None else values
+    return (
+        {key: value for key, value in values.items() if key != "tokens"}
+        if values.get("raw") is not None
+        else values
+    )
 
 
 def parse_json(
-    content: bytes | str, where: str | Path, error: type[Exception] = DataError, drop_tokens: bool = False
+    content: bytes | str,
+    where: str | Path,
+    error: type[Exception] = DataError,
+    drop_tokens: bool = False,
 ) -> Any:
     """Parse JSON text in UTF-8, UTF-16 or UTF-32.
 
@@ -54,7 +61,9 @@ def parse_json(
         pairs = _without_tokens if drop_tokens else unique_keys
         return json.loads(content, object_pairs_hook=pairs, parse_int=parse_integer)
     except RecursionError as problem:
-        raise error(f"{where} cannot be read as JSON: its brackets are nested too deeply") from problem
+        raise error(
+            f"{where} cannot be read as JSON: its brackets are nested too deeply"
+        ) from problem
     except ValueError as problem:  # also not UTF-8, and numbers of thousands of digits
         raise error(f"{where} is not JSON: {problem}") from problem
 
@@ -83,7 +92,9 @@ def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str
     try:
         absent = [column for column in columns if column not in (reader.fieldnames or ())]
         if absent:
-            raise DataError(f"{path} has no column {absent[0]!r}: it has {', '.join(reader.fieldnames or ['none'])}")
+            raise DataError(
+                f"{path} has no column {absent[0]!r}: it has {', '.join(reader.fieldnames or ['none'])}"
+            )
         for row in reader:
             where = f"{path}, line {reader.line_num}"
             short = [column for column in columns if row[column] is None]
@@ -149,7 +160,9 @@ def _check_expansion(content: Any) -> None:
         return sizes[id(value)]
 
     if (total := size(content)) > MOST_EXPANDED:
-        raise ValueError(f"its aliases stand for {total:.2g} values and characters: expected at most {MOST_EXPANDED:,}")
+        raise ValueError(
+            f"its aliases stand for {total:.2g} values and characters: expected at most {MOST_EXPANDED:,}"
+        )
 
 
 class _Line(typing.TypedDict):
@@ -194,7 +207,9 @@ def is_unicode(text: str) -> bool:
 def check_text(text: str, where: str) -> str:
     """Return ``text``. Raises ``DataError`` for zero bytes and lone surrogates, which cannot be written to files."""
     if "\0" in text or not is_unicode(text):
-        raise DataError(f"{where} is {shown(text)}: expected text without zero bytes and lone surrogates")
+        raise DataError(
+            f"{where} is {shown(text)}: expected text without zero bytes and lone surrogates"
+        )
     return text
 
 
@@ -250,5 +265,7 @@ class TextForms:
                 f"(NFC), so that equal words do not match {first['decomposed']}: normalise all of them to NFC"
             )
         if count := self.counts["empty"]:
-            sentences.append(f"{count} of {self.scored} captions have no word and score as empty ones {first['empty']}")
+            sentences.append(
+                f"{count} of {self.scored} captions have no word and score as empty ones {first['empty']}"
+            )
         return sentences

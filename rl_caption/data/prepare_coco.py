@@ -84,7 +84,9 @@ def prepare(
     """
     out, files = Path(out), _downloads(Path(downloads), annotations)
     if (out / KARPATHY).exists() and files[KARPATHY].samefile(out / KARPATHY):
-        raise DataError(f"{files[KARPATHY]} is what this program writes: move the download to {out / 'downloads'}")
+        raise DataError(
+            f"{files[KARPATHY]} is what this program writes: move the download to {out / 'downloads'}"
+        )
     findings = Findings()
     records = _read_karpathy(files[KARPATHY], findings)
     counts = _count(records)
@@ -102,7 +104,9 @@ def prepare(
         _compare_annotations(records, official, photos, findings, subset)
     if findings:
         lines = "\n".join(f"  - {problem}" for problem in findings.values())
-        raise DataError(f"{files[KARPATHY]} is not ready:\n{lines}" + ("" if subset else SUBSET_HINT))
+        raise DataError(
+            f"{files[KARPATHY]} is not ready:\n{lines}" + ("" if subset else SUBSET_HINT)
+        )
     _write_captions(out, records, photos)
     summary: dict[str, Any] = {**counts, "compared_with_annotations": annotations}
     if df:
@@ -116,10 +120,17 @@ def _downloads(folder: Path, annotations: bool) -> dict[str, Path]:
     """Name -> path of the required files. Raises ``DataError`` with the missing ones and where to get them."""
     names = (KARPATHY, *ANNOTATIONS) if annotations else (KARPATHY,)
     places = {name: [folder / name, folder / "annotations" / name] for name in names}
-    files = {name: next((place for place in both if place.is_file()), None) for name, both in places.items()}
-    missing = [f"  - {name}, from {SOURCES[name]}" for name, place in files.items() if place is None]
+    files = {
+        name: next((place for place in both if place.is_file()), None)
+        for name, both in places.items()
+    }
+    missing = [
+        f"  - {name}, from {SOURCES[name]}" for name, place in files.items() if place is None
+    ]
     if missing:
-        without = ", or do without the official annotations: --without_annotations" if annotations else ""
+        without = (
+            ", or do without the official annotations: --without_annotations" if annotations else ""
+        )
         lines = "\n".join(missing)
         raise DataError(f"missing in {folder}:\n{lines}\nDownload and unpack them there{without}")
     return {name: place for name, place in files.items() if place is not None}
@@ -156,10 +167,16 @@ def _count(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
 
 def _official_photos(path: Path) -> dict[str, Photo]:
     """Image id -> photo of an official caption file; its name, ``captions_val2014.json``, has the folder."""
-    folder, content = path.stem.removeprefix("captions_"), json_object(read_regular(path), str(path))
+    folder, content = (
+        path.stem.removeprefix("captions_"),
+        json_object(read_regular(path), str(path)),
+    )
     check_type(content, _Photos, str(path), DataError)
     images = {str(item["id"]): item for item in content["images"]}
-    return {name: (f"{folder}/{item['file_name']}", (item["width"], item["height"])) for name, item in images.items()}
+    return {
+        name: (f"{folder}/{item['file_name']}", (item["width"], item["height"]))
+        for name, item in images.items()
+    }
 
 
 def _compare_annotations(
@@ -179,11 +196,15 @@ def _compare_annotations(
             findings.add("images that the official annotations do not have", name)
             continue
         ours, published = (
-            Counter(map(single_spaced, captions)) for captions in (record.references, official[image_id])
+            Counter(map(single_spaced, captions))
+            for captions in (record.references, official[image_id])
         )
         if ours != published:
             here, there = ([*more] for more in (ours - published, published - ours))
-            findings.add("images whose captions differ", f"{name}: {here[:1]!r:.80}, officially {there[:1]!r:.80}")
+            findings.add(
+                "images whose captions differ",
+                f"{name}: {here[:1]!r:.80}, officially {there[:1]!r:.80}",
+            )
     if not subset:
         for image_id in [annotated for annotated in official if annotated not in records]:
             findings.add("annotated images that the file does not have", f"cocoid {image_id}")
@@ -192,7 +213,8 @@ def _compare_annotations(
         official_file, _ = photos.get(image_id, (file, None))
         if file != official_file:
             findings.add(
-                "images whose files have other names", f"cocoid {image_id}: {file}, officially {official_file}"
+                "images whose files have other names",
+                f"cocoid {image_id}: {file}, officially {official_file}",
             )
 
 
@@ -200,13 +222,22 @@ def _write_captions(out: Path, records: Mapping[str, Record], photos: Mapping[st
     def lines() -> Iterator[str]:
         """One image a line, so that the file can be looked at."""
         for image_id, record in records.items():
-            item: dict[str, Any] = {"cocoid": _number(image_id), "split": record.split, "filepath": record.filepath}
-            item |= {"filename": record.filename, "sentences": [{"raw": caption} for caption in record.references]}
+            item: dict[str, Any] = {
+                "cocoid": _number(image_id),
+                "split": record.split,
+                "filepath": record.filepath,
+            }
+            item |= {
+                "filename": record.filename,
+                "sentences": [{"raw": caption} for caption in record.references],
+            }
             if image_id in photos:
                 item["width"], item["height"] = photos[image_id][1]
             yield json.dumps(item, ensure_ascii=False)
 
-    _write_if_new(out / KARPATHY, '{"dataset": "coco", "images": [\n' + ",\n".join(lines()) + "\n]}\n")
+    _write_if_new(
+        out / KARPATHY, '{"dataset": "coco", "images": [\n' + ",\n".join(lines()) + "\n]}\n"
+    )
     for split in ("val", "test"):
         chosen = {image_id: record for image_id, record in records.items() if record.split == split}
         if chosen:
@@ -220,12 +251,24 @@ def _number(image_id: str) -> int | str:
 
 def _coco_annotations(records: Mapping[str, Record]) -> dict[str, Any]:
     """References in the official format, which COCO's own tools read too."""
-    images = [{"id": _number(image_id), "file_name": record.filename} for image_id, record in records.items()]
-    pairs = [(image_id, caption) for image_id, record in records.items() for caption in record.references]
-    annotations = [
-        {"id": number, "image_id": _number(name), "caption": caption} for number, (name, caption) in enumerate(pairs)
+    images = [
+        {"id": _number(image_id), "file_name": record.filename}
+        for image_id, record in records.items()
     ]
-    return {"info": {}, "licenses": [], "type": "captions", "images": images, "annotations": annotations}
+    pairs = [
+        (image_id, caption) for image_id, record in records.items() for caption in record.references
+    ]
+    annotations = [
+        {"id": number, "image_id": _number(name), "caption": caption}
+        for number, (name, caption) in enumerate(pairs)
+    ]
+    return {
+        "info": {},
+        "licenses": [],
+        "type": "captions",
+        "images": images,
+        "annotations": annotations,
+    }
 
 
 def _write_if_new(path: Path, text: str) -> None:
@@ -240,7 +283,9 @@ def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
     """Write the document frequencies unless they exist for these captions and this version; return their digest."""
     path = out / "document_frequencies.npz"
     captions = [record.references for record in records.values() if _split_of(record) == "train"]
-    digest = hashlib.sha256(json.dumps([__version__, TOKENIZER, captions]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([__version__, TOKENIZER, captions]).encode()).hexdigest()[
+        :16
+    ]
     try:
         stored = read_object(out / "prepared.json").get("document_frequencies")
     except (OSError, ValueError):
@@ -255,7 +300,11 @@ def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
 
 
 def _check_inputs(
-    out: Path, images: str | Path | None, features: str | Path | None, features_kwargs: Mapping[str, Any], fast: bool
+    out: Path,
+    images: str | Path | None,
+    features: str | Path | None,
+    features_kwargs: Mapping[str, Any],
+    fast: bool,
 ) -> dict[str, str]:
     """Link and check image files and features, and log where to get what is not there; returns what was checked."""
     checked, wrong = {}, []
@@ -270,14 +319,18 @@ def _check_inputs(
         try:
             data = KarpathyData(out / KARPATHY, "images", **of_features)
             if of_features:
-                check_data(data, data.splits, check_images=False, cache=cache, check_values=not fast)
+                check_data(
+                    data, data.splits, check_images=False, cache=cache, check_values=not fast
+                )
             else:  # not for equal images in two splits: the splits are as they are published
                 rows = [row for split in data.splits for row in data.split(split)]
                 check_row_images(rows, "training from pixels, or a reward that", not fast, cache)
         except DataError as error:
             wrong.append(str(error))
             continue
-        logger.info("%s of %d images are usable", name, sum(len(data.split(split)) for split in data.splits))
+        logger.info(
+            "%s of %d images are usable", name, sum(len(data.split(split)) for split in data.splits)
+        )
         checked[name] = str(place)
     if wrong:
         raise DataError("\n".join(wrong))
@@ -316,17 +369,35 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--out", default="data/coco", help="the folder to make (default: data/coco)")
-    parser.add_argument("--downloads", help="folder of the downloaded JSON files (default: OUT/downloads)")
+    parser.add_argument(
+        "--out", default="data/coco", help="the folder to make (default: data/coco)"
+    )
+    parser.add_argument(
+        "--downloads", help="folder of the downloaded JSON files (default: OUT/downloads)"
+    )
     parser.add_argument("--images", help="folder with train2014 and val2014")
     parser.add_argument("--features", help="folder or HDF5 file of region features")
-    parser.add_argument("--features_kwargs", default="{}", metavar="JSON", help='such as {"dim": 2048}')
-    parser.add_argument("--without_annotations", action="store_true", help="do not compare with the official captions")
-    parser.add_argument("--subset", action="store_true", help="a part of COCO: do not compare the counts")
-    parser.add_argument("--fast", action="store_true", help="do not decode images, nor read values of features")
-    parser.add_argument("--df", action="store_true", help="also write document frequencies of CIDEr-D")
+    parser.add_argument(
+        "--features_kwargs", default="{}", metavar="JSON", help='such as {"dim": 2048}'
+    )
+    parser.add_argument(
+        "--without_annotations",
+        action="store_true",
+        help="do not compare with the official captions",
+    )
+    parser.add_argument(
+        "--subset", action="store_true", help="a part of COCO: do not compare the counts"
+    )
+    parser.add_argument(
+        "--fast", action="store_true", help="do not decode images, nor read values of features"
+    )
+    parser.add_argument(
+        "--df", action="store_true", help="also write document frequencies of CIDEr-D"
+    )
     arguments = parser.parse_args(argv)
-    options = vars(arguments) | {"features_kwargs": json_object(arguments.features_kwargs, "--features_kwargs")}
+    options = vars(arguments) | {
+        "features_kwargs": json_object(arguments.features_kwargs, "--features_kwargs")
+    }
     options["downloads"] = arguments.downloads or Path(arguments.out) / "downloads"
     options["annotations"] = not options.pop("without_annotations")
     summary = prepare(**options)

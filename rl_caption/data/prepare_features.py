@@ -47,7 +47,9 @@ def convert_tsv(
             has features of another size or other ones of the same image, or the disk has too little space.
     """
     (folder := Path(out)).mkdir(parents=True, exist_ok=True)
-    names = (name for name in os.listdir(folder) if name.endswith(".npz") and not name.startswith("."))
+    names = (
+        name for name in os.listdir(folder) if name.endswith(".npz") and not name.startswith(".")
+    )
     old, converted = {name.removesuffix(".npz") for name in names}, set[str]()
     dim = _stored_dim(folder, old, dim)
     _check_space(paths, folder, old, dtype)
@@ -80,7 +82,9 @@ def convert_tsv(
                 written += 1
             converted.add(image_id)
     if lost := [error for image_id, error in bad.items() if image_id not in converted]:
-        raise DataError(f"images without a valid line in the TSV files: {len(lost)}; the first: {lost[0]}")
+        raise DataError(
+            f"images without a valid line in the TSV files: {len(lost)}; the first: {lost[0]}"
+        )
     return written, kept
 
 
@@ -114,10 +118,14 @@ def _is_stored(features: NDArray[np.float32], file: Path, image_id: str, where: 
         with np.errstate(over="ignore"):
             if np.array_equal(features.astype(dtype).astype(np.float32), stored):
                 return True
-    raise DataError(f"{where}: {file} holds different features for this image id: choose another --out")
+    raise DataError(
+        f"{where}: {file} holds different features for this image id: choose another --out"
+    )
 
 
-def _check_space(paths: Sequence[str | Path], folder: Path, present: Collection[str], dtype: str) -> None:
+def _check_space(
+    paths: Sequence[str | Path], folder: Path, present: Collection[str], dtype: str
+) -> None:
     """Check the disk space before the start. Base64 has four characters for three bytes."""
     try:
         text = sum(os.path.getsize(path) for path in paths)
@@ -133,11 +141,18 @@ def _lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
         file: BinaryIO
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            with tqdm(total=size, desc=path.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
+            with tqdm(
+                total=size, desc=path.name, unit="B", unit_scale=True, leave=False, disable=None
+            ) as bar:
                 for number, line in enumerate(file, start=1):
                     bar.update(len(line))
                     if bar.disable and number % 10_000 == 0:
-                        logger.info("%s: %d images, %.0f%% of the file", path.name, number, 100 * file.tell() / size)
+                        logger.info(
+                            "%s: %d images, %.0f%% of the file",
+                            path.name,
+                            number,
+                            100 * file.tell() / size,
+                        )
                     if line.strip():
                         yield number, line.rstrip(b"\r\n").split(b"\t")
     except OSError as error:
@@ -158,7 +173,9 @@ def _arrays(columns: Sequence[bytes], where: str) -> dict[str, Any]:
             return {"features": _matrix(columns[2], int(columns[1]), "features", where)}
         if len(columns) == 2:
             item = parse_json(columns[1], where)
-            return {"features": _matrix(item["features"], int(item["num_boxes"]), "features", where)}
+            return {
+                "features": _matrix(item["features"], int(item["num_boxes"]), "features", where)
+            }
     except (ValueError, KeyError, TypeError, binascii.Error) as error:
         if isinstance(error, DataError):
             raise
@@ -172,7 +189,9 @@ def _arrays(columns: Sequence[bytes], where: str) -> dict[str, Any]:
 def _matrix(text: str | bytes, rows: int, name: str, where: str) -> NDArray[np.float32]:
     values = np.frombuffer(base64.b64decode(text, validate=True), "<f4")
     if rows < 1 or not len(values) or len(values) % rows:
-        raise DataError(f"{where}: {name} has {len(values)} values, expected a multiple of num_boxes, {rows}")
+        raise DataError(
+            f"{where}: {name} has {len(values)} values, expected a multiple of num_boxes, {rows}"
+        )
     return values.reshape(rows, -1)
 
 
@@ -185,7 +204,10 @@ def read_options(argv: list[str] | None) -> dict[str, Any]:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "tsv", nargs="*", metavar="TSV", help="region features published with bottom-up attention, LXMERT or VinVL"
+        "tsv",
+        nargs="*",
+        metavar="TSV",
+        help="region features published with bottom-up attention, LXMERT or VinVL",
     )
     parser.add_argument(
         "--out",
@@ -197,35 +219,63 @@ def read_options(argv: list[str] | None) -> dict[str, Any]:
         choices=("float32", "float16"),
         help="of the stored features (default: float32 for TSV files, float16 with --encoder)",
     )
-    of_tsv, encoder = parser.add_argument_group("with TSV files"), parser.add_argument_group("with an encoder")
-    of_tsv.add_argument("--dim", type=int, help="expected feature size of a region (default: that of the first image)")
+    of_tsv, encoder = (
+        parser.add_argument_group("with TSV files"),
+        parser.add_argument_group("with an encoder"),
+    )
+    of_tsv.add_argument(
+        "--dim",
+        type=int,
+        help="expected feature size of a region (default: that of the first image)",
+    )
     encoder.add_argument("--encoder", metavar="NAME", help="transformers:NAME, open_clip:ARCHITECTURE/TAG, timm:NAME "
                          "or package.module:Class")  # fmt: skip
-    encoder.add_argument("--kwargs", metavar="JSON", help="keyword arguments of the encoder, as a JSON object")
     encoder.add_argument(
-        "--data", metavar="PATH", help="images to encode: a Karpathy JSON file, its folder, or a folder of images"
+        "--kwargs", metavar="JSON", help="keyword arguments of the encoder, as a JSON object"
     )
     encoder.add_argument(
-        "--image_root", metavar="DIR", help="folder of the images of a Karpathy JSON, as data.image_root"
+        "--data",
+        metavar="PATH",
+        help="images to encode: a Karpathy JSON file, its folder, or a folder of images",
     )
     encoder.add_argument(
-        "--image_extension", metavar=".EXT", help="file extension of the images, as data.image_extension"
+        "--image_root",
+        metavar="DIR",
+        help="folder of the images of a Karpathy JSON, as data.image_root",
     )
     encoder.add_argument(
-        "--flatten", action="store_true", default=None, help="ignore the folders of image paths, as data.flatten"
+        "--image_extension",
+        metavar=".EXT",
+        help="file extension of the images, as data.image_extension",
     )
     encoder.add_argument(
-        "--splits", nargs="+", metavar="SPLIT", help="splits of the Karpathy JSON to encode (default: all)"
+        "--flatten",
+        action="store_true",
+        default=None,
+        help="ignore the folders of image paths, as data.flatten",
+    )
+    encoder.add_argument(
+        "--splits",
+        nargs="+",
+        metavar="SPLIT",
+        help="splits of the Karpathy JSON to encode (default: all)",
     )
     encoder.add_argument("--augment", nargs="+", metavar="NAME", help="encode a randomly augmented view of each "
                          "image (as data.augment) for data.features_kwargs.views")  # fmt: skip
     encoder.add_argument("--seed", type=int, help="random seed of the augmented views (default: 0)")
     encoder.add_argument("--batch_size", type=int, help="images per forward pass (default: 32)")
-    encoder.add_argument("--num_workers", type=int, help="number of threads that read images (default: 4)")
     encoder.add_argument(
-        "--device", help="device of the encoder, such as cpu or cuda:0 (default: a GPU if there is one)"
+        "--num_workers", type=int, help="number of threads that read images (default: 4)"
     )
-    options = {name: value for name, value in vars(parser.parse_args(argv)).items() if value not in (None, [])}
+    encoder.add_argument(
+        "--device",
+        help="device of the encoder, such as cpu or cuda:0 (default: a GPU if there is one)",
+    )
+    options = {
+        name: value
+        for name, value in vars(parser.parse_args(argv)).items()
+        if value not in (None, [])
+    }
     encodes = "encoder" in options
     needed = {"encoder", "data"} if encodes else {"tsv"}
     foreign = {"tsv", "dim"} if encodes else {action.dest for action in encoder._group_actions}
@@ -240,9 +290,13 @@ def main(argv: list[str] | None = None) -> int:
     if "encoder" in options:
         from rl_caption.data.encode_features import encode_features
 
-        written, kept = encode_features(**options | {"kwargs": json_object(options.get("kwargs", "{}"), "--kwargs")})
+        written, kept = encode_features(
+            **options | {"kwargs": json_object(options.get("kwargs", "{}"), "--kwargs")}
+        )
         print(f"{options['out']}: {written:,} images written, {kept:,} images existed already")
         return 0
     written, kept = convert_tsv(options.pop("tsv"), **options)
-    print(f"{options['out']}: {written:,} images written, {kept:,} lines skipped (their images existed already)")
+    print(
+        f"{options['out']}: {written:,} images written, {kept:,} lines skipped (their images existed already)"
+    )
     return 0

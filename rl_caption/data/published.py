@@ -70,7 +70,11 @@ class CocoAnnotations(Splits):
     """
 
     def __init__(
-        self, path: str | Path, image_root: str | Path | None = None, split: str = "val", split_by: str | None = None
+        self,
+        path: str | Path,
+        image_root: str | Path | None = None,
+        split: str = "val",
+        split_by: str | None = None,
     ) -> None:
         file = existing_file(path, "a JSON file with images and annotations")
         content = read_json(file, DataError, _CocoFile)
@@ -79,18 +83,26 @@ class CocoAnnotations(Splits):
             where = f"{file}, images[{index}]"
             name = image.get(split_by, "") if split_by is not None else split
             if not isinstance(name, str) or not name:
-                raise DataError(f"{where} has no text {split_by!r}, which data.kwargs.split_by names")
-            place = os.path.join(file.parent, image_root or "", check_text(image["file_name"], f"{where}.file_name"))
+                raise DataError(
+                    f"{where} has no text {split_by!r}, which data.kwargs.split_by names"
+                )
+            place = os.path.join(
+                file.parent, image_root or "", check_text(image["file_name"], f"{where}.file_name")
+            )
             row: Row = {"image_id": str(image["id"]), "image": place, "references": []}
             if "width" in image and "height" in image:
                 row["size"] = (image["width"], image["height"])
             if row["image_id"] in rows:
-                raise DataError(f"{where}: the id {row['image_id']!r} is listed twice: expected every image once")
+                raise DataError(
+                    f"{where}: the id {row['image_id']!r} is listed twice: expected every image once"
+                )
             rows[row["image_id"]] = name, row
         for index, annotation in enumerate(content["annotations"]):
             where = f"{file}, annotations[{index}]"
             if str(annotation["image_id"]) not in rows:
-                raise DataError(f"{where}: image_id {annotation['image_id']!r} is not among the images")
+                raise DataError(
+                    f"{where}: image_id {annotation['image_id']!r} is not among the images"
+                )
             _, row = rows[str(annotation["image_id"])]
             row["references"].append(check_text(annotation["caption"], f"{where}.caption"))
         super().__init__(grouped_by_split(rows.values(), file), file)
@@ -121,28 +133,44 @@ class ShareGpt4v(Splits):
     ) -> None:
         file = existing_file(path, "a JSON list of conversations, each with an image")
         # Tuples in place of rows: there are 1.2 million.
-        pairs = [(item["image"], item["conversations"]) for item in read_json(file, DataError, list[_Conversation])]
-        texts = [(name, _last_turn(turns, f"{file}, [{index}]")) for index, (name, turns) in enumerate(pairs)]
+        pairs = [
+            (item["image"], item["conversations"])
+            for item in read_json(file, DataError, list[_Conversation])
+        ]
+        texts = [
+            (name, _last_turn(turns, f"{file}, [{index}]"))
+            for index, (name, turns) in enumerate(pairs)
+        ]
         if len(texts) <= val_images:
             raise DataError(
                 f"{file} has {len(texts)} images: expected more than data.kwargs.val_images, {val_images}: the "
                 "first of them are for validation"
             )
         make = partial(_described_row, str(file.parent / (image_root or "")))
-        rows = {"train": RowView(texts[val_images:], make), "val": RowView(texts[:val_images], make)}
+        rows = {
+            "train": RowView(texts[val_images:], make),
+            "val": RowView(texts[:val_images], make),
+        }
         super().__init__(rows, file)
 
 
 def _last_turn(turns: Sequence[_Turn], where: str) -> str:
     if not turns or not turns[-1]["value"].strip():
-        raise DataError(f"{where}: 'conversations' has no text in its last turn: expected the description of the image")
+        raise DataError(
+            f"{where}: 'conversations' has no text in its last turn: expected the description of the image"
+        )
     return check_text(turns[-1]["value"].replace("\n", " "), f"{where}: 'conversations'")
 
 
 def _described_row(root: str, index: int, pair: tuple[str, str]) -> Row:
     name, description = pair
     place = os.path.join(root, name)
-    return {"image_id": name, "image": place, "references": [description], "long_reference": description}
+    return {
+        "image_id": name,
+        "image": place,
+        "references": [description],
+        "long_reference": description,
+    }
 
 
 class DenselyCaptioned(Splits):
@@ -161,7 +189,11 @@ class DenselyCaptioned(Splits):
 
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
-        names = read_json(existing_file(folder / "splits.json", "the splits of DCI"), DataError, dict[str, list[str]])
+        names = read_json(
+            existing_file(folder / "splits.json", "the splits of DCI"),
+            DataError,
+            dict[str, list[str]],
+        )
         rows = [
             ("val" if split == "valid" else split, row)
             for split, files in names.items()
@@ -169,7 +201,12 @@ class DenselyCaptioned(Splits):
         ]
         described = [(split, row) for split, row in rows if row["references"]]
         if len(described) < len(rows):
-            logger.info("%s: %d of %d images have no summaries", folder, len(rows) - len(described), len(rows))
+            logger.info(
+                "%s: %d of %d images have no summaries",
+                folder,
+                len(rows) - len(described),
+                len(rows),
+            )
         super().__init__(grouped_by_split(described, folder), folder)
 
 
@@ -181,7 +218,11 @@ def _dense_row(folder: Path, name: str) -> Row:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise DataError(f"{file}: 'summaries.base' is not a list of texts")
     references = [check_text(text, f"{file}: 'summaries.base'") for text in texts if text.strip()]
-    row: Row = {"image_id": name, "image": os.path.join(folder, "photos", content["image"]), "references": references}
+    row: Row = {
+        "image_id": name,
+        "image": os.path.join(folder, "photos", content["image"]),
+        "references": references,
+    }
     return {**row, "long_reference": references[0]} if references else row
 
 
@@ -197,17 +238,30 @@ class Urban1k(Splits):
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
         with naming(f"data.path {str(path)!r}", (RewardError,), DataError):
-            images = sorted(list_images(folder / "image"), key=lambda file: (len(file.stem), file.stem))
+            images = sorted(
+                list_images(folder / "image"), key=lambda file: (len(file.stem), file.stem)
+            )
         super().__init__(grouped_by_split(_texts_beside(folder, images), folder), folder)
 
 
 def _texts_beside(folder: Path, images: Sequence[Path]) -> Iterator[tuple[str, Row]]:
     for image in images:
-        file = existing_file(folder / "caption" / f"{image.stem}.txt", f"the caption of {image.name}")
+        file = existing_file(
+            folder / "caption" / f"{image.stem}.txt", f"the caption of {image.name}"
+        )
         caption = next(iter(read_utf8(file).splitlines()), "")
         if not caption.strip():
-            raise DataError(f"{file} has no text in its first line: expected the caption of {image.name}")
-        yield "test", {"image_id": image.stem, "image": str(image), "references": [check_text(caption, str(file))]}
+            raise DataError(
+                f"{file} has no text in its first line: expected the caption of {image.name}"
+            )
+        yield (
+            "test",
+            {
+                "image_id": image.stem,
+                "image": str(image),
+                "references": [check_text(caption, str(file))],
+            },
+        )
 
 
 def existing_file(path: str | Path, expected: str) -> Path:

@@ -23,7 +23,10 @@ def rand_augment(square: Tensor, seed: int, step: int, image_id: str) -> Tensor:
     A pure function of the arguments. Pixels from outside the image are black.
     """
     generator = row_generator(seed, step, f"rand_augment/{image_id}")
-    drawn, signs = generator.integers(len(OPERATIONS), size=NUM_OPERATIONS), generator.integers(2, size=NUM_OPERATIONS)
+    drawn, signs = (
+        generator.integers(len(OPERATIONS), size=NUM_OPERATIONS),
+        generator.integers(2, size=NUM_OPERATIONS),
+    )
     image = Image.fromarray(square.permute(1, 2, 0).numpy())
     for index, sign in zip(drawn, signs, strict=True):
         image = apply_operation(image, OPERATIONS[index], STRENGTH * (1 - 2 * int(sign)))

@@ -31,7 +31,9 @@ DAMAGED = (tarfile.TarError, OSError, ValueError, EOFError)
 """What reading a damaged archive raises."""
 
 
-def shards(path: str, columns: dict[str, str] | None = None, splits: dict[str, str] | None = None) -> Splits:
+def shards(
+    path: str, columns: dict[str, str] | None = None, splits: dict[str, str] | None = None
+) -> Splits:
     """Read tar archives, whose samples are an image, and a caption (``txt``) or an object (``json``) or both.
 
     Args:
@@ -50,7 +52,10 @@ def shards(path: str, columns: dict[str, str] | None = None, splits: dict[str, s
     names = ((split, file) for split, files in archives.items() for file in files)
     for split, file in progress(names, "reading headers of shards", total=total):
         indices[split].add(file)
-    rows = {split: RowView(index.samples, partial(index.row, columns)) for split, index in indices.items()}
+    rows = {
+        split: RowView(index.samples, partial(index.row, columns))
+        for split, index in indices.items()
+    }
     return Splits(rows, path)
 
 
@@ -67,13 +72,19 @@ def split_archives(path: Path, splits: Mapping[str, str] | None) -> dict[str, li
         return archives
     files = sorted(path.glob("*.tar"))
     if not files:
-        raise DataError(f"data.path {str(path)!r} is neither a tar archive nor a folder of them (SPLIT-*.tar)")
+        raise DataError(
+            f"data.path {str(path)!r} is neither a tar archive nor a folder of them (SPLIT-*.tar)"
+        )
     names = {file: file.stem.partition("-")[0] for file in files}
-    split_of = {name: "val" if name in VALIDATION else name for name in (*STANDARD_SPLITS, *VALIDATION)}
+    split_of = {
+        name: "val" if name in VALIDATION else name for name in (*STANDARD_SPLITS, *VALIDATION)
+    }
     if not any(name in split_of for name in names.values()):
         return {"train": files}
     if others := [file.name for file, name in names.items() if name not in split_of]:
-        raise DataError(f"{path} has the archive {others[0]!r} beside those of splits: say data.kwargs.splits")
+        raise DataError(
+            f"{path} has the archive {others[0]!r} beside those of splits: say data.kwargs.splits"
+        )
     archives = {}
     for file, name in names.items():
         archives.setdefault(split_of[name], []).append(file)
@@ -135,7 +146,9 @@ def archive_samples(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 archive.members.clear()  # type: ignore[attr-defined]  # it would keep all
                 name, _, extension = member.name.rpartition("/")[2].partition(".")
                 extension = extension.lower()
-                if not member.isreg() or (extension not in ("txt", "json") and f".{extension}" not in IMAGE_SUFFIXES):
+                if not member.isreg() or (
+                    extension not in ("txt", "json") and f".{extension}" not in IMAGE_SUFFIXES
+                ):
                     continue
                 if member.issparse() or member.offset_data + member.size > size:
                     raise DataError(
@@ -155,7 +168,9 @@ def archive_samples(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except DAMAGED as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{file} cannot be read as a tar archive without compression: {error}") from error
+        raise DataError(
+            f"{file} cannot be read as a tar archive without compression: {error}"
+        ) from error
     if not members:
         raise DataError(f"{file} has no samples: expected files KEY.jpg and KEY.txt or KEY.json")
     yield key, members

@@ -14,7 +14,14 @@ from rewards.images import list_images
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import STANDARD_SPLITS
-from rl_caption.data.plain_files import check_text, csv_rows, hash_text, json_lines, shown, single_spaced
+from rl_caption.data.plain_files import (
+    check_text,
+    csv_rows,
+    hash_text,
+    json_lines,
+    shown,
+    single_spaced,
+)
 from rl_caption.runtime.options import Range
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
@@ -39,18 +46,29 @@ class Texts(Sequence[str]):
 
 
 def held_out_splits(
-    path: Path, items: Iterable[tuple[str, str, str]], val_fraction: float, make: Callable[[int, str], Row]
+    path: Path,
+    items: Iterable[tuple[str, str, str]],
+    val_fraction: float,
+    make: Callable[[int, str], Row],
 ) -> dict[str, Sequence[Row]]:
     """Rows from (split, key, text) items; items of ``train`` whose key hashes below the fraction go to ``val``."""
     texts: dict[str, Texts] = defaultdict(Texts)
     for split, key, text in items:
         held_out = split == "train" and val_fraction > 0 and hash_text(key) / 2**64 < val_fraction
         texts["val" if held_out else split].add(text)
-    rows: dict[str, Sequence[Row]] = {split: RowView(texts[split], make) for split in STANDARD_SPLITS if split in texts}
+    rows: dict[str, Sequence[Row]] = {
+        split: RowView(texts[split], make) for split in STANDARD_SPLITS if split in texts
+    }
     if "train" not in rows or (val_fraction > 0 and "val" not in rows):
         counts = {split: len(split_rows) for split, split_rows in rows.items()}
-        held = f", val being what data.kwargs.val_fraction {val_fraction} holds out" if val_fraction else ""
-        raise DataError(f"{path} has {counts} rows{held}: expected some to train on, and some in val")
+        held = (
+            f", val being what data.kwargs.val_fraction {val_fraction} holds out"
+            if val_fraction
+            else ""
+        )
+        raise DataError(
+            f"{path} has {counts} rows{held}: expected some to train on, and some in val"
+        )
     return rows
 
 
@@ -89,7 +107,10 @@ class CaptionFile(Splits):
     """
 
     def __init__(
-        self, path: str | Path, column: Annotated[int, Range(min=0)] | str | None = None, val_fraction: HeldOut = 0.01
+        self,
+        path: str | Path,
+        column: Annotated[int, Range(min=0)] | str | None = None,
+        val_fraction: HeldOut = 0.01,
     ) -> None:
         files = _caption_files(Path(path))
         items = (
@@ -98,7 +119,10 @@ class CaptionFile(Splits):
             for name in [check_text(file.name, "name of a file of captions")]
             for number, caption in _captions(file, column)
         )
-        super().__init__(held_out_splits(Path(path), items, 0 if "val" in files else val_fraction, _caption_row), path)
+        super().__init__(
+            held_out_splits(Path(path), items, 0 if "val" in files else val_fraction, _caption_row),
+            path,
+        )
 
 
 class CaptionTargets(Splits):
@@ -112,7 +136,9 @@ class CaptionTargets(Splits):
     def __init__(self, path: str | Path, val_fraction: HeldOut = 0.05) -> None:
         file = Path(path)
         if not file.is_file():
-            raise DataError(f"data.path {str(path)!r} is not a file: expected JSON lines with 'caption' and 'target'")
+            raise DataError(
+                f"data.path {str(path)!r} is not a file: expected JSON lines with 'caption' and 'target'"
+            )
         super().__init__(held_out_splits(file, _targets(file), val_fraction, _target_row), file)
 
 
@@ -121,7 +147,11 @@ def _image_files(root: Path) -> Iterator[tuple[str, str]]:
     with naming(f"data.path {str(root)!r}", (RewardError,), DataError):
         for file in progress(list_images(root, follow_links=True), root.name, "image"):
             path = file.relative_to(root)
-            split = path.parts[0] if path.parts[0] in STANDARD_SPLITS and len(path.parts) > 1 else "train"
+            split = (
+                path.parts[0]
+                if path.parts[0] in STANDARD_SPLITS and len(path.parts) > 1
+                else "train"
+            )
             yield split, check_text(path.as_posix(), f"name of an image in {file.parent}")
 
 
@@ -133,13 +163,17 @@ def _caption_files(path: Path) -> dict[str, Path]:
     """Split -> its file."""
     if not path.is_dir():
         if not path.is_file():
-            raise DataError(f"data.path {str(path)!r} does not exist: expected a file with a caption a line")
+            raise DataError(
+                f"data.path {str(path)!r} does not exist: expected a file with a caption a line"
+            )
         return {"train": path}
     files: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
         if file.stem in STANDARD_SPLITS and file.is_file():
             if file.stem in files:
-                raise DataError(f"{path} has {files[file.stem].name} and {file.name}: expected one file a split")
+                raise DataError(
+                    f"{path} has {files[file.stem].name} and {file.name}: expected one file a split"
+                )
             files[file.stem] = file
     return files
 
@@ -149,13 +183,17 @@ def _captions(file: Path, column: int | str | None) -> Iterator[tuple[int, str]]
     if file.suffix == ".csv":
         heading = "caption" if column is None else column
         if not isinstance(heading, str):
-            raise DataError(f"{file} has headings, and data.kwargs.column is {column}: expected one of them")
+            raise DataError(
+                f"{file} has headings, and data.kwargs.column is {column}: expected one of them"
+            )
         for where, row in csv_rows(file, [heading]):
             if row[heading].strip():
                 yield int(where.rpartition(" ")[2]), check_text(single_spaced(row[heading]), where)
         return
     if isinstance(column, str):
-        raise DataError(f"data.kwargs.column is {column!r}: expected a number for {file.name}, which is no .csv file")
+        raise DataError(
+            f"data.kwargs.column is {column!r}: expected a number for {file.name}, which is no .csv file"
+        )
     with file.open("rb") as lines:
         for number, content in enumerate(progress(lines, file.name, "line"), start=1):
             where = f"{file}, line {number}"
@@ -185,8 +223,14 @@ def _targets(file: Path) -> Iterator[tuple[str, str, str]]:
         values = item if isinstance(item, dict) else {}
         caption, target = values.get("caption"), values.get("target")
         if not isinstance(caption, str) or not caption.strip():
-            raise DataError(f"{where}: {shown(item)}: expected an object with a 'caption' that is not empty")
-        if not isinstance(target, int | float) or isinstance(target, bool) or not math.isfinite(target):
+            raise DataError(
+                f"{where}: {shown(item)}: expected an object with a 'caption' that is not empty"
+            )
+        if (
+            not isinstance(target, int | float)
+            or isinstance(target, bool)
+            or not math.isfinite(target)
+        ):
             raise DataError(f"{where}: 'target' is {shown(target)}: expected a finite number")
         caption = check_text(single_spaced(caption), where)
         yield "train", caption, f"{file.name}:{number}\t{float(target)!r}\t{caption}"

@@ -51,7 +51,9 @@ class Difference(TypedDict):
     p: float
 
 
-def drawn_weights(groups: Sequence[Hashable], resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
+def drawn_weights(
+    groups: Sequence[Hashable], resamples: int, seed: int
+) -> Iterator[NDArray[np.int64]]:
     """Yield, for each resample, [N] how often each item is in it when groups (images) are drawn with replacement.
 
     Groups are drawn in the order of their names where these are texts, else in that of the items: draws do not depend
@@ -64,7 +66,9 @@ def drawn_weights(groups: Sequence[Hashable], resamples: int, seed: int) -> Iter
     owners = np.array([numbers[group] for group in groups])
     generator = np.random.default_rng(seed)
     count = len(numbers)
-    for _ in tqdm(range(resamples), "bootstrap", unit="resample", leave=False, delay=2, disable=None):
+    for _ in tqdm(
+        range(resamples), "bootstrap", unit="resample", leave=False, delay=2, disable=None
+    ):
         yield np.bincount(generator.integers(count, size=count), minlength=count)[owners]
 
 
@@ -77,13 +81,21 @@ def statistics_of(evaluation: Evaluation) -> list[Statistic]:
             statistics.append(Statistic(keys, counts, of_sums))
     counted = {key for statistic in statistics for key in statistic.keys}
     rows = list(evaluation.per_image.values())
-    keys = tuple(key for key in evaluation.metrics if key not in counted and rows and all(key in row for row in rows))
+    keys = tuple(
+        key
+        for key in evaluation.metrics
+        if key not in counted and rows and all(key in row for row in rows)
+    )
     if keys:
-        statistics.append(Statistic(keys, np.array([[row[key] for key in keys] for row in rows]), means_of_sums))
+        statistics.append(
+            Statistic(keys, np.array([[row[key] for key in keys] for row in rows]), means_of_sums)
+        )
     return statistics
 
 
-def with_intervals(evaluation: Evaluation, resamples: int = RESAMPLES, *, seed: int = 0) -> Evaluation:
+def with_intervals(
+    evaluation: Evaluation, resamples: int = RESAMPLES, *, seed: int = 0
+) -> Evaluation:
     """Add 95 % percentile bootstrap intervals to an evaluation, in the units of its metrics.
 
     An evaluation of one image is returned as it is, and so is any with ``resamples`` 0.
@@ -93,7 +105,9 @@ def with_intervals(evaluation: Evaluation, resamples: int = RESAMPLES, *, seed: 
     evaluation, original = _in_order(evaluation, sorted(evaluation.per_image)), evaluation
     statistics = statistics_of(evaluation)
     intervals = {}
-    for statistic, values in zip(statistics, _bootstrap(statistics, evaluation.n, resamples, seed), strict=True):
+    for statistic, values in zip(
+        statistics, _bootstrap(statistics, evaluation.n, resamples, seed), strict=True
+    ):
         for key, column in zip(statistic.keys, values.T, strict=True):
             low, high = np.quantile(column, ENDS).tolist()
             intervals[key] = low, high
@@ -124,11 +138,15 @@ def compare(
             one, other = first.metrics[key], second.metrics[key]
             low, high = np.quantile(column, ENDS).tolist()
             p = (as_large[key] + 1) / (resamples + 1)
-            differences[key] = Difference(first=one, second=other, difference=other - one, interval=(low, high), p=p)
+            differences[key] = Difference(
+                first=one, second=other, difference=other - one, interval=(low, high), p=p
+            )
     return {key: differences[key] for key in first.metrics if key in differences}
 
 
-def _bootstrap(statistics: Sequence[Statistic], count: int, resamples: int, seed: int) -> list[Floats]:
+def _bootstrap(
+    statistics: Sequence[Statistic], count: int, resamples: int, seed: int
+) -> list[Floats]:
     """[resamples, K] of each statistic, all of the same drawn images."""
     draws = drawn_weights(range(count), resamples, seed)
     resampled: list[list[Floats]] = [[] for _ in statistics]
@@ -141,7 +159,10 @@ def _bootstrap(statistics: Sequence[Statistic], count: int, resamples: int, seed
 
 def _check_images(first: Evaluation, second: Evaluation) -> None:
     if first.per_image.keys() != second.per_image.keys():
-        only = [len(a.per_image.keys() - b.per_image.keys()) for a, b in ((first, second), (second, first))]
+        only = [
+            len(a.per_image.keys() - b.per_image.keys())
+            for a, b in ((first, second), (second, first))
+        ]
         raise EvaluationError(
             f"systems must be compared on the same images: {only[0]} of {first.n} images of the first are not among "
             f"those of the second, and {only[1]} of {second.n} the other way round"
@@ -159,7 +180,9 @@ def _in_order(evaluation: Evaluation, order: Sequence[str]) -> Evaluation:
     )
 
 
-def _pair_statistics(first: Sequence[Statistic], second: Sequence[Statistic]) -> Iterator[tuple[Statistic, Statistic]]:
+def _pair_statistics(
+    first: Sequence[Statistic], second: Sequence[Statistic]
+) -> Iterator[tuple[Statistic, Statistic]]:
     """Pairs of the statistics that both systems have, with the keys that both have."""
     for a in first:
         for b in second:
@@ -182,7 +205,9 @@ def _count_exchanges(
     """Metric key -> how often exchanging captions gives a difference at least as large as the observed one."""
     generator = np.random.default_rng([seed, 1])
     as_large = {key: 0 for a, _ in pairs for key in a.keys}
-    with tqdm(total=resamples, desc="randomisation", unit="toss", leave=False, delay=2, disable=None) as progress:
+    with tqdm(
+        total=resamples, desc="randomisation", unit="toss", leave=False, delay=2, disable=None
+    ) as progress:
         for start in range(0, resamples, _CHUNK):
             size = min(_CHUNK, resamples - start)
             exchanged = generator.integers(0, 2, size=(size, count)).astype(np.float64)

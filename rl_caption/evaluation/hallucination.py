@@ -18,7 +18,10 @@ CHAIR_KEYS = ("CHAIR-i", "CHAIR-s", "objects/recall")
 
 
 def add_chair(
-    evaluation: Evaluation, rows: Sequence[Mapping[str, Any]], captions: Mapping[str, str], chair: Chair
+    evaluation: Evaluation,
+    rows: Sequence[Mapping[str, Any]],
+    captions: Mapping[str, str],
+    chair: Chair,
 ) -> Evaluation:
     """Return ``evaluation`` with the metrics ``CHAIR_KEYS``, each in [0, 1].
 
@@ -32,17 +35,27 @@ def add_chair(
         RewardError: the objects of an image are not known.
     """
     by_id = {row["image_id"]: row for row in rows}
-    rows = [by_id[image_id] for image_id in captions]  # like all other counts, in the order of the captions
+    rows = [
+        by_id[image_id] for image_id in captions
+    ]  # like all other counts, in the order of the captions
     _, columns = reward_inputs(rows)
     counts = np.array(chair.counts(list(captions.values()), columns), np.float64)
     values = chair_of_sums(counts.sum(axis=0, keepdims=True), len(rows))[0].tolist()
     scores = zip(captions, chair_of_sums(counts, 1).tolist(), strict=True)
     per_image = {image_id: dict(zip(CHAIR_KEYS, sums, strict=True)) for image_id, sums in scores}
-    metrics, signature = dict(zip(CHAIR_KEYS, values, strict=True)), f"{evaluation.signature}+CHAIR[{chair.source}]"
-    return evaluation.with_metrics(metrics, per_image, signature, counts=evaluation.counts | {"chair": counts})
+    metrics, signature = (
+        dict(zip(CHAIR_KEYS, values, strict=True)),
+        f"{evaluation.signature}+CHAIR[{chair.source}]",
+    )
+    return evaluation.with_metrics(
+        metrics, per_image, signature, counts=evaluation.counts | {"chair": counts}
+    )
 
 
 def chair_of_sums(sums: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """``CHAIR_KEYS``, [S, 3], of [S, 5] counts (``rewards.text.chair.ChairCounts``) summed over ``count`` captions."""
     wrong, mentions, captions, recalled, objects = sums.T
-    return np.stack([wrong / np.maximum(mentions, 1), captions / count, recalled / np.maximum(objects, 1)], axis=1)
+    return np.stack(
+        [wrong / np.maximum(mentions, 1), captions / count, recalled / np.maximum(objects, 1)],
+        axis=1,
+    )

@@ -32,7 +32,15 @@ from rl_caption import __version__
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.file_checks import missing_files
 from rl_caption.data.plain_files import TextForms
-from rl_caption.evaluation.toolkit import JavaError, Scores, UndefinedMetric, find_java, meteor, ptb_tokenize, spice
+from rl_caption.evaluation.toolkit import (
+    JavaError,
+    Scores,
+    UndefinedMetric,
+    find_java,
+    meteor,
+    ptb_tokenize,
+    spice,
+)
 from rl_caption.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,10 +110,17 @@ class Evaluation:
     """``bleu``, ``meteor``, ``chair`` -> [N, C] statistics of whose sums over images the corpus score is a function."""
 
     def with_metrics(
-        self, metrics: dict[str, float], per_image: dict[str, dict[str, float]], signature: str, **others: Any
+        self,
+        metrics: dict[str, float],
+        per_image: dict[str, dict[str, float]],
+        signature: str,
+        **others: Any,
     ) -> Evaluation:
         """Return a copy with further metrics of the set and of single images, a new signature, and other new fields."""
-        merged = {image_id: self.per_image.get(image_id, {}) | values for image_id, values in per_image.items()}
+        merged = {
+            image_id: self.per_image.get(image_id, {}) | values
+            for image_id, values in per_image.items()
+        }
         metrics, per_image = self.metrics | metrics, self.per_image | merged
         return replace(self, metrics=metrics, per_image=per_image, signature=signature, **others)
 
@@ -144,12 +159,16 @@ def evaluate_captions(
     candidates, tokens, tokens_name = tokenise(captions, references, tokenizer)
     words = words_tokenizer(tokenizer, TOKENIZER)
     warn_of_forms(captions, references, words)
-    not_english = "" if words == TOKENIZER else f"for English only, but the tokenizer is {tokenizer!r}"
+    not_english = (
+        "" if words == TOKENIZER else f"for English only, but the tokenizer is {tokenizer!r}"
+    )
     scored, left_out = _score_all(metrics, candidates, tokens, not_english, spice_jars)
     values = {key: total for scores in scored.values() for key, (total, _) in scores.values.items()}
     per_image: dict[str, dict[str, float]] = {
         image_id: {
-            key: of_images[number] for scores in scored.values() for key, (_, of_images) in scores.values.items()
+            key: of_images[number]
+            for scores in scored.values()
+            for key, (_, of_images) in scores.values.items()
         }
         for number, image_id in enumerate(captions)
     }
@@ -163,16 +182,32 @@ def evaluate_captions(
         values |= _oracle_scores(captions, scenes, per_image)
     if infinite := {key: value for key, value in values.items() if not math.isfinite(value)}:
         raise EvaluationError(f"metrics came out as {infinite}: every metric must be finite")
-    signature = _signature(captions, references, tokens_name, "METEOR" in values or "SPICE" in values)
+    signature = _signature(
+        captions, references, tokens_name, "METEOR" in values or "SPICE" in values
+    )
     sizes = sorted({*SIZES, len(captions)})
-    written = {"captions": captions.values(), "references": [text for key in captions for text in references[key]]}
-    growth = {
-        name: vocabulary_growth(list(map(tokenizer_of(words), of_images)), sizes) for name, of_images in written.items()
+    written = {
+        "captions": captions.values(),
+        "references": [text for key in captions for text in references[key]],
     }
-    return Evaluation(values, signature, len(captions), left_out, per_image, vocabulary_growth=growth, counts=counts)
+    growth = {
+        name: vocabulary_growth(list(map(tokenizer_of(words), of_images)), sizes)
+        for name, of_images in written.items()
+    }
+    return Evaluation(
+        values,
+        signature,
+        len(captions),
+        left_out,
+        per_image,
+        vocabulary_growth=growth,
+        counts=counts,
+    )
 
 
-def warn_of_forms(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str) -> None:
+def warn_of_forms(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str
+) -> None:
     """Warn of captions, and references of their images, that cost scores by their form (``TextForms``)."""
     forms = TextForms()
     for image_id, caption in captions.items():
@@ -194,7 +229,12 @@ def _score_all(
     scored: dict[str, Scores] = {}
     left_out: dict[str, str] = {}
     scorers = SCORERS | {"spice": partial(spice, jars=spice_jars)}
-    for name in tqdm([name for name in METRIC_KEYS if name in metrics], desc="metrics", unit="metric", disable=None):
+    for name in tqdm(
+        [name for name in METRIC_KEYS if name in metrics],
+        desc="metrics",
+        unit="metric",
+        disable=None,
+    ):
         keys = METRIC_KEYS[name]
         try:
             if name in ENGLISH and not_english:
@@ -221,7 +261,9 @@ def evaluate_rows(
     Raises ``EvaluationError`` where the numbers differ or an image id occurs twice, and as ``evaluate_captions``.
     """
     if len(rows) != len(captions):
-        raise EvaluationError(f"{len(captions)} captions for {len(rows)} rows: one caption is needed for each row")
+        raise EvaluationError(
+            f"{len(captions)} captions for {len(rows)} rows: one caption is needed for each row"
+        )
     check_one_row_each(rows, "the split")
     return evaluate_captions(
         dict(zip((row["image_id"] for row in rows), captions, strict=True)),
@@ -229,15 +271,23 @@ def evaluate_rows(
         metrics=metrics,
         tokenizer=tokenizer,
         training_captions=training_captions,
-        scenes={row["image_id"]: row["scene"] for row in rows} if rows and all("scene" in r for r in rows) else None,
+        scenes={row["image_id"]: row["scene"] for row in rows}
+        if rows and all("scene" in r for r in rows)
+        else None,
     )
 
 
 def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
     """Raise ``EvaluationError`` unless image ids, by which references are looked up, are strings and unique."""
     if others := [row["image_id"] for row in rows if not isinstance(row["image_id"], str)]:
-        raise EvaluationError(f"{len(others)} image ids of {source} are not strings, such as {others[:3]}: quote them")
-    repeated = [image_id for image_id, count in Counter(row["image_id"] for row in rows).items() if count > 1]
+        raise EvaluationError(
+            f"{len(others)} image ids of {source} are not strings, such as {others[:3]}: quote them"
+        )
+    repeated = [
+        image_id
+        for image_id, count in Counter(row["image_id"] for row in rows).items()
+        if count > 1
+    ]
     if repeated:
         raise EvaluationError(
             f"{len(repeated)} image ids are in more than one row of {source}, such as {repeated[:3]}: write one row "
@@ -268,7 +318,9 @@ def validation_cider(
     _check_ids(captions, references)
     tokens, df = tokenize_references(references, tokenizer)
     split = tokenizer_of(tokenizer)
-    scores = cider_d([split(text) for text in captions.values()], [tokens[image_id] for image_id in captions], df)
+    scores = cider_d(
+        [split(text) for text in captions.values()], [tokens[image_id] for image_id in captions], df
+    )
     return math.fsum(scores) / len(scores)
 
 
@@ -277,32 +329,48 @@ def tokenize_references(
 ) -> tuple[dict[str, list[list[str]]], DocumentFrequencies]:
     """Return image id -> tokenised references, and their document frequencies: one document per image, no EOS."""
     split = tokenizer_of(tokenizer)
-    tokens = {image_id: [split(text) for text in texts] for image_id, texts in references.items() if texts}
+    tokens = {
+        image_id: [split(text) for text in texts] for image_id, texts in references.items() if texts
+    }
     if len(tokens) < 2:
         needed = "CIDEr weighs words by how many images they occur in: it needs references of at least 2 images"
         raise EvaluationError(f"{needed}, got {len(tokens)}")
-    return tokens, DocumentFrequencies.from_references(tokens.values(), eos=False, n=4, tokenizer=tokenizer)
+    return tokens, DocumentFrequencies.from_references(
+        tokens.values(), eos=False, n=4, tokenizer=tokenizer
+    )
 
 
 def _check_ids(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], scenes: Mapping[str, Scene] | None = None
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    scenes: Mapping[str, Scene] | None = None,
 ) -> None:
     if not captions:
         raise EvaluationError("there are no captions to evaluate")
     for image_id, caption in captions.items():
         if not isinstance(caption, str):
-            raise EvaluationError(f"the caption of image {image_id!r} is {caption!r:.80}: expected a string")
+            raise EvaluationError(
+                f"the caption of image {image_id!r} is {caption!r:.80}: expected a string"
+            )
     for image_id, texts in references.items():
         if isinstance(texts, str):
-            raise EvaluationError(f"the references of image {image_id!r} are the string {texts!r:.80}: expected a list")
+            raise EvaluationError(
+                f"the references of image {image_id!r} are the string {texts!r:.80}: expected a list"
+            )
     if unknown := [image_id for image_id in captions if image_id not in references]:
         raise EvaluationError(
             f"{len(unknown)} of {len(captions)} captions are of images that are not in the references, such as "
             f"{unknown[:3]}; the references have {len(references)} images, such as {list(references)[:3]}"
         )
     check_referenced(captions, references)
-    if lost := [] if scenes is None else [image_id for image_id in captions if image_id not in scenes]:
-        raise EvaluationError(f"{len(lost)} of {len(captions)} captions have no scene, such as images {lost[:3]}")
+    if (
+        lost := []
+        if scenes is None
+        else [image_id for image_id in captions if image_id not in scenes]
+    ):
+        raise EvaluationError(
+            f"{len(lost)} of {len(captions)} captions have no scene, such as images {lost[:3]}"
+        )
 
 
 def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
@@ -310,7 +378,9 @@ def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
     if unknown := sorted(set(metrics) - set(METRIC_KEYS)):
         raise EvaluationError(f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}")
     if tokenizer not in get_args(Tokenizer):
-        raise EvaluationError(f"tokenizer is {tokenizer!r}: expected one of {', '.join(get_args(Tokenizer))}")
+        raise EvaluationError(
+            f"tokenizer is {tokenizer!r}: expected one of {', '.join(get_args(Tokenizer))}"
+        )
     if tokenizer == "java":
         try:
             find_java()
@@ -321,7 +391,9 @@ def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
 def check_referenced(captioned: Collection[str], references: Mapping[str, Sequence[str]]) -> None:
     """Raise ``EvaluationError`` where images whose captions are evaluated have no reference."""
     if bare := [image_id for image_id in captioned if not references[image_id]]:
-        raise EvaluationError(f"{len(bare)} of {len(captioned)} images have no reference caption, such as {bare[:3]}")
+        raise EvaluationError(
+            f"{len(bare)} of {len(captioned)} images have no reference caption, such as {bare[:3]}"
+        )
 
 
 def tokenise(
@@ -360,12 +432,20 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
     try:
         find_java()
     except JavaError as error:
-        note = "%s: %d of %d texts have tokens that may differ from the toolkit's, see the signature"
+        note = (
+            "%s: %d of %d texts have tokens that may differ from the toolkit's, see the signature"
+        )
         logger.warning(note, error, len(others), len(texts))
         return tokens, len(others)
-    logger.info("tokenising %d of %d texts with Java, the others in Python", len(others), len(texts))
+    logger.info(
+        "tokenising %d of %d texts with Java, the others in Python", len(others), len(texts)
+    )
     # Each with its next line, which the tokenizer looks at.
-    lines = [line for row in others for line in (texts[row], texts[row + 1] if row + 1 < len(texts) else "")]
+    lines = [
+        line
+        for row in others
+        for line in (texts[row], texts[row + 1] if row + 1 < len(texts) else "")
+    ]
     for row, words in zip(others, ptb_tokenize(lines)[::2], strict=True):
         tokens[row] = words
     return tokens, 0
@@ -376,9 +456,17 @@ def bleu(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]])
 
     The counts are [N, 10], ``rewards.text.bleu.bleu_counts`` of each image.
     """
-    counts = np.array([bleu_counts(*tokens) for tokens in zip(*_split(candidates, references), strict=True)])
-    total, per_image = bleu_of_counts(counts.sum(axis=0).tolist()), [bleu_of_counts(row) for row in counts.tolist()]
-    values = {key: (total[n], [scores[n] for scores in per_image]) for n, key in enumerate(METRIC_KEYS["bleu"])}
+    counts = np.array(
+        [bleu_counts(*tokens) for tokens in zip(*_split(candidates, references), strict=True)]
+    )
+    total, per_image = (
+        bleu_of_counts(counts.sum(axis=0).tolist()),
+        [bleu_of_counts(row) for row in counts.tolist()],
+    )
+    values = {
+        key: (total[n], [scores[n] for scores in per_image])
+        for n, key in enumerate(METRIC_KEYS["bleu"])
+    }
     return Scores(values, counts.astype(np.float64))
 
 
@@ -398,7 +486,9 @@ def cider(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
     Document frequencies are those of ``references``; ``UndefinedMetric`` where they leave every weight 0.
     """
     if len(candidates) < 2:
-        raise UndefinedMetric("CIDEr weighs words by how many images they occur in: it needs at least 2 images, got 1")
+        raise UndefinedMetric(
+            "CIDEr weighs words by how many images they occur in: it needs at least 2 images, got 1"
+        )
     if not any(text for texts in references.values() for text in texts):
         raise UndefinedMetric("no reference has a word after tokenisation")
     tokens, reference_tokens = _split(candidates, references)
@@ -429,7 +519,9 @@ SCORERS: dict[str, Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Sc
 """Name of a metric -> function of tokenised captions and references."""
 
 
-def vocabulary_growth(captions: Sequence[Sequence[str]], sizes: Sequence[int] = SIZES) -> dict[int, float]:
+def vocabulary_growth(
+    captions: Sequence[Sequence[str]], sizes: Sequence[int] = SIZES
+) -> dict[int, float]:
     """Expected number of different words in m of N tokenised captions drawn without replacement, by m.
 
     sum_w (1 - C(N - f_w, m) / C(N, m)), where f_w of the captions have the word w: rarefaction (Hurlbert, "The
@@ -441,7 +533,9 @@ def vocabulary_growth(captions: Sequence[Sequence[str]], sizes: Sequence[int] = 
     frequencies = Counter(Counter(word for tokens in captions for word in set(tokens)).values())
     growth = {}
     for size in [*(size for size in sizes if size < total), total]:
-        absent = ((count, _absent(total, frequency, size)) for frequency, count in frequencies.items())
+        absent = (
+            (count, _absent(total, frequency, size)) for frequency, count in frequencies.items()
+        )
         growth[size] = math.fsum(count * (1 - chance) for count, chance in absent)
     return growth
 
@@ -461,8 +555,12 @@ def _degeneration(
     """Signs of bad captions, always on Python tokens, so that machines with and without Java agree."""
     split = tokenizer_of(tokenizer)
     seen = None if training_captions is None else {tuple(split(text)) for text in training_captions}
-    statistics = degeneration_statistics([split(text) for text in captions.values()], seen, tokenizer)
-    values = {key: statistics[name] for key, name in DEGENERATION_KEYS.items() if name in statistics}
+    statistics = degeneration_statistics(
+        [split(text) for text in captions.values()], seen, tokenizer
+    )
+    values = {
+        key: statistics[name] for key, name in DEGENERATION_KEYS.items() if name in statistics
+    }
     return values | {"captions/unique": 1 - statistics["duplicates"]}
 
 
@@ -476,10 +574,15 @@ def _oracle_scores(
         score = oracle(caption, scenes[image_id])._asdict()
         per_image[image_id] |= {f"oracle/{field}": float(value) for field, value in score.items()}
     keys = [f"oracle/{field}" for field in OracleScore._fields]
-    return {key: math.fsum(per_image[image_id][key] for image_id in captions) / len(captions) for key in keys}
+    return {
+        key: math.fsum(per_image[image_id][key] for image_id in captions) / len(captions)
+        for key in keys
+    }
 
 
-def _signature(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, java: bool) -> str:
+def _signature(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, java: bool
+) -> str:
     number = sum(len(references[image_id]) for image_id in captions)
     how = f"tokenizer:{tokenizer}+df:references of this call+eos:not counted+references:{number}"
     versions = f"pycocoevalcap{importlib.metadata.version('pycocoevalcap')}"
@@ -488,7 +591,10 @@ def _signature(captions: Mapping[str, str], references: Mapping[str, Sequence[st
 
 
 def check_judges(
-    judges: Mapping[str, Reward], rows: Sequence[Mapping[str, Any]], source: str, key: str = "judges."
+    judges: Mapping[str, Reward],
+    rows: Sequence[Mapping[str, Any]],
+    source: str,
+    key: str = "judges.",
 ) -> None:
     """Check that rows have the columns and image files that rewards need, before anything long starts.
 
@@ -503,7 +609,9 @@ def check_judges(
             check_has_images(who, rows, source)
         missing = sorted(reward.columns - columns.keys())
         if missing:
-            raise EvaluationError(f"{who} needs the columns {missing}, and {source} has {list(columns)}")
+            raise EvaluationError(
+                f"{who} needs the columns {missing}, and {source} has {list(columns)}"
+            )
 
 
 def check_has_images(who: str, rows: Sequence[Mapping[str, Any]], source: str) -> None:
@@ -542,12 +650,16 @@ def add_judges(
     texts = [captions[row["image_id"]] for row in rows]
     means: dict[str, float] = {}
     per_image: dict[str, dict[str, float]] = {row["image_id"]: {} for row in rows}
-    for name, reward in tqdm(judges.items(), desc="judges", unit="judge", disable=None if judges else True):
+    for name, reward in tqdm(
+        judges.items(), desc="judges", unit="judge", disable=None if judges else True
+    ):
         logger.info("scoring %d captions by %s", len(texts), name)
         scores = score_captions(reward, f"judges.{name}", prompts, texts, columns)
         means[JUDGE + name] = math.fsum(scores) / len(scores)
         for row, score in zip(rows, scores, strict=True):
             per_image[row["image_id"]][JUDGE + name] = score
-    signature = evaluation.signature + "".join(f"+{JUDGE}{name}[{reward.signature}]" for name, reward in judges.items())
+    signature = evaluation.signature + "".join(
+        f"+{JUDGE}{name}[{reward.signature}]" for name, reward in judges.items()
+    )
     bounds = evaluation.bounds | {JUDGE + name: reward.bounds for name, reward in judges.items()}
     return evaluation.with_metrics(means, per_image, signature, bounds=bounds)

@@ -34,7 +34,8 @@ class Column:
 
 
 CAPTION_COLUMNS: dict[str, Column] = {
-    key: Column(key) for key in ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
+    key: Column(key)
+    for key in ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
 }
 TEXT_COLUMNS: dict[str, Column] = {
     "length/mean": Column("length, tokens", 1.0, 2),
@@ -83,7 +84,9 @@ def column_of(key: str) -> Column:
     name, factor = key.removeprefix(JUDGE), factor_of(key)
     column = COLUMNS.get(key, Column(name, factor, 4 if factor == 1 else 2))
     in_percent = column.factor == 100 and "%" not in column.heading
-    return Column(f"{column.heading} (x100)", column.factor, column.decimals) if in_percent else column
+    return (
+        Column(f"{column.heading} (x100)", column.factor, column.decimals) if in_percent else column
+    )
 
 
 def format_table(rows: Mapping[str, Evaluation]) -> str:
@@ -101,22 +104,42 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
     present = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
     groups = [
         {key: column for key, column in group.items() if key in present}
-        for group in (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS, CHAIR_COLUMNS, RETRIEVAL_COLUMNS, judges)
+        for group in (
+            CAPTION_COLUMNS,
+            TEXT_COLUMNS,
+            ORACLE_COLUMNS,
+            CHAIR_COLUMNS,
+            RETRIEVAL_COLUMNS,
+            judges,
+        )
     ]
     blocks = ["\n".join(_block(rows, group)) for group in groups if group]
     notes = _reasons(rows, [key for group in groups for key in group])
     for name, row in rows.items():
         if empty := round(row.metrics.get("captions/empty", 0) * row.n):
-            notes.append(f"{name}: {empty} of {row.n} captions have no word and score as empty ones")
+            notes.append(
+                f"{name}: {empty} of {row.n} captions have no word and score as empty ones"
+            )
     if any(factor_of(key) != 1 for key in judges):
-        notes.append(f"{JUDGE}cider and CIDEr may differ in document frequencies and in EOS: see the signature")
-    notes += [f"intervals: {how}" for how in dict.fromkeys(row.interval for row in rows.values() if row.intervals)]
-    notes += [f"decoding: {how}" for how in dict.fromkeys(row.decoding for row in rows.values() if row.decoding)]
+        notes.append(
+            f"{JUDGE}cider and CIDEr may differ in document frequencies and in EOS: see the signature"
+        )
+    notes += [
+        f"intervals: {how}"
+        for how in dict.fromkeys(row.interval for row in rows.values() if row.intervals)
+    ]
+    notes += [
+        f"decoding: {how}"
+        for how in dict.fromkeys(row.decoding for row in rows.values() if row.decoding)
+    ]
     signatures = {name: row.signature for name, row in rows.items()}
     if len(set(signatures.values())) == 1:
         notes.append(f"signature: {next(iter(signatures.values()))}")
     else:
-        notes += ["signatures differ:", *(f"  {name}: {signature}" for name, signature in signatures.items())]
+        notes += [
+            "signatures differ:",
+            *(f"  {name}: {signature}" for name, signature in signatures.items()),
+        ]
     line = " ".join(groups[0])
     title = [f"x100: {line} (CIDEr of 1.0 is printed as 100.00)"] if line else []
     return "\n\n".join([*title, *blocks, "\n".join(notes)])
@@ -124,7 +147,9 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
 
 def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
     """A column for each judge, with its range in the heading, as in ``L-CLIPS, 0 to 2.5``."""
-    keys = dict.fromkeys(key for row in rows.values() for key in row.metrics if key.startswith(JUDGE))
+    keys = dict.fromkeys(
+        key for row in rows.values() for key in row.metrics if key.startswith(JUDGE)
+    )
     columns = {}
     for key in keys:
         column = column_of(key)
@@ -151,11 +176,15 @@ def _block(rows: Mapping[str, Evaluation], columns: Mapping[str, Column]) -> lis
     """The lines of one table: values of each system and, below, their intervals."""
     lines = [["system", "n", *(column.heading for column in columns.values())]]
     for name, row in rows.items():
-        values = [format_value(row.metrics[key], c) if key in row.metrics else LEFT_OUT for key, c in columns.items()]
+        values = [
+            format_value(row.metrics[key], c) if key in row.metrics else LEFT_OUT
+            for key, c in columns.items()
+        ]
         lines.append([name, str(row.n), *values])
         if row.intervals.keys() & columns.keys():
             ends = [
-                [format_value(end, column) for end in row.intervals.get(key, ())] for key, column in columns.items()
+                [format_value(end, column) for end in row.intervals.get(key, ())]
+                for key, column in columns.items()
             ]
             lines.append(["", "", *(" to ".join(interval) for interval in ends)])
     return _align_columns(lines)
@@ -177,7 +206,9 @@ def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:
     for key in keys:
         for name, row in rows.items():
             if key not in row.metrics:
-                reasons.setdefault(row.left_out.get(key, "not asked for"), {}).setdefault(key, []).append(name)
+                reasons.setdefault(row.left_out.get(key, "not asked for"), {}).setdefault(
+                    key, []
+                ).append(name)
     notes = []
     for reason, missing in reasons.items():
         named = [
@@ -202,10 +233,15 @@ def csv_text(lines: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def format_differences(differences: Mapping[str, Difference], names: Sequence[str], resamples: int) -> str:
+def format_differences(
+    differences: Mapping[str, Difference], names: Sequence[str], resamples: int
+) -> str:
     """Return the result of ``confidence.compare`` of two systems as a table, a line for each metric."""
     first, second = names
-    lines = [["metric", first, second, "difference", "95 % interval", "p"], *difference_rows(differences)]
+    lines = [
+        ["metric", first, second, "difference", "95 % interval", "p"],
+        *difference_rows(differences),
+    ]
     note = (
         f"difference: {second} minus {first}; interval: paired bootstrap over images; p: two-sided approximate "
         f"randomisation, {resamples} resamples each, smallest possible {1 / (resamples + 1):.4f}; not corrected for "
@@ -242,9 +278,14 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def check_same_images(first: Collection[str], second: Collection[str], sources: Sequence[str]) -> None:
+def check_same_images(
+    first: Collection[str], second: Collection[str], sources: Sequence[str]
+) -> None:
     """Raise ``EvaluationError``, with counts and examples, where two files have captions of different images."""
-    for captions, others, (name, other) in ((first, second, sources), (second, first, sources[::-1])):
+    for captions, others, (name, other) in (
+        (first, second, sources),
+        (second, first, sources[::-1]),
+    ):
         other_ids = set(others)
         if lost := [image_id for image_id in captions if image_id not in other_ids]:
             raise EvaluationError(
@@ -262,18 +303,24 @@ def check_writable(out_dir: str | Path) -> Path:
             probe.write(b"\n")
     except OSError as error:
         reason = error.strerror or str(error)
-        raise EvaluationError(f"results cannot be written to {str(folder)!r}: {reason}; give another folder") from error
+        raise EvaluationError(
+            f"results cannot be written to {str(folder)!r}: {reason}; give another folder"
+        ) from error
     return folder
 
 
 def check_writable_file(path: str | Path) -> None:
     """Check that a file can be written, as ``check_writable`` does for a folder."""
     if Path(path).is_dir():
-        raise EvaluationError(f"results cannot be written to {str(path)!r}: it is a folder; name a file")
+        raise EvaluationError(
+            f"results cannot be written to {str(path)!r}: it is a folder; name a file"
+        )
     check_writable(Path(path).parent)
 
 
-def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path) -> tuple[Path, Path]:
+def write_evaluation(
+    evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path
+) -> tuple[Path, Path]:
     """Write ``predictions.json`` and ``scores.json``, each complete or not at all; return their paths.
 
     ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; captions that were read by
@@ -333,11 +380,17 @@ def read_scores(folder: Path, judges: Mapping[str, Reward]) -> Evaluation:
     scores = read_json(folder / "scores.json", EvaluationError, ScoresFile)
     bounds = {JUDGE + name: reward.bounds for name, reward in judges.items()}
     left_out, how = scores.get("left_out", {}), scores.get("decoding", "")
-    return Evaluation(scores["metrics"], scores["signature"], scores["n"], left_out, bounds=bounds, decoding=how)
+    return Evaluation(
+        scores["metrics"], scores["signature"], scores["n"], left_out, bounds=bounds, decoding=how
+    )
 
 
 def write_comparison(
-    differences: Mapping[str, Difference], names: Sequence[str], resamples: int, seed: int, folder: Path
+    differences: Mapping[str, Difference],
+    names: Sequence[str],
+    resamples: int,
+    seed: int,
+    folder: Path,
 ) -> Path:
     """Write ``comparison.json``: systems, resamples, seed and the differences by metric key, not times 100."""
     content = {
@@ -355,5 +408,7 @@ def _write_results(path: Path, content: Any) -> Path:
     try:
         write_json(path, content)
     except OSError as error:
-        raise EvaluationError(f"results cannot be written to {str(path.parent)!r}: {error}") from error
+        raise EvaluationError(
+            f"results cannot be written to {str(path.parent)!r}: {error}"
+        ) from error
     return path

@@ -31,10 +31,16 @@ def retrieval_recall(
     Arguments and errors are those of ``both_ways``.
     """
     recalls = both_ways(images, texts, owners, ks)
-    return {f"{way}_r{k}": float(recalls[way][:, n].mean()) for way in recalls for n, k in enumerate(ks, start=1)}
+    return {
+        f"{way}_r{k}": float(recalls[way][:, n].mean())
+        for way in recalls
+        for n, k in enumerate(ks, start=1)
+    }
 
 
-def both_ways(images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequence[int] = KS) -> dict[str, Floats]:
+def both_ways(
+    images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequence[int] = KS
+) -> dict[str, Floats]:
     """Rank images among texts and texts among images: rank, and hits at each of the K ``ks``, of every query.
 
     Image to text (``i2t``, [N, 1 + K]): the best rank of an image's own texts among all texts, and whether at least one
@@ -55,7 +61,9 @@ def both_ways(images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequen
     of_image, of_text = np.asarray(images, np.float32), np.asarray(texts, np.float32)
     owner_of_text = np.asarray(owners)
     _check(of_image, of_text, owner_of_text)
-    of_image, of_text = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (of_image, of_text))
+    of_image, of_text = (
+        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (of_image, of_text)
+    )
     rows = np.arange(len(of_image))
     return {
         "i2t": retrieval_ranks(of_image, of_text, rows, owner_of_text, ks),
@@ -108,20 +116,29 @@ def hit_probability(better: Integers, others: Integers, tied_own: Integers, k: i
 def _check(images: NDArray[Any], texts: NDArray[Any], owners: NDArray[Any]) -> None:
     counts = np.bincount(owners, minlength=len(images))
     if len(owners) != len(texts) or len(counts) > len(images):
-        expected = f"one for each of {len(texts)} texts, the row of an image, 0 to {len(images) - 1}"
+        expected = (
+            f"one for each of {len(texts)} texts, the row of an image, 0 to {len(images) - 1}"
+        )
         raise ValueError(f"{len(owners)} owners, the largest {max(owners)}: expected {expected}")
     without = np.flatnonzero(counts == 0)
     if len(without):
-        raise ValueError(f"images without text: {len(without)}, the first is row {without[0]}: leave them out")
+        raise ValueError(
+            f"images without text: {len(without)}, the first is row {without[0]}: leave them out"
+        )
     for name, rows in (("images", images), ("texts", texts)):
         lengths = np.linalg.norm(rows, axis=1)
         bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
         if len(bad):
-            raise ValueError(f"{name}: row {bad[0]} has the length {lengths[bad[0]]:g}: expected a finite one above 0")
+            raise ValueError(
+                f"{name}: row {bad[0]} has the length {lengths[bad[0]]:g}: expected a finite one above 0"
+            )
 
 
 def add_retrieval(
-    evaluation: Evaluation, rows: Sequence[Mapping[str, Any]], captions: Mapping[str, str], encoder: CachedEncoder
+    evaluation: Evaluation,
+    rows: Sequence[Mapping[str, Any]],
+    captions: Mapping[str, str],
+    encoder: CachedEncoder,
 ) -> Evaluation:
     """Return ``evaluation`` with R@1, R@5, R@10 and the median rank of captions as queries for their images.
 
@@ -138,10 +155,14 @@ def add_retrieval(
         RewardError: an image cannot be read.
     """
     images = encoder.embed_images([row["image"] for row in rows])
-    positions = {row["image_id"]: number for number, row in enumerate(rows) if row["image_id"] in captions}
+    positions = {
+        row["image_id"]: number for number, row in enumerate(rows) if row["image_id"] in captions
+    }
     texts = {
         RETRIEVAL: [(number, captions[image_id]) for image_id, number in positions.items()],
-        REFERENCES: [(number, text) for number in positions.values() for text in rows[number]["references"]],
+        REFERENCES: [
+            (number, text) for number in positions.values() for text in rows[number]["references"]
+        ],
     }
     metrics: dict[str, float] = {}
     per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in positions}
@@ -156,9 +177,9 @@ def add_retrieval(
             for image_id, number in positions.items():
                 per_image[image_id][prefix + name] = float(sums[number] / counts[number])
             if column:
-                metrics[prefix + name] = math.fsum(per_image[image_id][prefix + name] for image_id in positions) / len(
-                    positions
-                )
+                metrics[prefix + name] = math.fsum(
+                    per_image[image_id][prefix + name] for image_id in positions
+                ) / len(positions)
         metrics[f"{prefix}median_rank"] = float(np.median(ranks[:, 0]))
     signature = f"{evaluation.signature}+retrieval[{encoder.signature},{len(rows)} images]"
     return evaluation.with_metrics(metrics, per_image, signature)

@@ -72,12 +72,20 @@ def evaluate_samples(
     )
     by_image = np.array(scores).reshape(len(captions), count)
     diversity, matches, matrices = [], [], []
-    for of_image in tqdm(captions.values(), "diversity", unit="image", leave=False, delay=2, disable=None):
+    for of_image in tqdm(
+        captions.values(), "diversity", unit="image", leave=False, delay=2, disable=None
+    ):
         matrices.append(similarities(of_image, df))
-        diversity.append((self_cider(matrices[-1]), distinct_ngrams(of_image, 1), distinct_ngrams(of_image, 2)))
-        matches.append([bleu_counts(of_image[i], of_image[:i] + of_image[i + 1 :]) for i in range(count)])
+        diversity.append(
+            (self_cider(matrices[-1]), distinct_ngrams(of_image, 1), distinct_ngrams(of_image, 2))
+        )
+        matches.append(
+            [bleu_counts(of_image[i], of_image[:i] + of_image[i + 1 :]) for i in range(count)]
+        )
     bleu = [bleu_of_counts(row)[-1] for row in np.array(matches).sum(axis=0).tolist()]
-    metrics = dict(zip(("self-CIDEr", "Div-1", "Div-2"), np.mean(diversity, axis=0).tolist(), strict=True))
+    metrics = dict(
+        zip(("self-CIDEr", "Div-1", "Div-2"), np.mean(diversity, axis=0).tolist(), strict=True)
+    )
     metrics["mBLEU-4"] = math.fsum(bleu) / count
     if encoder is not None:
         texts = dict.fromkeys(text for of_image in samples.values() for text in of_image)
@@ -102,11 +110,19 @@ def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> lis
         # Of the others alone, in one order: rounding would tell captions apart that are equally similar.
         agreement = np.sort(np.where(np.eye(k, dtype=bool), 0.0, near), axis=2).sum(axis=2)
         chosen = np.take_along_axis(first_scores, agreement.argmax(axis=1)[:, None], axis=1)
-        means.append(BestOf(float(first_scores.mean()), float(first_scores.max(axis=1).mean()), float(chosen.mean())))
+        means.append(
+            BestOf(
+                float(first_scores.mean()),
+                float(first_scores.max(axis=1).mean()),
+                float(chosen.mean()),
+            )
+        )
     return means
 
 
-def _captions_per_image(samples: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[str]]) -> int:
+def _captions_per_image(
+    samples: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[str]]
+) -> int:
     """The number of captions of every image."""
     if not samples:
         raise EvaluationError("there are no samples to evaluate")

@@ -77,13 +77,19 @@ def _version(path: str) -> str:
     # macOS has a placeholder called java that only prints where to get Java.
     try:
         process = subprocess.run(
-            [path, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False
+            [path, "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=20,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JavaError(f"no Java runtime: {path} -version failed: {error}") from error
     output = (process.stderr or process.stdout).decode(errors="replace").strip()
     if process.returncode != 0 or not output:
-        raise JavaError(f"no Java runtime: {path} -version ended with {process.returncode}: {output[:200]}")
+        raise JavaError(
+            f"no Java runtime: {path} -version ended with {process.returncode}: {output[:200]}"
+        )
     first = output.splitlines()[0]
     return first.split('"')[1] if first.count('"') >= 2 else first
 
@@ -95,7 +101,9 @@ class JavaProgram:
     temporary file, so that it cannot block on a full pipe. Every failure is a ``JavaError`` that begins with ``name``.
     """
 
-    def __init__(self, arguments: Sequence[str], *, name: str, timeout: float, cwd: str | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], *, name: str, timeout: float, cwd: str | None = None
+    ) -> None:
         self._command = [find_java().path, "-Dfile.encoding=UTF-8", *arguments]
         self._name, self._timeout, self._cwd = name, timeout, cwd
         self._expired = False
@@ -105,7 +113,12 @@ class JavaProgram:
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(
-                self._command, stdin=pipe, stdout=pipe, stderr=self._errors, cwd=self._cwd, start_new_session=True
+                self._command,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=self._errors,
+                cwd=self._cwd,
+                start_new_session=True,
             )
         except OSError as error:
             self._errors.close()
@@ -121,7 +134,9 @@ class JavaProgram:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # buffered input of a process that is gone
+                with contextlib.suppress(
+                    BrokenPipeError
+                ):  # buffered input of a process that is gone
                     stream.close()
 
     def run(self, text: str = "") -> str:
@@ -166,8 +181,14 @@ class JavaProgram:
         if self._expired:
             return JavaError(f"{self._name} was not done after {self._timeout:g} s and was ended")
         self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        return JavaError(f"{self._name} {how.format(status)}: {'; '.join(lines[-3:])[:400] or 'it printed no reason'}")
+        lines = [
+            line.strip()
+            for line in self._errors.read().decode("utf-8", "replace").splitlines()
+            if line.strip()
+        ]
+        return JavaError(
+            f"{self._name} {how.format(status)}: {'; '.join(lines[-3:])[:400] or 'it printed no reason'}"
+        )
 
 
 def _folder(module: str) -> Path:
@@ -194,9 +215,14 @@ def ptb_tokenize(captions: Sequence[str], *, timeout: float | None = None) -> li
     with JavaProgram(arguments, name="the PTB tokenizer", timeout=limit) as program:
         lines = program.run(text).split("\n")
     if len(lines) != len(captions) + 1 or lines[-1]:
-        raise JavaError(f"the PTB tokenizer returned {len(lines) - 1} lines for {len(captions)} captions")
+        raise JavaError(
+            f"the PTB tokenizer returned {len(lines) - 1} lines for {len(captions)} captions"
+        )
     dropped = frozenset(PUNCTUATIONS)
-    return [" ".join(word for word in line.rstrip().split(" ") if word not in dropped) for line in lines[:-1]]
+    return [
+        " ".join(word for word in line.rstrip().split(" ") if word not in dropped)
+        for line in lines[:-1]
+    ]
 
 
 def meteor(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
@@ -208,16 +234,37 @@ def meteor(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]
     from pycocoevalcap.meteor.meteor import METEOR_JAR
 
     folder = _folder("meteor.meteor")
-    arguments = ["-Xmx2G", "-jar", str(folder / METEOR_JAR), "-", "-", "-stdio", "-l", "en", "-norm"]
-    logger.info("computing METEOR of %d captions with Java %s", len(candidates), find_java().version)
-    with JavaProgram(arguments, cwd=str(folder), name="METEOR", timeout=300 + len(candidates) / 10) as program:
+    arguments = [
+        "-Xmx2G",
+        "-jar",
+        str(folder / METEOR_JAR),
+        "-",
+        "-",
+        "-stdio",
+        "-l",
+        "en",
+        "-norm",
+    ]
+    logger.info(
+        "computing METEOR of %d captions with Java %s", len(candidates), find_java().version
+    )
+    with JavaProgram(
+        arguments, cwd=str(folder), name="METEOR", timeout=300 + len(candidates) / 10
+    ) as program:
         lines = []
-        for image_id, caption in tqdm(candidates.items(), desc="METEOR", unit="caption", disable=None):
+        for image_id, caption in tqdm(
+            candidates.items(), desc="METEOR", unit="caption", disable=None
+        ):
             # '|||' separates the fields of a line, so it cannot occur within one.
-            fields = [text.replace("|||", "").replace("  ", " ") for text in [*references[image_id], caption]]
+            fields = [
+                text.replace("|||", "").replace("  ", " ")
+                for text in [*references[image_id], caption]
+            ]
             lines.append(program.ask(" ||| ".join(["SCORE", *fields])))
             if not lines[-1][:1].isdigit():
-                raise JavaError(f"METEOR cannot score image {image_id!r}, caption {caption!r:.80}: {lines[-1][:200]}")
+                raise JavaError(
+                    f"METEOR cannot score image {image_id!r}, caption {caption!r:.80}: {lines[-1][:200]}"
+                )
         answers = [program.ask(" ||| ".join(["EVAL", *lines])), *(program.read() for _ in lines)]
     try:
         *scores, total = map(float, answers)
@@ -225,12 +272,16 @@ def meteor(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]
         raise JavaError(f"METEOR returned something other than scores: {error}") from error
     counts = np.array([[float(number) for number in line.split()] for line in lines])
     exact = (counts[:, 21] == counts[:, 0]) & (counts[:, 22] == counts[:, 1]) & (counts[:, 20] == 1)
-    counts[exact, 20] = 0.0  # a caption that equals its reference adds no chunk to the sums of the set
+    counts[exact, 20] = (
+        0.0  # a caption that equals its reference adds no chunk to the sums of the set
+    )
     return Scores({"METEOR": (total, scores)}, counts)
 
 
 def spice(
-    candidates: Mapping[str, str], references: Mapping[str, Sequence[str]], jars: str | Path | None = None
+    candidates: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    jars: str | Path | None = None,
 ) -> Scores:
     """SPICE 1.0, mean F over images (Anderson et al. 2016). Range [0, 1].
 
@@ -238,11 +289,18 @@ def spice(
     the toolkit's own ``spice/lib``. Nothing is downloaded. The time limit is 600 s plus 1 s for each image.
     """
     folder, ids = _folder("spice.spice"), sorted(candidates)
-    arguments = spice_arguments(folder, Path(jars) if jars is not None else None, find_java().version)
-    items = [{"image_id": image_id, "test": candidates[image_id], "refs": references[image_id]} for image_id in ids]
+    arguments = spice_arguments(
+        folder, Path(jars) if jars is not None else None, find_java().version
+    )
+    items = [
+        {"image_id": image_id, "test": candidates[image_id], "refs": references[image_id]}
+        for image_id in ids
+    ]
     limit = 600 + len(ids)
     logger.info(
-        "SPICE parses the captions of %d images without showing progress; it is stopped after %d s", len(ids), limit
+        "SPICE parses the captions of %d images without showing progress; it is stopped after %d s",
+        len(ids),
+        limit,
     )
     with tempfile.TemporaryDirectory(prefix="spice-") as scratch:
         source, target = Path(scratch, "captions.json"), Path(scratch, "scores.json")
@@ -253,14 +311,26 @@ def spice(
         if not target.is_file():
             raise JavaError("SPICE ended without writing its scores")
         try:
-            f_scores = {item["image_id"]: item["scores"]["All"]["f"] for item in json.loads(target.read_text("utf-8"))}
+            f_scores = {
+                item["image_id"]: item["scores"]["All"]["f"]
+                for item in json.loads(target.read_text("utf-8"))
+            }
         except (ValueError, KeyError, TypeError) as error:
-            raise JavaError(f"SPICE wrote something other than scores: {type(error).__name__}: {error}") from error
+            raise JavaError(
+                f"SPICE wrote something other than scores: {type(error).__name__}: {error}"
+            ) from error
     for image_id in ids:
         value = f_scores.get(image_id)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise UndefinedMetric(f"SPICE gave {value!r} for image {image_id!r}")
-    return Scores({"SPICE": (float(np.mean([f_scores[i] for i in ids])), [float(f_scores[i]) for i in candidates])})
+    return Scores(
+        {
+            "SPICE": (
+                float(np.mean([f_scores[i] for i in ids])),
+                [float(f_scores[i]) for i in candidates],
+            )
+        }
+    )
 
 
 def spice_arguments(folder: Path, jars: Path | None, version: str) -> list[str]:
@@ -276,11 +346,21 @@ def spice_arguments(folder: Path, jars: Path | None, version: str) -> list[str]:
     names = [f"{JAR}.jar", f"{JAR}-models.jar"]
     for name in names:
         if not (parser / name).is_file():
-            where = f"the folder {str(parser)!r} (spice_jars)" if jars is not None else f"its folder spice/{SPICELIB}"
+            where = (
+                f"the folder {str(parser)!r} (spice_jars)"
+                if jars is not None
+                else f"its folder spice/{SPICELIB}"
+            )
             hint = "" if jars is not None else "; name the folder that has it by --spice_jars"
             raise JavaError(f"pycocoevalcap does not ship {name}, and it is not in {where}{hint}")
-    opened = [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]  # unknown to Java 8 and older ("1.8")
+    opened = [
+        f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED
+    ]  # unknown to Java 8 and older ("1.8")
     # By class name, not by -jar: the jar's own class path names the toolkit's folder.
-    path = [str(folder / SPICE_JAR), *(str(parser.resolve() / name) for name in names), str(folder / SPICELIB / "*")]
+    path = [
+        str(folder / SPICE_JAR),
+        *(str(parser.resolve() / name) for name in names),
+        str(folder / SPICELIB / "*"),
+    ]
     before = [] if version.split(".")[0] in ("1", "") else opened
     return ["-Xmx8G", *before, "-cp", os.pathsep.join(path), "edu.anu.spice.SpiceScorer"]

@@ -27,7 +27,9 @@ CIFAR_PROMPTS = tuple(
 IMAGENET_CLASS = re.compile(r"n\d{8}")
 
 
-def zero_shot_accuracy(encoder: CachedEncoder, folder: str | Path, prompts: Prompts = "imagenet") -> float:
+def zero_shot_accuracy(
+    encoder: CachedEncoder, folder: str | Path, prompts: Prompts = "imagenet"
+) -> float:
     """Share of images whose class is the nearest one, in [0, 1].
 
     Args:
@@ -46,7 +48,9 @@ def zero_shot_accuracy(encoder: CachedEncoder, folder: str | Path, prompts: Prom
     return float(np.mean(np.argmax(embeddings @ class_embeddings.T, axis=1) == np.array(classes)))
 
 
-def embed_classes(encoder: CachedEncoder, names: Sequence[str], prompts: Prompts = "imagenet") -> Embeddings:
+def embed_classes(
+    encoder: CachedEncoder, names: Sequence[str], prompts: Prompts = "imagenet"
+) -> Embeddings:
     """Embed classes by their names: [C, D], normalised means of the normalised embeddings of their prompts."""
     writers = _prompts(prompts)
     rows = encoder.embed_texts([write(name) for name in names for write in writers])
@@ -59,18 +63,24 @@ def labelled_images(folder: Path) -> tuple[list[str], list[Path], list[int]]:
     """Read a folder with a folder for each of C classes: their names [C], N images, and the class of each [N]."""
     folders = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     if len(folders) < 2:
-        raise DataError(f"{str(folder)!r} has {len(folders)} folders: expected one for each class, with its images")
+        raise DataError(
+            f"{str(folder)!r} has {len(folders)} folders: expected one for each class, with its images"
+        )
     names = [path.name.replace("_", " ") for path in folders]
     if all(IMAGENET_CLASS.fullmatch(path.name) for path in folders):
         names = list(_metadata().IMAGENET_CLASSNAMES)
         if len(names) != len(folders):
-            raise DataError(f"{str(folder)!r} has {len(folders)} classes of ImageNet: expected all {len(names)}")
+            raise DataError(
+                f"{str(folder)!r} has {len(folders)} classes of ImageNet: expected all {len(names)}"
+            )
     images: list[Path] = []
     classes: list[int] = []
     for number, path in enumerate(folders):
         files = sorted(list_images(path))
         if not files:
-            raise DataError(f"{str(path)!r} has no images: expected those of the class {names[number]!r}")
+            raise DataError(
+                f"{str(path)!r} has no images: expected those of the class {names[number]!r}"
+            )
         images += files
         classes += [number] * len(files)
     return names, images, classes
@@ -84,4 +94,6 @@ def _prompts(prompts: Prompts) -> Sequence[Callable[[str], str]]:
     if prompts == "imagenet":
         templates: Sequence[Callable[[str], str]] = _metadata().OPENAI_IMAGENET_TEMPLATES
         return templates
-    return [text.format for text in (CIFAR_PROMPTS if prompts == "cifar" else ("a photo of a {}.",))]
+    return [
+        text.format for text in (CIFAR_PROMPTS if prompts == "cifar" else ("a photo of a {}.",))
+    ]

@@ -26,7 +26,9 @@ class ScoringRequest:
 
     captions: list[str]
     columns: dict[str, list[Any]]
-    result: asyncio.Future[Scores] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    result: asyncio.Future[Scores] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 def scores_rows_alone(reward: MixedReward) -> bool:
@@ -35,11 +37,16 @@ def scores_rows_alone(reward: MixedReward) -> bool:
     Of rewards that are not of this package that is not known: False.
     """
     classes = {target: name for name, target in REWARDS.items()}
-    names = [classes.get(f"{type(term).__module__}:{type(term).__name__}", "") for term in leaf_rewards(reward)]
+    names = [
+        classes.get(f"{type(term).__module__}:{type(term).__name__}", "")
+        for term in leaf_rewards(reward)
+    ]
     return reward.normalize == "none" and all(name and name not in RELATIVE for name in names)
 
 
-def score_request(reward: MixedReward, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Scores:
+def score_request(
+    reward: MixedReward, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]
+) -> Scores:
     """Score N captions by one call. Raises ``RewardError``; prompts are the column ``prompts``, if there is one."""
     others = {name: rows for name, rows in columns.items() if name != "prompts"}
     terms = reward.terms(columns.get("prompts"), captions, **others)
@@ -59,8 +66,15 @@ class BatchingScorer:
         max_pending: captions that may wait.
     """
 
-    def __init__(self, reward: MixedReward, max_batch: int, window: float, max_pending: int) -> None:
-        self.reward, self.max_batch, self.window, self.max_pending = reward, max_batch, window, max_pending
+    def __init__(
+        self, reward: MixedReward, max_batch: int, window: float, max_pending: int
+    ) -> None:
+        self.reward, self.max_batch, self.window, self.max_pending = (
+            reward,
+            max_batch,
+            window,
+            max_pending,
+        )
         self.shares_calls = scores_rows_alone(reward)
         # One thread for all calls: each further one would keep memory of its own for the reward's tensors.
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
@@ -78,7 +92,9 @@ class BatchingScorer:
             RewardError: the reward failed.
         """
         if self.pending and self.pending + len(captions) > self.max_pending:
-            raise QueueFull(f"captions that wait: {self.pending}, of at most {self.max_pending} (max_pending)")
+            raise QueueFull(
+                f"captions that wait: {self.pending}, of at most {self.max_pending} (max_pending)"
+            )
         request = ScoringRequest(captions, columns)
         self.pending += len(captions)
         self.queue.append(request)
@@ -128,11 +144,18 @@ class BatchingScorer:
     async def _call(self, batch: Sequence[ScoringRequest]) -> Scores:
         self.calls += 1
         captions = [caption for request in batch for caption in request.captions]
-        columns = {name: [row for request in batch for row in request.columns[name]] for name in batch[0].columns}
+        columns = {
+            name: [row for request in batch for row in request.columns[name]]
+            for name in batch[0].columns
+        }
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.thread, score_request, self.reward, captions, columns)
+        return await loop.run_in_executor(
+            self.thread, score_request, self.reward, captions, columns
+        )
 
-    async def failing_row(self, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> int | None:
+    async def failing_row(
+        self, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> int | None:
         """``failing_row`` of the reward, between two of its calls."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.thread, failing_row, self.reward, captions, columns)
@@ -153,14 +176,20 @@ def _answer(batch: Sequence[ScoringRequest], outcome: Scores | BaseException) ->
         start = end
 
 
-def failing_row(reward: MixedReward, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> int | None:
+def failing_row(
+    reward: MixedReward, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]
+) -> int | None:
     """The first row that fails by itself, found by bisection; None where none does, or rows do not score alone."""
     if not scores_rows_alone(reward):
         return None
 
     def fails(start: int, end: int) -> bool:
         try:
-            score_request(reward, captions[start:end], {name: rows[start:end] for name, rows in columns.items()})
+            score_request(
+                reward,
+                captions[start:end],
+                {name: rows[start:end] for name, rows in columns.items()},
+            )
         except RewardError:
             return True
         return False

@@ -54,7 +54,9 @@ class RewardClient:
     ) -> None:
         url = url or os.environ.get("RL_CAPTION_URL", "")
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"url is {url!r}: expected the server's address, such as http://127.0.0.1:8400")
+            raise ValueError(
+                f"url is {url!r}: expected the server's address, such as http://127.0.0.1:8400"
+            )
         self.url, self.token = url.rstrip("/"), token or os.environ.get("RL_CAPTION_TOKEN")
         self.timeout, self.attempts, self.backoff = timeout, attempts, backoff
 
@@ -71,7 +73,10 @@ class RewardClient:
             ServerError: the request is wrong, the reward failed (the message names row and term), or the server did
                 not answer within all attempts.
         """
-        body = {"captions": list(captions), "columns": {name: list(rows) for name, rows in columns.items()}}
+        body = {
+            "captions": list(captions),
+            "columns": {name: list(rows) for name, rows in columns.items()},
+        }
         answer = self.post("/score", body)
         return Scores(answer["scores"], answer["terms"])
 
@@ -87,11 +92,15 @@ class RewardClient:
         """Send a request (GET without a body) until it is answered; the answer's JSON object. Raises as ``score``."""
         address, token = self.url + path, self.token
         try:
-            answer = request_json(address, body, token, self.timeout, self.attempts, self.backoff, encode_value)
+            answer = request_json(
+                address, body, token, self.timeout, self.attempts, self.backoff, encode_value
+            )
         except HttpError as error:
             raise ServerError(str(error)) from error
         if not isinstance(answer, dict):
-            raise ServerError(f"{address} answered {answer!r:.80}: expected the object of a reward server")
+            raise ServerError(
+                f"{address} answered {answer!r:.80}: expected the object of a reward server"
+            )
         return answer
 
 
@@ -109,7 +118,11 @@ def columns_of(labels: Sequence[str], name: str) -> dict[str, list[Any]]:
             raise ValueError(f"{name} of row {row} is {label!r:.80}: expected JSON") from error
         expected = rows[0].keys() if rows else None
         if not isinstance(values, dict) or (expected is not None and values.keys() != expected):
-            expected_text = "an object of columns" if expected is None else f"an object of {sorted(expected)}, as row 0"
+            expected_text = (
+                "an object of columns"
+                if expected is None
+                else f"an object of {sorted(expected)}, as row 0"
+            )
             raise ValueError(f"{name} of row {row} is {label!r:.80}: expected {expected_text}")
         rows.append(values)
     return {key: [values[key] for values in rows] for key in rows[0]} if rows else {}
@@ -123,4 +136,6 @@ def encode_value(value: Any) -> Any:
         return str(value)
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"{value!r:.80} cannot be sent: expected text, numbers, lists, or bytes of an image file")
+    raise TypeError(
+        f"{value!r:.80} cannot be sent: expected text, numbers, lists, or bytes of an image file"
+    )

@@ -59,7 +59,9 @@ class ServeConfig(TrustConfig):
             )
         for name in self.images:
             if not name or "/" in name or name in (".", ".."):
-                raise ConfigError(f"images has the name {name!r}: expected one without a slash, such as coco")
+                raise ConfigError(
+                    f"images has the name {name!r}: expected one without a slash, such as coco"
+                )
 
 
 def is_loopback(host: str) -> bool:

@@ -13,7 +13,9 @@ from rewards.compat import pycocoevalcap as compat
 class Meteor:
     """pycocoevalcap's METEOR, whose Java program starts only where METEOR is asked for."""
 
-    def compute_score(self, gts: Mapping[Any, list[str]], res: Mapping[Any, list[str]]) -> tuple[float, list[float]]:
+    def compute_score(
+        self, gts: Mapping[Any, list[str]], res: Mapping[Any, list[str]]
+    ) -> tuple[float, list[float]]:
         """The score of the set, and N scores."""
         score: tuple[float, list[float]] = compat.Meteor().compute_score(gts, res)
         return score

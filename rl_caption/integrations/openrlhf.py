@@ -49,7 +49,9 @@ def _client() -> RewardClient:
     return RewardClient()
 
 
-def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **_: Any) -> dict[str, Any]:
+def reward_func(
+    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **_: Any
+) -> dict[str, Any]:
     """``--reward.remote_url FILE.py``: rewards of queries, by the server at ``RL_CAPTION_URL``.
 
     A label is a JSON object of columns, such as ``{"image": "coco/1.jpg", "references": ["..."]}``. Raises

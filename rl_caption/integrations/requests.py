@@ -55,7 +55,9 @@ class EncodedImage:
 class RefusedRequest(ValueError):
     """A request that gets no scores: HTTP status, message, and the row and field that it is about."""
 
-    def __init__(self, status: int, message: str, row: int | None = None, field: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, row: int | None = None, field: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.row, self.field = status, row, field
 
@@ -73,7 +75,9 @@ async def read_json(request: Any, max_mb: float) -> Any:
                 if len(body) > max_mb * 2**20:
                     raise RefusedRequest(413, f"the body is larger than {max_mb:g} MiB (max_mb)")
     except TimeoutError as error:
-        raise RefusedRequest(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from error
+        raise RefusedRequest(
+            408, f"the body did not arrive within {BODY_SECONDS:g} seconds"
+        ) from error
     try:
         return await asyncio.to_thread(json.loads, body)
     except ValueError as error:
@@ -85,7 +89,9 @@ def read_scoring(body: Any) -> tuple[list[str], Columns]:
     values = check_fields(body, {"captions"}, {"columns"})
     columns = values.get("columns") or {}
     if not isinstance(columns, dict):
-        raise RefusedRequest(422, f"columns is {columns!r:.80}: expected an object of lists", field="columns")
+        raise RefusedRequest(
+            422, f"columns is {columns!r:.80}: expected an object of lists", field="columns"
+        )
     return check_texts(values, "captions"), columns
 
 
@@ -96,16 +102,24 @@ def read_openrlhf(body: Any) -> tuple[list[str], Columns]:
     same ones. Raises ``RefusedRequest``.
     """
     values = check_fields(body, {"query", "prompts", "labels"})
-    queries, prompts, labels = (check_texts(values, name) for name in ("query", "prompts", "labels"))
+    queries, prompts, labels = (
+        check_texts(values, name) for name in ("query", "prompts", "labels")
+    )
     for name, texts in (("prompts", prompts), ("labels", labels)):
         if len(texts) != len(queries):
-            raise RefusedRequest(422, f"{name} has {len(texts)} rows for {len(queries)} queries", field=name)
+            raise RefusedRequest(
+                422, f"{name} has {len(texts)} rows for {len(queries)} queries", field=name
+            )
     try:
         columns = columns_of(labels, "label")
     except ValueError as error:
         raise RefusedRequest(422, str(error), field="labels") from error
-    captions = _captions([partial(caption_of, *pair) for pair in zip(queries, prompts, strict=True)], "query")
-    return [caption for caption, _ in captions], columns | {"finished": [ended for _, ended in captions]}
+    captions = _captions(
+        [partial(caption_of, *pair) for pair in zip(queries, prompts, strict=True)], "query"
+    )
+    return [caption for caption, _ in captions], columns | {
+        "finished": [ended for _, ended in captions]
+    }
 
 
 def read_llamafactory(body: Any, after: str | None) -> tuple[list[str], Columns]:
@@ -154,14 +168,20 @@ def check_texts(values: dict[str, Any], field: str) -> list[str]:
     """``values[field]``, a list of strings, not empty. Raises ``RefusedRequest``."""
     texts = values[field]
     if not isinstance(texts, list) or not texts:
-        raise RefusedRequest(422, f"{field} is {texts!r:.80}: expected a list of at least one text", field=field)
+        raise RefusedRequest(
+            422, f"{field} is {texts!r:.80}: expected a list of at least one text", field=field
+        )
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            raise RefusedRequest(422, f"{field} has {text!r:.80} in row {row}: expected text", row, field)
+            raise RefusedRequest(
+                422, f"{field} has {text!r:.80} in row {row}: expected text", row, field
+            )
     return texts
 
 
-def read_rows(config: ServeConfig, required: Set[str], captions: list[str], columns: Columns) -> Columns:
+def read_rows(
+    config: ServeConfig, required: Set[str], captions: list[str], columns: Columns
+) -> Columns:
     """The columns, checked, with images that a reward reads.
 
     Raises:
@@ -170,14 +190,22 @@ def read_rows(config: ServeConfig, required: Set[str], captions: list[str], colu
     expected = {*COLUMNS, *required, "prompts"}
     for name, rows in columns.items():
         if name not in expected:
-            raise RefusedRequest(422, f"the column {name!r:.80} is unknown: expected {sorted(expected)}", field=name)
+            raise RefusedRequest(
+                422, f"the column {name!r:.80} is unknown: expected {sorted(expected)}", field=name
+            )
         if not isinstance(rows, list) or len(rows) != len(captions):
             count = len(rows) if isinstance(rows, list) else f"{rows!r:.80}, no list,"
-            raise RefusedRequest(422, f"column {name} has {count} rows for {len(captions)} captions", field=name)
+            raise RefusedRequest(
+                422, f"column {name} has {count} rows for {len(captions)} captions", field=name
+            )
     for name in sorted(required - columns.keys()):
-        raise RefusedRequest(422, f"the reward needs the column {name!r}, which the request lacks", field=name)
+        raise RefusedRequest(
+            422, f"the reward needs the column {name!r}, which the request lacks", field=name
+        )
     if "image" in columns:
-        images = {json.dumps(source): source for source in columns["image"]}  # one object for the samples of an image
+        images = {
+            json.dumps(source): source for source in columns["image"]
+        }  # one object for the samples of an image
         decoded: dict[str, Any] = {}
         for row, source in enumerate(columns["image"]):
             key = json.dumps(source)
@@ -195,22 +223,30 @@ def read_image(config: ServeConfig, source: Any, row: int) -> Path | EncodedImag
     """
     try:
         if isinstance(source, dict) and source.keys() == {"base64"}:
-            return encoded_image(base64.b64decode(source["base64"], validate=True), config.max_megapixels)
+            return encoded_image(
+                base64.b64decode(source["base64"], validate=True), config.max_megapixels
+            )
         if isinstance(source, str) and source.startswith(("http://", "https://")):
             return encoded_image(fetch(config, source), config.max_megapixels)
         if isinstance(source, str):
             return find_image(config, source)
     except (*UNREADABLE, binascii.Error, http.client.HTTPException) as error:
         text = repr(source)[:80]
-        raise RefusedRequest(422, f"row {row}: image {text}: {error or type(error).__name__}", row, "image") from error
-    raise RefusedRequest(422, f"row {row}: image is {source!r:.80}: expected NAME/path or base64", row, "image")
+        raise RefusedRequest(
+            422, f"row {row}: image {text}: {error or type(error).__name__}", row, "image"
+        ) from error
+    raise RefusedRequest(
+        422, f"row {row}: image is {source!r:.80}: expected NAME/path or base64", row, "image"
+    )
 
 
 def find_image(config: ServeConfig, name: str) -> Path:
     """The file behind ``NAME/path``. Raises ``ValueError`` where it is not below the folder, links followed."""
     folder, _, path = name.partition("/")
     if folder not in config.images:
-        raise ValueError(f"there is no folder {folder!r:.80}: the server has {sorted(config.images)}")
+        raise ValueError(
+            f"there is no folder {folder!r:.80}: the server has {sorted(config.images)}"
+        )
     root = Path(config.images[folder]).resolve()
     file = Path(os.path.realpath(root / path))  # resolve() raises where links go in a circle
     if not file.is_relative_to(root) or not file.is_file():

@@ -86,7 +86,9 @@ def bind(config: ServeConfig) -> Iterator[socket.socket]:
             listener.bind((config.host, config.port))
         except OSError as error:
             where = f"host is {config.host!r} and port {config.port}"
-            raise ConfigError(f"{where}: cannot listen there ({error.strerror}); port 0 takes a free one") from error
+            raise ConfigError(
+                f"{where}: cannot listen there ({error.strerror}); port 0 takes a free one"
+            ) from error
         listener.listen(2048)  # requests wait until the reward is loaded
         yield listener
 
@@ -94,7 +96,10 @@ def bind(config: ServeConfig) -> Iterator[socket.socket]:
 def _run_workers(config: ServeConfig, listener: socket.socket) -> None:
     """Start the workers, pass SIGTERM and Ctrl-C on, and wait for them; if one ends by itself, all end."""
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_work, args=(config, listener, index)) for index in range(config.workers)]
+    workers = [
+        context.Process(target=_work, args=(config, listener, index))
+        for index in range(config.workers)
+    ]
     stopping = False
 
     def stop(*_: Any) -> None:
@@ -109,9 +114,14 @@ def _run_workers(config: ServeConfig, listener: socket.socket) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     while any(worker.is_alive() for worker in workers):
-        multiprocessing.connection.wait([worker.sentinel for worker in workers if worker.is_alive()], timeout=1)
+        multiprocessing.connection.wait(
+            [worker.sentinel for worker in workers if worker.is_alive()], timeout=1
+        )
         if not stopping and not all(worker.is_alive() for worker in workers):
-            logger.error("a worker ended with code %s: the others are stopped", [worker.exitcode for worker in workers])
+            logger.error(
+                "a worker ended with code %s: the others are stopped",
+                [worker.exitcode for worker in workers],
+            )
             stop()
     # One that was still loading has died of SIGTERM.
     if any(worker.exitcode not in (0, -signal.SIGTERM) for worker in workers):
@@ -132,7 +142,10 @@ def _answer_until_stopped(app: Any, listener: socket.socket) -> None:
     """Answer requests until SIGTERM or Ctrl-C; those that have been accepted are answered first."""
     import uvicorn
 
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it has stopped
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # uvicorn raises the signal again when it has stopped
         signal.signal(number, lambda *_: None)
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
 
@@ -144,9 +157,15 @@ class ServerMetrics:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
         self.registry = registry = CollectorRegistry()
-        self.captions = Counter("rl_caption_captions", "captions that were scored", registry=registry)
-        self.refused = Counter("rl_caption_refused", "requests without scores", ["status"], registry=registry)
-        self.seconds = Histogram("rl_caption_seconds", "seconds of a scored request", registry=registry)
+        self.captions = Counter(
+            "rl_caption_captions", "captions that were scored", registry=registry
+        )
+        self.refused = Counter(
+            "rl_caption_refused", "requests without scores", ["status"], registry=registry
+        )
+        self.seconds = Histogram(
+            "rl_caption_seconds", "seconds of a scored request", registry=registry
+        )
         pending = Gauge("rl_caption_pending_captions", "captions that wait", registry=registry)
         pending.set_function(lambda: scorer.pending)
         calls = Gauge("rl_caption_reward_calls", "calls of the reward", registry=registry)
@@ -181,8 +200,12 @@ def build_app(config: ServeConfig, reward: MixedReward) -> Any:
         metrics.seconds.observe(time.perf_counter() - start)
         return scores
 
-    app = FastAPI(title="rl-caption", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    if is_loopback(config.host):  # else pages of other sites could ask, under a name that leads here
+    app = FastAPI(
+        title="rl-caption", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    if is_loopback(
+        config.host
+    ):  # else pages of other sites could ask, under a name that leads here
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
 
     answer_errors(app, metrics)
@@ -195,7 +218,9 @@ def build_app(config: ServeConfig, reward: MixedReward) -> Any:
     @app.post("/openrlhf")
     async def _(request: Request) -> Any:
         scores = await score(request, read_openrlhf)
-        return JSONResponse({"rewards": scores.total, "scores": scores.total, "extra_logs": scores.terms})
+        return JSONResponse(
+            {"rewards": scores.total, "scores": scores.total, "extra_logs": scores.terms}
+        )
 
     @app.post("/llamafactory")
     async def _(request: Request) -> Any:
@@ -205,8 +230,14 @@ def build_app(config: ServeConfig, reward: MixedReward) -> Any:
     @app.get("/health")
     async def _() -> Any:
         bounds = [end if math.isfinite(end) else None for end in reward.bounds]
-        described = {"signature": reward.signature, "bounds": bounds, "columns": sorted(reward.columns)}
-        return JSONResponse({"status": "ok", "terms": reward.weights, "pending": scorer.pending} | described)
+        described = {
+            "signature": reward.signature,
+            "bounds": bounds,
+            "columns": sorted(reward.columns),
+        }
+        return JSONResponse(
+            {"status": "ok", "terms": reward.weights, "pending": scorer.pending} | described
+        )
 
     @app.get("/metrics")
     async def _() -> Any:
@@ -223,7 +254,9 @@ def answer_errors(app: Any, metrics: ServerMetrics) -> None:
     @app.exception_handler(RefusedRequest)
     async def refuse(_: Request, error: RefusedRequest) -> Response:
         metrics.refused.labels(error.status).inc()
-        body = json.dumps({"error": str(error), "row": error.row, "field": error.field})  # ASCII: fields are any text
+        body = json.dumps(
+            {"error": str(error), "row": error.row, "field": error.field}
+        )  # ASCII: fields are any text
         headers = {"Retry-After": "1"} if error.status == 503 else None
         return Response(body, error.status, headers, "application/json")
 
@@ -233,7 +266,10 @@ def answer_errors(app: Any, metrics: ServerMetrics) -> None:
 
 
 async def scores_of(
-    request: Any, read: Callable[[Any], tuple[list[str], Columns]], config: ServeConfig, scorer: BatchingScorer
+    request: Any,
+    read: Callable[[Any], tuple[list[str], Columns]],
+    config: ServeConfig,
+    scorer: BatchingScorer,
 ) -> Scores:
     """Scores of the captions that ``read`` takes from the body of a request. Raises ``RefusedRequest``."""
     check_token(request.headers.get("authorization", ""))
@@ -245,11 +281,15 @@ async def scores_of(
         raise RefusedRequest(503, str(error)) from error
     except RewardError as error:
         row = await scorer.failing_row(captions, columns)
-        raise RefusedRequest(422, str(error) if row is None else f"row {row}: {error}", row) from error
+        raise RefusedRequest(
+            422, str(error) if row is None else f"row {row}: {error}", row
+        ) from error
 
 
 def check_token(authorization: str) -> None:
     """Raises ``RefusedRequest`` where the server has a token and the header ``Authorization`` has not."""
     token = os.environ.get(TOKEN_VARIABLE)
     if token and not secrets.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
-        raise RefusedRequest(401, "the token is missing or wrong: expected the header Authorization: Bearer TOKEN")
+        raise RefusedRequest(
+            401, "the token is missing or wrong: expected the header Authorization: Bearer TOKEN"
+        )

@@ -44,5 +44,7 @@ async def compute_score(
         row["references"] = [ground_truth] if isinstance(ground_truth, str) else list(ground_truth)
     if finished is not None:
         row["finished"] = finished
-    scores = await _client(url).score_async([solution_str], **{name: [value] for name, value in row.items()})
+    scores = await _client(url).score_async(
+        [solution_str], **{name: [value] for name, value in row.items()}
+    )
     return {"score": scores.total[0]} | {name: values[0] for name, values in scores.terms.items()}

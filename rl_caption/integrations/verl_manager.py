@@ -16,7 +16,9 @@ class ServedRewardManager(RewardManagerBase):  # type: ignore[misc]
 
     def __init__(self, config: Any, tokenizer: Any, *arguments: Any, **_: Any) -> None:
         super().__init__(config, tokenizer, None)
-        self.options = dict((config.reward.get("custom_reward_function") or {}).get("reward_kwargs") or {})
+        self.options = dict(
+            (config.reward.get("custom_reward_function") or {}).get("reward_kwargs") or {}
+        )
 
     async def run_single(self, data: Any) -> dict[str, Any]:
         """``{"reward_score", "reward_extra_info"}`` of the last row of ``data``. Raises ``ServerError``."""

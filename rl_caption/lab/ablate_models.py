@@ -68,17 +68,28 @@ def ablate_models(config: AblateModelsConfig, parse: Parse) -> int:
     }
     failures = []
     with run_lock(out, wait_seconds=10.0), stop_requests(leave=True):
-        earlier = [file for file in runs[0].config.warm_start if not is_complete(_folder_of(file, parse))]
+        earlier = [
+            file for file in runs[0].config.warm_start if not is_complete(_folder_of(file, parse))
+        ]
         jobs = [
-            Job(f"{run.label} seed {run.seed}", _command(run.arguments), run.folder.parent / "log.txt")
+            Job(
+                f"{run.label} seed {run.seed}",
+                _command(run.arguments),
+                run.folder.parent / "log.txt",
+            )
             for run in runs
             if not is_complete(run.folder)
         ]
-        first = [Job(file, _command(["--config", file]), out / "start" / f"{Path(file).stem}.log") for file in earlier]
+        first = [
+            Job(file, _command(["--config", file]), out / "start" / f"{Path(file).stem}.log")
+            for file in earlier
+        ]
         for batch, parallel in ((first, 1), (jobs, config.jobs)):
             if batch:
                 with closing(run_jobs(batch, [None] * parallel)) as running:
-                    failures += [f"{ended.job.name}: see {ended.job.log}" for ended in running if ended.code]
+                    failures += [
+                        f"{ended.job.name}: see {ended.job.log}" for ended in running if ended.code
+                    ]
         results: dict[str, list[Figures]] = {label: [] for label in config.cells}
         for run in runs:
             if is_complete(run.folder):
@@ -96,13 +107,19 @@ def make_runs(config: AblateModelsConfig, parse: Parse) -> list[ModelRun]:
     for seed in config.seeds:
         for label, cell in config.cells.items():
             if not LABEL.fullmatch(label):
-                raise ConfigError(f"cells has the label {label!r}: expected letters, digits and . _ = + - only")
+                raise ConfigError(
+                    f"cells has the label {label!r}: expected letters, digits and . _ = + - only"
+                )
             fixed = sorted({"run.dir", "train.seed"} & set(cell.overrides))
             if fixed:
                 raise ConfigError(f"cells.{label}.overrides: {fixed[0]} is set by the grid")
             folder = Path(config.out) / "cells" / label / f"seed{seed}" / "run"
             changes = {"run.dir": str(folder), "train.seed": seed} | cell.overrides
-            arguments = ["--config", config.base, *(f"--{key}={as_argument(value)}" for key, value in changes.items())]
+            arguments = [
+                "--config",
+                config.base,
+                *(f"--{key}={as_argument(value)}" for key, value in changes.items()),
+            ]
             recipe = parse(RewardModelConfig, arguments, f"cell {label!r}: rl-caption reward_model")
             saved = folder / "config.yaml"
             changed = changed_keys(saved, recipe) if saved.is_file() else []
@@ -115,7 +132,9 @@ def make_runs(config: AblateModelsConfig, parse: Parse) -> list[ModelRun]:
     return runs
 
 
-def measure_model(run: ModelRun, config: AblateModelsConfig, judged: Mapping[str, Sequence[JudgementSet]]) -> Figures:
+def measure_model(
+    run: ModelRun, config: AblateModelsConfig, judged: Mapping[str, Sequence[JudgementSet]]
+) -> Figures:
     """Retrieval and the published figures of every set, by the exported model of a run; None what is not defined."""
     encoder = load_dual_encoder(RetrievalConfig(str(run.export)), f"cell {run.label!r}")
     figures: Figures = {}
@@ -124,11 +143,19 @@ def measure_model(run: ModelRun, config: AblateModelsConfig, judged: Mapping[str
         rows = data.split(usable_split(data, config.retrieval))
         texts, owners = texts_of(rows)["references"]
         recall = retrieval_recall(
-            encoder.embed_images([row["image"] for row in rows]), encoder.embed_texts(texts), owners, [1]
+            encoder.embed_images([row["image"] for row in rows]),
+            encoder.embed_texts(texts),
+            owners,
+            [1],
         )
-        figures |= {"R@1, image to text": 100 * recall["i2t_r1"], "R@1, text to image": 100 * recall["t2i_r1"]}
+        figures |= {
+            "R@1, image to text": 100 * recall["i2t_r1"],
+            "R@1, text to image": 100 * recall["t2i_r1"],
+        }
     if judged:
-        metric = build_metrics("", {run.label: JudgeConfig(config.reward, {"backbone": encoder} | config.kwargs)})
+        metric = build_metrics(
+            "", {run.label: JudgeConfig(config.reward, {"backbone": encoder} | config.kwargs)}
+        )
         for heading, subsets in judged.items():
             for subset in subsets:
                 name = heading if len(subsets) == 1 else f"{heading}, {subset.name}"
@@ -141,7 +168,9 @@ def measure_model(run: ModelRun, config: AblateModelsConfig, judged: Mapping[str
     return figures
 
 
-def write_table(out: Path, config: AblateModelsConfig, results: Mapping[str, Sequence[Figures]]) -> str:
+def write_table(
+    out: Path, config: AblateModelsConfig, results: Mapping[str, Sequence[Figures]]
+) -> str:
     """Write ``table.md`` and ``table.json`` and return the table: means over seeds ± standard deviation, x100."""
     columns = list(dict.fromkeys(name for rows in results.values() for row in rows for name in row))
     lines = [
@@ -149,8 +178,13 @@ def write_table(out: Path, config: AblateModelsConfig, results: Mapping[str, Seq
         for label, rows in results.items()
     ]
     table = markdown(["cell", "seeds", *columns], lines)
-    notes = [f"- recipe: {config.base}", f"- sets scored by `{config.reward}`, figures x100, ± standard deviation"]
-    notes += [f"- {label}: {cell.overrides or 'the recipe'}" for label, cell in config.cells.items()]
+    notes = [
+        f"- recipe: {config.base}",
+        f"- sets scored by `{config.reward}`, figures x100, ± standard deviation",
+    ]
+    notes += [
+        f"- {label}: {cell.overrides or 'the recipe'}" for label, cell in config.cells.items()
+    ]
     text = "\n".join([table, "", *notes]) + "\n"
     write_text(out / "table.md", text)
     write_json(out / "table.json", {label: list(rows) for label, rows in results.items()})

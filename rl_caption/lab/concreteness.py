@@ -39,7 +39,11 @@ logit-normal distribution, whose median is then 0.622. ``median``: mu is the med
 
 
 def standardize(
-    scores: ArrayLike, lengths: Sequence[int], reading: str = "logit", bin_width: int = 1, margin: float = 1e-4
+    scores: ArrayLike,
+    lengths: Sequence[int],
+    reading: str = "logit",
+    bin_width: int = 1,
+    margin: float = 1e-4,
 ) -> Floats:
     """Give the scores of every caption length one logit-normal distribution (A.1): sigmoid(mean + z), [N] in (0, 1).
 
@@ -59,10 +63,14 @@ def standardize(
     """
     values = np.asarray(scores, np.float64)
     if values.shape != (len(lengths),):
-        raise ValueError(f"scores of shape {values.shape} for {len(lengths)} lengths: expected one each")
+        raise ValueError(
+            f"scores of shape {values.shape} for {len(lengths)} lengths: expected one each"
+        )
     wrong = values[~((values >= 0) & (values <= 1))]  # also NaN
     if len(wrong):
-        raise ValueError(f"a score is {wrong[0]}: standardize logit needs scores in [0, 1]; set it to none for others")
+        raise ValueError(
+            f"a score is {wrong[0]}: standardize logit needs scores in [0, 1]; set it to none for others"
+        )
     logits = logit(values.clip(margin, 1 - margin))
     groups = np.asarray(lengths) // bin_width
     standardized = np.zeros(len(values))
@@ -90,7 +98,9 @@ def binarize(ratings: Sequence[float]) -> list[bool]:
     """Whether each of [N] ratings is above their median. ``ValueError`` where none is."""
     labels = (np.asarray(ratings) > np.median(ratings)).tolist()
     if not any(labels):
-        raise ValueError(f"none of {len(ratings)} ratings is above their median: expected different ratings")
+        raise ValueError(
+            f"none of {len(ratings)} ratings is above their median: expected different ratings"
+        )
     return labels
 
 
@@ -112,9 +122,17 @@ def fit_combination(scores: ArrayLike, labels: Sequence[bool], l2: float = 1.0) 
         gradient = np.append(features.T @ slopes + l2 * values[:-1], slopes.sum())
         return float(np.logaddexp(0, -margins).sum() + l2 / 2 * values[:-1] @ values[:-1]), gradient
 
-    result = minimize(objective, np.zeros(features.shape[1] + 1), jac=True, method="L-BFGS-B", options={"ftol": 1e-14})
+    result = minimize(
+        objective,
+        np.zeros(features.shape[1] + 1),
+        jac=True,
+        method="L-BFGS-B",
+        options={"ftol": 1e-14},
+    )
     if not np.isfinite(result.x).all() or not result.success:
-        raise ValueError(f"the logistic regression has no optimum: {result.message}; a higher l2 is the usual remedy")
+        raise ValueError(
+            f"the logistic regression has no optimum: {result.message}; a higher l2 is the usual remedy"
+        )
     *weights, intercept = result.x.tolist()
     return Combination(weights, intercept)
 
@@ -145,21 +163,32 @@ def make_targets(config: ConcretenessConfig) -> str:
     columns = {name: _score(scorer, every, config) for name, scorer in scorers.items()}
     table = np.stack(list(columns.values()), axis=1)  # [N, F]
     rows = dict(zip(every, table.tolist(), strict=True))
-    records = [{"caption": caption, **dict(zip(columns, rows[caption], strict=True))} for caption in captions]
+    records = [
+        {"caption": caption, **dict(zip(columns, rows[caption], strict=True))}
+        for caption in captions
+    ]
     write_json_lines(out / "scores.jsonl", records)
     signatures = {name: scorer.signature for name, scorer in scorers.items()}
     summary: dict[str, Any] = {"config": asdict(config), "signatures": signatures}
-    targets = {f"targets_{name}.jsonl": table[: len(captions), index] for index, name in enumerate(columns)}
+    targets = {
+        f"targets_{name}.jsonl": table[: len(captions), index] for index, name in enumerate(columns)
+    }
     if rated:
         with naming(f"ratings {config.ratings!r}"):
             combination = fit_combination([rows[caption] for caption in rated], labels, config.l2)
         right = (combination([rows[caption] for caption in rated]) > 0.5) == np.array(labels)
         weights = dict(zip(columns, combination.weights, strict=True))
-        summary |= {"weights": weights, "intercept": combination.intercept, "accuracy": float(right.mean())}
+        summary |= {
+            "weights": weights,
+            "intercept": combination.intercept,
+            "accuracy": float(right.mean()),
+        }
         targets = {"targets.jsonl": combination(table[: len(captions)])}
     for name, values in targets.items():
         pairs = zip(captions, values.tolist(), strict=True)
-        write_json_lines(out / name, [{"caption": caption, "target": target} for caption, target in pairs])
+        write_json_lines(
+            out / name, [{"caption": caption, "target": target} for caption, target in pairs]
+        )
     write_json(out / "combination.json", summary)
     written = ", ".join(str(out / name) for name in ("scores.jsonl", *targets, "combination.json"))
     print(f"wrote {written}", file=sys.stderr)
@@ -186,7 +215,9 @@ def _score(scorer: Reward, captions: Sequence[str], config: ConcretenessConfig) 
     scores = score_captions(scorer, f"scorer {scorer.__name__!r}", None, captions, {})
     if config.standardize == "none":
         return np.array(scores)
-    lengths = [len(caption.split() if config.length == "words" else caption) for caption in captions]
+    lengths = [
+        len(caption.split() if config.length == "words" else caption) for caption in captions
+    ]
     with naming(f"scorer {scorer.__name__!r}"):
         return standardize(scores, lengths, config.standardize, config.bin_width, config.margin)
 
@@ -210,7 +241,11 @@ def _ratings(path: Path) -> dict[str, float]:
     with _reading(path):
         for caption, where, item in _captioned_lines(path):
             rating = item.get("rating")
-            if not isinstance(rating, int | float) or isinstance(rating, bool) or not math.isfinite(rating):
+            if (
+                not isinstance(rating, int | float)
+                or isinstance(rating, bool)
+                or not math.isfinite(rating)
+            ):
                 raise DataError(f"{where}: 'rating' is {shown(rating)}: expected a finite number")
             ratings_of[caption].append(float(rating))
     if not ratings_of:
@@ -228,7 +263,11 @@ def _captioned_lines(path: Path) -> Iterator[tuple[str, str, Mapping[str, Any]]]
     Of a CSV file those with a caption in that column; ``concreteness_annotation``, as in the authors' file, is the
     ``rating``.
     """
-    lines = _csv_lines(path) if path.suffix == ".csv" else ((where, item) for _, where, item in json_lines(path))
+    lines = (
+        _csv_lines(path)
+        if path.suffix == ".csv"
+        else ((where, item) for _, where, item in json_lines(path))
+    )
     for where, item in lines:
         check_type(item, dict, where, DataError)
         caption = item.get("caption")
@@ -242,6 +281,12 @@ def _csv_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         rating = row.get("rating", row.get("concreteness_annotation"))
         if row["caption"].strip():
             try:
-                yield where, {"caption": row["caption"]} | ({} if rating is None else {"rating": float(rating)})
+                yield (
+                    where,
+                    {"caption": row["caption"]}
+                    | ({} if rating is None else {"rating": float(rating)}),
+                )
             except ValueError as error:
-                raise DataError(f"{where}: the rating is {shown(rating)}: expected a number") from error
+                raise DataError(
+                    f"{where}: the rating is {shown(rating)}: expected a number"
+                ) from error

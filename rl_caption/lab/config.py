@@ -8,7 +8,16 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.config.evaluation import RetrievalConfig
 from rl_caption.config.schema import DataConfig, JudgeConfig, PairsConfig, RewardConfig, TrustConfig
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import BatchSize, Range, Resamples, Seed, Steps, Tokens, Weight, Workers
+from rl_caption.runtime.options import (
+    BatchSize,
+    Range,
+    Resamples,
+    Seed,
+    Steps,
+    Tokens,
+    Weight,
+    Workers,
+)
 
 
 @dataclass
@@ -203,7 +212,9 @@ class WriteNegativesConfig(PartsConfig):
         out: folder for ``negatives.jsonl``, ``report.md`` and ``parts``.
     """
 
-    writer: RecaptionerConfig = field(default_factory=lambda: RecaptionerConfig(target="language_model"))
+    writer: RecaptionerConfig = field(
+        default_factory=lambda: RecaptionerConfig(target="language_model")
+    )
     out: str = "negatives"
 
 
@@ -312,7 +323,9 @@ class WebConfig(TrustConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (count := self.decode.captions_per_image) > 1:
-            raise ConfigError(f"decode gives {count} captions an image: the page shows one of each captioner")
+            raise ConfigError(
+                f"decode gives {count} captions an image: the page shows one of each captioner"
+            )
 
 
 @dataclass
@@ -374,9 +387,13 @@ class AblateModelsConfig(TrustConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.cells:
-            raise ConfigError("cells is empty: name at least one, such as {recipe: {overrides: {}}}")
+            raise ConfigError(
+                "cells is empty: name at least one, such as {recipe: {overrides: {}}}"
+            )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ConfigError(f"seeds is {self.seeds}: expected different whole numbers, and at least one")
+            raise ConfigError(
+                f"seeds is {self.seeds}: expected different whole numbers, and at least one"
+            )
         if self.retrieval is None and not self.sets:
             raise ConfigError("retrieval is null and sets is empty: nothing would be compared")
 

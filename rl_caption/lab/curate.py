@@ -73,7 +73,11 @@ def curate(config: CurateConfig) -> str:
     """
     _check_rules(config)
     source = Source(
-        Path(config.data), config.image_root, config.image_column, config.caption_column, config.text_column
+        Path(config.data),
+        config.image_root,
+        config.image_column,
+        config.caption_column,
+        config.text_column,
     )
     rewards = _rewards(config)
     out, rows = Path(config.out), source.count()
@@ -81,7 +85,9 @@ def curate(config: CurateConfig) -> str:
         raise DataError(f"{config.data} has no rows")
     if not any(row.get("split", config.split) == config.split for _, row in source.rows()):
         splits = dict.fromkeys(shown(row["split"]) for _, row in source.rows())
-        raise DataError(f"no row of {config.data} has split {config.split!r}: its splits are {', '.join(splits)}")
+        raise DataError(
+            f"no row of {config.data} has split {config.split!r}: its splits are {', '.join(splits)}"
+        )
     files = [out / "parts" / f"{number:06d}.npz" for number in range(-(-rows // config.part_rows))]
     missing, summary = missing_parts(out, files, config.worker, _settings(config, source, rewards))
     _make_parts(config, source, rewards, files, missing)
@@ -97,25 +103,35 @@ def _check_rules(config: CurateConfig) -> None:
     wrong = []
     for name, limits in config.rules.items():
         if name == TEXT_OVERLAP and not config.text_column:
-            wrong.append(f"rules.{name} needs text_column, the name of a column with text in the image")
+            wrong.append(
+                f"rules.{name} needs text_column, the name of a column with text in the image"
+            )
         elif name not in measures:
             wrong.append(f"rules.{name} is not a measure: expected one of {', '.join(measures)}")
         if len(limits) != 2 or all(limit is None for limit in limits):
-            wrong.append(f"rules.{name} is {limits}: expected [least, most], one of which may be null")
+            wrong.append(
+                f"rules.{name} is {limits}: expected [least, most], one of which may be null"
+            )
     for index, step in enumerate(config.select):
         limits = [step.top, step.bottom, step.min, step.max]
         if step.score not in config.scores:
             wrong.append(
                 f"select[{index}].score is {step.score!r}: expected one of {', '.join(config.scores) or 'none'}"
             )
-        if all(limit is None for limit in limits) or (step.top is not None and step.bottom is not None):
-            wrong.append(f"select[{index}] sets {_name(step)}: expected one of top and bottom, or min or max")
+        if all(limit is None for limit in limits) or (
+            step.top is not None and step.bottom is not None
+        ):
+            wrong.append(
+                f"select[{index}] sets {_name(step)}: expected one of top and bottom, or min or max"
+            )
     if wrong:
         raise ConfigError("; ".join(wrong))
 
 
 def _name(step: Selection) -> str:
-    limits = {name: value for name, value in asdict(step).items() if name != "score" and value is not None}
+    limits = {
+        name: value for name, value in asdict(step).items() if name != "score" and value is not None
+    }
     return f"{step.score}: " + ", ".join(f"{name} {value:.10g}" for name, value in limits.items())
 
 
@@ -126,19 +142,35 @@ def _rewards(config: CurateConfig) -> dict[str, Reward]:
             rewards[name] = builder.build(score.target or name, score.kwargs)
         foreign = sorted(rewards[name].columns - {"image", "image_id"})
         if foreign:
-            raise ConfigError(f"scores.{name} needs {', '.join(foreign)}: expected a reward without references")
+            raise ConfigError(
+                f"scores.{name} needs {', '.join(foreign)}: expected a reward without references"
+            )
     return rewards
 
 
-def _settings(config: CurateConfig, source: Source, rewards: Mapping[str, Reward]) -> dict[str, Any]:
+def _settings(
+    config: CurateConfig, source: Source, rewards: Mapping[str, Reward]
+) -> dict[str, Any]:
     """What the parts depend on."""
-    names = ("image_root", "image_column", "caption_column", "split", "text_column", "duplicates", "part_rows")
+    names = (
+        "image_root",
+        "image_column",
+        "caption_column",
+        "split",
+        "text_column",
+        "duplicates",
+        "part_rows",
+    )
     settings: dict[str, Any] = {name: getattr(config, name) for name in (*names, "on_bad")}
-    settings["rules"] = [list(rule) for rule in config.rules.items()]  # a list: parts have the rules' numbers
+    settings["rules"] = [
+        list(rule) for rule in config.rules.items()
+    ]  # a list: parts have the rules' numbers
     settings["scores"] = {name: reward.signature for name, reward in rewards.items()}
     if any("image" in reward.columns for reward in rewards.values()):  # others read no image
         every = fingerprint({"rows": (row for _, row in source.rows())})
-        settings["data"] = {name: value for name, value in every.items() if not name.endswith(("ids", "texts"))}
+        settings["data"] = {
+            name: value for name, value in every.items() if not name.endswith(("ids", "texts"))
+        }
     settings["files"] = {}
     for file in source.files:
         with file.open("rb") as content:
@@ -147,7 +179,11 @@ def _settings(config: CurateConfig, source: Source, rewards: Mapping[str, Reward
 
 
 def _make_parts(
-    config: CurateConfig, source: Source, rewards: Mapping[str, Reward], files: Sequence[Path], missing: Sequence[int]
+    config: CurateConfig,
+    source: Source,
+    rewards: Mapping[str, Reward],
+    files: Sequence[Path],
+    missing: Sequence[int],
 ) -> None:
     part_numbers = set(missing)
     rows = source.rows(lambda index: index // config.part_rows in part_numbers)
@@ -158,11 +194,19 @@ def _make_parts(
             np.savez(file, allow_pickle=False, **arrays)
 
 
-def _part(config: CurateConfig, rows: Sequence[Item], rewards: Mapping[str, Reward]) -> dict[str, NDArray]:
+def _part(
+    config: CurateConfig, rows: Sequence[Item], rewards: Mapping[str, Reward]
+) -> dict[str, NDArray]:
     """The arrays of ``Measurements`` for the rows of one part; those of scores are named ``score_NAME``."""
-    unreadable = _unreadable(config, rows) if any("image" in reward.columns for reward in rewards.values()) else set()
+    unreadable = (
+        _unreadable(config, rows)
+        if any("image" in reward.columns for reward in rewards.values())
+        else set()
+    )
     captions = [(row, caption) for row in rows for caption in row["references"]]
-    reasons = np.array([_reason(config, row, caption, unreadable) for row, caption in captions], dtype=np.int16)
+    reasons = np.array(
+        [_reason(config, row, caption, unreadable) for row, caption in captions], dtype=np.int16
+    )
     arrays: dict[str, NDArray] = {
         "captions": np.array([len(row["references"]) for row in rows], dtype=np.int32),
         "reason": reasons,
@@ -174,7 +218,9 @@ def _part(config: CurateConfig, rows: Sequence[Item], rewards: Mapping[str, Rewa
         if len(good):
             chosen = [captions[index] for index in good]
             columns = {key: [row[key] for row, _ in chosen] for key in ("image", "image_id")}
-            scores[good] = score_captions(reward, f"scores.{name}", None, [caption for _, caption in chosen], columns)
+            scores[good] = score_captions(
+                reward, f"scores.{name}", None, [caption for _, caption in chosen], columns
+            )
         arrays[f"score_{name}"] = scores
     return arrays
 
@@ -227,9 +273,16 @@ def _key(config: CurateConfig, row: Item, caption: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
-def _read_parts(files: Sequence[Path], scores: Sequence[str], rows: int, part_rows: int) -> Measurements:
+def _read_parts(
+    files: Sequence[Path], scores: Sequence[str], rows: int, part_rows: int
+) -> Measurements:
     """Read the parts of a data set of ``rows`` rows. Raises ``DataError``, which names the file, for a damaged one."""
-    kinds = {"captions": np.int32, "reason": np.int16, "key": np.uint64, **{f"score_{n}": np.float32 for n in scores}}
+    kinds = {
+        "captions": np.int32,
+        "reason": np.int16,
+        "key": np.uint64,
+        **{f"score_{n}": np.float32 for n in scores},
+    }
     columns: dict[str, list[NDArray]] = {name: [] for name in kinds}
     for number, path in enumerate(progress(files, "reading parts", "part")):
         damaged = f"{path} cannot be read: delete it and run again to recreate it"
@@ -243,14 +296,18 @@ def _read_parts(files: Sequence[Path], scores: Sequence[str], rows: int, part_ro
             for name, dtype in kinds.items():
                 if arrays[name].dtype != dtype or arrays[name].shape != (length[name],):
                     actual = f"{arrays[name].dtype} {list(arrays[name].shape)}"
-                    raise ValueError(f"{name} is {actual}: expected {np.dtype(dtype)} [{length[name]}]")
+                    raise ValueError(
+                        f"{name} is {actual}: expected {np.dtype(dtype)} [{length[name]}]"
+                    )
                 columns[name].append(arrays[name])
     whole = {name: np.concatenate(blocks) for name, blocks in columns.items()}
     scores_by_name = {score: whole.pop(f"score_{score}") for score in scores}
     return Measurements(**whole, scores=scores_by_name)
 
 
-def _select(config: CurateConfig, measurements: Measurements) -> list[tuple[str, NDArray[np.bool_]]]:
+def _select(
+    config: CurateConfig, measurements: Measurements
+) -> list[tuple[str, NDArray[np.bool_]]]:
     """The steps of the selection in their order: what each drops captions for, and which are left [N]."""
     looked_at = measurements.reason != OTHER_SPLIT
     left = looked_at.copy()
@@ -292,14 +349,21 @@ def _write(
     out, kept = Path(config.out), steps[-1][1] | (measurements.reason == OTHER_SPLIT)
     generator = np.random.default_rng(config.seed)
     dropped = [(name, before & ~after) for (_, before), (name, after) in pairwise(steps)]
-    examples = {name: _drawn(generator, mask, config.examples) for name, mask in [("kept", steps[-1][1]), *dropped]}
+    examples = {
+        name: _drawn(generator, mask, config.examples)
+        for name, mask in [("kept", steps[-1][1]), *dropped]
+    }
     example_indices = {int(index) for indices in examples.values() for index in indices}
     texts: dict[int, str] = {}
     ends, written = np.cumsum(measurements.captions), 0
     with atomic_write(out / "kept.jsonl") as file:
         for index, row in progress(source.rows(), "writing", "row", len(ends)):
             first, captions = int(ends[index] - measurements.captions[index]), row["references"]
-            texts |= {first + n: caption for n, caption in enumerate(captions) if first + n in example_indices}
+            texts |= {
+                first + n: caption
+                for n, caption in enumerate(captions)
+                if first + n in example_indices
+            }
             chosen = [n for n in range(len(captions)) if kept[first + n]]
             if chosen:
                 write_rows(file, [with_references(row, chosen)], out / "images")
@@ -308,16 +372,26 @@ def _write(
     lines = [f"# Curated: {config.data}", "", table, "", f"- `kept.jsonl`: {written:,} rows"]
     lines += [f"- {name}: {reward.signature}" for name, reward in rewards.items()]
     for name, indices in examples.items():
-        lines += ["", f"## {name if name == 'kept' else f'dropped: {name}'}", ""] if len(indices) else []
+        lines += (
+            ["", f"## {name if name == 'kept' else f'dropped: {name}'}", ""] if len(indices) else []
+        )
         for index in indices:
-            scores = ", ".join(f"{score} {values[index]:.4f}" for score, values in measurements.scores.items())
+            scores = ", ".join(
+                f"{score} {values[index]:.4f}" for score, values in measurements.scores.items()
+            )
             caption = " ".join(texts[int(index)].split())
-            lines.append(f"- {caption}" + (f" ({scores})" if scores and "nan" not in scores else ""))
+            lines.append(
+                f"- {caption}" + (f" ({scores})" if scores and "nan" not in scores else "")
+            )
     write_text(out / "report.md", "\n".join(lines) + "\n")
-    return "\n".join([table, "", f"wrote {out / 'kept.jsonl'} ({written:,} rows) and {out / 'report.md'}"])
+    return "\n".join(
+        [table, "", f"wrote {out / 'kept.jsonl'} ({written:,} rows) and {out / 'report.md'}"]
+    )
 
 
-def _drawn(generator: np.random.Generator, mask: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
+def _drawn(
+    generator: np.random.Generator, mask: NDArray[np.bool_], count: int
+) -> NDArray[np.int64]:
     index = np.flatnonzero(mask)
     return np.sort(generator.choice(index, min(count, len(index)), replace=False))
 

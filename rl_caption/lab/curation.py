@@ -34,7 +34,9 @@ only own too up down out off over under then once about after before above below
 """
 STOP_WORDS = BAD_ENDINGS.union(_MORE_STOP_WORDS.split())
 """English function words."""
-_AUXILIARIES = frozenset(["is", "are", "was", "were", "be", "been", "being", "am", "has", "have", "had", "do", "does"])
+_AUXILIARIES = frozenset(
+    ["is", "are", "was", "were", "be", "been", "being", "am", "has", "have", "had", "do", "does"]
+)
 
 
 def _capitalised_fraction(caption: str) -> float:
@@ -50,12 +52,17 @@ def _stop_words(caption: str) -> float:
 def _classes(caption: str) -> list[tuple[str, str]]:
     """The words of a caption, each with its ``word_class``."""
     words = tokenize(caption)
-    return [(word, word_class(tag)) for word, tag in zip(words, default_tagger()([words])[0], strict=True)]
+    return [
+        (word, word_class(tag))
+        for word, tag in zip(words, default_tagger()([words])[0], strict=True)
+    ]
 
 
 def _words_of(classes: str, caption: str) -> float:
     """Number of words of the given classes, without auxiliary verbs."""
-    return sum(word_type in classes and word not in _AUXILIARIES for word, word_type in _classes(caption))
+    return sum(
+        word_type in classes and word not in _AUXILIARIES for word, word_type in _classes(caption)
+    )
 
 
 MEASURES: dict[str, Callable[[str], float]] = {
@@ -98,18 +105,28 @@ class Source:
     def __post_init__(self) -> None:
         candidates = [self.path]
         if self.path.is_dir():
-            candidates = sorted(file for file in self.path.iterdir() if not file.name.startswith("."))
-        self.files = tuple(file for file in candidates if file.suffix in SUFFIXES and file.is_file())
+            candidates = sorted(
+                file for file in self.path.iterdir() if not file.name.startswith(".")
+            )
+        self.files = tuple(
+            file for file in candidates if file.suffix in SUFFIXES and file.is_file()
+        )
         if not self.files:
-            raise DataError(f"data {str(self.path)!r}: no such file, or no {', '.join(SUFFIXES)} in the folder")
+            raise DataError(
+                f"data {str(self.path)!r}: no such file, or no {', '.join(SUFFIXES)} in the folder"
+            )
         if self.text_column is not None and any(file.suffix == ".json" for file in self.files):
-            raise DataError(f"text_column is {self.text_column!r}: expected JSON lines or Parquet in {self.path}")
+            raise DataError(
+                f"text_column is {self.text_column!r}: expected JSON lines or Parquet in {self.path}"
+            )
 
     def count(self) -> int:
         """Number of rows."""
         return sum(_count(file) for file in self.files)
 
-    def rows(self, is_needed: Callable[[int], bool] = lambda index: True) -> Iterator[tuple[int, Item]]:
+    def rows(
+        self, is_needed: Callable[[int], bool] = lambda index: True
+    ) -> Iterator[tuple[int, Item]]:
         """Yield index and row for the indices that are ``wanted``; others are not parsed.
 
         Rows have ``image_id``, ``image`` (a path or an ``EncodedImage``), ``references``, perhaps ``split``, and any
@@ -133,25 +150,37 @@ class Source:
         if isinstance(image, dict) and {*image} == {"bytes", "path"}:
             image = image["bytes"] or image["path"]
         if not isinstance(image, str | bytes) or not image:
-            raise DataError(f"{where}: {self.image_column!r} is {shown(image)}: expected the path of an image{has}")
-        if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
+            raise DataError(
+                f"{where}: {self.image_column!r} is {shown(image)}: expected the path of an image{has}"
+            )
+        if not isinstance(captions, list) or not all(
+            isinstance(caption, str) for caption in captions
+        ):
             expected = f"expected a caption, or a list{has}"
             raise DataError(f"{where}: {self.caption_column!r} is {shown(captions)}: {expected}")
         for caption in captions:
             check_text(caption, f"{where}: {self.caption_column!r}")
         # A column of Parquet is null where a row has none.
         standard_columns = (self.image_column, self.caption_column)
-        item = {key: value for key, value in item.items() if value is not None and key not in standard_columns}
+        item = {
+            key: value
+            for key, value in item.items()
+            if value is not None and key not in standard_columns
+        }
         root = file.parent / (self.image_root or "")
         name = image if isinstance(image, str) else f"{file.stem}/{number}"
         row: Item = item | {"image_id": str(item.get("image_id", name)), "references": captions}
-        row["image"] = os.path.join(root, image) if isinstance(image, str) else EncodedImage(image, where)
+        row["image"] = (
+            os.path.join(root, image) if isinstance(image, str) else EncodedImage(image, where)
+        )
         files = item.get("positive_images")
         if isinstance(files, list) and all(isinstance(file, str) for file in files):
             row["positive_images"] = [os.path.abspath(os.path.join(root, file)) for file in files]
         text = None if self.text_column is None else item.get(self.text_column)
         if not isinstance(text, str | None):
-            raise DataError(f"{where}: {self.text_column!r} is {shown(text)}: expected a text, or null")
+            raise DataError(
+                f"{where}: {self.text_column!r} is {shown(text)}: expected a text, or null"
+            )
         return row
 
 
@@ -170,10 +199,14 @@ def _raw_rows(file: Path, image_root: str | None) -> Iterator[tuple[int, Any]]:
             yield from enumerate(rows)
     elif file.suffix == ".jsonl":
         with file.open("rb") as lines:
-            yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+            yield from (
+                (number, line) for number, line in enumerate(lines, start=1) if line.strip()
+            )
     else:
         data = KarpathyData(file, image_root)
-        yield from enumerate({**row, "split": split} for split in data.splits for row in data.split(split))
+        yield from enumerate(
+            {**row, "split": split} for split in data.splits for row in data.split(split)
+        )
 
 
 @contextmanager
@@ -183,7 +216,9 @@ def open_parquet(file: Path) -> Iterator[Any]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise DataError(f"{file} cannot be read without pyarrow: pip install 'rl-caption[parquet]'") from error
+        raise DataError(
+            f"{file} cannot be read without pyarrow: pip install 'rl-caption[parquet]'"
+        ) from error
     try:
         yield ParquetFile(file)
     except (ArrowException, OSError, ValueError) as error:

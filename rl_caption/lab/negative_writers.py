@@ -18,7 +18,10 @@ EXAMPLES: dict[str, list[tuple[str, str]]] = {
     "attribute": [
         ("a young man in a white shirt", "a white man in a young shirt"),
         ("the paved road and the old house", "the old road and the paved house"),
-        ("A small brown cat sleeps on a large blue sofa.", "A large blue cat sleeps on a small brown sofa."),
+        (
+            "A small brown cat sleeps on a large blue sofa.",
+            "A large blue cat sleeps on a small brown sofa.",
+        ),
     ],
 }
 """Kind of false caption -> pairs of a caption and a false one, in the manner of ARO's relations and attributes."""
@@ -60,27 +63,43 @@ class LanguageModelWriter:
     ) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        self.examples: Mapping[str, Sequence[tuple[str, str]]] = EXAMPLES if examples is None else examples
+        self.examples: Mapping[str, Sequence[tuple[str, str]]] = (
+            EXAMPLES if examples is None else examples
+        )
         if not self.examples or not all(self.examples.values()):
-            raise ConfigError(f"language_model: examples are {examples}: expected at least one pair of every kind")
+            raise ConfigError(
+                f"language_model: examples are {examples}: expected at least one pair of every kind"
+            )
         with config_errors(f"language_model: the model {name!r} cannot be loaded"):
             options = transformers_options(name)
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(
+                name, padding_side="left", **options
+            )
             model: Any = load_complete(AutoModelForCausalLM, name, dtype=dtype, **options)
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.model, self.max_new_tokens, self.batch_size = model.to(self.device).eval(), max_new_tokens, batch_size
-        self.signature = f"language_model[{model_label(name)},tokens{max_new_tokens}] {dict(self.examples)!r}"
+        self.model, self.max_new_tokens, self.batch_size = (
+            model.to(self.device).eval(),
+            max_new_tokens,
+            batch_size,
+        )
+        self.signature = (
+            f"language_model[{model_label(name)},tokens{max_new_tokens}] {dict(self.examples)!r}"
+        )
 
     def __call__(self, captions: Sequence[str]) -> list[list[str]]:
         """One false caption of each kind, in the order of ``examples``."""
         answers: list[list[str]] = [[] for _ in captions]
         for pairs in self.examples.values():
-            examples = "".join(f"Caption: {caption}\nFalse: {false}\n\n" for caption, false in pairs)
+            examples = "".join(
+                f"Caption: {caption}\nFalse: {false}\n\n" for caption, false in pairs
+            )
             for start in range(0, len(captions), self.batch_size):
                 batch = captions[start : start + self.batch_size]
-                texts = self._continue([f"{examples}Caption: {' '.join(text.split())}\nFalse:" for text in batch])
+                texts = self._continue(
+                    [f"{examples}Caption: {' '.join(text.split())}\nFalse:" for text in batch]
+                )
                 for answer, text in zip(answers[start:], texts, strict=False):
                     answer += [text] if text else []
         return answers
@@ -89,7 +108,11 @@ class LanguageModelWriter:
     def _continue(self, prompts: Sequence[str]) -> list[str]:
         """The first line after each prompt; "" where it is not ended."""
         inputs = self.tokenizer(list(prompts), padding=True, return_tensors="pt").to(self.device)
-        options = {"do_sample": False, "max_new_tokens": self.max_new_tokens, "stop_strings": ["\n"]}
+        options = {
+            "do_sample": False,
+            "max_new_tokens": self.max_new_tokens,
+            "stop_strings": ["\n"],
+        }
         ids = self.model.generate(
             **inputs, **options, tokenizer=self.tokenizer, pad_token_id=self.tokenizer.pad_token_id
         )

@@ -104,7 +104,11 @@ def write_questions(config: QuestionsConfig) -> str:
 
 def _models(config: QuestionsConfig) -> tuple[Writer | None, Chooser | None]:
     """Writer and reader; the reader is the writer's model unless it is set."""
-    writer, reader, kept = config.writer, config.reader if config.reader.is_set else config.writer, config.cache_dir
+    writer, reader, kept = (
+        config.writer,
+        config.reader if config.reader.is_set else config.writer,
+        config.cache_dir,
+    )
     built: tuple[Writer | None, Chooser | None] = (None, None)
     with config_errors("writer"):
         if writer.is_set:
@@ -113,7 +117,10 @@ def _models(config: QuestionsConfig) -> tuple[Writer | None, Chooser | None]:
     with config_errors("reader"):
         if reader.is_set:
             how = kept, reader.device, reader.precision, reader.batch_size
-            built = built[0], build_chooser("questions", reader.model, reader.endpoint, *how, vision=False)
+            built = (
+                built[0],
+                build_chooser("questions", reader.model, reader.endpoint, *how, vision=False),
+            )
     return built
 
 
@@ -141,7 +148,9 @@ def _write(writer: Writer | None, count: int, rows: Rows) -> list[Written]:
         descriptions = "\n".join(f"- {single_spaced(text)}" for text in _descriptions(row))
         text = PROMPT.format(count=count, descriptions=descriptions)
         prompts.append(Question(text, (), f"{split} image {row['image_id']!r}"))
-    return read_answers(writer, prompts, partial(read_questions, count), lambda _: ([], Counter(unreadable=1)))
+    return read_answers(
+        writer, prompts, partial(read_questions, count), lambda _: ([], Counter(unreadable=1))
+    )
 
 
 def read_questions(count: int, answer: str) -> Written:
@@ -171,9 +180,14 @@ def _filter(reader: Chooser, seed: int, rows: Rows, written: Sequence[Written]) 
     right: list[int] = []
     for (split, row), (questions, _) in zip(rows, written, strict=True):
         for index, item in enumerate(questions):
-            order, where = (seed, row["image_id"], index), f"{split} image {row['image_id']!r}, question {index}"
+            order, where = (
+                (seed, row["image_id"], index),
+                f"{split} image {row['image_id']!r}, question {index}",
+            )
             guess = pose(item, item["choices"], order, where, prompt=GUESS_PROMPT)
-            read = pose(item, [*item["choices"], NOT_SAID], order, where, "\n".join(_descriptions(row)))
+            read = pose(
+                item, [*item["choices"], NOT_SAID], order, where, "\n".join(_descriptions(row))
+            )
             for question, place in (guess, read):
                 asked.append(question)
                 right.append(place)
@@ -206,5 +220,6 @@ def _table(lines: Sequence[Mapping[str, Any]]) -> str:
     total = kept + refused.total()
     rows = {"kept": kept, **{text: refused[reason] for reason, text in REFUSALS.items()}}
     return markdown(
-        ["questions", "number", "%"], [[name, f"{n:,}", f"{100 * n / total:.1f}"] for name, n in rows.items()]
+        ["questions", "number", "%"],
+        [[name, f"{n:,}", f"{100 * n / total:.1f}"] for name, n in rows.items()],
     )

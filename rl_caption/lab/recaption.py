@@ -84,7 +84,9 @@ def recaption(config: RecaptionConfig) -> str:
     with config_errors("language_model"):
         language_model: Any = None
         if config.language_model is not None:
-            language_model = RewardBuilder().build("perplexity", {"model": config.language_model, "floor": -100.0})
+            language_model = RewardBuilder().build(
+                "perplexity", {"model": config.language_model, "floor": -100.0}
+            )
     recaptioner = load_recaptioner(config.recaptioner, "recaptioner")
 
     def columns(batch: Rows) -> list[dict[str, Any]]:
@@ -97,7 +99,9 @@ def recaption(config: RecaptionConfig) -> str:
             )
         return [{"long_reference": caption} for (caption,) in written]
 
-    summary = make_parts(config, rows, {"recaptioner": recaptioner.signature}, columns, "recaptioning")
+    summary = make_parts(
+        config, rows, {"recaptioner": recaptioner.signature}, columns, "recaptioning"
+    )
     if config.worker is not None:
         return summary
     file = Path(config.out) / "captions.jsonl"
@@ -106,8 +110,12 @@ def recaption(config: RecaptionConfig) -> str:
     captions = {"before": before, "after": [line["long_reference"] for line in lines]}
     notes = [f"by {recaptioner.signature}"]
     if language_model is not None:
-        notes.append(f"log-probability: {language_model.signature}, nats a token with EOS, mean over captions")
-    return write_report(file, count, "Recaptioned", statistics_table(captions, language_model), notes)
+        notes.append(
+            f"log-probability: {language_model.signature}, nats a token with EOS, mean over captions"
+        )
+    return write_report(
+        file, count, "Recaptioned", statistics_table(captions, language_model), notes
+    )
 
 
 def make_positives(config: PositivesConfig) -> str:
@@ -123,22 +131,30 @@ def make_positives(config: PositivesConfig) -> str:
         DataError: the data cannot be read, or too few captions or images were made.
     """
     if config.captions.target is None and config.images.target is None:
-        raise ConfigError("neither captions.target nor images.target is set: set at least one of them (docs/pac.md)")
+        raise ConfigError(
+            "neither captions.target nor images.target is set: set at least one of them (docs/pac.md)"
+        )
     data, rows = selected_rows(config)
-    captioner = None if config.captions.target is None else load_recaptioner(config.captions, "captions")
+    captioner = (
+        None if config.captions.target is None else load_recaptioner(config.captions, "captions")
+    )
     with config_errors("images"):
         asked = config.images
         painter = None if asked.target is None else load_text_to_image(asked.target, asked.kwargs)
     made_by = {
         "captions": None if captioner is None else captioner.signature,
-        "images": None if painter is None else f"{painter.signature} of {config.images.captions} references",
+        "images": None
+        if painter is None
+        else f"{painter.signature} of {config.images.captions} references",
     }
 
     def columns(batch: Rows) -> list[dict[str, Any]]:
         """The new columns of each row."""
         new_columns: list[dict[str, Any]] = [{} for _ in batch]
         if captioner is not None:
-            texts_of_rows = captions_of(captioner, batch, f"captions.target {config.captions.target}")
+            texts_of_rows = captions_of(
+                captioner, batch, f"captions.target {config.captions.target}"
+            )
             for line, texts in zip(new_columns, texts_of_rows, strict=True):
                 line["positive_captions"] = texts
         if painter is not None:
@@ -153,7 +169,9 @@ def make_positives(config: PositivesConfig) -> str:
     lines, count = gather_parts(config, data, rows, file, _Positives)
     kinds = ("references", "positive_captions")
     captions = {name: [text for line in lines for text in line.get(name, [])] for name in kinds}
-    notes = [f"{name} by {signature}" for name, signature in made_by.items() if signature is not None]
+    notes = [
+        f"{name} by {signature}" for name, signature in made_by.items() if signature is not None
+    ]
     notes.append(f"{sum(len(line.get('positive_images', [])) for line in lines):,} images")
     return write_report(file, count, "Positives", statistics_table(captions), notes)
 
@@ -181,9 +199,14 @@ def write_negatives(config: WriteNegativesConfig) -> str:
             answers: Any = list(writer(captions))
         check_type(answers, list[list[str]], f"{where}: what it returned", DataError)
         if len(answers) != len(captions):
-            raise DataError(f"{writer.signature} answered {len(answers)} of {len(captions)} captions")
+            raise DataError(
+                f"{writer.signature} answered {len(answers)} of {len(captions)} captions"
+            )
         rest = iter(answers)
-        return [{"negatives": _false_captions(row, [next(rest) for _ in row["references"]])} for _, row in batch]
+        return [
+            {"negatives": _false_captions(row, [next(rest) for _ in row["references"]])}
+            for _, row in batch
+        ]
 
     summary = make_parts(config, rows, {"writer": writer.signature}, columns, "negatives")
     if config.worker is not None:
@@ -195,7 +218,10 @@ def write_negatives(config: WriteNegativesConfig) -> str:
         "negatives": [text for line in lines for texts in line["negatives"] for text in texts],
     }
     bare = sum(not texts for line in lines for texts in line["negatives"])
-    notes = [f"by {writer.signature}", f"{bare:,} of {len(captions['references']):,} references have no negative"]
+    notes = [
+        f"by {writer.signature}",
+        f"{bare:,} of {len(captions['references']):,} references have no negative",
+    ]
     return write_report(file, count, "Negatives", statistics_table(captions), notes)
 
 
@@ -208,16 +234,27 @@ def _false_captions(row: Row, answers: Sequence[Sequence[str]]) -> list[list[str
 
 def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[list[str]]:
     """The image files for the captions of each row; those that do not exist are made."""
-    folder, number = Path(config.out) / "positive_images", 1 if config.images.captions == "first" else None
+    folder, number = (
+        Path(config.out) / "positive_images",
+        1 if config.images.captions == "first" else None,
+    )
     files: list[list[str]] = []
     missing: list[tuple[Path, str]] = []
     for split, row in rows:
         stem, captions = file_name(row["image_id"]), row["references"][:number]
-        row_files = [folder / file_name(split) / f"{stem}_{index}.png" for index in range(len(captions))]
-        missing += [(file, text) for file, text in zip(row_files, captions, strict=True) if not file.exists()]
+        row_files = [
+            folder / file_name(split) / f"{stem}_{index}.png" for index in range(len(captions))
+        ]
+        missing += [
+            (file, text)
+            for file, text in zip(row_files, captions, strict=True)
+            if not file.exists()
+        ]
         files.append([os.path.abspath(file) for file in row_files])
     for batch in chunks(missing, config.images.batch_size, "images of captions"):
-        generated = images_of(painter, [caption for _, caption in batch], f"images.target {config.images.target}")
+        generated = images_of(
+            painter, [caption for _, caption in batch], f"images.target {config.images.target}"
+        )
         for (file, _), image in zip(batch, generated, strict=True):
             opened = load_image(image)
             with atomic_write(file) as written:
@@ -225,13 +262,17 @@ def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[l
     return files
 
 
-def load_recaptioner(config: RecaptionerConfig, key: str, targets: Mapping[str, str] = RECAPTIONERS) -> Any:
+def load_recaptioner(
+    config: RecaptionerConfig, key: str, targets: Mapping[str, str] = RECAPTIONERS
+) -> Any:
     """Build what the section ``key`` of a configuration names: a ``Recaptioner``, or another of ``known``.
 
     Raises ``ConfigError`` where that fails.
     """
     if config.target is None:
-        raise ConfigError(f"{key}.target is not set: expected {', '.join(targets)} or package.module:Class")
+        raise ConfigError(
+            f"{key}.target is not set: expected {', '.join(targets)} or package.module:Class"
+        )
     target = load_target(config.target, f"{key}.target", targets)
     recaptioner: Any = build_target(target, 1, config.target, config.kwargs, f"{key}.kwargs")
     if not isinstance(getattr(recaptioner, "signature", None), str):
@@ -255,11 +296,15 @@ def captions_of(recaptioner: Recaptioner, rows: Rows, where: str) -> list[list[s
         check_type(answers, list[str | list[str]], f"{where}: what it returned", DataError)
         answers_of_rows += [[answer] if isinstance(answer, str) else answer for answer in answers]
     if len(answers_of_rows) != len(rows):
-        raise DataError(f"{recaptioner.signature} wrote {len(answers_of_rows)} captions of {len(rows)} images")
+        raise DataError(
+            f"{recaptioner.signature} wrote {len(answers_of_rows)} captions of {len(rows)} images"
+        )
     kept = [[caption for caption in texts if caption.strip()] for texts in answers_of_rows]
     for (split, row), texts in zip(rows, kept, strict=True):
         if not texts:
-            raise DataError(f"{recaptioner.signature} wrote no caption of {split} image {row['image_id']!r}")
+            raise DataError(
+                f"{recaptioner.signature} wrote no caption of {split} image {row['image_id']!r}"
+            )
     return kept
 
 
@@ -281,7 +326,9 @@ def selected_rows(config: PartsConfig) -> tuple[DataModule, list[tuple[str, Row]
         check_one_row_each(data.split(name), f"split {name!r}")
     rows = [(name, row) for name in names for row in data.split(name)]
     if any(isinstance(row.get("image"), list | tuple) for _, row in rows):
-        raise ConfigError(f"images of {config.data.path or config.data.format} are videos: expected one image each")
+        raise ConfigError(
+            f"images of {config.data.path or config.data.format} are videos: expected one image each"
+        )
     return data, rows
 
 
@@ -304,7 +351,10 @@ def make_parts(
     missing, summary = missing_parts(out, files, config.worker, {**settings, **made_by})
     for number in progress(missing, what, "part"):
         batch = rows[number * config.part_rows : (number + 1) * config.part_rows]
-        lines = [_line(split, row, out) | dict(new) for (split, row), new in zip(batch, columns(batch), strict=True)]
+        lines = [
+            _line(split, row, out) | dict(new)
+            for (split, row), new in zip(batch, columns(batch), strict=True)
+        ]
         write_json_lines(files[number], lines)
     return summary
 
@@ -330,7 +380,10 @@ def file_name(text: str) -> str:
 
 
 def _part_files(config: PartsConfig, rows: int) -> list[Path]:
-    return [Path(config.out) / "parts" / f"{number:06d}.jsonl" for number in range(-(-rows // config.part_rows))]
+    return [
+        Path(config.out) / "parts" / f"{number:06d}.jsonl"
+        for number in range(-(-rows // config.part_rows))
+    ]
 
 
 def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
@@ -341,7 +394,11 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
         if not image.exists():
             with atomic_write(image) as file:
                 load_image(row["image"]).save(file, "PNG")
-    line = {"image_id": row["image_id"], "image": os.path.abspath(image), "references": row["references"]}
+    line = {
+        "image_id": row["image_id"],
+        "image": os.path.abspath(image),
+        "references": row["references"],
+    }
     copied: dict[str, Any] = {key: row[key] for key in TEXTS if key in row}  # type: ignore[literal-required]
     files: Any = row.get("positive_images", [])
     if files and all(isinstance(file, str | Path) for file in files):
@@ -368,14 +425,18 @@ def gather_parts(
         lines = read_regular(path).splitlines()
         expected = len(rows[number * config.part_rows : (number + 1) * config.part_rows])
         if len(lines) != expected:
-            raise DataError(f"{path} has {len(lines)} of {expected} rows: delete it and run again to recreate it")
+            raise DataError(
+                f"{path} has {len(lines)} of {expected} rows: delete it and run again to recreate it"
+            )
         for line, content in enumerate(lines, start=1):
             where = f"{path}, line {line}"
             lines_of_parts.append(parse_json(content, where))
             check_type(lines_of_parts[-1], line_type, where, DataError)
     written = [line for line in lines_of_parts if keep(line)]
     if not written:
-        raise DataError(f"{file} would have none of the {len(lines_of_parts)} rows of {config.out}/parts")
+        raise DataError(
+            f"{file} would have none of the {len(lines_of_parts)} rows of {config.out}/parts"
+        )
     others = [name for name in data.splits if config.splits and name not in config.splits]
     kept = [_line(name, row, Path(config.out)) for name in others for row in data.split(name)]
     write_json_lines(file, [*written, *kept])
@@ -390,10 +451,14 @@ def write_report(file: Path, count: int, title: str, table: str, notes: Sequence
     return f"{table}\n\nwrote {file} ({count:,} rows) and {report}"
 
 
-def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None) -> str:
+def statistics_table(
+    captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None
+) -> str:
     """A Markdown table with a row for each name: number, length, vocabulary and likelihood of its captions."""
     rows = {name: _statistics(texts, language_model) for name, texts in captions.items()}
-    return markdown(["captions", *_statistics([], None)], [[name, *row.values()] for name, row in rows.items()])
+    return markdown(
+        ["captions", *_statistics([], None)], [[name, *row.values()] for name, row in rows.items()]
+    )
 
 
 def _statistics(captions: Sequence[str], language_model: Perplexity | None) -> Mapping[str, str]:

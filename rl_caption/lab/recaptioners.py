@@ -69,13 +69,17 @@ class CaptionerRecaptioner:
 
         from rl_caption.captioners.loading import load_captioner
 
-        self.decoding = Decoding(num_beams=num_beams, max_new_tokens=max_new_tokens, batch_size=batch_size, **decode)
+        self.decoding = Decoding(
+            num_beams=num_beams, max_new_tokens=max_new_tokens, batch_size=batch_size, **decode
+        )
         self.captioner, self.seed = load_captioner(model), seed
         self.accelerator = Accelerator()
         self.policy = self.captioner.policy.to(self.accelerator.device)
         told = decode | ({"seed": seed} if self.decoding.num_samples else {})
         more = "".join(f",{name}{value}" for name, value in told.items())
-        self.signature = f"captioner[{model_label(model)},beams{num_beams},tokens{max_new_tokens}{more}]"
+        self.signature = (
+            f"captioner[{model_label(model)},beams{num_beams},tokens{max_new_tokens}{more}]"
+        )
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Caption the images. Samples are a function of the seed and the image id, not of the batch."""
@@ -117,14 +121,20 @@ class VisionLanguageRecaptioner:
     ) -> None:
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
-        unknown = {field for _, field, _, _ in string.Formatter().parse(prompt) if field is not None} - {*FIELDS}
+        unknown = {
+            field for _, field, _, _ in string.Formatter().parse(prompt) if field is not None
+        } - {*FIELDS}
         if unknown:
             raise ConfigError(f"prompt has the fields {sorted(unknown)}: expected some of {FIELDS}")
         if not 1 <= num_return_sequences <= num_beams:
-            raise ConfigError(f"num_return_sequences is {num_return_sequences}: expected 1 to num_beams, {num_beams}")
+            raise ConfigError(
+                f"num_return_sequences is {num_return_sequences}: expected 1 to num_beams, {num_beams}"
+            )
         with config_errors(f"vision_language: the model {name!r} cannot be loaded"):
             options = transformers_options(name)
-            self.processor: Any = AutoProcessor.from_pretrained(name, padding_side="left", **options)
+            self.processor: Any = AutoProcessor.from_pretrained(
+                name, padding_side="left", **options
+            )
             model: Any = load_complete(AutoModelForImageTextToText, name, dtype=dtype, **options)
         if not getattr(self.processor, "chat_template", None):
             raise ConfigError(f"vision_language: the processor of {name!r} has no chat template")
@@ -133,12 +143,18 @@ class VisionLanguageRecaptioner:
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.beams = {"num_beams": num_beams, "num_return_sequences": num_return_sequences}
         more = f",beams{num_beams},best{num_return_sequences}" if num_beams > 1 else ""
-        self.signature = f"vision_language[{model_label(name)},tokens{max_new_tokens}{more}] {prompt!r}"
+        self.signature = (
+            f"vision_language[{model_label(name)},tokens{max_new_tokens}{more}] {prompt!r}"
+        )
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Describe the images, by greedy or beam search."""
         starts = range(0, len(rows), self.batch_size)
-        return [answers for start in starts for answers in self._answers(rows[start : start + self.batch_size])]
+        return [
+            answers
+            for start in starts
+            for answers in self._answers(rows[start : start + self.batch_size])
+        ]
 
     @torch.inference_mode()
     def _answers(self, rows: Sequence[Row]) -> list[list[str]]:
@@ -146,13 +162,24 @@ class VisionLanguageRecaptioner:
         for row in rows:
             values = {"caption": next(iter(row["references"]), ""), "prompt": row.get("prompt", "")}
             text = self.prompt.format(**values, image_id=row["image_id"])
-            asked.append([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}])
-        texts = [self.processor.apply_chat_template(one, add_generation_prompt=True) for one in asked]
+            asked.append(
+                [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+            )
+        texts = [
+            self.processor.apply_chat_template(one, add_generation_prompt=True) for one in asked
+        ]
         images = [[load_image(row["image"])] for row in rows]
-        inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt").to(self.device)
-        token_ids = self.model.generate(**inputs, do_sample=False, max_new_tokens=self.max_new_tokens, **self.beams)
+        inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt").to(
+            self.device
+        )
+        token_ids = self.model.generate(
+            **inputs, do_sample=False, max_new_tokens=self.max_new_tokens, **self.beams
+        )
         answers = token_ids[:, inputs["input_ids"].shape[1] :]
-        captions = [" ".join(text.split()) for text in self.processor.batch_decode(answers, skip_special_tokens=True)]
+        captions = [
+            " ".join(text.split())
+            for text in self.processor.batch_decode(answers, skip_special_tokens=True)
+        ]
         per_image = self.beams["num_return_sequences"]
         return [captions[start : start + per_image] for start in range(0, len(captions), per_image)]
 
@@ -168,7 +195,9 @@ class SceneRecaptioner:
 
     def __init__(self, keep: float = 1.0, wrong: float = 0.0, seed: int = 0) -> None:
         if not (0 < keep <= 1 and 0 <= wrong <= 1):
-            raise ConfigError(f"keep is {keep}, wrong is {wrong}: expected probabilities, keep above 0")
+            raise ConfigError(
+                f"keep is {keep}, wrong is {wrong}: expected probabilities, keep above 0"
+            )
         self.keep, self.wrong, self.seed = keep, wrong, seed
         self.signature = f"scenes[keep{keep:g},wrong{wrong:g},seed{seed}]"
 
@@ -179,10 +208,17 @@ class SceneRecaptioner:
     def _description(self, row: Row) -> str:
         scene = row.get("scene")
         if scene is None:
-            raise DataError(f"image {row['image_id']!r} is not a generated scene, which recaptioner scenes needs")
+            raise DataError(
+                f"image {row['image_id']!r} is not a generated scene, which recaptioner scenes needs"
+            )
         draws = Draws("recaption", self.seed, repr(scene))
-        sentences = [f"{clause}." for clause in long_reference(scene, self.seed).removesuffix(".").split(". ")]
-        kept = [sentence for sentence in sentences if draws.chance(self.keep)] or [draws.choice(sentences)]
+        sentences = [
+            f"{clause}."
+            for clause in long_reference(scene, self.seed).removesuffix(".").split(". ")
+        ]
+        kept = [sentence for sentence in sentences if draws.chance(self.keep)] or [
+            draws.choice(sentences)
+        ]
         told = []
         for sentence in kept:
             false = [

@@ -45,7 +45,9 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     quiet_libraries()
     folder = check_writable(config.out)
     if not config.models:
-        raise ConfigError("models is empty: expected at least one, such as --models.student.backbone FOLDER")
+        raise ConfigError(
+            "models is empty: expected at least one, such as --models.student.backbone FOLDER"
+        )
     data = build_data(config.data)
     rows = list(data.split(usable_split(data, config.split))[: config.max_images])
     check_has_images("retrieval", rows, f"split {config.split!r}")
@@ -55,13 +57,23 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
             raise ConfigError(
                 f"models.{name}.backbone is not set: expected a folder, or the name of an open_clip architecture"
             )
-    encoders = {name: load_dual_encoder(model, f"models.{name}") for name, model in config.models.items()}
+    encoders = {
+        name: load_dual_encoder(model, f"models.{name}") for name, model in config.models.items()
+    }
     results: dict[str, Any] = {}
     for name, encoder in encoders.items():
         results[name] = _measure(encoder, rows, texts, config)
-        table = _table(config, results, {name: len(captions) for name, (captions, _) in texts.items()}, len(rows))
+        table = _table(
+            config,
+            results,
+            {name: len(captions) for name, (captions, _) in texts.items()},
+            len(rows),
+        )
         write_text(folder / "retrieval.md", table)
-        write_json(folder / "retrieval.json", {"config": asdict(config), "images": len(rows), "models": results})
+        write_json(
+            folder / "retrieval.json",
+            {"config": asdict(config), "images": len(rows), "models": results},
+        )
     print(f"wrote {folder / 'retrieval.md'}, {folder / 'retrieval.json'}", file=sys.stderr)
     return table
 
@@ -79,7 +91,9 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
         kinds["long"] = [[row["long_reference"]] for row in rows]
     for row, captions in zip(rows, kinds["references"], strict=True):
         if not captions:
-            raise DataError(f"image {row['image_id']!r} has no reference: retrieval needs at least one per image")
+            raise DataError(
+                f"image {row['image_id']!r} has no reference: retrieval needs at least one per image"
+            )
     texts = {}
     for name, column in kinds.items():
         pairs = [(text, number) for number, captions in enumerate(column) for text in captions]
@@ -88,7 +102,10 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
 
 
 def _measure(
-    encoder: CachedEncoder, rows: Sequence[Row], texts: Mapping[str, Texts], config: CompareRetrievalConfig
+    encoder: CachedEncoder,
+    rows: Sequence[Row],
+    texts: Mapping[str, Texts],
+    config: CompareRetrievalConfig,
 ) -> dict[str, Any]:
     """What the model is, and its figures for each set of texts."""
     backbone: Any = encoder.encoder
@@ -104,7 +121,11 @@ def _measure(
         figures: dict[str, Any] = {}
         for way, groups in (("i2t", list(range(len(rows)))), ("t2i", owners)):
             figures |= _figures(way, ranks[way], groups, config)
-        results[name] = {"texts": len(captions), "cut": backbone.too_long(captions), "figures": figures}
+        results[name] = {
+            "texts": len(captions),
+            "cut": backbone.too_long(captions),
+            "figures": figures,
+        }
     parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
     return {"signature": encoder.signature, "parameters": parameters, "captions": results}
 
@@ -122,23 +143,39 @@ def _figures(
     bounds = intervals(statistic, images, config.bootstrap, config.seed) or [None] * len(values)
     keys = [key for key in FIGURES if key.startswith(way)]
     return {
-        key: {"value": value, "low": interval[0] if interval else None, "high": interval[1] if interval else None}
+        key: {
+            "value": value,
+            "low": interval[0] if interval else None,
+            "high": interval[1] if interval else None,
+        }
         for key, value, interval in zip(keys, values, bounds, strict=True)
     }
 
 
-def _table(config: CompareRetrievalConfig, results: Mapping[str, Any], counts: Mapping[str, int], images: int) -> str:
+def _table(
+    config: CompareRetrievalConfig,
+    results: Mapping[str, Any],
+    counts: Mapping[str, int],
+    images: int,
+) -> str:
     """A line for each model and set of texts; notes below."""
     lines = []
     for name, model in results.items():
         for texts, result in model["captions"].items():
             cells = [_format_figure(key, result["figures"][key]) for key in FIGURES]
-            lines.append([name, f"{model['parameters'] / 1e6:.2f}", texts, *cells, f"{result['cut']}"])
+            lines.append(
+                [name, f"{model['parameters'] / 1e6:.2f}", texts, *cells, f"{result['cut']}"]
+            )
     head = ["model", "parameters, millions", "texts", *FIGURES.values(), "texts cut"]
-    described = " and ".join(f"{count} {'long captions' if name == 'long' else name}" for name, count in counts.items())
+    described = " and ".join(
+        f"{count} {'long captions' if name == 'long' else name}" for name, count in counts.items()
+    )
     notes = [f"- {name}: `{model['signature']}`" for name, model in results.items()]
     if config.bootstrap:
-        notes.insert(0, f"- In brackets: 95 % bootstrap interval, {config.bootstrap} resamples of images as queries")
+        notes.insert(
+            0,
+            f"- In brackets: 95 % bootstrap interval, {config.bootstrap} resamples of images as queries",
+        )
     title = f"## Retrieval on {config.split}: {images} images, {described}"
     return "\n".join([title, "", markdown(head, lines), "", *notes]) + "\n"
 

@@ -27,9 +27,21 @@ from rl_caption.captioners.huggingface import saved_prompt
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.captioners.vlm_families import as_messages, family_of, text_of, with_images
 from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, factor_of, format_value
+from rl_caption.evaluation.results import (
+    CAPTION_COLUMNS,
+    LEFT_OUT,
+    column_of,
+    factor_of,
+    format_value,
+)
 from rl_caption.programs.report.charts import title_of
-from rl_caption.programs.report.read import EvaluationFolder, ReportError, RunFolder, read_evaluation, read_run
+from rl_caption.programs.report.read import (
+    EvaluationFolder,
+    ReportError,
+    RunFolder,
+    read_evaluation,
+    read_run,
+)
 from rl_caption.training.checkpoint import new_folder
 
 CARD = "README.md"
@@ -59,7 +71,9 @@ def find_export(path: Path) -> tuple[Path, Path | None]:
         ReportError: there is no exported model.
     """
     if not path.is_dir():
-        raise ReportError(f"{path} is not a folder: expected the folder of a run, or its export/best")
+        raise ReportError(
+            f"{path} is not a folder: expected the folder of a run, or its export/best"
+        )
     for name in ("best", "last"):  # the latter of grpo_vlm
         if (path / "export" / name).is_dir():
             return path / "export" / name, path
@@ -69,7 +83,9 @@ def find_export(path: Path) -> tuple[Path, Path | None]:
             "expected the folder of a run, or its export/best"
         )
     parents = path.resolve().parents
-    is_of_run = len(parents) > 1 and parents[0].name == "export" and (parents[1] / "config.yaml").is_file()
+    is_of_run = (
+        len(parents) > 1 and parents[0].name == "export" and (parents[1] / "config.yaml").is_file()
+    )
     return path, parents[1] if is_of_run else None
 
 
@@ -97,7 +113,9 @@ def share(
         OSError: the hub refused, or cannot be reached. What was written to ``out`` stays.
     """
     if repo_id is None and out is None:
-        raise ReportError("neither --out FOLDER nor --repo_id USER/NAME is given: set at least one of them")
+        raise ReportError(
+            "neither --out FOLDER nor --repo_id USER/NAME is given: set at least one of them"
+        )
     if repo_id is not None:
         try:
             validate_repo_id(repo_id)
@@ -122,7 +140,9 @@ def share(
             return str(out)
         api = huggingface_hub.HfApi()
         url = api.create_repo(repo_id, private=private, exist_ok=True)
-        api.upload_folder(repo_id=repo_id, folder_path=out, commit_message="Model and card, by rl-caption")
+        api.upload_folder(
+            repo_id=repo_id, folder_path=out, commit_message="Model and card, by rl-caption"
+        )
         return str(url)
 
 
@@ -139,9 +159,14 @@ def check_links(export: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``share RUN_OR_EXPORT --repo_id USER/NAME [--private] [--out FOLDER]``"""
-    parser = argparse.ArgumentParser(prog="rl-caption share", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="rl-caption share", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument(
-        "path", type=Path, metavar="RUN_OR_EXPORT", help="folder of a run, or of an exported model (RUN/export/best)"
+        "path",
+        type=Path,
+        metavar="RUN_OR_EXPORT",
+        help="folder of a run, or of an exported model (RUN/export/best)",
     )
     parser.add_argument(
         "--repo_id",
@@ -171,7 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-Loading = Literal["transformers", "prompted", "vision_language", "captioner", "open_clip", "reward", "tower"]
+Loading = Literal[
+    "transformers", "prompted", "vision_language", "captioner", "open_clip", "reward", "tower"
+]
 
 
 class Export(NamedTuple):
@@ -204,7 +231,9 @@ def read_export(path: Path) -> Export:
             f"{path} has changed since it was exported: {reason}. Export it again, or copy the whole folder again"
         )
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
-        raise ReportError(f"{path} has no weights (*.safetensors): expected the folder of a run, or its export/best")
+        raise ReportError(
+            f"{path} has no weights (*.safetensors): expected the folder of a run, or its export/best"
+        )
     if (path / "open_clip_config.json").is_file():
         task = "zero-shot-image-classification"
         return Export(path, f"{REWARD_MODEL} (open_clip)", "open_clip", task, "open_clip")
@@ -214,13 +243,17 @@ def read_export(path: Path) -> Export:
         raise ReportError(f"{path} holds no model: {error}") from error
     model_type = str(config.get("model_type"))
     if not re.fullmatch(r"[\w.:-]+", model_type):  # the card quotes it, in Python, too
-        raise ReportError(f"{path} holds no model: its config.json has model_type {model_type!r:.80}, which is no name")
+        raise ReportError(
+            f"{path} holds no model: its config.json has model_type {model_type!r:.80}, which is no name"
+        )
     if model_type in FAMILIES:
         check_architectures(path, model_type, config.get("architectures"))
     if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         return _transformers_export(path, model_type)
     if model_type in ("l_clip", "pretrained_dual"):
-        name = {"l_clip": "L-CLIP", "pretrained_dual": "a dual encoder of pretrained parts"}[model_type]
+        name = {"l_clip": "L-CLIP", "pretrained_dual": "a dual encoder of pretrained parts"}[
+            model_type
+        ]
         return Export(path, f"{REWARD_MODEL} ({name})", "rl-caption", None, "reward")
     if model_type.startswith("l_clip_"):
         tower = model_type.removeprefix("l_clip_")
@@ -228,7 +261,15 @@ def read_export(path: Path) -> Export:
         return Export(path, what, "rl-caption", None, "tower")
     # A class outside the package: naming it in the code is the reader's consent to run it.
     target = model_type if ":" in model_type else None
-    return Export(path, f"{CAPTIONER} ({model_type})", "rl-caption", "image-to-text", "captioner", True, target)
+    return Export(
+        path,
+        f"{CAPTIONER} ({model_type})",
+        "rl-caption",
+        "image-to-text",
+        "captioner",
+        True,
+        target,
+    )
 
 
 def _transformers_export(path: Path, model_type: str) -> Export:
@@ -237,12 +278,18 @@ def _transformers_export(path: Path, model_type: str) -> Export:
     if model_type in FAMILIES:
         prompt = FAMILIES[model_type].default_prompt if prompt is None else prompt
         # Whether image and prompt are read together.
-        loading: Loading = "prompted" if model_type in ("blip-2", "instructblip", "florence2") else "transformers"
+        loading: Loading = (
+            "prompted" if model_type in ("blip-2", "instructblip", "florence2") else "transformers"
+        )
         return Export(path, what, "transformers", "image-to-text", loading, True, prompt=prompt)
     family = family_of(model_type)
     messages = as_messages(family.default_prompt if prompt is None else prompt, None)
     task, loading = "image-text-to-text", "vision_language" if family.chat_prompts else "prompted"
-    asked = with_images(messages, ["photo.jpg"]) if family.chat_prompts else f"<image>{text_of(messages, model_type)}"
+    asked = (
+        with_images(messages, ["photo.jpg"])
+        if family.chat_prompts
+        else f"<image>{text_of(messages, model_type)}"
+    )
     return Export(path, what, "transformers", task, loading, True, prompt=asked)
 
 
@@ -267,7 +314,13 @@ def model_card(
     """
     if evaluation is not None:
         _check_evaluation(export, evaluation)
-    name = repo_id.rpartition("/")[2] if repo_id else run.name if run is not None else export.path.resolve().name
+    name = (
+        repo_id.rpartition("/")[2]
+        if repo_id
+        else run.name
+        if run is not None
+        else export.path.resolve().name
+    )
     return ModelCard.from_template(
         _card_data(name, export, run, evaluation, licence),
         template_path=TEMPLATE,
@@ -288,7 +341,9 @@ def model_card(
 
 def _check_evaluation(export: Export, evaluation: EvaluationFolder) -> None:
     if not export.is_captioner:
-        raise ReportError(f"--evaluation is set, but {export.path} is not a captioner: leave it out")
+        raise ReportError(
+            f"--evaluation is set, but {export.path} is not a captioner: leave it out"
+        )
     if not has_record(evaluation):
         return  # of an older version: the card says so
     judged, weights = evaluation.settings.get("weights"), weights_hash(export.path)
@@ -311,13 +366,26 @@ def has_record(evaluation: EvaluationFolder) -> bool:
 
 
 def _card_data(
-    name: str, export: Export, run: RunFolder | None, evaluation: EvaluationFolder | None, licence: str | None
+    name: str,
+    export: Export,
+    run: RunFolder | None,
+    evaluation: EvaluationFolder | None,
+    licence: str | None,
 ) -> ModelCardData:
     tags = ["rl-caption", "image-captioning" if export.is_captioner else "image-caption-scoring"]
     if run is not None and run.terms:
-        tags += ["reinforcement-learning", *["self-critical-sequence-training"] * ("trainer" not in run.config)]
-    metrics = {} if evaluation is None or not has_record(evaluation) else evaluation.scores["metrics"]
-    scores = {key: value for key, value in metrics.items() if key in CAPTION_COLUMNS or key.startswith(JUDGE)}
+        tags += [
+            "reinforcement-learning",
+            *["self-critical-sequence-training"] * ("trainer" not in run.config),
+        ]
+    metrics = (
+        {} if evaluation is None or not has_record(evaluation) else evaluation.scores["metrics"]
+    )
+    scores = {
+        key: value
+        for key, value in metrics.items()
+        if key in CAPTION_COLUMNS or key.startswith(JUDGE)
+    }
     dataset = None if evaluation is None else _dataset(evaluation.settings)
     results = [
         EvalResult(
@@ -339,7 +407,8 @@ def _card_data(
         license=licence,
         datasets=[trained_on] if trained_on else None,
         base_model=None if run is None else _base_model(run),
-        metrics=list(dict.fromkeys(_metric_type(key) for key in scores if key in CAPTION_COLUMNS)) or None,
+        metrics=list(dict.fromkeys(_metric_type(key) for key in scores if key in CAPTION_COLUMNS))
+        or None,
         model_name=name,
         eval_results=results or None,
     )
@@ -352,7 +421,9 @@ def _metric_type(key: str) -> str:
 
 def _run_values(run: RunFolder) -> dict[str, Any]:
     """What the card says of a run, beside what the run itself has."""
-    method = "self-critical sequence training" if run.terms else run.config.get("task", "cross-entropy")
+    method = (
+        "self-critical sequence training" if run.terms else run.config.get("task", "cross-entropy")
+    )
     if run.terms and "trainer" in run.config:
         method = f"{str(run.config['trainer']).upper()} (TRL)"
     versions = run.env.get("versions", {})
@@ -363,8 +434,12 @@ def _run_values(run: RunFolder) -> dict[str, Any]:
         "chosen": _chosen(run),
         "start": _start(run),
         "trained_on": _dataset(run.config),
-        "software": ", ".join(f"{name} {versions[name]}" for name in packages if versions.get(name)),
-        "config": yaml.safe_dump(_without_folders(config), sort_keys=False, allow_unicode=True) if run.config else "",
+        "software": ", ".join(
+            f"{name} {versions[name]}" for name in packages if versions.get(name)
+        ),
+        "config": yaml.safe_dump(_without_folders(config), sort_keys=False, allow_unicode=True)
+        if run.config
+        else "",
         "validations": _validations_table(run),
         "validation_split": run.config.get("eval", {}).get("split", "val"),
     }
@@ -384,9 +459,15 @@ def _base_model(run: RunFolder) -> str | None:
     """The name on the hub of the captioner that a run started from; None where it started from a folder."""
     start = _start(run)
     try:
-        return start if start is not None and is_captioner(start) and not Path(start).exists() else None
+        return (
+            start
+            if start is not None and is_captioner(start) and not Path(start).exists()
+            else None
+        )
     except OSError as error:  # a name that is too long
-        raise ReportError(f"{run.path / 'config.yaml'}: model.init is {start!r:.80}: {error.strerror}") from error
+        raise ReportError(
+            f"{run.path / 'config.yaml'}: model.init is {start!r:.80}: {error.strerror}"
+        ) from error
 
 
 def _start(run: RunFolder) -> str | None:
@@ -407,7 +488,11 @@ def _metrics_table(evaluation: EvaluationFolder) -> list[tuple[str, str, str]]:
     for key, value in evaluation.scores["metrics"].items():
         column, ends = column_of(key), evaluation.scores.get("intervals", {}).get(key, ())
         rows.append(
-            (column.heading, format_value(value, column), " to ".join(format_value(end, column) for end in ends))
+            (
+                column.heading,
+                format_value(value, column),
+                " to ".join(format_value(end, column) for end in ends),
+            )
         )
     return rows
 
@@ -420,10 +505,15 @@ def _validations_table(run: RunFolder) -> list[list[str]]:
             steps.setdefault(line["step"], {}).update(line)
     if not steps:
         return []
-    keys = dict.fromkeys(key for values in steps.values() for key in values if key.startswith("val/"))
+    keys = dict.fromkeys(
+        key for values in steps.values() for key in values if key.startswith("val/")
+    )
     keys.pop("val/seconds", None)
     rows = [
-        [title_of(key), *(f"{factor_of(key) * x[key]:.4g}" if key in x else LEFT_OUT for x in steps.values())]
+        [
+            title_of(key),
+            *(f"{factor_of(key) * x[key]:.4g}" if key in x else LEFT_OUT for x in steps.values()),
+        ]
         for key in keys
     ]
     return [["validation", *(f"step {step}" for step in steps)], *rows]

@@ -83,15 +83,25 @@ class DiffusionImages:
         diffusers = optional("diffusers", f"diffusers:{model} needs", "diffusers")
         self._device = default_device(device)
         with naming(f"diffusers:{model} cannot be loaded", (OSError, ValueError, KeyError)):
-            check_pipeline(diffusers.DiffusionPipeline.load_config(model), getattr(diffusers, "pipelines", None))
-            pipeline = diffusers.DiffusionPipeline.from_pretrained(
-                model, trust_remote_code=False, torch_dtype=getattr(torch, DTYPES[precision]), use_safetensors=True
+            check_pipeline(
+                diffusers.DiffusionPipeline.load_config(model),
+                getattr(diffusers, "pipelines", None),
             )
-        pipeline.scheduler = diffusers.DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config)
+            pipeline = diffusers.DiffusionPipeline.from_pretrained(
+                model,
+                trust_remote_code=False,
+                torch_dtype=getattr(torch, DTYPES[precision]),
+                use_safetensors=True,
+            )
+        pipeline.scheduler = diffusers.DPMSolverMultistepScheduler.from_config(
+            pipeline.scheduler.config
+        )
         self._pipeline = pipeline.to(self._device)
         self._pipeline.set_progress_bar_config(disable=True)
         self.prefix, self.guidance, self.steps, self.seed = prefix, guidance, steps, seed
-        self._generator = torch.Generator(self._device).manual_seed(seed) if noise == "run" else None
+        self._generator = (
+            torch.Generator(self._device).manual_seed(seed) if noise == "run" else None
+        )
         options = f"guidance{guidance:g},{steps} steps,{precision},seed{seed} a {noise},{prefix!r}"
         self.signature = f"{model}[{options},diffusers{diffusers.__version__}]"
 
@@ -118,7 +128,9 @@ def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
     """
     for name, component in index.items():
         library = component[0] if isinstance(component, list | tuple) and component else None
-        if library not in (None, "diffusers", "transformers") and not hasattr(pipelines, str(library)):
+        if library not in (None, "diffusers", "transformers") and not hasattr(
+            pipelines, str(library)
+        ):
             raise ValueError(
                 f"model_index.json: {name} is {component!r:.80}: expected a class of diffusers or transformers"
             )
@@ -141,7 +153,9 @@ def images_of(source: TextToImage, captions: Sequence[str], where: str) -> list[
             images = list(images)
     if not isinstance(images, list) or len(images) != len(captions):
         returned = f"{len(images)} images" if isinstance(images, list) else shown(images)
-        raise DataError(f"{where}: it made {returned} of {len(captions)} captions: expected a list, one of each")
+        raise DataError(
+            f"{where}: it made {returned} of {len(captions)} captions: expected a list, one of each"
+        )
     return images
 
 
@@ -188,30 +202,45 @@ class VisualBottleneck:
     ) -> None:
         check_values(Count, batch_size=batch_size)
         self._similarity = load_similarity(similarity, similarity_kwargs or {}, "vba")
-        self._name, self._images = text_to_image, load_text_to_image(text_to_image, text_to_image_kwargs or {})
+        self._name, self._images = (
+            text_to_image,
+            load_text_to_image(text_to_image, text_to_image_kwargs or {}),
+        )
         self._device = torch.device(default_device(device))
         self._captioner: Captioner = load_captioner(captioner, prompt=prompt)
         if self._captioner.input_kind != "pixels":
-            raise ValueError(f"vba: the captioner {captioner!r} reads region features: expected one that reads images")
+            raise ValueError(
+                f"vba: the captioner {captioner!r} reads region features: expected one that reads images"
+            )
         self._captioner.policy.to(self._device).eval()
         self._decoding = Decoding(
-            num_beams=num_beams, num_return_sequences=num_return_sequences, max_new_tokens=max_new_tokens
+            num_beams=num_beams,
+            num_return_sequences=num_return_sequences,
+            max_new_tokens=max_new_tokens,
         )
         weights = weights_hash(captioner)  # the name itself of a model on the hub
         weights = weights if weights == captioner else weights[:12]
         self.batch_size = batch_size
-        beams = f"beams{num_beams}" + f",best of {num_return_sequences}" * (num_return_sequences > 1)
+        beams = f"beams{num_beams}" + f",best of {num_return_sequences}" * (
+            num_return_sequences > 1
+        )
         beams += f",{prompt!r}" * (prompt is not None)
-        self.signature = f"VBA[{self._images.signature},{weights},{beams},{self._similarity.signature}]"
+        self.signature = (
+            f"VBA[{self._images.signature},{weights},{beams},{self._similarity.signature}]"
+        )
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions. ``RewardError`` where the similarity fails."""
         texts = as_texts(completions)
         scores, rows = [0.0] * len(texts), [row for row, text in enumerate(texts) if text.strip()]
         for batch in chunks(rows, self.batch_size, "captions through the visual bottleneck"):
             sources = [texts[row] for row in batch]
             rewritten = self.rewrite(sources)
-            for row, best in zip(batch, best_similarities(self._similarity, sources, rewritten), strict=True):
+            for row, best in zip(
+                batch, best_similarities(self._similarity, sources, rewritten), strict=True
+            ):
                 scores[row] = best
         return checked_scores(self, scores, len(texts))
 
@@ -220,8 +249,11 @@ class VisualBottleneck:
         """The captioner's ``num_return_sequences`` captions, best first, of the image of each of B captions."""
         images = images_of(self._images, captions, f"text_to_image {self._name}")
         rows: list[Row] = [
-            {"image_id": str(number), "image": image, "references": []} for number, image in enumerate(images)
+            {"image_id": str(number), "image": image, "references": []}
+            for number, image in enumerate(images)
         ]
-        inputs = {name: value.to(self._device) for name, value in self._captioner.preprocess(rows).items()}
+        inputs = {
+            name: value.to(self._device) for name, value in self._captioner.preprocess(rows).items()
+        }
         ids = self._captioner.generate(self._captioner.policy, inputs, self._decoding, None)
         return [self._captioner.decode(beams) for beams in ids]

@@ -86,7 +86,12 @@ class SideBySide(NamedTuple):
     seed: int
 
     def captions(
-        self, image_id: str, image: Image.Image, models: Sequence[str], judges: Sequence[str], references: Sequence[str]
+        self,
+        image_id: str,
+        image: Image.Image,
+        models: Sequence[str],
+        judges: Sequence[str],
+        references: Sequence[str],
     ) -> list[dict[str, Any]]:
         """Caption one image by each of ``models``: ``{"model", "caption", "scores": {judge: score}}`` for each.
 
@@ -104,7 +109,9 @@ class SideBySide(NamedTuple):
             )
             candidates.append(decoded[image_id][0])
         texts = [candidate.caption for candidate in candidates]
-        prompts, columns = reward_inputs([row] * len(candidates), [candidate.finished for candidate in candidates])
+        prompts, columns = reward_inputs(
+            [row] * len(candidates), [candidate.finished for candidate in candidates]
+        )
         if not references:
             del columns["references"]
         scores: dict[str, list[float]] = {}
@@ -113,7 +120,11 @@ class SideBySide(NamedTuple):
             if reward.columns <= columns.keys():
                 scores[name] = score_captions(reward, name, prompts, texts, columns)
         return [
-            {"model": model, "caption": text, "scores": {name: values[index] for name, values in scores.items()}}
+            {
+                "model": model,
+                "caption": text,
+                "scores": {name: values[index] for name, values in scores.items()},
+            }
             for index, (model, text) in enumerate(zip(models, texts, strict=True))
         ]
 
@@ -129,13 +140,19 @@ class PageServer(ThreadingHTTPServer):
     page: bytes
 
     def __init__(self, config: WebConfig) -> None:
-        self.config, self.lock, self.bodies = config, threading.Lock(), threading.BoundedSemaphore(BODIES)
+        self.config, self.lock, self.bodies = (
+            config,
+            threading.Lock(),
+            threading.BoundedSemaphore(BODIES),
+        )
         try:
             super().__init__((config.host, config.port), _Handler, bind_and_activate=False)
             self.server_bind()
         except OSError as error:
             where = f"host is {config.host!r} and port {config.port}"
-            raise ConfigError(f"{where}: cannot listen there ({error.strerror}); port 0 takes a free one") from error
+            raise ConfigError(
+                f"{where}: cannot listen there ({error.strerror}); port 0 takes a free one"
+            ) from error
 
     def load(self) -> None:
         """Load captioners and judges, then listen. Raises what ``load_models`` raises."""
@@ -163,7 +180,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._check_sender()
             if self.path != "/":
-                raise RefusedRequest(HTTPStatus.NOT_FOUND, f"there is no {self.path!r:.80}: the page is at /")
+                raise RefusedRequest(
+                    HTTPStatus.NOT_FOUND, f"there is no {self.path!r:.80}: the page is at /"
+                )
         except RefusedRequest as refused:
             self._send(refused.status, "text/plain", str(refused).encode())
         else:
@@ -184,18 +203,25 @@ class _Handler(BaseHTTPRequestHandler):
     def _captions(self) -> list[dict[str, Any]]:
         self._check_sender()
         if self.path != "/captions" or self.headers.get_content_type() != "application/json":
-            raise RefusedRequest(HTTPStatus.NOT_FOUND, "photos must be sent to /captions as application/json")
+            raise RefusedRequest(
+                HTTPStatus.NOT_FOUND, "photos must be sent to /captions as application/json"
+            )
         length, limit = self.headers.get("Content-Length", ""), self.server.config.max_mb
         if not (length.isascii() and length.isdigit()):
-            raise RefusedRequest(HTTPStatus.LENGTH_REQUIRED, f"Content-Length is {length!r:.80}: expected a number")
+            raise RefusedRequest(
+                HTTPStatus.LENGTH_REQUIRED, f"Content-Length is {length!r:.80}: expected a number"
+            )
         if len(length) > MOST_DIGITS or int(length) > math.ceil(limit * 2**20 / 3) * 4 + MOST_TEXT:
-            raise RefusedRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the photo is larger than max_mb, {limit} MiB")
+            raise RefusedRequest(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the photo is larger than max_mb, {limit} MiB"
+            )
         with self.server.bodies:
             photo: Photo = json_object(self._body(int(length)), "the request")  # type: ignore[assignment]
             check_type(photo, Photo, "the request", DataError)
             if int(length) - len(photo["image"]) > MOST_TEXT:
                 raise RefusedRequest(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the request has over {MOST_TEXT} bytes besides its photo"
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                    f"the request has over {MOST_TEXT} bytes besides its photo",
                 )
             return self._answer(photo)
 
@@ -205,7 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
         while len(body) < length and (piece := self.rfile.read1(length - len(body))):
             body += piece
             if time.monotonic() > ends:
-                raise RefusedRequest(HTTPStatus.REQUEST_TIMEOUT, f"the photo has not arrived after {SECONDS} seconds")
+                raise RefusedRequest(
+                    HTTPStatus.REQUEST_TIMEOUT, f"the photo has not arrived after {SECONDS} seconds"
+                )
         return bytes(body)
 
     def _answer(self, photo: Photo) -> list[dict[str, Any]]:
@@ -214,24 +242,41 @@ class _Handler(BaseHTTPRequestHandler):
             ("models", photo["models"], models.captioners),
             ("judges", photo["judges"], models.judges),
         ):
-            if not {*chosen} <= available.keys() or len({*chosen}) < len(chosen) or (key == "models" and not chosen):
-                raise DataError(f"{key} are {chosen!r:.200}: expected some of {list(available)}, each once")
+            if (
+                not {*chosen} <= available.keys()
+                or len({*chosen}) < len(chosen)
+                or (key == "models" and not chosen)
+            ):
+                raise DataError(
+                    f"{key} are {chosen!r:.200}: expected some of {list(available)}, each once"
+                )
         references = [text.strip() for text in photo["references"] if text.strip()]
-        with self.server.lock:  # also around the photo: a small file may take gigabytes when it is decoded
+        with (
+            self.server.lock
+        ):  # also around the photo: a small file may take gigabytes when it is decoded
             image = read_photo(photo["name"], photo["image"], self.server.config.max_megapixels)
-            return models.captions(photo["name"], image, photo["models"], photo["judges"], references)
+            return models.captions(
+                photo["name"], image, photo["models"], photo["judges"], references
+            )
 
     def _check_sender(self) -> None:
         """Refuse requests by pages of other sites, and by names that somebody else's DNS leads here."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if not is_own(host, self.server.config.host):
-            raise RefusedRequest(HTTPStatus.FORBIDDEN, f"Host is {host!r:.80}: expected {self.server.url}")
+            raise RefusedRequest(
+                HTTPStatus.FORBIDDEN, f"Host is {host!r:.80}: expected {self.server.url}"
+            )
         if origin is not None and origin.lower() != f"http://{host.lower()}":
-            raise RefusedRequest(HTTPStatus.FORBIDDEN, f"Origin is {origin!r:.80}: expected http://{host}")
+            raise RefusedRequest(
+                HTTPStatus.FORBIDDEN, f"Origin is {origin!r:.80}: expected http://{host}"
+            )
 
     def _send(self, status: HTTPStatus, content_type: str, content: bytes) -> None:
         self.send_response(status)
-        headers = {"Content-Type": f"{content_type}; charset=utf-8", "Content-Length": str(len(content))}
+        headers = {
+            "Content-Type": f"{content_type}; charset=utf-8",
+            "Content-Length": str(len(content)),
+        }
         for name, value in (headers | HEADERS).items():
             self.send_header(name, value)
         self.end_headers()
@@ -270,10 +315,14 @@ def load_models(config: WebConfig) -> SideBySide:
         CaptionerError: a captioner cannot be loaded, or reads region features.
     """
     if not config.models:
-        raise ConfigError("models is empty: expected at least one captioner, such as runs/NAME/export/best")
+        raise ConfigError(
+            "models is empty: expected at least one captioner, such as runs/NAME/export/best"
+        )
     accelerator = Accelerator()
     if accelerator.num_processes > 1:
-        raise ConfigError(f"web was started as {accelerator.num_processes} processes: start it as one")
+        raise ConfigError(
+            f"web was started as {accelerator.num_processes} processes: start it as one"
+        )
     for name, judge_config in config.judges.items():
         if short_name(judge_config.target or name) == "cider" and "df" not in judge_config.kwargs:
             option = f"--judges.{name}.kwargs.df runs/NAME/document_frequencies.npz"
@@ -307,7 +356,9 @@ def render_page(config: WebConfig, models: SideBySide) -> str:
     }
     limits = {"images": config.max_images, "megabytes": config.max_mb}
     page = templates().get_template("web.html")
-    return page.render(captioners=captioners, judges=judges, limits=limits, how=models.decoding.describe())
+    return page.render(
+        captioners=captioners, judges=judges, limits=limits, how=models.decoding.describe()
+    )
 
 
 def read_photo(name: str, content: str, max_megapixels: float) -> Image.Image:
@@ -317,7 +368,9 @@ def read_photo(name: str, content: str, max_megapixels: float) -> Image.Image:
         DataError: it is no photo, is damaged, or has more pixels than allowed; the message begins with ``name``.
     """
     try:
-        with Image.open(io.BytesIO(base64.b64decode(content, validate=True)), formats=FORMATS) as photo:
+        with Image.open(
+            io.BytesIO(base64.b64decode(content, validate=True)), formats=FORMATS
+        ) as photo:
             width, height = photo.size
             if width * height > max_megapixels * 1e6:
                 allowed = f"expected at most {max_megapixels:g} million (max_megapixels)"
@@ -325,7 +378,9 @@ def read_photo(name: str, content: str, max_megapixels: float) -> Image.Image:
             photo.load()
             return load_image(photo)
     except UnidentifiedImageError as error:
-        raise DataError(f"{name} cannot be read: its format is none of {', '.join(FORMATS)}") from error
+        raise DataError(
+            f"{name} cannot be read: its format is none of {', '.join(FORMATS)}"
+        ) from error
     except UNREADABLE as error:
         raise DataError(f"{name} cannot be read: {error or type(error).__name__}") from error
 

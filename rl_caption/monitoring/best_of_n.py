@@ -70,8 +70,12 @@ def best_of_n_weights(rewards: Floats, n: int) -> Floats:
     if not 1 <= n <= count:
         raise ValueError(f"n is {n}: expected 1 to {count}, the number of samples")
     ordered = np.sort(rewards, axis=1)
-    below = np.stack([np.searchsorted(row, own, "left") for row, own in zip(ordered, rewards, strict=True)])
-    up_to = np.stack([np.searchsorted(row, own, "right") for row, own in zip(ordered, rewards, strict=True)])
+    below = np.stack(
+        [np.searchsorted(row, own, "left") for row, own in zip(ordered, rewards, strict=True)]
+    )
+    up_to = np.stack(
+        [np.searchsorted(row, own, "right") for row, own in zip(ordered, rewards, strict=True)]
+    )
     chosen = np.array([math.comb(number, n) / math.comb(count, n) for number in range(count + 1)])
     weights: Floats = (chosen[up_to] - chosen[below]) / (up_to - below)
     return weights
@@ -99,7 +103,12 @@ def best_of_n(
     check_scores({"rewards": rewards, **scores}, images)
     draws = np.array(list(drawn_weights(images, resamples, seed)), np.float64) / len(images)
     return {
-        name: _curve(best_of_n_scores(rewards, values, sizes), best_of_n_scores(values, values, sizes), sizes, draws)
+        name: _curve(
+            best_of_n_scores(rewards, values, sizes),
+            best_of_n_scores(values, values, sizes),
+            sizes,
+            draws,
+        )
         for name, values in scores.items()
     }
 
@@ -109,10 +118,15 @@ def check_scores(scores: Mapping[str, Floats], images: Sequence[str]) -> None:
 
     It names the scores, and the image and sample of the first that is not finite.
     """
-    shape = len(images), next((values.shape[-1] for values in scores.values() if values.ndim == 2), 0)
+    shape = (
+        len(images),
+        next((values.shape[-1] for values in scores.values() if values.ndim == 2), 0),
+    )
     for name, values in scores.items():
         if values.shape != shape or not values.size:
-            raise ValueError(f"{name} has the shape {values.shape}: expected {shape}, images and samples")
+            raise ValueError(
+                f"{name} has the shape {values.shape}: expected {shape}, images and samples"
+            )
         if not np.isfinite(values).all():
             row, sample = np.argwhere(~np.isfinite(values))[0]
             raise ValueError(
@@ -146,7 +160,9 @@ def _curve(per_image: Floats, possible: Floats, sizes: Sequence[int], draws: Flo
     )
 
 
-def _lost(per_image: Floats, possible: Floats, draws: Floats) -> tuple[float, tuple[float, float]] | tuple[None, None]:
+def _lost(
+    per_image: Floats, possible: Floats, draws: Floats
+) -> tuple[float, tuple[float, float]] | tuple[None, None]:
     """Share of the possible gain that is lost, and its interval; None where some resample has no possible gain."""
     missing, gain = possible[:, -1] - per_image[:, -1], possible[:, -1] - possible[:, 0]
     drawn_gain = draws @ gain

@@ -23,12 +23,16 @@ N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
 def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
     """CIDEr-D if no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less those that are terms of it."""
     used = {
-        metric for metric in N_GRAM_JUDGES.values() if any(isinstance(score, metric) for score in leaf_rewards(reward))
+        metric
+        for metric in N_GRAM_JUDGES.values()
+        if any(isinstance(score, metric) for score in leaf_rewards(reward))
     }
     if not used:
         return {"cider": JudgeConfig()}
     others = {"rouge_l": (RougeL, None), "bleu4": (Bleu, "bleu")}
-    return {name: JudgeConfig(target) for name, (metric, target) in others.items() if metric not in used}
+    return {
+        name: JudgeConfig(target) for name, (metric, target) in others.items() if metric not in used
+    }
 
 
 def build_judges(
@@ -79,12 +83,17 @@ def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
         if isinstance(judge_encoder, FrozenEncoder) and isinstance(
             reward_encoder, FrozenEncoder
         ):  # perhaps in another precision
-            same |= (judge_encoder.name, judge_encoder.pretrained) == (reward_encoder.name, reward_encoder.pretrained)
+            same |= (judge_encoder.name, judge_encoder.pretrained) == (
+                reward_encoder.name,
+                reward_encoder.pretrained,
+            )
         if same:
             raise ConfigError(f"{both} use the same encoder: {rule}")
     models = [getattr(score, "chooser", None) for score in (judge, used)]
     signatures = [model.signature for model in models if isinstance(model, Chooser)]
     if len(signatures) == 2 and signatures[0] == signatures[1]:
         raise ConfigError(f"{both} ask the same model: {rule}")
-    if any(isinstance(judge, metric) and isinstance(used, metric) for metric in N_GRAM_JUDGES.values()):
+    if any(
+        isinstance(judge, metric) and isinstance(used, metric) for metric in N_GRAM_JUDGES.values()
+    ):
         raise ConfigError(f"{both} are the same metric with different options: {rule}")

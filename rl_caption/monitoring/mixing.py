@@ -62,14 +62,17 @@ def best_mixtures(
     sizes = [rewards.shape[1]]
     alone = best_of_n_scores(rewards, gold, sizes)[:, 0]
     choosing_draws, judging_draws = (
-        np.array(list(drawn_weights([images[at] for at in half], resamples, seed)), np.float64) / len(half)
+        np.array(list(drawn_weights([images[at] for at in half], resamples, seed)), np.float64)
+        / len(half)
         for half in (choosing, judging)
     )
     mixtures = []
     for name, other in others.items():
         trials = {(0.0, NORMALIZE[0]): alone}
         for normalize in NORMALIZE:
-            first, second = (scaled(scores) if normalize == "per_term" else scores for scores in (rewards, other))
+            first, second = (
+                scaled(scores) if normalize == "per_term" else scores for scores in (rewards, other)
+            )
             for weight in WEIGHTS[1:]:
                 mixed = (1 - weight) * first + weight * second
                 trials[weight, normalize] = best_of_n_scores(mixed, gold, sizes)[:, 0]

@@ -94,7 +94,10 @@ class HackingMonitor:
             memory.setdefault("first_alarm", None)
         start = memory["start"]
         means = {name: statistics.fmean(values) for name, values in terms.items()}
-        total = math.fsum(weight * means[name] / start["scales"][name] for name, weight in self.reward.weights.items())
+        total = math.fsum(
+            weight * means[name] / start["scales"][name]
+            for name, weight in self.reward.weights.items()
+        )
         now = Findings(total, judges, caption_statistics(captions, self.reward.tokenizer))
         if is_start:
             start["findings"] = asdict(now)
@@ -102,7 +105,9 @@ class HackingMonitor:
         for key, value in policy.items():
             start.setdefault("policy", {}).setdefault(key, value)
         peaks = {name: Peak(**peak) for name, peak in memory["peaks"].items()}
-        memory["peaks"] = {name: asdict(peak) for name, peak in updated_peaks(peaks, now, step).items()}
+        memory["peaks"] = {
+            name: asdict(peak) for name, peak in updated_peaks(peaks, now, step).items()
+        }
         began, messages, evidence = Findings(**start["findings"]), [], {}
         if not is_start:
             evidence = judge_alarm(now, began, self.references, self.thresholds, peaks)
@@ -128,14 +133,24 @@ class HackingMonitor:
             return dict.fromkeys(terms, 1.0)
         return {name: moments(values).std or 1.0 for name, values in terms.items()}
 
-    def _metrics(self, now: Findings, terms: Mapping[str, float], evidence: Mapping[str, str]) -> dict[str, float]:
+    def _metrics(
+        self, now: Findings, terms: Mapping[str, float], evidence: Mapping[str, str]
+    ) -> dict[str, float]:
         metrics = {"val/reward": now.reward, "hacking/alarm": float(bool(evidence))}
         metrics |= {f"val/reward/{name}": value for name, value in terms.items()}
-        metrics |= {f"val/judge/{name}": statistics.fmean(scores) for name, scores in now.judges.items()}
-        metrics |= {f"val/hacking/{key}": value for key, value in now.statistics.items() if key != "length"}
-        return metrics | {"val/hacking/length_ratio": now.statistics["length"] / self.references["length"]}
+        metrics |= {
+            f"val/judge/{name}": statistics.fmean(scores) for name, scores in now.judges.items()
+        }
+        metrics |= {
+            f"val/hacking/{key}": value for key, value in now.statistics.items() if key != "length"
+        }
+        return metrics | {
+            "val/hacking/length_ratio": now.statistics["length"] / self.references["length"]
+        }
 
-    def _alarm(self, step: int, now: Findings, evidence: Mapping[str, str]) -> tuple[list[str], str | None]:
+    def _alarm(
+        self, step: int, now: Findings, evidence: Mapping[str, str]
+    ) -> tuple[list[str], str | None]:
         """A warning, if the signs differ from those of the newest warning, and the reason to end the run, if any."""
         memory = self.notes["hacking"]
         changed = sorted(evidence) != memory["signs"]

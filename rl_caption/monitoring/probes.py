@@ -24,7 +24,10 @@ from rl_caption.evaluation.confidence import Floats
 from rl_caption.monitoring.scoring import RowCaption, Score
 
 EDITS = {
-    **{f"replace_{what}": what for what in ("object", "attribute", "relation", "count", "background")},
+    **{
+        f"replace_{what}": what
+        for what in ("object", "attribute", "relation", "count", "background")
+    },
     **{f"replace_{what}": what for what in ("direction", "verb")},
     **{f"swap_{what}": what for what in ("object", "attribute", "relation", "count")},
 }
@@ -139,11 +142,18 @@ def probe_pairs(
         versions |= _of_content(row, caption, negatives, positives, generator)
         others = [other for other in by_length if other != number]
         if others:
-            versions["other_image"] = caption, captions[others[int(generator.integers(len(others)))]]
+            versions["other_image"] = (
+                caption,
+                captions[others[int(generator.integers(len(others)))]],
+            )
             versions["length"] = caption, longest[others[0]]
         versions["generic"] = caption, generic
         for name, (better, worse) in versions.items():
-            if (name in ENGLISH and not english) or better == worse or _is_true(name, row, better, worse):
+            if (
+                (name in ENGLISH and not english)
+                or better == worse
+                or _is_true(name, row, better, worse)
+            ):
                 continue
             pairs[name].append(Pair(number, better, worse))
     return pairs
@@ -158,7 +168,10 @@ def typical_caption(captions: Sequence[str]) -> str:
 
 
 def _longest(row: Row, caption: str) -> str:
-    return max((caption, *row["references"], row.get("long_reference", "")), key=lambda text: len(text.split()))
+    return max(
+        (caption, *row["references"], row.get("long_reference", "")),
+        key=lambda text: len(text.split()),
+    )
 
 
 def _is_true(name: str, row: Row, better: str, worse: str) -> bool:
@@ -175,7 +188,9 @@ def _of_form(caption: str, generator: np.random.Generator) -> dict[str, tuple[st
     bare = caption.strip().rstrip(".")
     words = bare.split()
     content = [word for word in words if word.lower() not in BAD_ENDINGS]
-    breaks = [at for at, word in enumerate(words[:-1], start=1) if word.lower() in BAD_ENDINGS and at > 1]
+    breaks = [
+        at for at, word in enumerate(words[:-1], start=1) if word.lower() in BAD_ENDINGS and at > 1
+    ]
     versions = {
         "words_repeated": " ".join([*words, *words[-2:] * 3]),
         "caption_repeated": f"{bare} {bare}",
@@ -220,7 +235,9 @@ def _of_content(
     return versions
 
 
-def _scene_details(row: Row, caption: str, generator: np.random.Generator) -> dict[str, tuple[str, str]]:
+def _scene_details(
+    row: Row, caption: str, generator: np.random.Generator
+) -> dict[str, tuple[str, str]]:
     """``detail_missing`` and ``false_detail`` of a generated scene: a sentence that the oracle finds true, or false."""
     scene, bare = row["scene"], caption.strip().rstrip(".")
     before = oracle(caption, scene)
@@ -253,7 +270,9 @@ def run_probes(
 ) -> dict[str, ProbeResult]:
     """Score all pairs of ``rows`` in one call and compare; probe -> result. Raises as ``score``."""
     flat = [pair for of_probe in pairs.values() for pair in of_probe]
-    scores = score([RowCaption(pair.row, text) for pair in flat for text in (pair.better, pair.worse)]).reshape(-1, 2)
+    scores = score(
+        [RowCaption(pair.row, text) for pair in flat for text in (pair.better, pair.worse)]
+    ).reshape(-1, 2)
     ends = np.cumsum([len(of_probe) for of_probe in pairs.values()])
     split = np.split(scores, ends[:-1])
     return {
@@ -262,7 +281,9 @@ def run_probes(
     }
 
 
-def _result(rows: Sequence[Row], pairs: Sequence[Pair], scores: Floats, examples: int) -> ProbeResult:
+def _result(
+    rows: Sequence[Row], pairs: Sequence[Pair], scores: Floats, examples: int
+) -> ProbeResult:
     """The result of N pairs from their scores, [N, 2]."""
     if not pairs:
         return ProbeResult(0)

@@ -106,18 +106,25 @@ def caption_statistics(captions: Sequence[str], tokenizer: str = TOKENIZER) -> d
     return statistics_of_captions | {"diversity": lexical_diversity(tokens)}
 
 
-def reference_statistics(references: Sequence[Sequence[str]], tokenizer: str = TOKENIZER) -> dict[str, float]:
+def reference_statistics(
+    references: Sequence[Sequence[str]], tokenizer: str = TOKENIZER
+) -> dict[str, float]:
     """``caption_statistics`` of references, averaged over up to five layers that have one reference of each image.
 
     A layer has as many captions as a validation, so that vocabulary and duplicates are comparable. Raises ``DataError``
     where an image has no reference, or no reference has a word.
     """
     if not all(references):
-        raise DataError("the monitor compares captions with references, but a validation image has none")
+        raise DataError(
+            "the monitor compares captions with references, but a validation image has none"
+        )
     layers = min(max(map(len, references)), LAYERS)
     chosen = ([texts[layer % len(texts)] for texts in references] for layer in range(layers))
     layer_statistics = [caption_statistics(texts, tokenizer) for texts in chosen]
-    means = {key: statistics.fmean(layer[key] for layer in layer_statistics) for key in layer_statistics[0]}
+    means = {
+        key: statistics.fmean(layer[key] for layer in layer_statistics)
+        for key in layer_statistics[0]
+    }
     if not means["length"]:
         raise DataError(
             f"the monitor compares caption lengths with references, but these have no words: {references[0][0]!r}"
@@ -140,7 +147,10 @@ def lexical_diversity(captions: Sequence[Sequence[str]], sample: int = DIVERSITY
         return 0.0
     ways = math.comb(total, drawn)
     types = Counter(counts.values())  # by frequency, of which there are few
-    chances = (number * (1 - math.comb(total - frequency, drawn) / ways) for frequency, number in types.items())
+    chances = (
+        number * (1 - math.comb(total - frequency, drawn) / ways)
+        for frequency, number in types.items()
+    )
     return math.fsum(chances) / drawn
 
 
@@ -173,18 +183,28 @@ def judge_alarm(
             continue
         level = max(references[key], began[key])
         if seen[key] > level + getattr(thresholds, key):
-            evidence[key] = f"{meaning} {seen[key]:.0%} (start {began[key]:.0%}, references {references[key]:.0%})"
+            evidence[key] = (
+                f"{meaning} {seen[key]:.0%} (start {began[key]:.0%}, references {references[key]:.0%})"
+            )
     length, usual, before = seen["length"], references["length"], began["length"]
     # Between the two is on the way from the start to the references.
-    if length > (1 + thresholds.length) * max(usual, before) or length < (1 - thresholds.length) * min(usual, before):
-        evidence["length"] = f"captions have {length:.1f} words on average (start {before:.1f}, references {usual:.1f})"
+    if length > (1 + thresholds.length) * max(usual, before) or length < (
+        1 - thresholds.length
+    ) * min(usual, before):
+        evidence["length"] = (
+            f"captions have {length:.1f} words on average (start {before:.1f}, references {usual:.1f})"
+        )
     for key, meaning in _COLLAPSES.items():
         if seen[key] < getattr(thresholds, key) * min(references[key], began[key]):
-            evidence[key] = f"{meaning} {seen[key]:.3g} (start {began[key]:.3g}, references {references[key]:.3g})"
+            evidence[key] = (
+                f"{meaning} {seen[key]:.3g} (start {began[key]:.3g}, references {references[key]:.3g})"
+            )
     return evidence
 
 
-def policy_signs(now: Mapping[str, float], first: Mapping[str, float], thresholds: Thresholds) -> dict[str, str]:
+def policy_signs(
+    now: Mapping[str, float], first: Mapping[str, float], thresholds: Thresholds
+) -> dict[str, str]:
     """Return evidence from the policy's distribution on its training samples: sign -> a sentence; empty if none.
 
     ``now`` and ``first`` are of the newest and the first known training step: ``entropy`` and ``kl`` (to the starting
@@ -201,7 +221,9 @@ def policy_signs(now: Mapping[str, float], first: Mapping[str, float], threshold
     return evidence
 
 
-def _judge_signs(now: Findings, start: Findings, peaks: Mapping[str, Peak], limits: Thresholds) -> dict[str, str]:
+def _judge_signs(
+    now: Findings, start: Findings, peaks: Mapping[str, Peak], limits: Thresholds
+) -> dict[str, str]:
     """Evidence from judges that fell below the start or, if not, below their best validation."""
     evidence = {}
     for name in sorted(now.judges.keys() & start.judges.keys()):
@@ -220,7 +242,9 @@ def _judge_signs(now: Findings, start: Findings, peaks: Mapping[str, Peak], limi
     return evidence
 
 
-def _fall(now: Sequence[float], before: Sequence[float], relative: float, errors: float) -> str | None:
+def _fall(
+    now: Sequence[float], before: Sequence[float], relative: float, errors: float
+) -> str | None:
     """A judge's fall in words; None unless its mean fell by more than ``relative`` of it and ``errors`` errors."""
     difference, error = paired_difference(now, before)
     began, needed = statistics.fmean(before), needed_errors(errors, len(now))
@@ -252,7 +276,11 @@ def few_images(images: int, thresholds: Thresholds) -> str | None:
     if images >= FEW_IMAGES:
         return None
     needed, asked = needed_errors(thresholds.judge_errors, images), thresholds.judge_errors
-    counts = "no fall of a judge counts" if math.isinf(needed) else f"a judge must fall by {needed:.3g} standard errors"
+    counts = (
+        "no fall of a judge counts"
+        if math.isinf(needed)
+        else f"a judge must fall by {needed:.3g} standard errors"
+    )
     return (
         f"WARNING: only {images} validation image(s), so reward hacking is detected late or never: {counts} (with "
         f"{MANY_IMAGES} images, {asked:g}). Validate on at least {FEW_IMAGES} images, better {MANY_IMAGES}"
@@ -262,7 +290,9 @@ def few_images(images: int, thresholds: Thresholds) -> str | None:
 def paired_difference(now: Sequence[float], start: Sequence[float]) -> tuple[float, float]:
     """Mean of ``now`` - ``start`` over N >= 1 images, and its standard error (0 for one image)."""
     differences = [last - first for last, first in zip(now, start, strict=True)]
-    error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
+    error = (
+        statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
+    )
     return statistics.fmean(differences), error
 
 
@@ -271,4 +301,7 @@ _RISES = {
     "bad_endings": "captions that break off or are empty",
     "duplicates": "captions equal to another image's",
 }
-_COLLAPSES = {"vocabulary": "different words in all captions", "diversity": "lexical diversity (HD-D, 0 to 1)"}
+_COLLAPSES = {
+    "vocabulary": "different words in all captions",
+    "diversity": "lexical diversity (HD-D, 0 to 1)",
+}

@@ -30,10 +30,14 @@ class Scorer:
     Raises ``ConfigError`` where the reward needs a column that the rows lack; ``name`` is its key in messages.
     """
 
-    def __init__(self, reward: Reward | MixedReward, rows: Sequence[Row], name: str = "reward") -> None:
+    def __init__(
+        self, reward: Reward | MixedReward, rows: Sequence[Row], name: str = "reward"
+    ) -> None:
         missing = sorted(reward.columns - {"finished"} - reward_inputs(rows)[1].keys())
         if missing:
-            raise ConfigError(f"{name} needs the columns {missing}, which not every row of the data has")
+            raise ConfigError(
+                f"{name} needs the columns {missing}, which not every row of the data has"
+            )
         self.reward, self.rows, self.name = reward, rows, name
         self.scores: dict[RowCaption, float] = {}
 
@@ -49,7 +53,9 @@ class Scorer:
                         self._score([caption])
                     except RewardError as error:
                         image = self.rows[caption.row]["image_id"]
-                        raise RewardError(f"image {image!r}, caption {caption.text!r}: {error}") from error
+                        raise RewardError(
+                            f"image {image!r}, caption {caption.text!r}: {error}"
+                        ) from error
                 raise
             self.scores |= zip(new, scores, strict=True)
         return np.array([self.scores[caption] for caption in captions], np.float64)
@@ -57,4 +63,6 @@ class Scorer:
     def _score(self, captions: Sequence[RowCaption]) -> list[float]:
         rows = [self.rows[caption.row] for caption in captions]
         prompts, columns = reward_inputs(rows, [caption.finished for caption in captions])
-        return score_captions(self.reward, self.name, prompts, [caption.text for caption in captions], columns)
+        return score_captions(
+            self.reward, self.name, prompts, [caption.text for caption in captions], columns
+        )

@@ -36,11 +36,16 @@ class Captions:
 
     def chosen(self, image_id: str) -> int:
         """Index of the chosen candidate."""
-        return 0 if self.rewards is None else self.rewards[image_id].index(max(self.rewards[image_id]))
+        return (
+            0 if self.rewards is None else self.rewards[image_id].index(max(self.rewards[image_id]))
+        )
 
     def texts(self) -> dict[str, str]:
         """Image id -> chosen caption."""
-        return {image_id: candidates[self.chosen(image_id)].caption for image_id, candidates in self.candidates.items()}
+        return {
+            image_id: candidates[self.chosen(image_id)].caption
+            for image_id, candidates in self.candidates.items()
+        }
 
     def write(self, path: str | Path, ids: Mapping[str, int | str] | None = None) -> None:
         """Write one JSON line per image: ``image_id``, the index ``chosen``, and ``candidates``.
@@ -50,17 +55,25 @@ class Captions:
         """
         lines = []
         for image_id, captions in self.candidates.items():
-            lines_of = [{key: value for key, value in one._asdict().items() if value is not None} for one in captions]
+            lines_of = [
+                {key: value for key, value in one._asdict().items() if value is not None}
+                for one in captions
+            ]
             if self.rewards is not None:
                 lines_of = [
-                    one | {"reward": reward} for one, reward in zip(lines_of, self.rewards[image_id], strict=True)
+                    one | {"reward": reward}
+                    for one, reward in zip(lines_of, self.rewards[image_id], strict=True)
                 ]
             written = image_id if ids is None else ids[image_id]
-            lines.append({"image_id": written, "chosen": self.chosen(image_id), "candidates": lines_of})
+            lines.append(
+                {"image_id": written, "chosen": self.chosen(image_id), "candidates": lines_of}
+            )
         write_json_lines(path, lines)
 
 
-def load_captioners(names: Sequence[str], prompt: str | list[dict[str, Any]] | None, average: Average) -> Captioner:
+def load_captioners(
+    names: Sequence[str], prompt: str | list[dict[str, Any]] | None, average: Average
+) -> Captioner:
     """Load one captioner, or several as an ensemble. Raises ``CaptionerError`` or, for a repeated name, ConfigError."""
     quiet_libraries()
     if len(set(names)) < len(names):
@@ -70,7 +83,10 @@ def load_captioners(names: Sequence[str], prompt: str | list[dict[str, Any]] | N
 
 
 def build_reranker(
-    name: str, kwargs: Mapping[str, Any], references: Sequence[list[str]], tokenizer: str = TOKENIZER
+    name: str,
+    kwargs: Mapping[str, Any],
+    references: Sequence[list[str]],
+    tokenizer: str = TOKENIZER,
 ) -> Reward:
     """Build the reward that chooses among captions.
 
@@ -108,14 +124,18 @@ def caption_rows(
     for row in rows:
         captioner.max_tokens_of(row)
     policy = captioner.policy.to(accelerator.device)
-    return Captions(decode_candidates(captioner, policy, rows, decoding, accelerator, "captioning", seed))
+    return Captions(
+        decode_candidates(captioner, policy, rows, decoding, accelerator, "captioning", seed)
+    )
 
 
 def rerank_captions(captions: Captions, rows: Sequence[Row], reward: Reward) -> Captions:
     """Add the rewards of all candidates of ``rows``, by which they are chosen. ``RewardError`` if the reward failed."""
     candidates = captions.candidates
     pairs = [(row, candidate) for row in rows for candidate in candidates[row["image_id"]]]
-    prompts, columns = reward_inputs([row for row, _ in pairs], [candidate.finished for _, candidate in pairs])
+    prompts, columns = reward_inputs(
+        [row for row, _ in pairs], [candidate.finished for _, candidate in pairs]
+    )
     columns.pop("references", None)  # for no reward to look at
     texts = [candidate.caption for _, candidate in pairs]
     scores = iter(score_captions(reward, "rerank", prompts, texts, columns))

@@ -40,7 +40,13 @@ from rl_caption.data.files import (
     write_json,
 )
 from rl_caption.data.plain_files import read_json
-from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
+from rl_caption.evaluation import (
+    Evaluation,
+    check_writable,
+    evaluate_captions,
+    format_table,
+    write_evaluation,
+)
 from rl_caption.evaluation.confidence import compare, with_intervals
 from rl_caption.evaluation.hallucination import add_chair
 from rl_caption.evaluation.metrics import (
@@ -108,7 +114,9 @@ def evaluate_split(config: EvaluateConfig) -> str:
     The table is empty in every process but the main one. Where a judge or the writing fails, what was computed before
     is printed. Raises as ``score_captions``.
     """
-    weights = _weights_of(config) if is_main_process() else {}  # before they are loaded: a training may replace them
+    weights = (
+        _weights_of(config) if is_main_process() else {}
+    )  # before they are loaded: a training may replace them
     judged = _score_captions(config)
     if judged is None:
         return ""
@@ -146,24 +154,34 @@ def compare_systems(config: CompareConfig) -> str:
     check_same_images(systems[0], systems[1], config.compare)
     files = [Path(path) for path in config.compare]
     stems = [file if file.is_dir() else file.with_suffix("") for file in files]
-    names = unique_names(files if stems[0] == stems[1] else stems)  # test.xe and test.rl are two systems
+    names = unique_names(
+        files if stems[0] == stems[1] else stems
+    )  # test.xe and test.rl are two systems
     images = _images(config, systems[0].by)
-    captions = [_of_images(system, images, path) for system, path in zip(systems, paths, strict=True)]
+    captions = [
+        _of_images(system, images, path) for system, path in zip(systems, paths, strict=True)
+    ]
     scorer = _Scorer(config, images, captions[0])
     evaluations: dict[str, Evaluation] = {}
     with _printed_on_failure(evaluations):
         for stale in ("scores.json", SETTINGS, COMPARISON):
             (out / stale).unlink(missing_ok=True)
         for name, texts in zip(names, captions, strict=True):
-            evaluations[name] = with_intervals(scorer.score(texts, name), config.bootstrap, seed=config.seed)
+            evaluations[name] = with_intervals(
+                scorer.score(texts, name), config.bootstrap, seed=config.seed
+            )
             write_evaluation(evaluations[name], texts, out / folder_of(name))
             source = _source_of(paths[len(evaluations) - 1], texts)
             write_json(out / folder_of(name) / SETTINGS, _settings_of(config) | source)
-        differences = compare(evaluations[names[0]], evaluations[names[1]], config.bootstrap, seed=config.seed)
+        differences = compare(
+            evaluations[names[0]], evaluations[names[1]], config.bootstrap, seed=config.seed
+        )
         file = write_comparison(differences, names, config.bootstrap, config.seed, out)
     print(f"wrote {file} and a folder for each system", file=sys.stderr)
     _report(config, images)
-    return "\n\n".join([format_table(evaluations), format_differences(differences, names, config.bootstrap)])
+    return "\n\n".join(
+        [format_table(evaluations), format_differences(differences, names, config.bootstrap)]
+    )
 
 
 def _captions_path(path: str) -> str:
@@ -187,15 +205,20 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
     if len(sources) < 2 or not all(data for data, _ in sources):
         return config
     first, second = (
-        {"split": split} | {key: data.get(key) for key in IMAGES_AND_TEXTS if data.get(key)} for data, split in sources
+        {"split": split} | {key: data.get(key) for key in IMAGES_AND_TEXTS if data.get(key)}
+        for data, split in sources
     )
     if first != second:
-        differing = ", ".join(key for key in {**first, **second} if first.get(key) != second.get(key))
+        differing = ", ".join(
+            key for key in {**first, **second} if first.get(key) != second.get(key)
+        )
         raise ConfigError(
             f"{' and '.join(config.compare)} are of different data ({differing}): name references, or data.path"
         )
     with naming(config.compare[0]):
-        return replace(config, data=received_data(sources[0][0]), split=config.split or sources[0][1])
+        return replace(
+            config, data=received_data(sources[0][0]), split=config.split or sources[0][1]
+        )
 
 
 def score_captions(
@@ -241,14 +264,18 @@ def _score_captions(
     if not all("features" in row for row in images.rows):
         check_has_images("captioning", images.rows, images.source)
     else:
-        problems = check_features([as_image_features(row["features"], row["image_id"]) for row in images.rows])
+        problems = check_features(
+            [as_image_features(row["features"], row["image_id"]) for row in images.rows]
+        )
         if wrong := [error for error in problems if error is not None]:
             raise EvaluationError(
                 f"{images.source}: {len(wrong)} of {len(problems)} images cannot be captioned: {wrong[0]}"
             )
     accelerator = Accelerator(**accelerator_kwargs())
     check_processes(accelerator.num_processes)
-    scorer = _Scorer(config, images, images.references, judges) if accelerator.is_main_process else None
+    scorer = (
+        _Scorer(config, images, images.references, judges) if accelerator.is_main_process else None
+    )
     captions, how = _decode(config, images, accelerator)
     if scorer is None:
         return None
@@ -259,9 +286,13 @@ def _score_captions(
 
 def _check_settings(config: EvaluateConfig) -> None:
     if config.spice_jars is not None and not Path(config.spice_jars).is_dir():
-        raise ConfigError(f"spice_jars {config.spice_jars!r} is not a folder: name the one with SPICE's two jars")
+        raise ConfigError(
+            f"spice_jars {config.spice_jars!r} is not a folder: name the one with SPICE's two jars"
+        )
     if config.reference_file() is None and config.data == DataConfig():
-        raise ConfigError("references and data.path are not set: name a file of references, or the data of the images")
+        raise ConfigError(
+            "references and data.path are not set: name a file of references, or the data of the images"
+        )
     check_writable(config.out)
 
 
@@ -281,7 +312,11 @@ def _settings_of(config: EvaluateConfig) -> dict[str, Any]:
     if not isinstance(config, EvaluateModelConfig):
         return settings
     decode = plain["decode"]
-    decode = {key: decode[key] for key in decode if key not in ("with_greedy", "fixed_shapes") or decode[key]}
+    decode = {
+        key: decode[key]
+        for key in decode
+        if key not in ("with_greedy", "fixed_shapes") or decode[key]
+    }
     return settings | {"prompt": plain["prompt"], "decode": decode}
 
 
@@ -303,21 +338,27 @@ def _source_of(path: str | None, captions: Mapping[str, str]) -> dict[str, Any]:
     note_of_run = read_json(note, EvaluationError) if note.is_file() else {}
     source: dict[str, Any] = {"predictions": captions.sha256}
     if note_of_run.get("predictions") == captions.sha256 and "weights" in note_of_run:
-        source |= {key: note_of_run[key] for key in ("weights", "prompt", "decode") if key in note_of_run}
+        source |= {
+            key: note_of_run[key] for key in ("weights", "prompt", "decode") if key in note_of_run
+        }
     return source
 
 
 def _name(config: EvaluateConfig) -> str:
     if isinstance(config, EvaluateFileConfig):
         return Path(str(config.predictions)).stem
-    return " + ".join(config.captioners) if isinstance(config, EvaluateModelConfig) else "comparison"
+    return (
+        " + ".join(config.captioners) if isinstance(config, EvaluateModelConfig) else "comparison"
+    )
 
 
 def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
     """The images of the split, from the data or a file of references; all images of a file without splits."""
     file = config.reference_file()
     if file is not None:
-        annotated = read_references(file, config.split or SPLIT, by=by, has_splits=config.split is not None)
+        annotated = read_references(
+            file, config.split or SPLIT, by=by, has_splits=config.split is not None
+        )
         rows: list[dict[str, Any]] = [
             {"image_id": image_id, "references": texts} for image_id, texts in annotated.items()
         ]
@@ -350,7 +391,9 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
     if outside:
         captions = with_ids_of(captions, {*annotated, *others}, files, path)
         outside = [image_id for image_id in captions if image_id not in annotated]
-    chosen = Captions((image_id, text) for image_id, text in captions.items() if image_id not in others)
+    chosen = Captions(
+        (image_id, text) for image_id, text in captions.items() if image_id not in others
+    )
     chosen.by, chosen.sha256 = captions.by, captions.sha256
     if outside and not chosen:
         raise EvaluationError(
@@ -362,7 +405,9 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
             "WARNING: %d of %d captions in %s belong to other splits and are left out; only %s counts (--split)",
             len(captions) - len(chosen), len(captions), path, images.source,
         )  # fmt: skip
-    missing = [image_id for image_id, texts in annotated.items() if texts and image_id not in chosen]
+    missing = [
+        image_id for image_id, texts in annotated.items() if texts and image_id not in chosen
+    ]
     if missing:
         logger.warning(
             "WARNING: %s has no caption of %d of %d images of %s (first: %s): these are left out of all scores and of "
@@ -415,8 +460,12 @@ class _Scorer:
             metrics=metric_names(config.metrics),
             tokenizer=metrics_tokenizer(config.tokenizer, config.data.tokenizer),
             spice_jars=config.spice_jars,
-            training_captions=None if train is None else {caption for row in train for caption in row["references"]},
-            scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
+            training_captions=None
+            if train is None
+            else {caption for row in train for caption in row["references"]},
+            scenes={row["image_id"]: row["scene"] for row in rows}
+            if all("scene" in row for row in rows)
+            else None,
         )
         evaluations = {name: replace(evaluation, decoding=decoding)}
         captioned = [row for row in rows if row["image_id"] in captions]
@@ -426,7 +475,9 @@ class _Scorer:
             if self.chair is not None:
                 evaluations[name] = add_chair(evaluations[name], captioned, captions, self.chair)
             for judge_name, reward in self.judges.items():
-                evaluations[name] = add_judges(evaluations[name], captioned, captions, {judge_name: reward})
+                evaluations[name] = add_judges(
+                    evaluations[name], captioned, captions, {judge_name: reward}
+                )
         return evaluations[name]
 
 
@@ -435,13 +486,17 @@ def load_dual_encoder(config: RetrievalConfig, key: str) -> CachedEncoder:
     from rewards.clip.backbone import load_encoder  # imports torch
 
     with config_errors(key):
-        return load_encoder(EncoderOptions(str(config.backbone), config.pretrained, **config.kwargs))
+        return load_encoder(
+            EncoderOptions(str(config.backbone), config.pretrained, **config.kwargs)
+        )
 
 
 def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source: str) -> Chair:
     """Build CHAIR and check that it knows the objects of the images of ``rows``."""
     if "measure" in arguments:
-        raise ConfigError("chair.measure is set: leave it out, since CHAIR-i, CHAIR-s and recall are all computed")
+        raise ConfigError(
+            "chair.measure is set: leave it out, since CHAIR-i, CHAIR-s and recall are all computed"
+        )
     with config_errors("chair"):
         reward: Any = RewardBuilder(tokenizer=words).build("chair", arguments)
     check_judges({"chair": reward}, rows, source, key="")
@@ -479,38 +534,62 @@ def metric_names(metrics: str | Sequence[str]) -> list[str]:
 
 def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images) -> None:
     """Write and print ``evaluate_samples`` of all captions, if there are two images or more with several each."""
-    samples = {key: [one.caption for one in of_image] for key, of_image in captions.candidates.items()}
+    samples = {
+        key: [one.caption for one in of_image] for key, of_image in captions.candidates.items()
+    }
     if len(samples) < 2 or min(map(len, samples.values())) < 2:
         return
     evaluation = evaluate_samples(
         samples, images.references, None, words_tokenizer(config.tokenizer, config.data.tokenizer)
     )
-    scores = {"metrics": evaluation.metrics, "best_of": [one._asdict() for one in evaluation.best_of]}
+    scores = {
+        "metrics": evaluation.metrics,
+        "best_of": [one._asdict() for one in evaluation.best_of],
+    }
     write_json(Path(config.out) / "candidates_scores.json", scores)
     spread = ", ".join(f"{key} {value:.3f}" for key, value in evaluation.metrics.items())
-    last = ", ".join(f"{key} {100 * value:.2f}" for key, value in evaluation.best_of[-1]._asdict().items())
-    print(f"{len(evaluation.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (x100): {last}", file=sys.stderr)
+    last = ", ".join(
+        f"{key} {100 * value:.2f}" for key, value in evaluation.best_of[-1]._asdict().items()
+    )
+    print(
+        f"{len(evaluation.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (x100): {last}",
+        file=sys.stderr,
+    )
 
 
-def _decode(config: EvaluateModelConfig, images: _Images, accelerator: Accelerator) -> tuple[dict[str, str], str]:
+def _decode(
+    config: EvaluateModelConfig, images: _Images, accelerator: Accelerator
+) -> tuple[dict[str, str], str]:
     """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is asked for."""
-    from rl_caption.programs.captions import build_reranker, caption_rows, load_captioners, rerank_captions
+    from rl_caption.programs.captions import (
+        build_reranker,
+        caption_rows,
+        load_captioners,
+        rerank_captions,
+    )
     from rl_caption.runtime.engines import print_main
 
     reward, how = None, config.decode.describe()
     if config.decode.num_samples:
         how += f", seed {config.seed}"
     if config.rerank is not None and accelerator.is_main_process:
-        train = images.data.split("train") if images.data is not None and "train" in images.data.splits else ()
+        train = (
+            images.data.split("train")
+            if images.data is not None and "train" in images.data.splits
+            else ()
+        )
         words = words_tokenizer(config.tokenizer, config.data.tokenizer)
-        reward = build_reranker(config.rerank, config.rerank_kwargs, [row["references"] for row in train], words)
+        reward = build_reranker(
+            config.rerank, config.rerank_kwargs, [row["references"] for row in train], words
+        )
         check_judges({"rerank": reward}, images.rows, images.source, key="")
         how += f", chosen by {reward.signature}"
     if config.models:
         how += f", ensemble of {len(config.models)} by their mean {config.ensemble}"
     captioner = load_captioners(config.captioners, config.prompt, config.ensemble)
     print_main(
-        accelerator, f"captioning {len(images.rows)} images of {config.split or SPLIT!r} ({how}) with {_name(config)}"
+        accelerator,
+        f"captioning {len(images.rows)} images of {config.split or SPLIT!r} ({how}) with {_name(config)}",
     )
     decoded = caption_rows(captioner, images.rows, config.decode, accelerator, config.seed)
     file = Path(config.out) / "candidates.jsonl"

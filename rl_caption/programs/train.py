@@ -66,13 +66,23 @@ def train_xe(config: XeConfig) -> TrainState:
     """
     train = config.train
     with setup(config) as context:
-        captioner = _captioner(context, config.model, "train.max_target_tokens", train.max_target_tokens)
+        captioner = _captioner(
+            context, config.model, "train.max_target_tokens", train.max_target_tokens
+        )
         return fit(
             context,
             Recipe(
                 captioner.policy,
-                lambda model: CrossEntropyTask(context.accelerator, captioner, model, train.label_smoothing),
-                Collate(captioner, train.max_target_tokens, train.captions_per_image, config.data.augment, train.seed),
+                lambda model: CrossEntropyTask(
+                    context.accelerator, captioner, model, train.label_smoothing
+                ),
+                Collate(
+                    captioner,
+                    train.max_target_tokens,
+                    train.captions_per_image,
+                    config.data.augment,
+                    train.seed,
+                ),
                 CaptionValidator(context, captioner, train.max_target_tokens),
                 partial(captioner.save_pretrained, captioner.policy),
                 validate_first=config.model.init is not None,
@@ -93,17 +103,30 @@ def train_scst(config: ScstConfig) -> TrainState:
         ConfigError, DataError, CaptionerError, NonFiniteError: as ``train_xe``.
     """
     if config.model.init is None:
-        raise ConfigError("model.init is not set: name a captioner that was trained by cross-entropy")
-    rollout, targets = config.rollout, config.rollout.max_new_tokens if config.train.xe_weight else None
+        raise ConfigError(
+            "model.init is not set: name a captioner that was trained by cross-entropy"
+        )
+    rollout, targets = (
+        config.rollout,
+        config.rollout.max_new_tokens if config.train.xe_weight else None,
+    )
     with setup(config) as context:
         _check_cuda_graph(context, rollout.cuda_graph)
-        captioner = _captioner(context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens)
+        captioner = _captioner(
+            context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens
+        )
         reward, monitor = _reward_and_monitor(config, context)
         metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
         task = _self_critical_task(config, context, captioner, reward, monitor.notes)
-        if context.checkpoint is None and len(reward.rewards) > 1 and context.accelerator.is_main_process:
+        if (
+            context.checkpoint is None
+            and len(reward.rewards) > 1
+            and context.accelerator.is_main_process
+        ):
             _print_scales(context, task)
-        elif context.checkpoint is None and any(isinstance(term, CiderD) for term in reward.rewards.values()):
+        elif context.checkpoint is None and any(
+            isinstance(term, CiderD) for term in reward.rewards.values()
+        ):
             print_main(context.accelerator, CIDER_DIFFERENCES)
         scorer = _scorer(metric, monitor)
         by = f"tokenizer {config.data.tokenizer}" if scorer is None else scorer.signature
@@ -128,19 +151,29 @@ def train_scst(config: ScstConfig) -> TrainState:
 
 
 def _self_critical_task(
-    config: ScstConfig, context: Context, captioner: Captioner, reward: MixedReward, notes: dict[str, Any]
+    config: ScstConfig,
+    context: Context,
+    captioner: Captioner,
+    reward: MixedReward,
+    notes: dict[str, Any],
 ) -> SelfCriticalTask:
     """The task, whose model is still to be prepared; ``notes`` are saved with the run.
 
     Called before the weights of a checkpoint are loaded, so that a reference policy is the one the run started from.
     """
     train, rollout = config.train, config.rollout
-    objective_of = partial(build_objective, train.objective, train.objective_kwargs, train.loss_reduction)
+    objective_of = partial(
+        build_objective, train.objective, train.objective_kwargs, train.loss_reduction
+    )
     objective = objective_of(train.kl_coef)
     adaptive_kl: AdaptiveKl | None = None
     if train.kl_target is not None:
-        adaptive_kl = AdaptiveKl(objective_of, train.kl_coef, train.kl_target, train.kl_horizon, notes)
-    compares = getattr(objective, "needs_reference", False) or adaptive_kl is not None or config.monitor.kl
+        adaptive_kl = AdaptiveKl(
+            objective_of, train.kl_coef, train.kl_target, train.kl_horizon, notes
+        )
+    compares = (
+        getattr(objective, "needs_reference", False) or adaptive_kl is not None or config.monitor.kl
+    )
     return SelfCriticalTask(
         context.accelerator,
         captioner,
@@ -156,7 +189,9 @@ def _self_critical_task(
         label_smoothing=train.label_smoothing,
         generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
         updates_per_rollout=train.updates_per_rollout,
-        weight_schedules={name: term.schedule for name, term in config.reward.terms.items() if term.schedule},
+        weight_schedules={
+            name: term.schedule for name, term in config.reward.terms.items() if term.schedule
+        },
         temperature_schedule=rollout.temperature_schedule or (),
         adaptive_kl=adaptive_kl,
     )
@@ -185,12 +220,22 @@ def _write_report(context: Context) -> None:
 def _print_scales(context: Context, task: SelfCriticalTask) -> None:
     """Print the scales of the reward terms; before the model is prepared, so that one process can sample alone."""
     captions = partial(
-        sample_scores, task.captioner, task.decoding, task.seed, context.accelerator, context.micro_batch_size
+        sample_scores,
+        task.captioner,
+        task.decoding,
+        task.seed,
+        context.accelerator,
+        context.micro_batch_size,
     )
-    print_main(context.accelerator, "reward: " + "\n".join(scale_report(task.reward, context.train_rows, captions)))
+    print_main(
+        context.accelerator,
+        "reward: " + "\n".join(scale_report(task.reward, context.train_rows, captions)),
+    )
 
 
-def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig, objective: Objective) -> str:
+def scst_signature(
+    reward: MixedReward, rows: Sequence[Row], config: ScstConfig, objective: Objective
+) -> str:
     """SacreEOS-style signature of a run (Hu et al. 2023). Runs whose signatures differ have no comparable rewards.
 
     It names the treatment of EOS, document frequencies, metric, baseline and samples; an objective other than
@@ -201,26 +246,34 @@ def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig,
     base = {"greedy": "greedy", "leave_one_out": "average"}.get(train.advantage, train.advantage)
     texts = (text for row in rows for text in row["references"])
     scored = reward.signature + untested_texts(reward, texts)
-    signature = (
-        f"{scored}+{base}{_options(train.advantage_kwargs)}[nspi{rollout.num_samples}{',beam' * rollout.beam_search}]"
-    )
+    signature = f"{scored}+{base}{_options(train.advantage_kwargs)}[nspi{rollout.num_samples}{',beam' * rollout.beam_search}]"
     if train.objective != "reinforce":
         signature += f"+{train.objective}{_options(train.objective_kwargs)}"
     if getattr(objective, "needs_reference", False):
         start = config.model.init or ""
         weights = weights_hash(start)
         named = start if weights == start else weights[:8]
-        adapted = "" if train.kl_target is None else f",target{train.kl_target:g},horizon{train.kl_horizon}"
-        signature += f"+kl[{train.kl_coef:g},{named}{adapted}]" if train.kl_coef > 0 else f"+ref[{named}]"
+        adapted = (
+            ""
+            if train.kl_target is None
+            else f",target{train.kl_target:g},horizon{train.kl_horizon}"
+        )
+        signature += (
+            f"+kl[{train.kl_coef:g},{named}{adapted}]" if train.kl_coef > 0 else f"+ref[{named}]"
+        )
     schedules = [(name, term.schedule) for name, term in config.reward.terms.items()]
     for name, points in [*schedules, ("rollout.temperature", rollout.temperature_schedule)]:
         if points:
-            signature += f"+schedule[{name},{','.join(f'{step}:{factor:g}' for step, factor in points)}]"
+            signature += (
+                f"+schedule[{name},{','.join(f'{step}:{factor:g}' for step, factor in points)}]"
+            )
     return signature
 
 
 def _options(kwargs: Mapping[str, Any]) -> str:
-    return f"({','.join(f'{key}={value}' for key, value in sorted(kwargs.items()))})" if kwargs else ""
+    return (
+        f"({','.join(f'{key}={value}' for key, value in sorted(kwargs.items()))})" if kwargs else ""
+    )
 
 
 def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
@@ -228,9 +281,16 @@ def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
 
     Files in ``to_come``, the folders of those runs, are left out. Raises ConfigError.
     """
-    asked = {f"reward.terms.{name}.kwargs": term.kwargs for name, term in config.reward.terms.items()}
-    asked |= {f"monitor.judges.{name}.kwargs": judge.kwargs for name, judge in (config.monitor.judges or {}).items()}
-    nested = [(f"{key}.{name}", value) for key, kwargs in asked.items() for name, value in kwargs.items()]
+    asked = {
+        f"reward.terms.{name}.kwargs": term.kwargs for name, term in config.reward.terms.items()
+    }
+    asked |= {
+        f"monitor.judges.{name}.kwargs": judge.kwargs
+        for name, judge in (config.monitor.judges or {}).items()
+    }
+    nested = [
+        (f"{key}.{name}", value) for key, kwargs in asked.items() for name, value in kwargs.items()
+    ]
     asked |= {key: value for key, value in nested if isinstance(value, dict)}  # of length_router
     folders = [Path(folder).resolve() for folder in to_come]
     for key, kwargs in asked.items():
@@ -268,7 +328,9 @@ def _check_images(context: Context, reward: MixedReward, monitor: HackingMonitor
     if data.features_root is None or not names:
         return
     with context.accelerator.main_process_first():  # the others then find the verdicts in the cache
-        check_row_images(rows, " and ".join(names), data.check_images, context.folder / CHECKED_IMAGES)
+        check_row_images(
+            rows, " and ".join(names), data.check_images, context.folder / CHECKED_IMAGES
+        )
 
 
 def _check_cuda_graph(context: Context, is_on: bool) -> None:
@@ -277,25 +339,35 @@ def _check_cuda_graph(context: Context, is_on: bool) -> None:
         return
     device, engine = context.accelerator.device, engine_of(context.accelerator)
     if device.type != "cuda":
-        raise ConfigError(f"rollout.cuda_graph is on: it needs a CUDA device, this run is on {device}")
+        raise ConfigError(
+            f"rollout.cuda_graph is on: it needs a CUDA device, this run is on {device}"
+        )
     if engine == "zero3":
-        raise ConfigError(f"rollout.cuda_graph is on: {engine} gathers the weights anew at every step; turn it off")
+        raise ConfigError(
+            f"rollout.cuda_graph is on: {engine} gathers the weights anew at every step; turn it off"
+        )
 
 
 def _captioner(context: Context, model: ModelConfig, key: str, max_tokens: int) -> Captioner:
     """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of ``key``."""
     data = context.config.data
-    captioner = build_captioner(model, references_of(context.train_rows), data.cache_mb, data.tokenizer)
+    captioner = build_captioner(
+        model, references_of(context.train_rows), data.cache_mb, data.tokenizer
+    )
     if data.features_root is not None and captioner.input_kind == "pixels":
         raise ConfigError(
             f"data.features_root is {data.features_root!r}, but the captioner reads images: leave it out, or train one "
             "from scratch with model.kwargs.input_kind regions"
         )
-    check_positions(captioner, key, max_tokens, rows=itertools.chain(context.train_rows, context.val_rows))
+    check_positions(
+        captioner, key, max_tokens, rows=itertools.chain(context.train_rows, context.val_rows)
+    )
     return captioner
 
 
-def _monitor(config: MonitorConfig, reward: MixedReward, context: Context, validation: str) -> HackingMonitor:
+def _monitor(
+    config: MonitorConfig, reward: MixedReward, context: Context, validation: str
+) -> HackingMonitor:
     references, tokenizer = references_of(context.val_rows), context.config.data.tokenizer
     with context.accelerator.main_process_first():
         judges = build_judges(config.judges, reward, references, tokenizer=tokenizer)
@@ -325,12 +397,22 @@ def _scorer(metric: str, monitor: HackingMonitor) -> Reward | MixedReward | None
     origin, _, name = metric.removeprefix("val/").partition("/")
     if origin == "cider":
         return None
-    return monitor.judges[name] if origin == "judge" else monitor.reward.rewards[name] if name else monitor.reward
+    return (
+        monitor.judges[name]
+        if origin == "judge"
+        else monitor.reward.rewards[name]
+        if name
+        else monitor.reward
+    )
 
 
 def _frozen_copy(captioner: Captioner, context: Context) -> nn.Module:
     """A frozen copy of the policy; without DeepSpeed, it shares the weights that are not trained."""
     policy = captioner.policy
-    frozen = [] if uses_deepspeed(context.accelerator) else [p for p in policy.parameters() if not p.requires_grad]
+    frozen = (
+        []
+        if uses_deepspeed(context.accelerator)
+        else [p for p in policy.parameters() if not p.requires_grad]
+    )
     memo: dict[int, object] = {id(value): value for value in frozen}
     return copy.deepcopy(policy, memo).eval().requires_grad_(False).to(context.accelerator.device)

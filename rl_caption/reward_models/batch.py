@@ -53,7 +53,11 @@ class PairBatch:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> PairBatch:
         inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
-        return replace(self, inputs=inputs, targets={name: change(tensor) for name, tensor in self.targets.items()})
+        return replace(
+            self,
+            inputs=inputs,
+            targets={name: change(tensor) for name, tensor in self.targets.items()},
+        )
 
 
 class PixelCache:
@@ -75,7 +79,10 @@ class PixelCache:
         key = pixel_key(image_id, source)
         square = self.cached.get(key)
         if square is None:
-            frames = [self.preprocessing.square(open_image(frame, own_mode=True)) for frame in frames_of(source)]
+            frames = [
+                self.preprocessing.square(open_image(frame, own_mode=True))
+                for frame in frames_of(source)
+            ]
             square = torch.stack(frames) if isinstance(source, list | tuple) else frames[0]
             if (len(self.cached) + 1) * square.numel() <= self.cache_bytes:
                 self.cached[key] = square
@@ -147,14 +154,20 @@ def draw(items: Sequence[T], row: Row, seed: int, step: int, what: str) -> T:
 
 def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
     """Index of the reference that a step learns of an image: a pure function of (seed, step, image id)."""
-    return 0 if captions == "first" else draw(range(len(row["references"])), row, seed, step, "caption")
+    return (
+        0
+        if captions == "first"
+        else draw(range(len(row["references"])), row, seed, step, "caption")
+    )
 
 
 def sampled_sentences(caption: str, least: int, most: int, generator: np.random.Generator) -> str:
     """``least`` to ``most`` random sentences of a caption, in their order; all of them where it has fewer."""
     sentences = _SENTENCE_END.split(caption.strip())
     count = min(int(generator.integers(least, most + 1)), len(sentences))
-    return " ".join(sentences[index] for index in sorted(generator.permutation(len(sentences))[:count]))
+    return " ".join(
+        sentences[index] for index in sorted(generator.permutation(len(sentences))[:count])
+    )
 
 
 @dataclass(frozen=True)
@@ -235,12 +248,19 @@ class PairCollate:
             return PairBatch(rows, self._images(items, {}), [])
         captions = [self._caption(row, step) for row, step in items]
         additions = [addition(items, captions) for addition in self.additions]
-        inputs = self._images(items, {name: sources for added in additions for name, sources in added.images.items()})
+        inputs = self._images(
+            items, {name: sources for added in additions for name, sources in added.images.items()}
+        )
         targets = {name: target for added in additions for name, target in added.targets.items()}
-        texts = {"text": captions} | {name: column for added in additions for name, column in added.texts.items()}
+        texts = {"text": captions} | {
+            name: column for added in additions for name, column in added.texts.items()
+        }
         plain = [chance(self.plain_captions, "plain", row, self.seed, step) for row, step in items]
         for name, column in texts.items():
-            texts[name] = [plain_form(text) if is_plain else text for text, is_plain in zip(column, plain, strict=True)]
+            texts[name] = [
+                plain_form(text) if is_plain else text
+                for text, is_plain in zip(column, plain, strict=True)
+            ]
             inputs[name] = self.tokens(texts[name])
         if self.groups:
             targets["image_group"] = _groups([row["image_id"] for row in rows])
@@ -255,7 +275,9 @@ class PairCollate:
         return caption
 
     def _images(
-        self, items: Sequence[tuple[Row, int]], further: Mapping[str, list[tuple[str, ImageSource | Frames]]]
+        self,
+        items: Sequence[tuple[Row, int]],
+        further: Mapping[str, list[tuple[str, ImageSource | Frames]]],
     ) -> dict[str, Tensor]:
         if self.pixels is None:
             return {}
@@ -269,7 +291,9 @@ class PairCollate:
         }
         steps = [step for _, step in items]
         return {
-            name: torch.stack([self._view(*image, step) for image, step in zip(column, steps, strict=True)])
+            name: torch.stack(
+                [self._view(*image, step) for image, step in zip(column, steps, strict=True)]
+            )
             for name, column in images.items()
         }
 
@@ -282,7 +306,9 @@ class PairCollate:
                 frame = rand_augment(frame, self.seed, step, image_id)
             pixels = self.pixels.preprocessing.normalise(frame)
             views.append(
-                augment(pixels, self.augmentations, self.seed, step, image_id) if self.augmentations else pixels
+                augment(pixels, self.augmentations, self.seed, step, image_id)
+                if self.augmentations
+                else pixels
             )
         return torch.stack(views) if square.ndim == 4 else views[0]
 

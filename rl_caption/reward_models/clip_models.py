@@ -18,7 +18,12 @@ from rewards.clip.pretrained import LIBRARIES, open_blocks
 from rewards.model_files import has_model_type, read_object
 from rl_caption.config.reward_models import CaptionTrainConfig, PartConfig, RewardModelConfig
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
-from rl_caption.reward_models.embedding import RETRIEVAL, EmbeddingModel, embedding_recipe, measured_by
+from rl_caption.reward_models.embedding import (
+    RETRIEVAL,
+    EmbeddingModel,
+    embedding_recipe,
+    measured_by,
+)
 from rl_caption.reward_models.encoders import (
     TrainedClip,
     TrainedDual,
@@ -106,7 +111,10 @@ class ClipModelConfig:
         others: dict[str, Any] = {"image": "", "text": "", "image_kwargs": {}, "text_kwargs": {}}
         check_shape(self.kwargs, DualConfig, "a dual encoder", **others)
         for name, encoder in (("image", self.image), ("text", self.text)):
-            if not encoder.pretrained and (encoder.encoder or "").partition(":")[0] not in LIBRARIES:
+            if (
+                not encoder.pretrained
+                and (encoder.encoder or "").partition(":")[0] not in LIBRARIES
+            ):
                 raise ConfigError(
                     f"model.{name}.pretrained is false, but model.{name}.encoder is {encoder.encoder!r}: random "
                     f"weights are for models of {', '.join(LIBRARIES)}"
@@ -165,7 +173,9 @@ class ClipConfig(RewardModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data.features_root is not None and self.model.image.train_blocks != 0:
-            raise ConfigError("data.features_root needs a frozen image encoder: set model.image.train_blocks to 0")
+            raise ConfigError(
+                "data.features_root needs a frozen image encoder: set model.image.train_blocks to 0"
+            )
 
     def check(self) -> None:
         """Raise ``ConfigError`` where the model cannot be made, or the batch cannot be split as it is."""
@@ -177,7 +187,9 @@ class ClipConfig(RewardModelConfig):
                     "train_blocks of model.image and model.text"
                 )
             return
-        is_to_come = model.init is not None and model.name is None and not Path(model.init).exists()  # by warm_start
+        is_to_come = (
+            model.init is not None and model.name is None and not Path(model.init).exists()
+        )  # by warm_start
         if not is_to_come and self.data.features_root is not None:
             raise ConfigError(
                 "data.features_root is set, but model.image, whose features it holds, is not: set both or neither"
@@ -188,7 +200,9 @@ class ClipConfig(RewardModelConfig):
             )
         network = _meta_clip(model)
         if network is not None:
-            check_vocabulary(network.token_embedding.num_embeddings, "model.kwargs.text_cfg.vocab_size")
+            check_vocabulary(
+                network.token_embedding.num_embeddings, "model.kwargs.text_cfg.vocab_size"
+            )
             started = processes_started(os.environ)
             network.requires_grad_(self.trains_all)
             check_batch_norm(network, self.train, started[1] if started else 1)
@@ -243,10 +257,20 @@ class ClipConfig(RewardModelConfig):
         )
         measured, metric = measured_by(self) if best_by else "", best_by or metric
         return embedding_recipe(
-            context, model, self.task, objective, collate, validate, metric, measured=measured, decays=self.decays
+            context,
+            model,
+            self.task,
+            objective,
+            collate,
+            validate,
+            metric,
+            measured=measured,
+            decays=self.decays,
         )
 
-    def build_model(self, processes: int, tune: Callable[[Any], None] = lambda clip: None) -> EmbeddingModel:
+    def build_model(
+        self, processes: int, tune: Callable[[Any], None] = lambda clip: None
+    ) -> EmbeddingModel:
         """The model to train by ``processes``; ``tune`` freezes what is not trained of an open_clip model.
 
         Raises:
@@ -258,7 +282,9 @@ class ClipConfig(RewardModelConfig):
             network: Any = TrainedDual(dual, max_scale)
             check_batch_norm(network, self.train, processes)
             length, export = dual.context_length, dual.save_pretrained
-            return EmbeddingModel(network, dual.preprocessing, length, True, export, is_trained, dual)
+            return EmbeddingModel(
+                network, dual.preprocessing, length, True, export, is_trained, dual
+            )
         if model.init is not None:
             clip, shape, preprocessing = pretrained_clip(
                 model.name, model.init, model.context_length, model.keep_positions
@@ -295,7 +321,10 @@ def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
             image, text = str(model.image.encoder), str(model.text.encoder)
             config = DualConfig(image, text, model.image.kwargs, model.text.kwargs, **model.kwargs)
             encoders = {"image": model.image, "text": model.text}
-            dual = PretrainedDual(config, pretrained=[name for name, encoder in encoders.items() if encoder.pretrained])
+            dual = PretrainedDual(
+                config,
+                pretrained=[name for name, encoder in encoders.items() if encoder.pretrained],
+            )
     dual.requires_grad_(True)
     for name, encoder in (("image", model.image), ("text", model.text)):
         with naming(f"model.{name}.train_blocks is {encoder.train_blocks}"):

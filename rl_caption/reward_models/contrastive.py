@@ -18,7 +18,12 @@ from torch.nn import functional as F
 from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.reward_models.batch import Addition, Sentences, draw
-from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig, check_sentences
+from rl_caption.reward_models.clip_models import (
+    ClipConfig,
+    ClipLossConfig,
+    ClipTrainConfig,
+    check_sentences,
+)
 from rl_caption.reward_models.embedding import image_inputs, text_inputs
 from rl_caption.reward_models.losses import (
     Embeddings,
@@ -146,7 +151,9 @@ class ContrastiveConfig(ClipConfig):
                 "eval.best_by is 'val/hard_negatives', but there are no hard negatives: set negatives.count"
             )
         if loss.hard and not count:
-            raise ConfigError(f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count")
+            raise ConfigError(
+                f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count"
+            )
         if count and self.negatives.source == "data" and train.sentences:
             raise ConfigError(
                 f"train.sentences is {train.sentences}: it changes the captions that negatives.source 'data' was made "
@@ -162,7 +169,9 @@ class ContrastiveConfig(ClipConfig):
                 "many principal components reproduce the whole batch"
             )
         if loss.short and train.short_captions == "references" and not self.data.long_captions:
-            raise ConfigError("train.short_captions is 'references', which needs data.long_captions: set that to true")
+            raise ConfigError(
+                "train.short_captions is 'references', which needs data.long_captions: set that to true"
+            )
 
     def check(self) -> None:
         """See ``RewardModelConfig.check``."""
@@ -193,7 +202,9 @@ class ContrastiveConfig(ClipConfig):
         if short and train.short_captions == "references":
             _check_short_references(rows)
         hard = build_negatives(negatives, rows, train.seed)
-        paraphrases = build_paraphrases(negatives.positives, negatives.positive_source, rows, train.seed)
+        paraphrases = build_paraphrases(
+            negatives.positives, negatives.positive_source, rows, train.seed
+        )
         sentences = [] if train.sentences is None else [Sentences(train.sentences, train.seed)]
         return self.pair_recipe(
             context,
@@ -218,7 +229,10 @@ class ShortCaptions:
 
     def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
         pairs = zip(items, captions, strict=True)
-        texts = [short_caption(row, caption, step, self.source, self.seed) for (row, step), caption in pairs]
+        texts = [
+            short_caption(row, caption, step, self.source, self.seed)
+            for (row, step), caption in pairs
+        ]
         return Addition({"text_short": texts})
 
 
@@ -290,7 +304,12 @@ def contrastive(
         loss, metrics = loss + hard * term, metrics | {"contrastive/hard": term}
     if short:
         term = short_info_nce(
-            images, student["text_short"], scale, pca_rank, label_smoothing, excluded_pairs("text_short")
+            images,
+            student["text_short"],
+            scale,
+            pca_rank,
+            label_smoothing,
+            excluded_pairs("text_short"),
         )
         loss, metrics = loss + short * term, metrics | {"contrastive/short": term}
     return loss, metrics
@@ -300,5 +319,7 @@ def contrastive(
 def _above_false(student: Embeddings, columns: Sequence[Tensor], counts: Tensor) -> Tensor:
     """Fraction of hard negatives whose cosine to their image is below that of its caption."""
     images, true = student["image"], F.cosine_similarity(student["image"], student["text"], dim=-1)
-    right = torch.stack([true > F.cosine_similarity(images, column, dim=-1) for column in columns], dim=1)
+    right = torch.stack(
+        [true > F.cosine_similarity(images, column, dim=-1) for column in columns], dim=1
+    )
     return (right * counts).sum() / counts.sum().clamp(min=1)

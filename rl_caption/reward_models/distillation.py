@@ -29,9 +29,18 @@ from rl_caption.reward_models.embedding import (
     measured_by,
     text_inputs,
 )
-from rl_caption.reward_models.encoders import TOKENS, TrainedTowers, check_batch_norm, check_vocabulary
+from rl_caption.reward_models.encoders import (
+    TOKENS,
+    TrainedTowers,
+    check_batch_norm,
+    check_vocabulary,
+)
 from rl_caption.reward_models.losses import Embeddings, Objective, Reduction, similarity_regulator
-from rl_caption.reward_models.negatives import NegativesConfig, build_negatives, validation_negatives
+from rl_caption.reward_models.negatives import (
+    NegativesConfig,
+    build_negatives,
+    validation_negatives,
+)
 from rl_caption.reward_models.students import (
     TOWERS,
     build_dual,
@@ -233,7 +242,9 @@ class DistillImageConfig(DistillConfig):
             tower: Any = build_tower("image", self.model.init, self.model.kwargs, teacher.width)
             if self.train.freeze_patch_embed:
                 frozen = copy_patch_embedding(tower, teacher.backbone.model)
-                print_main(context.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
+                print_main(
+                    context.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}"
+                )
             return _tower_model(tower, "image", teacher, self.model)
 
         return distil(self, context, build, "val/teacher_cosine_image")
@@ -275,7 +286,9 @@ class DistillTextConfig(DistillConfig):
             tower = build_tower("text", self.model.init, self.model.kwargs, teacher.width)
             return _tower_model(tower, "text", teacher, self.model)
 
-        return distil(self, context, build, "val/teacher_cosine_text", self.train.captions, self.negatives)
+        return distil(
+            self, context, build, "val/teacher_cosine_text", self.train.captions, self.negatives
+        )
 
 
 @dataclass
@@ -319,18 +332,25 @@ class DistillDualConfig(DistillConfig):
     @property
     def freezes_text(self) -> bool:
         """Whether the text tower is frozen: one with random weights is not."""
-        return self.train.freeze_text and (self.model.init is not None or self.model.text_init is not None)
+        return self.train.freeze_text and (
+            self.model.init is not None or self.model.text_init is not None
+        )
 
     def folders(self) -> dict[str, str | None]:
         """See ``RewardModelConfig.folders``."""
         model = self.model
-        return super().folders() | {"model.image_init": model.image_init, "model.text_init": model.text_init}
+        return super().folders() | {
+            "model.image_init": model.image_init,
+            "model.text_init": model.text_init,
+        }
 
     def objective(self, **further: Any) -> Objective:
         """``distillation`` with the weights of this configuration."""
         weight, reduction = self.loss.regulator, self.loss.regulator_reduction
         regulator = REGULATOR_WEIGHT if weight is None else weight
-        return super().objective(hard=self.loss.hard, regulator=regulator, reduction=reduction, **further)
+        return super().objective(
+            hard=self.loss.hard, regulator=regulator, reduction=reduction, **further
+        )
 
     def recipe(self, context: Context) -> Recipe:
         """See ``RewardModelConfig.recipe``."""
@@ -339,7 +359,9 @@ class DistillDualConfig(DistillConfig):
         def build(teacher: Teacher) -> EmbeddingModel:
             """The student, of both towers."""
             folders: dict[Tower, str | None] = {"image": model.image_init, "text": model.text_init}
-            dual = build_dual(model.init, folders, model.kwargs, teacher.width, teacher.backbone.fingerprint)
+            dual = build_dual(
+                model.init, folders, model.kwargs, teacher.width, teacher.backbone.fingerprint
+            )
             for tower, folder in folders.items():
                 if folder is not None and not names_teacher(folder):
                     print_main(
@@ -351,10 +373,15 @@ class DistillDualConfig(DistillConfig):
                 dual.text.requires_grad_(False)
             is_trained = model.init is not None or None not in folders.values()
             return _student_model(
-                {"image": dual.image, "text": dual.text}, dual.config, dual.save_pretrained, is_trained
+                {"image": dual.image, "text": dual.text},
+                dual.config,
+                dual.save_pretrained,
+                is_trained,
             )
 
-        return distil(self, context, build, best_by or RETRIEVAL, self.train.captions, self.negatives, best_by)
+        return distil(
+            self, context, build, best_by or RETRIEVAL, self.train.captions, self.negatives, best_by
+        )
 
 
 def distil(
@@ -377,7 +404,10 @@ def distil(
     _check_views(config, model, teacher)
     check_batch_norm(model.network, train, context.accelerator.num_processes)
     _check_images(config, context, teacher)
-    pixels, tokens = image_inputs(data, model), text_inputs(context, model, needs_text="text" in towers)
+    pixels, tokens = (
+        image_inputs(data, model),
+        text_inputs(context, model, needs_text="text" in towers),
+    )
     hard = None if negatives is None else build_negatives(negatives, rows, train.seed)
     collate = PairCollate(
         pixels if "image" in towers else None,
@@ -416,7 +446,9 @@ def distil(
 
 def _check_hard(loss: TextDistanceConfig, negatives: NegativesConfig) -> None:
     if loss.hard and not negatives.count:
-        raise ConfigError(f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count")
+        raise ConfigError(
+            f"loss.hard is {loss.hard}, but there are no hard negatives: set negatives.count"
+        )
 
 
 def _check_views(config: DistillConfig, model: EmbeddingModel, teacher: Teacher) -> None:
@@ -432,19 +464,28 @@ def _check_views(config: DistillConfig, model: EmbeddingModel, teacher: Teacher)
 def _check_images(config: DistillConfig, context: Context, teacher: Teacher) -> None:
     """Check that the teacher can read the images, also where the student reads features of them."""
     if isinstance(context.train_rows[0].get("image"), list | tuple):
-        raise ConfigError(f"task {config.task} reads images, the data are videos: expected contrastive")
+        raise ConfigError(
+            f"task {config.task} reads images, the data are videos: expected contrastive"
+        )
     if config.data.features_root is not None and not teacher.reads_features:
         rows = [*context.train_rows, *context.val_rows]  # whose images are not checked yet
-        check_row_images(rows, "the teacher", config.data.check_images, context.folder / CHECKED_IMAGES)
+        check_row_images(
+            rows, "the teacher", config.data.check_images, context.folder / CHECKED_IMAGES
+        )
 
 
 def _student_model(
-    towers: Mapping[str, nn.Module], shape: LCLIPConfig, export: Callable[[Path], None], is_trained: bool
+    towers: Mapping[str, nn.Module],
+    shape: LCLIPConfig,
+    export: Callable[[Path], None],
+    is_trained: bool,
 ) -> EmbeddingModel:
     image: Any = towers.get("image")
     preprocessing = Preprocessing(shape.image_size) if image is None else image.preprocessing
     trims = shape.pad_attention == "masked"
-    return EmbeddingModel(TrainedTowers(towers), preprocessing, shape.context_length, trims, export, is_trained)
+    return EmbeddingModel(
+        TrainedTowers(towers), preprocessing, shape.context_length, trims, export, is_trained
+    )
 
 
 def _tower_model(tower: Any, name: Tower, teacher: Teacher, model: StudentConfig) -> EmbeddingModel:
@@ -474,7 +515,9 @@ def distillation(
     edits = directional_loss(student, teacher, teacher["false"]) if hard else None
     if "false" in teacher:
         counts = teacher["false"].T.flatten() == 1
-        student, teacher = (_with_false_texts(embeddings, counts) for embeddings in (student, teacher))
+        student, teacher = (
+            _with_false_texts(embeddings, counts) for embeddings in (student, teacher)
+        )
     loss = torch.zeros((), device=student[towers[0]].device)
     metrics: dict[str, Tensor] = {}
     if edits is not None:
@@ -486,7 +529,9 @@ def distillation(
         metrics[f"distill/cosine_{tower}"] = angle
         loss = loss + l1 * absolute + cosine * angle
     if regulator:
-        term = similarity_regulator(student["image"], student["text"], teacher["image"], teacher["text"], reduction)
+        term = similarity_regulator(
+            student["image"], student["text"], teacher["image"], teacher["text"], reduction
+        )
         loss = loss + regulator * term
         metrics["distill/regulator"] = term
     return loss, metrics
@@ -501,7 +546,8 @@ def directional_loss(student: Embeddings, teacher: Embeddings, counts: Tensor) -
     """
     names = [f"text_false{n}" for n in range(counts.shape[1])]
     edits, teacher_edits = (
-        torch.stack([side["text"] - side[name] for name in names], dim=1) for side in (student, teacher)
+        torch.stack([side["text"] - side[name] for name in names], dim=1)
+        for side in (student, teacher)
     )
     distances = 1 - F.cosine_similarity(edits, teacher_edits, dim=-1)
     return (distances * counts).sum() / counts.sum().clamp(min=1)

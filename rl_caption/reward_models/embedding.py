@@ -35,8 +35,27 @@ TEXTS = 4096
 """Captions that a frozen text encoder embeds at a time, sorted by length."""
 RETRIEVAL = "val/retrieval_r1"
 LOSS_OPTIONS = (
-    *("l1", "cosine", "regulator", "regulator_reduction", "false_negatives", "max_scale", "short", "pca_rank", "hard"),
-    *("hard_scale", "positive_images", "positive_captions", "alpha", "beta", "gamma", "margin_units", "max_margin"),
+    *(
+        "l1",
+        "cosine",
+        "regulator",
+        "regulator_reduction",
+        "false_negatives",
+        "max_scale",
+        "short",
+        "pca_rank",
+        "hard",
+    ),
+    *(
+        "hard_scale",
+        "positive_images",
+        "positive_captions",
+        "alpha",
+        "beta",
+        "gamma",
+        "margin_units",
+        "max_margin",
+    ),
     "symmetric",
 )
 NEGATIVES_OPTIONS = ("count", "source", "kwargs", "share", "positives", "positive_source")
@@ -82,7 +101,9 @@ def image_inputs(data: DataConfig, model: EmbeddingModel) -> PixelCache | Featur
             "data.features_root holds features of a frozen encoder, but the student has none: leave it out"
         )
     if not made_by(data.features_root, encoder):
-        source = (read_record(data.features_root) or {}).get("encoder", "an encoder that it does not name")
+        source = (read_record(data.features_root) or {}).get(
+            "encoder", "an encoder that it does not name"
+        )
         raise ConfigError(
             f"data.features_root {data.features_root} has features of {source}: expected those of the model's image "
             "encoder, with its weights and preprocessing; make them by prepare_features"
@@ -91,7 +112,11 @@ def image_inputs(data: DataConfig, model: EmbeddingModel) -> PixelCache | Featur
 
 
 def text_inputs(
-    context: Context, model: EmbeddingModel, needs_text: bool = True, stored: bool = False, plain_captions: float = 0.0
+    context: Context,
+    model: EmbeddingModel,
+    needs_text: bool = True,
+    stored: bool = False,
+    plain_captions: float = 0.0,
 ) -> Texts:
     """Token ids; or the features of a frozen text encoder, where they fit ``data.cache_mb``.
 
@@ -118,11 +143,16 @@ def text_inputs(
     if dual is None:
         return tokens
     rows = [*context.train_rows, *context.val_rows]
-    texts = [text for row in rows for text in (*row["references"], *row.get("positive_captions", ()))]
+    texts = [
+        text for row in rows for text in (*row["references"], *row.get("positive_captions", ()))
+    ]
     if plain_captions:
         texts += [plain_form(text) for text in texts]
     distinct = list(dict.fromkeys(texts))
-    fits = len(distinct) * 4 * dual.text_head.norm.normalized_shape[0] <= context.config.data.cache_mb * 2**20
+    fits = (
+        len(distinct) * 4 * dual.text_head.norm.normalized_shape[0]
+        <= context.config.data.cache_mb * 2**20
+    )
     if not (stored and fits and is_frozen(dual.text_encoder)):
         return tokens
     features = embed_distributed(accelerator, distinct, _frozen_features(context, dual))
@@ -141,8 +171,13 @@ def _frozen_features(context: Context, dual: PretrainedDual) -> Callable[[list[s
         features = []
         for texts in chunks(captions, TEXTS, "features of captions by the frozen text encoder"):
             ids = dual.tokenize(texts)
-            lengths, most = dual.text_encoder.lengths(ids), context.config.eval.batch_size * dual.context_length
-            features.append(embed_by_length(dual.text_features, ids, lengths, most, str(device)).cpu())
+            lengths, most = (
+                dual.text_encoder.lengths(ids),
+                context.config.eval.batch_size * dual.context_length,
+            )
+            features.append(
+                embed_by_length(dual.text_features, ids, lengths, most, str(device)).cpu()
+            )
         return torch.cat(features)
 
     return embed
@@ -155,9 +190,14 @@ def measured_by(config: RewardModelConfig) -> str:
     """
     options, sections = asdict(config), []
     complete = with_defaults(options, RewardModelConfig)
-    for name, section, first in (("Loss", "loss", LOSS_OPTIONS), ("Negatives", "negatives", NEGATIVES_OPTIONS)):
+    for name, section, first in (
+        ("Loss", "loss", LOSS_OPTIONS),
+        ("Negatives", "negatives", NEGATIVES_OPTIONS),
+    ):
         keys = dict.fromkeys((*first, *options.get(section, {})))
-        sections.append(f"{name}Config({', '.join(f'{key}={complete[section][key]!r}' for key in keys)})")
+        sections.append(
+            f"{name}Config({', '.join(f'{key}={complete[section][key]!r}' for key in keys)})"
+        )
     return ", ".join([f"train.batch_size {config.train.batch_size}", *sections])
 
 

@@ -19,7 +19,14 @@ from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import KEEP, stretch_text_tower
 from rewards.clip.dual import PretrainedDual
 from rewards.clip.preprocessing import Preprocessing, causal_text_features, preprocessing_of
-from rewards.model_files import check_memory, check_sizes, check_state, read_object, save_model, state_shapes
+from rewards.model_files import (
+    check_memory,
+    check_sizes,
+    check_state,
+    read_object,
+    save_model,
+    state_shapes,
+)
 from rl_caption.config.schema import TrainConfig
 from rl_caption.runtime.errors import ConfigError, naming
 
@@ -27,7 +34,12 @@ TOKENS = 49408
 """Size of the vocabulary of CLIP's tokenizer, which open_clip models and L-CLIP read."""
 _PROJECTIONS = {"image": ("visual.proj", "visual.attnpool."), "text": ("text_projection",)}
 """Names of the last layers; a ResNet's is its attention pool."""
-_BLOCK_WEIGHTS = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+_BLOCK_WEIGHTS = (
+    "attn.in_proj_weight",
+    "attn.out_proj.weight",
+    "mlp.c_fc.weight",
+    "mlp.c_proj.weight",
+)
 
 
 class TrainedTowers(nn.Module):
@@ -42,7 +54,9 @@ class TrainedTowers(nn.Module):
 
         Names that start with ``image`` are pixels [B, 3, S, S], all others token ids [B, L].
         """
-        return {name: embed_frames(self.towers[_tower(name)], value) for name, value in inputs.items()}
+        return {
+            name: embed_frames(self.towers[_tower(name)], value) for name, value in inputs.items()
+        }
 
 
 class TrainedEncoder(nn.Module):
@@ -70,7 +84,9 @@ class TrainedClip(TrainedEncoder):
         self.trims = clip.attn_mask is not None and clip.text_pool_type == "argmax"
         if frozen_positions:
             later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[:, None]
-            clip.positional_embedding.register_hook(lambda gradient: gradient * later.to(gradient.device))
+            clip.positional_embedding.register_hook(
+                lambda gradient: gradient * later.to(gradient.device)
+            )
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """As ``TrainedTowers.forward``, and ``scale``, a scalar."""
@@ -78,7 +94,11 @@ class TrainedClip(TrainedEncoder):
         def embed(name: str, value: Tensor) -> Tensor:
             if _tower(name) == "image":
                 return embed_frames(self.clip.encode_image, value)
-            return causal_text_features(self.clip, value) if self.trims else self.clip.encode_text(value)
+            return (
+                causal_text_features(self.clip, value)
+                if self.trims
+                else self.clip.encode_text(value)
+            )
 
         return _with_scale(self.clip.logit_scale, self.max_scale, embed, inputs)
 
@@ -102,8 +122,14 @@ class TrainedDual(TrainedEncoder):
 
         def embed(name: str, value: Tensor) -> Tensor:
             if _tower(name) == "image":
-                return dual.project_image(value) if value.ndim == 3 else embed_frames(dual.encode_image, value)
-            return dual.project_text(value) if value.is_floating_point() else dual.encode_text(value)
+                return (
+                    dual.project_image(value)
+                    if value.ndim == 3
+                    else embed_frames(dual.encode_image, value)
+                )
+            return (
+                dual.project_text(value) if value.is_floating_point() else dual.encode_text(value)
+            )
 
         return _with_scale(dual.logit_scale, self.max_scale, embed, inputs)
 
@@ -117,12 +143,17 @@ def embed_frames(embed: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
 
 
 def _with_scale(
-    logit_scale: Tensor, largest: float, embed: Callable[[str, Tensor], Tensor], inputs: Mapping[str, Tensor]
+    logit_scale: Tensor,
+    largest: float,
+    embed: Callable[[str, Tensor], Tensor],
+    inputs: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """Embeddings by name, and ``scale``."""
     with torch.no_grad():  # in place and before it is used, so that it has a gradient at the limit
         logit_scale.clamp_(0, math.log(largest))
-    return {name: embed(name, value) for name, value in inputs.items()} | {"scale": logit_scale.exp()}
+    return {name: embed(name, value) for name, value in inputs.items()} | {
+        "scale": logit_scale.exp()
+    }
 
 
 def _tower(name: str) -> str:
@@ -186,15 +217,25 @@ def pretrained_clip(
         )
     with naming("model.init"):
         backbone = load_frozen_encoder(init) if name is None else load_frozen_encoder(name, init)
-    shape = read_object(folder / "open_clip_config.json")["model_cfg"] if name is None else _architecture(name)
+    shape = (
+        read_object(folder / "open_clip_config.json")["model_cfg"]
+        if name is None
+        else _architecture(name)
+    )
     _check_native(shape, "model.init")
     model: Any = backbone.model
     if not isinstance(model, open_clip.CLIP) or isinstance(model, torch.jit.ScriptModule):
-        raise ConfigError(f"model.init {init!r} is a {type(model).__name__}: expected open_clip's CLIP")
+        raise ConfigError(
+            f"model.init {init!r} is a {type(model).__name__}: expected open_clip's CLIP"
+        )
     # What was loaded decides: tags and OpenAI's archives bring QuickGELU, which the architecture leaves out.
-    shape["quick_gelu"] = any(isinstance(module, open_clip.transformer.QuickGELU) for module in model.modules())
+    shape["quick_gelu"] = any(
+        isinstance(module, open_clip.transformer.QuickGELU) for module in model.modules()
+    )
     shape["text_cfg"] = dict(shape["text_cfg"]) | {"context_length": int(model.context_length)}
-    _check_fits(model, shape, f"model.init {init!r}" + (f" with model.name {name!r}" if name else ""))
+    _check_fits(
+        model, shape, f"model.init {init!r}" + (f" with model.name {name!r}" if name else "")
+    )
     if context_length is not None:
         with naming("model.context_length, model.keep_positions"):
             stretch_text_tower(model, context_length, keep_positions)
@@ -207,7 +248,9 @@ def _architecture(name: str) -> dict[str, Any]:
 
     shape = open_clip.get_model_config(name)
     if shape is None:
-        raise ConfigError(f"model.name is {name!r}, which open_clip does not know: see open_clip.list_models()")
+        raise ConfigError(
+            f"model.name is {name!r}, which open_clip does not know: see open_clip.list_models()"
+        )
     return dict(shape)
 
 
@@ -219,7 +262,9 @@ def _check_fits(model: Any, shape: dict[str, Any], what: str) -> None:
     import open_clip
 
     with torch.device("meta"):
-        expected = open_clip.CLIP(**{key: value for key, value in shape.items() if key != "custom_text"})
+        expected = open_clip.CLIP(
+            **{key: value for key, value in shape.items() if key != "custom_text"}
+        )
     try:
         check_state(model.state_dict(), state_shapes(expected), f"the weights of {what}")
     except ValueError as error:
@@ -236,7 +281,9 @@ def _check_native(shape: dict[str, Any], key: str) -> None:
         if values.get(option)
     ]
     if foreign or "multimodal_cfg" in shape:
-        raise ConfigError(f"{key}: a model with {', '.join(foreign) or 'multimodal_cfg'} cannot be trained here")
+        raise ConfigError(
+            f"{key}: a model with {', '.join(foreign) or 'multimodal_cfg'} cannot be trained here"
+        )
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
@@ -250,7 +297,9 @@ def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
         "interpolation": used.interpolation,
         "resize_mode": used.resize,
     }
-    save_model(merged_state(model), {"model_cfg": shape, "preprocess_cfg": record}, folder, "open_clip_")
+    save_model(
+        merged_state(model), {"model_cfg": shape, "preprocess_cfg": record}, folder, "open_clip_"
+    )
 
 
 class LowRank(nn.Module):
@@ -272,7 +321,9 @@ class LowRank(nn.Module):
         return weight + self.scale * (self.lora_b @ self.lora_a).view_as(weight)
 
 
-def train_only(clip: Any, what: Literal["projections", "lora", "all"], rank: int = 4, alpha: float = 1.0) -> None:
+def train_only(
+    clip: Any, what: Literal["projections", "lora", "all"], rank: int = 4, alpha: float = 1.0
+) -> None:
     """Freeze all of an open_clip model but ``what``.
 
     ``projections`` (PAC-S): the last projection of each tower (of a ResNet its attention pool) and the temperature.
@@ -287,7 +338,9 @@ def train_only(clip: Any, what: Literal["projections", "lora", "all"], rank: int
     clip.requires_grad_(False)
     if what == "lora":
         if not hasattr(clip.visual, "transformer"):
-            raise ConfigError("train.trainable is 'lora', but the image tower is not a ViT: take projections or all")
+            raise ConfigError(
+                "train.trainable is 'lora', but the image tower is not a ViT: take projections or all"
+            )
         scale, kernel = alpha / rank, clip.visual.conv1.weight
         for transformer in (clip.visual.transformer, clip.transformer):
             for block, path in product(transformer.resblocks, _BLOCK_WEIGHTS):
@@ -300,9 +353,13 @@ def train_only(clip: Any, what: Literal["projections", "lora", "all"], rank: int
         parametrize.register_parametrization(clip.visual.conv1, "weight", update)
         return
     for tower, names in _PROJECTIONS.items():
-        projections = [parameter for name, parameter in clip.named_parameters() if name.startswith(names)]
+        projections = [
+            parameter for name, parameter in clip.named_parameters() if name.startswith(names)
+        ]
         if not projections:
-            raise ConfigError(f"train.trainable is 'projections', but the {tower} tower has none: take all or lora")
+            raise ConfigError(
+                f"train.trainable is 'projections', but the {tower} tower has none: take all or lora"
+            )
         for parameter in projections:
             parameter.requires_grad_(True)
     clip.logit_scale.requires_grad_(True)
@@ -314,7 +371,11 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     for path, module in model.named_modules():
         if parametrize.is_parametrized(module):
             prefix = f"{path}." if path else ""
-            state = {name: value for name, value in state.items() if not name.startswith(f"{prefix}parametrizations.")}
+            state = {
+                name: value
+                for name, value in state.items()
+                if not name.startswith(f"{prefix}parametrizations.")
+            }
             state |= {f"{prefix}{name}": getattr(module, name) for name in module.parametrizations}
     return state
 
@@ -326,28 +387,36 @@ def check_batch_norm(network: nn.Module, train: TrainConfig, processes: int) -> 
     and the running statistics, which the exported model uses, on the process. Frozen layers keep their statistics.
     """
     layers = [
-        name for name, module in network.named_modules() if isinstance(module, _BatchNorm) and not is_frozen(module)
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, _BatchNorm) and not is_frozen(module)
     ]
     micro = train.micro_batch_size or train.batch_size
     if not layers or (processes == 1 and micro == train.batch_size):
         return
     split = [f"{processes} processes train together: start one"] if processes > 1 else []
     if micro != train.batch_size:
-        split.append(f"train.micro_batch_size is {micro} with train.batch_size {train.batch_size}: leave it null")
+        split.append(
+            f"train.micro_batch_size is {micro} with train.batch_size {train.batch_size}: leave it null"
+        )
     raise ConfigError(
         f"the model has {len(layers)} layers of batch norm (such as {layers[0]}), so every step must be one "
         f"micro-batch of one process. {'; '.join(split)}; or choose an image encoder without batch norm, a ViT"
     )
 
 
-def check_shape(kwargs: Mapping[str, Any], shape: Callable[..., Any], what: str, **others: Any) -> None:
+def check_shape(
+    kwargs: Mapping[str, Any], shape: Callable[..., Any], what: str, **others: Any
+) -> None:
     """Raise ``ConfigError`` unless ``kwargs``, the key ``model.kwargs``, are arguments of the dataclass ``shape``.
 
     ``others`` are arguments of ``shape`` that ``kwargs`` may not have; ``what`` names the model.
     """
     allowed = inspect.signature(shape).parameters.keys() - others.keys()
     if kwargs.keys() - allowed:
-        raise ConfigError(f"model.kwargs has {sorted(kwargs.keys() - allowed)}: {what} takes {sorted(allowed)}")
+        raise ConfigError(
+            f"model.kwargs has {sorted(kwargs.keys() - allowed)}: {what} takes {sorted(allowed)}"
+        )
     with naming("model.kwargs", (TypeError, ValueError)):
         shape(**others, **kwargs)
 
@@ -355,4 +424,6 @@ def check_shape(kwargs: Mapping[str, Any], shape: Callable[..., Any], what: str,
 def check_vocabulary(tokens: Any, key: str) -> None:
     """Raise ``ConfigError`` where a model has fewer tokens than CLIP's tokenizer; ``key`` says so."""
     if isinstance(tokens, int) and tokens < TOKENS:
-        raise ConfigError(f"{key} is {tokens}: captions are read with CLIP's tokenizer, which has {TOKENS} tokens")
+        raise ConfigError(
+            f"{key} is {tokens}: captions are read with CLIP's tokenizer, which has {TOKENS} tokens"
+        )

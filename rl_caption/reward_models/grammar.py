@@ -76,7 +76,9 @@ class GrammarModelConfig:
 
     def __post_init__(self) -> None:
         if self.init is not None and self.text.kwargs:
-            raise ConfigError("model.text.kwargs is set, but model.text.encoder is not: leave it out")
+            raise ConfigError(
+                "model.text.kwargs is set, but model.text.encoder is not: leave it out"
+            )
         check_shape(self.kwargs, HeadConfig, "a grammar head", text="", text_kwargs={})
 
 
@@ -119,7 +121,9 @@ class GrammarConfig(RewardModelConfig):
             network,
             lambda prepared: EmbeddingTask(accelerator, prepared, grammar_loss, name=self.task),
             GrammarCollate(tokens, corpus, train.captions, train.seed),
-            grammar_validator(accelerator, network, context.val_rows, tokens, corpus, self.eval.batch_size),
+            grammar_validator(
+                accelerator, network, context.val_rows, tokens, corpus, self.eval.batch_size
+            ),
             model.save_pretrained,
             METRIC,
             "0 to 1",
@@ -137,7 +141,9 @@ def grammar_model(model: GrammarModelConfig) -> GrammarModel:
     """
     with naming("model", (TypeError, ValueError, OSError)):
         if model.init is None:
-            built = GrammarModel(HeadConfig(str(model.text.encoder), model.text.kwargs, **model.kwargs))
+            built = GrammarModel(
+                HeadConfig(str(model.text.encoder), model.text.kwargs, **model.kwargs)
+            )
         elif has_model_type(model.init, MODEL_TYPE):
             if model.kwargs:
                 raise ConfigError(
@@ -163,7 +169,9 @@ def grammar_loss(outputs: Embeddings, targets: Embeddings) -> tuple[Tensor, dict
     return loss, {"grammar/accuracy": accuracy}
 
 
-def corrupt(words: Sequence[str], defect: Kind, vocabulary: Sequence[str], draws: np.random.Generator) -> list[str]:
+def corrupt(
+    words: Sequence[str], defect: Kind, vocabulary: Sequence[str], draws: np.random.Generator
+) -> list[str]:
     """A caption's words, changed at random; the result may be equal to ``words``.
 
     - ``repeat``: one to three successive words occur two to four times;
@@ -178,15 +186,24 @@ def corrupt(words: Sequence[str], defect: Kind, vocabulary: Sequence[str], draws
     if defect == "repeat":
         length = int(draws.integers(1, min(_LONGEST, count) + 1))
         end = int(draws.integers(length, count + 1))
-        return [*changed[:end], *changed[end - length : end] * int(draws.integers(1, 4)), *changed[end:]]
+        return [
+            *changed[:end],
+            *changed[end - length : end] * int(draws.integers(1, 4)),
+            *changed[end:],
+        ]
     if defect == "insert":
         for _ in range(int(draws.integers(1, _LONGEST + 1))):
-            changed.insert(int(draws.integers(len(changed) + 1)), vocabulary[int(draws.integers(len(vocabulary)))])
+            changed.insert(
+                int(draws.integers(len(changed) + 1)),
+                vocabulary[int(draws.integers(len(vocabulary)))],
+            )
         return changed
     if count == 1:
         return changed
     if defect == "remove":
-        gone = draws.choice(count, int(draws.integers(1, max(count // 3, 1) + 1)), replace=False).tolist()
+        gone = draws.choice(
+            count, int(draws.integers(1, max(count // 3, 1) + 1)), replace=False
+        ).tolist()
         return [word for index, word in enumerate(changed) if index not in gone]
     if defect == "swap":
         one, other = draws.choice(count, 2, replace=False).tolist()
@@ -250,7 +267,8 @@ class GrammarCollate:
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         texts = [
-            plain_form(row["references"][caption_index(row, self.captions, self.seed, step)]) for row, step in items
+            plain_form(row["references"][caption_index(row, self.captions, self.seed, step)])
+            for row, step in items
         ]
         negatives = []
         for text, (row, step) in zip(texts, items, strict=True):
@@ -271,7 +289,11 @@ def validation_texts(rows: Sequence[Row], corpus: Corpus) -> dict[str, list[str]
     for defect in KINDS:
         negatives = (
             negative_of(
-                text, corpus.vocabulary, corpus.references, row_generator(0, index, f"grammar/{defect}"), [defect]
+                text,
+                corpus.vocabulary,
+                corpus.references,
+                row_generator(0, index, f"grammar/{defect}"),
+                [defect],
             )
             for index, text in enumerate(references)
         )
@@ -302,11 +324,15 @@ def grammar_validator(
             for name, column in texts.items():
                 logits = embed_all(accelerator, network, batch_size, "text", tokens, column)
                 if not logits.isfinite().all():
-                    raise NonFiniteError(f"validation at step {step}: logits of {name} are NaN or infinite")
+                    raise NonFiniteError(
+                        f"validation at step {step}: logits of {name} are NaN or infinite"
+                    )
                 right = logits > 0 if name == "references" else logits < 0
                 rates[name] = float(right.float().mean())
         kinds = [rate for name, rate in rates.items() if name != "references"]
         accuracy = (rates["references"] + sum(kinds) / len(kinds)) / 2
-        return Validation({METRIC: accuracy} | {f"val/grammar_{name}": rate for name, rate in rates.items()})
+        return Validation(
+            {METRIC: accuracy} | {f"val/grammar_{name}": rate for name, rate in rates.items()}
+        )
 
     return validate

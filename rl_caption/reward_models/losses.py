@@ -76,7 +76,9 @@ def info_nce(
         logits = scale * cosine_matrix(images, false)
         if false_excluded is not None:
             logits = logits.masked_fill(false_excluded, float("-inf"))
-    return _cross_entropies(scale * cosine_matrix(images, texts), label_smoothing, symmetric, excluded, logits)
+    return _cross_entropies(
+        scale * cosine_matrix(images, texts), label_smoothing, symmetric, excluded, logits
+    )
 
 
 def false_negatives(*groups: Tensor) -> Tensor:
@@ -115,7 +117,9 @@ def short_info_nce(
     The reconstruction is not normalised again (Long-CLIP's code): images that it explains less of have lower logits.
     """
     coarse = principal_reconstruction(F.normalize(images, dim=-1), rank)
-    return _cross_entropies(scale * coarse @ F.normalize(texts, dim=-1).T, label_smoothing, excluded=excluded)
+    return _cross_entropies(
+        scale * coarse @ F.normalize(texts, dim=-1).T, label_smoothing, excluded=excluded
+    )
 
 
 def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
@@ -153,7 +157,9 @@ def similarity_regulator(
     return missing.mean() + excess.sum() / max(excess.numel(), 1)
 
 
-def hard_negative_loss(images: Tensor, texts: Tensor, false: Sequence[Tensor], counts: Tensor, scale: float) -> Tensor:
+def hard_negative_loss(
+    images: Tensor, texts: Tensor, false: Sequence[Tensor], counts: Tensor, scale: float
+) -> Tensor:
     """``CE(scale * [cos(Iᵢ, Tᵢ), cos(Iᵢ, Fᵢ₁), ...], 0)``: an image picks its caption among its own false ones alone.
 
     Unlike the softmax over the batch, in which a true caption and its edits are alike and all compete with what other
@@ -163,10 +169,14 @@ def hard_negative_loss(images: Tensor, texts: Tensor, false: Sequence[Tensor], c
 
     Source: the global hard negative loss of Oh et al., EMNLP 2024 (FSC-CLIP); there ``scale`` is CLIP's own.
     """
-    cosines = torch.stack([F.cosine_similarity(images, column, dim=-1) for column in (texts, *false)], dim=1)
+    cosines = torch.stack(
+        [F.cosine_similarity(images, column, dim=-1) for column in (texts, *false)], dim=1
+    )
     missing = F.pad(counts == 0, (1, 0))
     target = torch.zeros(len(images), dtype=torch.long, device=images.device)
-    losses = F.cross_entropy((scale * cosines).masked_fill(missing, float("-inf")), target, reduction="none")
+    losses = F.cross_entropy(
+        (scale * cosines).masked_fill(missing, float("-inf")), target, reduction="none"
+    )
     return losses.sum() / (counts > 0).any(dim=1).sum().clamp(min=1)
 
 
@@ -175,5 +185,10 @@ def contrastive_metrics(student: Embeddings) -> dict[str, Tensor]:
     """The inverse temperature, and the fraction of the batch whose pair has the highest cosine, mean of both ways."""
     cosines = cosine_matrix(student["image"], student["text"])
     index = torch.arange(len(cosines), device=cosines.device)
-    texts_found, images_found = ((cosines.argmax(dim=dim) == index).float().mean() for dim in (1, 0))
-    return {"contrastive/scale": student["scale"], "contrastive/accuracy": (texts_found + images_found) / 2}
+    texts_found, images_found = (
+        (cosines.argmax(dim=dim) == index).float().mean() for dim in (1, 0)
+    )
+    return {
+        "contrastive/scale": student["scale"],
+        "contrastive/accuracy": (texts_found + images_found) / 2,
+    }

@@ -87,7 +87,9 @@ class Paraphrases:
         return next(iter(self.source(row, caption, draws)), caption)
 
 
-def build_negatives(config: NegativesConfig, rows: Sequence[Row], seed: int) -> HardNegatives | None:
+def build_negatives(
+    config: NegativesConfig, rows: Sequence[Row], seed: int
+) -> HardNegatives | None:
     """Hard negatives of the training rows; None where ``count`` is 0. Raises as ``caption_source``."""
     if not config.count:
         return None
@@ -112,7 +114,8 @@ def validation_negatives(
         (index, caption, text)
         for index, row, caption in captions
         for text, counted in zip(
-            *hard_negatives(negatives.source, negatives.count, row, caption, negatives.seed, -1), strict=True
+            *hard_negatives(negatives.source, negatives.count, row, caption, negatives.seed, -1),
+            strict=True,
         )
         if counted
     ]
@@ -124,11 +127,15 @@ def validation_negatives(
     return false_captions
 
 
-def build_paraphrases(share: float, source: str, rows: Sequence[Row], seed: int) -> Paraphrases | None:
+def build_paraphrases(
+    share: float, source: str, rows: Sequence[Row], seed: int
+) -> Paraphrases | None:
     """Paraphrases by ``negatives.positive_source``; None where ``share`` is 0. Raises as ``caption_source``."""
     if not share:
         return None
-    return Paraphrases(caption_source(POSITIVES, "negatives.positive_source", source, {}, rows), share, seed)
+    return Paraphrases(
+        caption_source(POSITIVES, "negatives.positive_source", source, {}, rows), share, seed
+    )
 
 
 def hard_negatives(
@@ -150,12 +157,19 @@ def caption_source(
         DataError: it cannot make captions of a row.
     """
     target = load_target(name, key, sources)
-    with naming(f"{key}: {name} cannot be made", (TypeError, ValueError)), errors_of_user_code(f"{key} {name}"):
+    with (
+        naming(f"{key}: {name} cannot be made", (TypeError, ValueError)),
+        errors_of_user_code(f"{key} {name}"),
+    ):
         source = target(**kwargs)
     if ":" in name:
-        source = _UserSource(source, f"{key} {name}", list[tuple[str, str]] if sources is NEGATIVES else list[str])
+        source = _UserSource(
+            source, f"{key} {name}", list[tuple[str, str]] if sources is NEGATIVES else list[str]
+        )
     generator = np.random.default_rng(0)
-    for row in rows if name == "data" else rows[:1]:  # a column that is absent, or scenes that are none
+    for row in (
+        rows if name == "data" else rows[:1]
+    ):  # a column that is absent, or scenes that are none
         source(row, row["references"][0], generator)
     return source
 
@@ -171,5 +185,10 @@ class _UserSource:
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> Any:
         with errors_of_user_code(self.name, error=DataError):
             captions = self.source(row, caption, generator)
-        check_type(captions, self.returns, f"{self.name}: what it returned of image {row['image_id']!r}", DataError)
+        check_type(
+            captions,
+            self.returns,
+            f"{self.name}: what it returned of image {row['image_id']!r}",
+            DataError,
+        )
         return captions

@@ -17,7 +17,12 @@ from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import SHOWN, DataError, Row
 from rl_caption.data.file_checks import ImageFile, check_image_files
 from rl_caption.reward_models.batch import Addition, Captions, Sentences, caption_index, draw
-from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig, check_sentences
+from rl_caption.reward_models.clip_models import (
+    ClipConfig,
+    ClipLossConfig,
+    ClipTrainConfig,
+    check_sentences,
+)
 from rl_caption.reward_models.embedding import image_inputs, text_inputs
 from rl_caption.reward_models.encoders import train_only
 from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, info_nce
@@ -61,7 +66,10 @@ class PositiveAugmentedTrainConfig(ClipTrainConfig):
 
     def __post_init__(self) -> None:
         check_sentences(self.sentences)
-        for key, value, default in (("lora_rank", self.lora_rank, 4), ("lora_alpha", self.lora_alpha, 1.0)):
+        for key, value, default in (
+            ("lora_rank", self.lora_rank, 4),
+            ("lora_alpha", self.lora_alpha, 1.0),
+        ):
             if self.trainable != "lora" and value != default:
                 raise ConfigError(
                     f"train.{key} is {value}, but train.trainable is {self.trainable!r}: leave it out, or take lora"
@@ -97,7 +105,9 @@ class PositiveAugmentedConfig(ClipConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data.features_root is not None and self.loss.positive_images:
-            raise ConfigError("loss.positive_images needs pixels: set it to 0, or leave data.features_root out")
+            raise ConfigError(
+                "loss.positive_images needs pixels: set it to 0, or leave data.features_root out"
+            )
         if not (self.trains_all or self.model.has_parts or self.model.init is not None):
             raise ConfigError(
                 f"train.trainable is {self.train.trainable!r} with random weights, most of which would stay random: "
@@ -128,13 +138,21 @@ class PositiveAugmentedConfig(ClipConfig):
         model = self.build_model(context.accelerator.num_processes, tune)
         weights = {"image": self.loss.positive_images, "text": self.loss.positive_captions}
         positives = [name for name, weight in weights.items() if weight]
-        splits = {"train": context.train_rows} | ({self.eval.split: context.val_rows} if best_by == LOSS else {})
-        with context.accelerator.main_process_first():  # the others then find the verdicts in the cache
+        splits = {"train": context.train_rows} | (
+            {self.eval.split: context.val_rows} if best_by == LOSS else {}
+        )
+        with (
+            context.accelerator.main_process_first()
+        ):  # the others then find the verdicts in the cache
             for split, rows in splits.items():
                 cache = context.folder / CHECKED_IMAGES
-                check_positives(rows, positives, train.captions, self.data.check_images, cache, split)
+                check_positives(
+                    rows, positives, train.captions, self.data.check_images, cache, split
+                )
         pixels = image_inputs(self.data, model)
-        tokens = text_inputs(context, model, stored=not train.sentences, plain_captions=train.plain_captions)
+        tokens = text_inputs(
+            context, model, stored=not train.sentences, plain_captions=train.plain_captions
+        )
         return self.pair_recipe(
             context,
             model,
@@ -166,7 +184,8 @@ class GeneratedPositives:
         texts, images = dict[str, list[str]](), dict[str, list[tuple[str, Any]]]()
         if "text" in self.which:
             texts["text_generated"] = [
-                draw(row["positive_captions"], row, self.seed, step, "generated") for row, step in items
+                draw(row["positive_captions"], row, self.seed, step, "generated")
+                for row, step in items
             ]
         if "image" in self.which:
             index = [caption_index(row, self.captions, self.seed, step) for row, step in items]
@@ -200,8 +219,12 @@ def check_positives(
         if "image" in which:
             images, texts = row.get("positive_images", []), len(row["references"])
             if not (1 if captions == "first" else texts) <= len(images) <= texts:
-                wrong.append(f"{split} {row['image_id']!r} has {len(images)} positive_images for {texts} reference(s)")
-            paths |= {str(image): row["image_id"] for image in images if isinstance(image, str | Path)}
+                wrong.append(
+                    f"{split} {row['image_id']!r} has {len(images)} positive_images for {texts} reference(s)"
+                )
+            paths |= {
+                str(image): row["image_id"] for image in images if isinstance(image, str | Path)
+            }
     if wrong:
         raise DataError(
             f"{'; '.join(wrong[:SHOWN])} ({len(wrong)} in all): expected positive_captions generated for the image, "
@@ -209,13 +232,22 @@ def check_positives(
             "train.captions: first). A weight of 0 (loss.positive_captions, loss.positive_images) needs none"
         )
     verdicts = check_image_files(map(ImageFile, paths), check_pixels=check_pixels, cache=cache)
-    bad = [f"{split} {paths[path]!r}, {path!r}: {check.error}" for (path, _), check in verdicts.items() if check.error]
+    bad = [
+        f"{split} {paths[path]!r}, {path!r}: {check.error}"
+        for (path, _), check in verdicts.items()
+        if check.error
+    ]
     if bad:
-        raise DataError(f"{len(bad)} of {len(paths)} positive_images cannot be used: {'; '.join(bad[:SHOWN])}")
+        raise DataError(
+            f"{len(bad)} of {len(paths)} positive_images cannot be used: {'; '.join(bad[:SHOWN])}"
+        )
 
 
 def positive_augmented(
-    student: Embeddings, target: Embeddings, positive_images: float = 0.05, positive_captions: float = 0.1
+    student: Embeddings,
+    target: Embeddings,
+    positive_images: float = 0.05,
+    positive_captions: float = 0.1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al., CVPR 2023, section 3.1).
 

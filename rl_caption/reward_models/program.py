@@ -24,7 +24,9 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         return fit(context, config.recipe(context))
 
 
-def check_inputs(to_train: Sequence[RewardModelConfig], complete: Sequence[RewardModelConfig]) -> None:
+def check_inputs(
+    to_train: Sequence[RewardModelConfig], complete: Sequence[RewardModelConfig]
+) -> None:
     """Check that the data of every run exist, and every folder that it starts from, unless another run will make it.
 
     Args:
@@ -46,7 +48,9 @@ def check_inputs(to_train: Sequence[RewardModelConfig], complete: Sequence[Rewar
                 or any(Path(folder).resolve().is_relative_to(run) for run in run_folders)
             ):
                 continue
-            message = f"{key} is {folder!r}, which does not exist, and no run of warm_start writes it"
+            message = (
+                f"{key} is {folder!r}, which does not exist, and no run of warm_start writes it"
+            )
             if complete:
                 folders = ", ".join(run.run.dir for run in complete)
                 message += (

@@ -20,7 +20,13 @@ from rl_caption.data.loader import row_generator, step_indices
 from rl_caption.reward_models.batch import Addition, Captions, Texts, caption_index
 from rl_caption.reward_models.clip_models import ClipConfig, ClipLossConfig, ClipTrainConfig
 from rl_caption.reward_models.embedding import image_inputs, text_inputs
-from rl_caption.reward_models.losses import Embeddings, Objective, contrastive_metrics, dynamic_margin, info_nce
+from rl_caption.reward_models.losses import (
+    Embeddings,
+    Objective,
+    contrastive_metrics,
+    dynamic_margin,
+    info_nce,
+)
 from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets, triplet_texts
 from rl_caption.runtime.options import Fraction, Weight
 from rl_caption.training.fit import Recipe
@@ -96,10 +102,19 @@ class SpecificityConfig(ClipConfig):
         tokens = text_inputs(context, model, plain_captions=train.plain_captions)
         donors = donors_of(rows) if train.negatives == "data" else None
         triplets = StepTriplets(
-            rows, tokens, train.batch_size, train.seed, train.captions, train.shuffle_rate, train.shuffle_per, donors
+            rows,
+            tokens,
+            train.batch_size,
+            train.seed,
+            train.captions,
+            train.shuffle_rate,
+            train.shuffle_per,
+            donors,
         )
         captions = [row["references"][0] for row in context.val_rows]  # always the same
-        fixed = make_triplets(captions, [row["image_id"] for row in context.val_rows], train.seed, shuffle_rate=0.0)
+        fixed = make_triplets(
+            captions, [row["image_id"] for row in context.val_rows], train.seed, shuffle_rate=0.0
+        )
         return self.pair_recipe(
             context,
             model,
@@ -138,16 +153,23 @@ class StepTriplets:
     def __call__(self, items: Sequence[tuple[Row, int]], captions: list[str]) -> Addition:
         triplets = [self.of_step(step)[row["image_id"]] for row, step in items]
         columns, counts = triplet_texts(triplets, self.tokens)
-        return Addition({f"text_{name}": column for name, column in columns.items()}, {"triplet": counts})
+        return Addition(
+            {f"text_{name}": column for name, column in columns.items()}, {"triplet": counts}
+        )
 
     def of_step(self, step: int) -> dict[str, Triplet | None]:
         """Image id -> its triplet; None where its caption has fewer than two details."""
         if step != self._step:
             order = step_indices(len(self.rows), self.batch_size, step, self.seed)
             batch = {row["image_id"]: row for row in (self.rows[index] for index in order)}
-            chosen = [row["references"][caption_index(row, self.captions, self.seed, step)] for row in batch.values()]
+            chosen = [
+                row["references"][caption_index(row, self.captions, self.seed, step)]
+                for row in batch.values()
+            ]
             seed = int(row_generator(self.seed, step, "triplets").integers(2**31))
-            triplets = make_triplets(chosen, [*batch], seed, self.shuffle_rate, self.per, self.donors)
+            triplets = make_triplets(
+                chosen, [*batch], seed, self.shuffle_rate, self.per, self.donors
+            )
             self._step, self._triplets = step, dict(zip(batch, triplets, strict=True))
         return self._triplets
 
@@ -189,9 +211,19 @@ def specificity(
         for name in ("base", "positive", "negative")
     )
     contrast = info_nce(student["image"], student["text"], scale, symmetric=symmetric)
-    loss, metrics = alpha * contrast, contrastive_metrics(student) | {"specificity/contrastive": contrast}
-    for name, weight, gaps in (("positive", beta, positive - base), ("negative", gamma, base - negative)):
-        margin = dynamic_margin(gaps, counts, largest) if fixed_margin is None else gaps.new_tensor(fixed_margin)
+    loss, metrics = (
+        alpha * contrast,
+        contrastive_metrics(student) | {"specificity/contrastive": contrast},
+    )
+    for name, weight, gaps in (
+        ("positive", beta, positive - base),
+        ("negative", gamma, base - negative),
+    ):
+        margin = (
+            dynamic_margin(gaps, counts, largest)
+            if fixed_margin is None
+            else gaps.new_tensor(fixed_margin)
+        )
         term = (F.relu(margin - gaps) * counts).sum() / counted
         loss = loss + weight * term
         metrics[f"specificity/{name}_hinge"] = term

@@ -9,7 +9,14 @@ import torch
 from torch import nn
 
 from rewards.clip.pretrained import save_encoder_config
-from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent, load_student
+from rewards.clip.student import (
+    LCLIP,
+    MODEL_TYPE,
+    ImageStudent,
+    LCLIPConfig,
+    TextStudent,
+    load_student,
+)
 from rewards.model_files import MANIFEST, check_memory, float_state, read_object, save_model
 from rl_caption.reward_models.teacher import Tower
 from rl_caption.runtime.errors import ConfigError, naming
@@ -60,7 +67,9 @@ def save_tower(tower: nn.Module, which: Tower, folder: Path, teacher: str | None
     save_model(float_state(tower), {**origin, **asdict(config)}, folder)
 
 
-def _load_tower(path: str, which: Tower, key: str, embed_dim: int, teacher: str | None = None) -> Any:
+def _load_tower(
+    path: str, which: Tower, key: str, embed_dim: int, teacher: str | None = None
+) -> Any:
     """A tower that ``save_tower`` wrote; ``key`` of the configuration names the folder."""
     folder = Path(path)
     try:
@@ -83,7 +92,9 @@ def names_teacher(path: str) -> bool:
     return TEACHER in read_object(Path(path) / "config.json")
 
 
-def build_tower(which: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int) -> nn.Module:
+def build_tower(
+    which: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int
+) -> nn.Module:
     """One tower, from a folder or from random weights; ``ConfigError`` where neither can be."""
     if init is None:
         return TOWERS[which](student_config(kwargs, embed_dim))
@@ -109,19 +120,24 @@ def build_dual(
     folders = {which: path for which, path in towers.items() if path is not None}
     if init is not None:
         if folders:
-            raise ConfigError("model.init is a whole L-CLIP: leave model.image_init and model.text_init out")
+            raise ConfigError(
+                "model.init is a whole L-CLIP: leave model.image_init and model.text_init out"
+            )
         with naming("model.init"):
             model = LCLIP.from_pretrained(init).train()
         _checked_width(model.config, embed_dim)
         return model
     loaded = {
-        which: _load_tower(path, which, f"model.{which}_init", embed_dim, teacher) for which, path in folders.items()
+        which: _load_tower(path, which, f"model.{which}_init", embed_dim, teacher)
+        for which, path in folders.items()
     }
     if len(loaded) == len(TOWERS) and kwargs:
         raise ConfigError(
             "model.kwargs is set, but model.image_init and model.text_init already have a shape: leave it out"
         )
-    config = _joined_config({which: tower.config for which, tower in loaded.items()}, kwargs, embed_dim)
+    config = _joined_config(
+        {which: tower.config for which, tower in loaded.items()}, kwargs, embed_dim
+    )
     with torch.device("meta"):
         model = LCLIP(replace(config, image_encoder=None))
     model.config = config
@@ -132,7 +148,9 @@ def build_dual(
     return model
 
 
-def _joined_config(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
+def _joined_config(
+    towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any], embed_dim: int
+) -> LCLIPConfig:
     """The shape of both towers: that of loaded towers as they are, the rest from ``kwargs``."""
     values = dict(kwargs)
     source: dict[str, str] = dict.fromkeys(kwargs, "model.kwargs")
@@ -167,7 +185,12 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
     remedy = "make model.kwargs.patch_size and image_width equal, or set train.freeze_patch_embed to false"
     expected = tuple(student.get_parameter("patch_embed.weight").shape)
     kernel = sources["patch_embed.weight"]
-    if kernel is None or sources["cls_token"] is None or kernel.ndim != 4 or kernel.shape[2] != visual.conv1.stride[0]:  # type: ignore[union-attr]
+    if (
+        kernel is None
+        or sources["cls_token"] is None
+        or kernel.ndim != 4
+        or kernel.shape[2] != visual.conv1.stride[0]
+    ):  # type: ignore[union-attr]
         raise ConfigError(
             "the teacher's image encoder is not a ViT, so it has no patch embedding to copy: set "
             "train.freeze_patch_embed to false"

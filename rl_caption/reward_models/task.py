@@ -52,7 +52,9 @@ class EmbeddingTask:
         if len(batches) == 1:
             outputs = self.model(batches[0].inputs)
             gradients, log = self._gradients(_detach_values(outputs), target)
-            backward_all(self.accelerator, self.model, [partial(_surrogate, outputs, gradients, 1.0)])
+            backward_all(
+                self.accelerator, self.model, [partial(_surrogate, outputs, gradients, 1.0)]
+            )
             yield log
             return
         states, embedded = [], []
@@ -64,18 +66,24 @@ class EmbeddingTask:
         end, start, passes = _random_states(self.accelerator.device), 0, []
         for batch, state in zip(batches, states, strict=True):
             rows = slice(start, start := start + len(batch.rows))
-            row_gradients = {name: value[rows] if value.ndim else value for name, value in gradients.items()}
+            row_gradients = {
+                name: value[rows] if value.ndim else value for name, value in gradients.items()
+            }
             passes.append(partial(self._second_pass, batch, state, row_gradients, 1 / len(batches)))
         backward_all(self.accelerator, self.model, passes)
         _restore(end, self.accelerator.device)
         yield log
 
-    def _second_pass(self, batch: PairBatch, state: list[Tensor], gradients: Embeddings, weight: float) -> Tensor:
+    def _second_pass(
+        self, batch: PairBatch, state: list[Tensor], gradients: Embeddings, weight: float
+    ) -> Tensor:
         """The second forward pass of a micro-batch, with the random numbers (dropout) of the first."""
         _restore(state, self.accelerator.device)
         return _surrogate(self.model(batch.inputs), gradients, weight)
 
-    def _gradients(self, embeddings: Embeddings, target: Embeddings) -> tuple[dict[str, Tensor], Averages]:
+    def _gradients(
+        self, embeddings: Embeddings, target: Embeddings
+    ) -> tuple[dict[str, Tensor], Averages]:
         """Gradient of the global batch's loss with respect to this process's embeddings, and what is logged.
 
         Every process computes the whole loss. Gradients are summed over processes, so that of a scalar, which every
@@ -83,7 +91,9 @@ class EmbeddingTask:
         """
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         leaves = {name: self._gather(value).requires_grad_() for name, value in embeddings.items()}
-        loss, metrics = self.objective(leaves, {name: self._gather(value) for name, value in target.items()})
+        loss, metrics = self.objective(
+            leaves, {name: self._gather(value) for name, value in target.items()}
+        )
         leaf_gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         gradients = {}
         for (name, leaf), gradient in zip(leaves.items(), leaf_gradients, strict=True):

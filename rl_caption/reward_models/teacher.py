@@ -28,14 +28,18 @@ PART = 2**16
 """Number of images or captions that are embedded and gathered from the processes at a time."""
 
 
-def embed_distributed(accelerator: Accelerator, items: Sequence[T], embed: Callable[[list[T]], Tensor]) -> Tensor:
+def embed_distributed(
+    accelerator: Accelerator, items: Sequence[T], embed: Callable[[list[T]], Tensor]
+) -> Tensor:
     """Embed N items, a part in each process, and gather them: [N, D] on the CPU of every process, in order."""
     processes = accelerator.num_processes
     if processes == 1:
         return embed(list(items)).cpu()
     count = -(-len(items) // processes)
     # A gather needs parts of equal size: the last ones start again at the first item.
-    share = [items[(accelerator.process_index * count + offset) % len(items)] for offset in range(count)]
+    share = [
+        items[(accelerator.process_index * count + offset) % len(items)] for offset in range(count)
+    ]
     return accelerator.gather(embed(share).to(accelerator.device).contiguous()).cpu()[: len(items)]
 
 
@@ -54,7 +58,9 @@ def embed_features(backbone: FrozenEncoder, rows: Sequence[Row]) -> Tensor:
     weight, embeddings = model.image_head.linear.weight, []
     for batch in chunks(rows, 256, "embedding features of images"):
         features = torch.stack([torch.from_numpy(row["features"].load()) for row in batch])
-        embeddings.append(model.project_image(features.to(weight.device, weight.dtype)).float().cpu())
+        embeddings.append(
+            model.project_image(features.to(weight.device, weight.dtype)).float().cpu()
+        )
     return torch.cat(embeddings)
 
 
@@ -83,7 +89,11 @@ class Teacher:
         self.augmented = augmented
         # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as it can be.
         folder = None if cache_dir is None else Path(cache_dir)
-        self._disk = None if folder is None else EmbeddingCache(f"{backbone.fingerprint}-raw", folder, max_entries=1)
+        self._disk = (
+            None
+            if folder is None
+            else EmbeddingCache(f"{backbone.fingerprint}-raw", folder, max_entries=1)
+        )
         self.width = int(self.text_embeddings(["a"]).shape[1])
         self._tables: dict[str, tuple[dict[str, int], Tensor]] = {}
         """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
@@ -95,11 +105,17 @@ class Teacher:
             keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
             index, table = self._tables.get(tower, ({}, torch.zeros(0)))
             if tower == "image" and self.augmented:
-                embeddings[tower] = self.backbone.encode_pixels(batch.inputs["image"], normalize=False)
+                embeddings[tower] = self.backbone.encode_pixels(
+                    batch.inputs["image"], normalize=False
+                )
             elif all(key in index for key in keys):
                 embeddings[tower] = table[[index[key] for key in keys]]
             else:
-                embeddings[tower] = self.text_embeddings(keys) if tower == "text" else self.image_embeddings(batch.rows)
+                embeddings[tower] = (
+                    self.text_embeddings(keys)
+                    if tower == "text"
+                    else self.image_embeddings(batch.rows)
+                )
         if batch.false_captions:  # others at every step, so they are not kept on disk
             embeddings["false"] = batch.targets["false"]
             for n, captions in enumerate(batch.false_captions):
@@ -110,7 +126,9 @@ class Teacher:
         """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from ``cache_dir`` if there."""
         if self.reads_features:
             return embed_features(self.backbone, rows)
-        return self._embed([row["image"] for row in rows], self.backbone.encode_images, image_identity, "image")
+        return self._embed(
+            [row["image"] for row in rows], self.backbone.encode_images, image_identity, "image"
+        )
 
     def text_embeddings(self, captions: Sequence[str]) -> Tensor:
         """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their token ids."""
@@ -121,22 +139,39 @@ class Teacher:
         return self._embed(captions, self.backbone.encode_texts, identity, "caption")
 
     def _embed(
-        self, items: Sequence[Any], encode: Callable[..., Tensor], identity: Callable[[Any], str], what: str
+        self,
+        items: Sequence[Any],
+        encode: Callable[..., Tensor],
+        identity: Callable[[Any], str],
+        what: str,
     ) -> Tensor:
         if self._disk is None:
             return encode(items, normalize=False)
-        embeddings = self._disk.embed(items, lambda missing: encode(missing, normalize=False).numpy(), identity, what)
+        embeddings = self._disk.embed(
+            items, lambda missing: encode(missing, normalize=False).numpy(), identity, what
+        )
         return torch.from_numpy(embeddings)
 
     def prepare(self, rows: Sequence[Row], captions: Captions, cache_bytes: int) -> None:
         """Embed the training split before the first step, captions first, as far as ``cache_bytes`` of memory allow."""
         left = cache_bytes
         if "text" in self.towers:
-            texts = (row["references"][:1] if captions == "first" else row["references"] for row in rows)
-            distinct = list(dict.fromkeys(caption for references in texts for caption in references))
+            texts = (
+                row["references"][:1] if captions == "first" else row["references"] for row in rows
+            )
+            distinct = list(
+                dict.fromkeys(caption for references in texts for caption in references)
+            )
             left -= self._keep("text", "captions", distinct, distinct, self.text_embeddings, left)
         if "image" in self.towers and not self.augmented:
-            self._keep("image", "images", [row["image_id"] for row in rows], rows, self.image_embeddings, left)
+            self._keep(
+                "image",
+                "images",
+                [row["image_id"] for row in rows],
+                rows,
+                self.image_embeddings,
+                left,
+            )
 
     def _keep(
         self,
@@ -150,17 +185,26 @@ class Teacher:
         """Embed all items, ``PART`` at a time, if they fit; returns the bytes that they take."""
         needed = len(items) * self.width * 4
         if needed > cache_bytes:
-            instead = "embedded" if self._disk is None else "read from teacher.cache_dir, or embedded the first time,"
+            instead = (
+                "embedded"
+                if self._disk is None
+                else "read from teacher.cache_dir, or embedded the first time,"
+            )
             print_main(
                 self.accelerator,
                 f"teacher: {len(items)} {what} need {needed / 2**20:.0f} MiB, more than teacher.cache_mb has left: "
                 f"they are {instead} at every step instead",
             )
             return 0
-        print_main(self.accelerator, f"teacher: embedding {len(items)} {what} once ({needed / 2**20:.0f} MiB)")
+        print_main(
+            self.accelerator,
+            f"teacher: embedding {len(items)} {what} once ({needed / 2**20:.0f} MiB)",
+        )
         table = torch.empty(len(items), self.width)
         for start in range(0, len(items), PART):
-            table[start : start + PART] = embed_distributed(self.accelerator, items[start : start + PART], embed)
+            table[start : start + PART] = embed_distributed(
+                self.accelerator, items[start : start + PART], embed
+            )
         self._tables[tower] = {key: index for index, key in enumerate(keys)}, table
         return needed
 
@@ -176,7 +220,14 @@ def load_teacher(
 ) -> Teacher:
     """The frozen model of the section ``teacher``. ``ConfigError`` where it cannot be loaded."""
     assert teacher.name is not None  # check_teacher
-    with naming("teacher"), accelerator.main_process_first():  # which downloads, where that is needed
+    with (
+        naming("teacher"),
+        accelerator.main_process_first(),
+    ):  # which downloads, where that is needed
         options: dict[str, Any] = {"precision": teacher.precision, "batch_size": teacher.batch_size}
-        backbone = load_frozen_encoder(teacher.name, teacher.pretrained, str(accelerator.device), **options)
-    return Teacher(backbone, towers, accelerator, bool(data.augment), teacher.cache_dir, data.features_root)
+        backbone = load_frozen_encoder(
+            teacher.name, teacher.pretrained, str(accelerator.device), **options
+        )
+    return Teacher(
+        backbone, towers, accelerator, bool(data.augment), teacher.cache_dir, data.features_root
+    )

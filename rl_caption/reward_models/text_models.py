@@ -160,7 +160,9 @@ class TextRegressionConfig(TextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data.target is None and self.data.format != "caption_targets":
-            raise ConfigError(f"data.format is {self.data.format!r}: text_regression learns from caption_targets")
+            raise ConfigError(
+                f"data.format is {self.data.format!r}: text_regression learns from caption_targets"
+            )
 
     def recipe(self, context: Context) -> Recipe:
         """See ``RewardModelConfig.recipe``."""
@@ -190,9 +192,13 @@ class TextModel:
     """Token -> id, where the model learns embeddings of tokens; a resumed run must have the same."""
 
 
-def text_recipe(context: Context, config: RewardModelConfig, model: TextModel, captions: Captions = "random") -> Recipe:
+def text_recipe(
+    context: Context, config: RewardModelConfig, model: TextModel, captions: Captions = "random"
+) -> Recipe:
     """The recipe of a model of captions; ``captions`` is which reference a step learns."""
-    collate = TextCollate(model.encode, captions, config.train.seed, model.counted_from, model.padding)
+    collate = TextCollate(
+        model.encode, captions, config.train.seed, model.counted_from, model.padding
+    )
     (metric, *_) = model.metrics(1.0)
     return Recipe(
         model.network,
@@ -271,7 +277,9 @@ class SummedLossTask:
         def loss_of(batch: PairBatch) -> Tensor:
             return self.model(batch.inputs | self.target(batch)) / count
 
-        loss = backward_all(self.accelerator, self.model, [partial(loss_of, batch) for batch in batches])
+        loss = backward_all(
+            self.accelerator, self.model, [partial(loss_of, batch) for batch in batches]
+        )
         log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
         yield log
 
@@ -337,7 +345,9 @@ def _language_model(context: Context, config: TextModelConfig) -> TextModel:
     start, end = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     start = end if start is None else start
     if end is None:
-        raise ConfigError(f"the tokenizer of {config.init or kwargs} has no EOS: expected one, as GPT-2's")
+        raise ConfigError(
+            f"the tokenizer of {config.init or kwargs} has no EOS: expected one, as GPT-2's"
+        )
     if config.init is not None:
         model = _load_pretrained(AutoModelForCausalLM, config.init)
     else:
@@ -370,7 +380,9 @@ class BottleneckLikelihood(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Minus ln p of ``ids`` [B, L] after the soft tokens of the features ``text`` [B, D], summed, in nats."""
-        return self.writer.negative_log_likelihood(self.bottleneck(inputs["text"]), inputs["ids"], inputs["mask"])
+        return self.writer.negative_log_likelihood(
+            self.bottleneck(inputs["text"]), inputs["ids"], inputs["mask"]
+        )
 
 
 def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel:
@@ -391,17 +403,26 @@ def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel
             "encoder_fingerprint": teacher.backbone.fingerprint,
             "language_model_fingerprint": frozen.weights,
         }
-        names: dict[str, Any] = {"encoder": str(config.teacher.name), "pretrained": config.teacher.pretrained}
+        names: dict[str, Any] = {
+            "encoder": str(config.teacher.name),
+            "pretrained": config.teacher.pretrained,
+        }
         names |= {"language_model": options.language_model, "precision": precision} | fingerprints
         if options.init is not None:
             bottleneck = Bottleneck.from_pretrained(options.init)
             for name, value in fingerprints.items():
                 if getattr(bottleneck.config, name) != value:
-                    raise ConfigError(f"model.init was trained with another {name} than {value}: set the models it had")
-            bottleneck.config = replace(bottleneck.config, **names)  # the same models, perhaps in other folders
+                    raise ConfigError(
+                        f"model.init was trained with another {name} than {value}: set the models it had"
+                    )
+            bottleneck.config = replace(
+                bottleneck.config, **names
+            )  # the same models, perhaps in other folders
         else:
             hidden = int(frozen.network.get_input_embeddings().weight.shape[1])
-            bottleneck = Bottleneck(BottleneckConfig(teacher.width, hidden, **options.kwargs, **names))
+            bottleneck = Bottleneck(
+                BottleneckConfig(teacher.width, hidden, **options.kwargs, **names)
+            )
         writer = CaptionWriter(frozen, bottleneck.config.ending, bottleneck.config.soft_tokens)
     teacher.prepare(context.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
     return TextModel(
@@ -418,15 +439,23 @@ def _bottleneck(context: Context, config: SemanticBottleneckConfig) -> TextModel
 
 def _regression(context: Context, config: TextModelConfig) -> TextModel:
     """A text encoder with a head of one unit, in the format of the released ICC; ``icc`` loads what is exported."""
-    from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
+    from transformers import (
+        AutoModelForSequenceClassification,
+        RobertaConfig,
+        RobertaForSequenceClassification,
+    )
 
     tokenizer, kwargs = _tokenizer(context, config, "<s>", "</s>", "<pad>")
     if tokenizer.pad_token_id is None:
-        raise ConfigError(f"the tokenizer of {config.init or kwargs} has no padding token, which icc needs")
+        raise ConfigError(
+            f"the tokenizer of {config.init or kwargs} has no padding token, which icc needs"
+        )
     head = {"num_labels": 1, "problem_type": "regression"}
     if config.init is not None:
         model = _load_pretrained(AutoModelForSequenceClassification, config.init, **head)
-        model.config.pad_token_id = tokenizer.pad_token_id  # which many decoders' config.json does not say
+        model.config.pad_token_id = (
+            tokenizer.pad_token_id
+        )  # which many decoders' config.json does not say
     else:
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         ids = {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in names}
@@ -435,7 +464,9 @@ def _regression(context: Context, config: TextModelConfig) -> TextModel:
     targets = torch.tensor([row["target"] for row in context.val_rows], dtype=torch.float64)
     spread = float(targets.var(correction=0))
     if not spread > 0:
-        raise ConfigError(f"all {len(targets)} validation captions have the target {targets[0]:g}: there is no R²")
+        raise ConfigError(
+            f"all {len(targets)} validation captions have the target {targets[0]:g}: there is no R²"
+        )
 
     def encode(captions: Sequence[str]) -> Ids:
         return tokenizer(list(captions), truncation=True, max_length=longest)["input_ids"]
@@ -488,11 +519,16 @@ def _tokenizer(
     from transformers import AutoTokenizer
 
     kwargs = dict(config.kwargs)
-    source, size = config.init or kwargs.pop("tokenizer", None), kwargs.pop("vocab_size", VOCABULARY)
+    source, size = (
+        config.init or kwargs.pop("tokenizer", None),
+        kwargs.pop("vocab_size", VOCABULARY),
+    )
     with context.accelerator.main_process_first():
         if source is None:
             folder = context.folder / TOKENIZER
-            if context.accelerator.is_main_process and (context.checkpoint is None or not folder.is_dir()):
+            if context.accelerator.is_main_process and (
+                context.checkpoint is None or not folder.is_dir()
+            ):
                 shutil.rmtree(folder, ignore_errors=True)
                 captions = [caption for row in context.train_rows for caption in row["references"]]
                 caption_tokenizer(captions, size, bos, eos, pad).save_pretrained(folder)
@@ -502,7 +538,9 @@ def _tokenizer(
     return tokenizer, kwargs
 
 
-def caption_tokenizer(captions: Sequence[str], size: int, bos: str, eos: str, pad: str | None = None) -> Any:
+def caption_tokenizer(
+    captions: Sequence[str], size: int, bos: str, eos: str, pad: str | None = None
+) -> Any:
     """Byte-level BPE of at most ``size`` tokens, 256 bytes among them. With ``pad``, it adds BOS and EOS to texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from tokenizers.processors import TemplateProcessing
@@ -522,6 +560,8 @@ def caption_tokenizer(captions: Sequence[str], size: int, bos: str, eos: str, pa
     names = {"bos_token": bos, "eos_token": eos, "unk_token": eos}
     if pad is not None:
         tokens = [(token, tokenizer.token_to_id(token)) for token in (bos, eos)]
-        tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A {eos}", special_tokens=tokens)
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos} $A {eos}", special_tokens=tokens
+        )
         names["pad_token"] = pad
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)

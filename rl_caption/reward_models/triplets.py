@@ -67,14 +67,25 @@ def make_triplets(
     """
     units = [detail_units(caption) for caption in captions]
     if donors is None:
-        donors = [Donor(image_id, details) for image_id, details in zip(image_ids, units, strict=True)]
+        donors = [
+            Donor(image_id, details) for image_id, details in zip(image_ids, units, strict=True)
+        ]
     return [
-        _triplet(details, image_id, donors, Draws("triplet", seed, str(image_id), caption), shuffle_rate, per)
+        _triplet(
+            details,
+            image_id,
+            donors,
+            Draws("triplet", seed, str(image_id), caption),
+            shuffle_rate,
+            per,
+        )
         for caption, details, image_id in zip(captions, units, image_ids, strict=True)
     ]
 
 
-def negative_unit(donors: Sequence[Donor], position: int, owner: Hashable, unlike: str, draws: Draws) -> str | None:
+def negative_unit(
+    donors: Sequence[Donor], position: int, owner: Hashable, unlike: str, draws: Draws
+) -> str | None:
     """Draw a caption of another image than ``owner``; return its unit ``position``, or its last one if it has fewer.
 
     Units with the same words as ``unlike``, the true one, are passed over; None where no unit is left. Donors are tried
@@ -91,7 +102,12 @@ def negative_unit(donors: Sequence[Donor], position: int, owner: Hashable, unlik
 
 
 def _triplet(
-    units: Sequence[str], owner: Hashable, donors: Sequence[Donor], draws: Draws, shuffle_rate: float, per: Per
+    units: Sequence[str],
+    owner: Hashable,
+    donors: Sequence[Donor],
+    draws: Draws,
+    shuffle_rate: float,
+    per: Per,
 ) -> Triplet | None:
     if len(units) < 2:
         return None
@@ -126,12 +142,17 @@ def _words(unit: str) -> list[str]:
     return sorted(re.findall(r"\w+", unit.lower()))
 
 
-def triplet_texts(triplets: Sequence[Triplet | None], tokens: Texts) -> tuple[dict[str, list[str]], Tensor]:
+def triplet_texts(
+    triplets: Sequence[Triplet | None], tokens: Texts
+) -> tuple[dict[str, list[str]], Tensor]:
     """The texts ``base``, ``positive`` and ``negative`` of B triplets, and which triplets count, [B] of 1 and 0.
 
     A triplet that is None does not count, nor does one with a text longer than the context: truncated, its texts would
     be equal. The texts of both are "".
     """
-    kept = [triplet if triplet is not None and not tokens.too_long(triplet) else None for triplet in triplets]
+    kept = [
+        triplet if triplet is not None and not tokens.too_long(triplet) else None
+        for triplet in triplets
+    ]
     columns = {name: [getattr(triplet, name, "") for triplet in kept] for name in Triplet._fields}
     return columns, torch.tensor([triplet is not None for triplet in kept], dtype=torch.float32)

@@ -59,7 +59,9 @@ class ValidationLoss:
             nonlocal scale
             columns = []
             for start in range(0, len(share), batch_size):
-                batch = collate([(row, DRAWN_AT) for row in share[start : start + batch_size]]).to(accelerator.device)
+                batch = collate([(row, DRAWN_AT) for row in share[start : start + batch_size]]).to(
+                    accelerator.device
+                )
                 outputs = {name: value.float() for name, value in network(batch.inputs).items()}
                 scale = outputs.pop("scale").cpu()
                 widths.update({name: value.shape[1] for name, value in outputs.items()})
@@ -67,11 +69,17 @@ class ValidationLoss:
             return torch.cat(columns)
 
         embedded = embed_distributed(accelerator, rows, embed)
-        targets, size, losses = replace(collate, pixels=None), min(self.size, len(rows)), list[float]()
+        targets, size, losses = (
+            replace(collate, pixels=None),
+            min(self.size, len(rows)),
+            list[float](),
+        )
         for start in range(0, len(rows) - size + 1, size):
             columns = embedded[start : start + size].split([*widths.values()], dim=1)
             embeddings = dict(zip(widths, columns, strict=True)) | {"scale": scale}
-            target = targets([(rows[index], DRAWN_AT) for index in range(start, start + size)]).targets
+            target = targets(
+                [(rows[index], DRAWN_AT) for index in range(start, start + size)]
+            ).targets
             with torch.autocast("cpu", enabled=False):  # float32, as in training
                 losses.append(float(self.objective(embeddings, target)[0]))
         return fmean(losses)
@@ -119,10 +127,18 @@ class EmbeddingValidator:
         if isinstance(pixels, PixelCache):  # of their own, but where they need much memory
             needed = -(-len(rows) // accelerator.num_processes) * 3 * pixels.preprocessing.size**2
             pixels = PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
-        self.accelerator, self.network, self.towers, self.rows, self.pixels = accelerator, network, towers, rows, pixels
+        self.accelerator, self.network, self.towers, self.rows, self.pixels = (
+            accelerator,
+            network,
+            towers,
+            rows,
+            pixels,
+        )
         self.tokens, self.batch_size, self.triplets, self.loss = tokens, batch_size, triplets, loss
         captions = [caption for row in rows for caption in row["references"]]
-        self.owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
+        self.owners = torch.tensor(
+            [index for index, row in enumerate(rows) for _ in row["references"]]
+        )
         self.distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
         self.repeat = [self.distinct[caption] for caption in captions]
         self.grown, self.fits = triplet_texts(triplets or (), tokens)
@@ -134,7 +150,11 @@ class EmbeddingValidator:
         self.paired = all("image" in row and row["references"] for row in rows)
         self.negatives = negatives if self.paired else ()
         paired_towers = ("image", "text") if self.paired else towers
-        self.expected = {} if teacher is None else _by_teacher(accelerator, teacher, paired_towers, rows, captions)
+        self.expected = (
+            {}
+            if teacher is None
+            else _by_teacher(accelerator, teacher, paired_towers, rows, captions)
+        )
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Embed the split with the network as it is at ``step``; ``NonFiniteError`` as for the teacher."""
@@ -142,21 +162,31 @@ class EmbeddingValidator:
             embeddings = self.expected | self._embeddings()
             metrics = {}
             if self.loss is not None:
-                metrics[LOSS] = self.loss(self.accelerator, self.network, self.rows, self.pixels, self.batch_size)
+                metrics[LOSS] = self.loss(
+                    self.accelerator, self.network, self.rows, self.pixels, self.batch_size
+                )
         _check_finite(embeddings, f"validation at step {step}: the model's", REMEDY)
         if not all(map(math.isfinite, metrics.values())):
-            raise NonFiniteError(f"validation at step {step}: the loss is {metrics[LOSS]}; {REMEDY}")
+            raise NonFiniteError(
+                f"validation at step {step}: the loss is {metrics[LOSS]}; {REMEDY}"
+            )
         for tower in [tower for tower in self.towers if tower in self.expected]:
             cosines = F.cosine_similarity(embeddings[tower], self.expected[tower], dim=-1)
             metrics[f"val/teacher_cosine_{tower}"] = float(cosines.mean())
         if self.paired:
-            recall = retrieval_recall(embeddings["image"].numpy(), embeddings["text"].numpy(), self.owners.numpy())
+            recall = retrieval_recall(
+                embeddings["image"].numpy(), embeddings["text"].numpy(), self.owners.numpy()
+            )
             metrics |= {f"val/{name}": value for name, value in recall.items()}
             metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
         if self.negatives:
             images = embeddings["image"][[row for row, _, _ in self.negatives]]
             metrics["val/hard_negatives"] = _nearer(images, embeddings["true"], embeddings["false"])
-        return Validation(metrics if self.triplets is None else metrics | _specificity(embeddings, self.fits.bool()))
+        return Validation(
+            metrics
+            if self.triplets is None
+            else metrics | _specificity(embeddings, self.fits.bool())
+        )
 
     def _embeddings(self) -> dict[str, Tensor]:
         """Of images, captions, texts of triplets, and the true and false captions of negatives, by name."""
@@ -171,7 +201,9 @@ class EmbeddingValidator:
         for name in self.grown if self.triplets else ():
             embeddings[name] = embedded("text", self.tokens, self.grown[name])
         for column, name in ((1, "true"), (2, "false")) if self.negatives else ():
-            embeddings[name] = embedded("text", self.tokens, [pair[column] for pair in self.negatives])
+            embeddings[name] = embedded(
+                "text", self.tokens, [pair[column] for pair in self.negatives]
+            )
         return embeddings
 
 
@@ -186,14 +218,22 @@ def embed_all(
     """The network's embeddings ``name`` of N items, [N, D] on the CPU, in batches and by all processes."""
 
     def embed(share: list) -> Tensor:
-        batches = (prepare(share[start : start + batch_size]) for start in range(0, len(share), batch_size))
-        return torch.cat([network({name: batch.to(accelerator.device)})[name].float() for batch in batches])
+        batches = (
+            prepare(share[start : start + batch_size]) for start in range(0, len(share), batch_size)
+        )
+        return torch.cat(
+            [network({name: batch.to(accelerator.device)})[name].float() for batch in batches]
+        )
 
     return embed_distributed(accelerator, items, embed)
 
 
 def _by_teacher(
-    accelerator: Accelerator, teacher: Teacher, towers: Sequence[str], rows: Sequence[Row], captions: Sequence[str]
+    accelerator: Accelerator,
+    teacher: Teacher,
+    towers: Sequence[str],
+    rows: Sequence[Row],
+    captions: Sequence[str],
 ) -> dict[str, Tensor]:
     """The teacher's embeddings of rows, and of all captions, equal ones computed once."""
     distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
@@ -215,13 +255,21 @@ def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:
 
 def _specificity(embeddings: Mapping[str, Tensor], fits: Tensor) -> dict[str, float]:
     """Fractions of triplets where the true detail raises the cosine, and where the false one lowers it."""
-    image, base, positive, negative = (embeddings[name][fits] for name in ("image", "base", "positive", "negative"))
+    image, base, positive, negative = (
+        embeddings[name][fits] for name in ("image", "base", "positive", "negative")
+    )
     true, false = _nearer(image, positive, base), _nearer(image, base, negative)
-    return {"val/specificity_positive": true, "val/specificity_negative": false, "val/specificity": (true + false) / 2}
+    return {
+        "val/specificity_positive": true,
+        "val/specificity_negative": false,
+        "val/specificity": (true + false) / 2,
+    }
 
 
 def _check_finite(embeddings: Mapping[str, Tensor], whose: str, remedy: str) -> None:
     for tower, rows in embeddings.items():
         bad = int((~rows.isfinite().all(dim=1)).sum())
         if bad:
-            raise NonFiniteError(f"{whose} {tower} embeddings: {bad} of {len(rows)} are NaN or infinite; {remedy}")
+            raise NonFiniteError(
+                f"{whose} {tower} embeddings: {bad} of {len(rows)} are NaN or infinite; {remedy}"
+            )

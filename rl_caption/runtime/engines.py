@@ -33,7 +33,12 @@ from tqdm.auto import tqdm
 
 from rewards.base import naming
 from rl_caption.runtime.errors import ConfigError, UserError
-from rl_caption.runtime.launch import LaunchError, check_environment, check_processes, keep_freed_memory
+from rl_caption.runtime.launch import (
+    LaunchError,
+    check_environment,
+    check_processes,
+    keep_freed_memory,
+)
 from rl_caption.runtime.threads import cpu_threads
 
 if TYPE_CHECKING:
@@ -70,16 +75,26 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     """
     check_environment(tf32=train.tf32)
     trackers = ["all", *map(str, get_available_trackers())]
-    if missing := [name for name in run.trackers if name not in trackers]:  # Accelerate would leave them out
-        extra = "; tensorboard comes with pip install 'rl-caption[tensorboard]'" if "tensorboard" in missing else ""
+    if missing := [
+        name for name in run.trackers if name not in trackers
+    ]:  # Accelerate would leave them out
+        extra = (
+            "; tensorboard comes with pip install 'rl-caption[tensorboard]'"
+            if "tensorboard" in missing
+            else ""
+        )
         raise ConfigError(f"run.trackers has {missing}, installed are {trackers[1:]}{extra}")
     # With warm_start a program trains twice, perhaps in two precisions; the process group stays.
     AcceleratorState._reset_state()
     precision = usable_precision(requested_precision(train.mixed_precision))
     wants_deepspeed = parse_flag_from_env("ACCELERATE_USE_DEEPSPEED")
-    with naming("the processes cannot be set up", (ValueError, torch.distributed.DistError), LaunchError):
+    with naming(
+        "the processes cannot be set up", (ValueError, torch.distributed.DistError), LaunchError
+    ):
         accelerator = Accelerator(
-            mixed_precision="no" if wants_deepspeed else precision,  # DeepSpeed reads it from its own configuration
+            mixed_precision="no"
+            if wants_deepspeed
+            else precision,  # DeepSpeed reads it from its own configuration
             # Pinned, as environment variables would set them.
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             dynamo_backend="no",
@@ -89,7 +104,9 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         )
     check_processes(accelerator.num_processes, train.num_processes)
     if precision == "fp16" and accelerator.device.type == "cpu":
-        raise ConfigError("train.mixed_precision is fp16, which a CPU cannot train in: use no or bf16")
+        raise ConfigError(
+            "train.mixed_precision is fp16, which a CPU cannot train in: use no or bf16"
+        )
     if wants_deepspeed:
         configure_deepspeed(accelerator, precision, train.grad_clip_value)
     if accelerator.device.type == "cpu":
@@ -111,7 +128,9 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
 
 def use_cpu(processes: int, threads: int | None) -> None:
     """Set the CPU threads of each of ``processes`` (None: a share of the cores), and keep freed memory for reuse."""
-    torch.set_num_threads(threads or cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", processes))))
+    torch.set_num_threads(
+        threads or cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
+    )
     keep_freed_memory()
 
 
@@ -124,9 +143,13 @@ def requested_precision(train: str, environment: Mapping[str, str] = os.environ)
     if launched in ("", "no", train):
         return train
     if launched not in ("bf16", "fp16"):
-        raise ConfigError(f"mixed_precision {launched!r} of accelerate launch is not supported: use no, bf16 or fp16")
+        raise ConfigError(
+            f"mixed_precision {launched!r} of accelerate launch is not supported: use no, bf16 or fp16"
+        )
     if train not in ("no", "auto"):
-        raise ConfigError(f"train.mixed_precision is {train}, but accelerate launch was asked for {launched}: set one")
+        raise ConfigError(
+            f"train.mixed_precision is {train}, but accelerate launch was asked for {launched}: set one"
+        )
     return launched
 
 
@@ -170,7 +193,9 @@ def accelerator_kwargs() -> dict[str, Any]:
     # Apple's GPU takes part in no process group, so several processes are on the CPU there too.
     on_cpu = device is None or device.type == "mps"
     if not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-        handlers = {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]}
+        handlers = {
+            "kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
+        }
         return handlers | {"cpu": True} if on_cpu else handlers
     if not on_cpu:
         return {}
@@ -182,13 +207,17 @@ def accelerator_kwargs() -> dict[str, Any]:
     return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
 
 
-def configure_deepspeed(accelerator: Accelerator, precision: str, grad_clip_value: float | None) -> None:
+def configure_deepspeed(
+    accelerator: Accelerator, precision: str, grad_clip_value: float | None
+) -> None:
     """Set DeepSpeed's precision: autocast over float32 weights. Raises EngineError for what it cannot do."""
     engine = engine_of(accelerator)
     if engine == "plain":
         wrong = "DeepSpeed was asked for, but plain Accelerate runs: unset ACCELERATE_USE_CPU, which turns it off"
     elif engine == "zero0":
-        wrong = "zero_stage is 0, which shards nothing: take configs/accelerate/multi_gpu.yaml instead"
+        wrong = (
+            "zero_stage is 0, which shards nothing: take configs/accelerate/multi_gpu.yaml instead"
+        )
     elif precision == "fp16":
         wrong = f"train.mixed_precision is fp16 under {engine}, which has no loss scaling here: use bf16"
     elif grad_clip_value is not None:
@@ -204,18 +233,30 @@ def configure_deepspeed(accelerator: Accelerator, precision: str, grad_clip_valu
     for section in OWNED_BY_TRAIN:
         value = config.get(section)
         if value and (not isinstance(value, dict) or value.get("enabled", True)):
-            raise EngineError(f"the DeepSpeed configuration has a section {section!r}: leave it out, train.* sets it")
+            raise EngineError(
+                f"the DeepSpeed configuration has a section {section!r}: leave it out, train.* sets it"
+            )
     for section in ("offload_optimizer", "offload_param"):
         device = (config.get("zero_optimization", {}).get(section) or {}).get("device")
         if device not in (None, "none"):
-            raise EngineError(f"the DeepSpeed configuration offloads to {device!r} ({section}): this is not supported")
+            raise EngineError(
+                f"the DeepSpeed configuration offloads to {device!r} ({section}): this is not supported"
+            )
     if precision == "bf16":
         # No module exchanges gradients in bf16: they are added up in float32, as DDP does.
-        config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+        config["torch_autocast"] = {
+            "enabled": True,
+            "dtype": "bfloat16",
+            "lower_precision_safe_modules": [],
+        }
 
 
 def fill_deepspeed_config(
-    config: dict[str, Any], batch_size: int, micro_batch_size: int, processes: int, grad_clip_norm: float | None
+    config: dict[str, Any],
+    batch_size: int,
+    micro_batch_size: int,
+    processes: int,
+    grad_clip_norm: float | None,
 ) -> None:
     """Set batch sizes and clipping of a DeepSpeed configuration to those of ``train``.
 
@@ -252,7 +293,9 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple
         accelerator.gradient_accumulation_steps = config["gradient_accumulation_steps"]
         size_buckets(config, model)
         # DeepSpeed calls functions of torch by deprecated names.
-        warnings.filterwarnings("ignore", message="`torch.distributed.* is deprecated", category=FutureWarning)
+        warnings.filterwarnings(
+            "ignore", message="`torch.distributed.* is deprecated", category=FutureWarning
+        )
     model, optimizer = accelerator.prepare(model, optimizer)
     return model, optimizer
 
@@ -273,7 +316,9 @@ def autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
     return torch.autocast(accelerator.device.type, torch.bfloat16) if enabled else nullcontext()
 
 
-def backward_all(accelerator: Accelerator, model: nn.Module, losses: Sequence[Callable[[], Tensor]]) -> float:
+def backward_all(
+    accelerator: Accelerator, model: nn.Module, losses: Sequence[Callable[[], Tensor]]
+) -> float:
     """Forward and backward pass of each micro-batch; gradients are all-reduced in the last one.
 
     Each loss is a sum over the micro-batch divided by a count over the global batch. So the losses of all micro-batches
@@ -286,7 +331,9 @@ def backward_all(accelerator: Accelerator, model: nn.Module, losses: Sequence[Ca
         last = index == len(losses) - 1
         with nullcontext() if last or uses_deepspeed(accelerator) else accelerator.no_sync(model):
             loss = loss_of()
-            scaled = loss * accelerator.num_processes  # data parallelism averages gradients; these are to be added
+            scaled = (
+                loss * accelerator.num_processes
+            )  # data parallelism averages gradients; these are to be added
             if uses_deepspeed(accelerator):
                 engine.set_gradient_accumulation_boundary(last)
                 engine.backward(scaled, scale_wrt_gas=False)
@@ -329,7 +376,11 @@ def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[
 @contextmanager
 def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
     """Inside, the hooks of ``handles`` are not called; afterwards they are called again, in their old order."""
-    tables = {id(table): table for table in (handle.hooks_dict_ref() for handle in handles) if table is not None}
+    tables = {
+        id(table): table
+        for table in (handle.hooks_dict_ref() for handle in handles)
+        if table is not None
+    }
     before = {key: dict(table) for key, table in tables.items()}
     for handle in handles:
         handle.remove()
@@ -369,7 +420,9 @@ def full_parameter(accelerator: Accelerator, parameter: Tensor) -> Tensor:
         return parameter.data.clone()
 
 
-def load_deepspeed_moments(model: nn.Module, trained: Mapping[str, nn.Parameter], moments: Moments) -> None:
+def load_deepspeed_moments(
+    model: nn.Module, trained: Mapping[str, nn.Parameter], moments: Moments
+) -> None:
     """Set DeepSpeed's moments of the trained parameters, which are created first: before its first step it has none."""
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
@@ -377,7 +430,9 @@ def load_deepspeed_moments(model: nn.Module, trained: Mapping[str, nn.Parameter]
     zero = engine.optimizer
     state, step = torch_optimizer(zero).state, moments[next(iter(trained))]["step"].float().cpu()
     stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
-    for flat in zero.fp32_partitioned_groups_flat if stage3 else zero.single_partition_of_fp32_groups:
+    for flat in (
+        zero.fp32_partitioned_groups_flat if stage3 else zero.single_partition_of_fp32_groups
+    ):
         state[flat] = {"step": step.clone(), **{key: torch.zeros_like(flat) for key in MOMENTS}}
     if not stage3:
         zero._lazy_init_hp_params_optimizer_state()
@@ -386,7 +441,9 @@ def load_deepspeed_moments(model: nn.Module, trained: Mapping[str, nn.Parameter]
             value = moments[name][key].to(engine.device, torch.float32)
             if stage3:
                 size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()  # type: ignore[attr-defined]
-                padded = functional.pad(value.flatten(), (0, size * engine.world_size - value.numel()))
+                padded = functional.pad(
+                    value.flatten(), (0, size * engine.world_size - value.numel())
+                )
                 safe_set_local_optimizer_state(parameter, padded.narrow(0, size * rank, size), key)
             else:
                 safe_set_full_optimizer_state(parameter, value, key)
@@ -426,7 +483,11 @@ class Averages:
 
     def add(self, name: str, values: Tensor | Sequence[float] | float) -> None:
         """Add every element of ``values`` to the average."""
-        tensor = values.detach() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+        tensor = (
+            values.detach()
+            if isinstance(values, Tensor)
+            else torch.tensor(values, dtype=torch.float64)
+        )
         self.add_sum(name, tensor.double().sum().item(), tensor.numel())
 
     def add_sum(self, name: str, total: float, count: float) -> None:
@@ -437,8 +498,18 @@ class Averages:
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Averages over all processes. All-reduces."""
         names = sorted(self.sums)
-        table = torch.tensor([[self.sums[name], self.counts[name]] for name in names], dtype=torch.float64)
+        table = torch.tensor(
+            [[self.sums[name], self.counts[name]] for name in names], dtype=torch.float64
+        )
         if accelerator.num_processes > 1:
             dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
-            table = accelerator.reduce(table.to(accelerator.device, dtype), reduction="sum").cpu().double()
-        return {name: total / count for name, (total, count) in zip(names, table.tolist(), strict=True) if count > 0}
+            table = (
+                accelerator.reduce(table.to(accelerator.device, dtype), reduction="sum")
+                .cpu()
+                .double()
+            )
+        return {
+            name: total / count
+            for name, (total, count) in zip(names, table.tolist(), strict=True)
+            if count > 0
+        }

@@ -24,7 +24,9 @@ class CaptionerError(UserError, ValueError):
     """A saved captioner cannot be used; the message names the folder and what is wrong with it."""
 
 
-config_errors = partial(rewards.base.naming, kinds=(ValueError, TypeError, OSError), error=ConfigError)
+config_errors = partial(
+    rewards.base.naming, kinds=(ValueError, TypeError, OSError), error=ConfigError
+)
 """Inside ``config_errors(key)``, what is raised about the arguments and files of a key becomes a ``ConfigError``."""
 
 
@@ -50,8 +52,16 @@ OPTIONAL = {
     "peft": ("peft", "peft", "no LoRA (model.lora, and lora of grpo_vlm)"),
     "trl": ("trl", "trl", "no grpo_vlm; this package's own trainer does not use it"),
     "deepspeed": ("deepspeed", "deepspeed", "no ZeRO sharding over several GPUs (Linux only)"),
-    "tensorboard": ("tensorboard", "tensorboard", "no TensorBoard logs; metrics.jsonl is written all the same"),
-    "h5py": ("h5py", "features", "region features in HDF5 files cannot be read; folders of .npz and .npy can"),
+    "tensorboard": (
+        "tensorboard",
+        "tensorboard",
+        "no TensorBoard logs; metrics.jsonl is written all the same",
+    ),
+    "h5py": (
+        "h5py",
+        "features",
+        "region features in HDF5 files cannot be read; folders of .npz and .npy can",
+    ),
     "bert_score": ("bert-score", "bertscore", "no BERTScore"),
     "textblob": ("textblob", "specs", "captions are not cut into details (SPECS)"),
     "pyarrow": ("pyarrow", "parquet", "judge cannot read Polaris and Nebula"),
@@ -61,7 +71,11 @@ OPTIONAL = {
     "uvicorn": ("uvicorn", "serve", "no server of rewards (serve)"),
     "prometheus_client": ("prometheus-client", "serve", "no server of rewards (serve)"),
     "torchmetrics": ("torchmetrics", "torchmetrics", "rewards are no metrics of torchmetrics"),
-    "av": ("av", "video", "no video files; folders of frames and animated images are read all the same"),
+    "av": (
+        "av",
+        "video",
+        "no video files; folders of frames and animated images are read all the same",
+    ),
 }
 """Optional module -> its package, the extra that installs it (docs/installation.md), and what is missing without it."""
 EXTRAS = {module: extra for module, (_, extra, _) in OPTIONAL.items()} | {"datasets": "trl"}
@@ -97,13 +111,17 @@ def user_errors() -> Iterator[None]:
         output = select.poll()
         output.register(sys.stdout.fileno(), select.POLLOUT)
         if any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Python flushes the rest at its end
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # where Python flushes the rest at its end
             sys.exit(128 + signal.SIGPIPE)
         print(f"error: {error}", file=sys.stderr)  # of another pipe
         sys.exit(1)
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        torchvision = "operator torchvision::" in str(error.__cause__)  # Transformers imports it where it is installed
+        torchvision = "operator torchvision::" in str(
+            error.__cause__
+        )  # Transformers imports it where it is installed
         if module not in EXTRAS and not torchvision:
             raise
         remedy = "torchvision does not load beside this torch: rl-caption doctor says what mends it"

@@ -38,25 +38,54 @@ from rl_caption.runtime.threads import ACCELERATE_PROGRAMS, parse_launcher, wait
 
 logger = logging.getLogger(__name__)
 
-WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "LOCAL_WORLD_SIZE")
-RANK_VARIABLES = ("RANK", "LOCAL_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+WORLD_SIZE_VARIABLES = (
+    "WORLD_SIZE",
+    "PMI_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+)
+RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "PMI_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+)
 OFF = ("", "0", "false", "no", "n", "f", "off")
-FLAGS = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY")
+FLAGS = (
+    "ACCELERATE_USE_CPU",
+    "ACCELERATE_USE_DEEPSPEED",
+    "ACCELERATE_DEBUG_MODE",
+    "ACCELERATE_CPU_AFFINITY",
+)
 REFUSED = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
         ("", "1", "auto"),
         "train.batch_size and train.micro_batch_size say how gradients are accumulated; Accelerate would divide them",
     ),
-    "ACCELERATE_DYNAMO_BACKEND": (("", "no"), "models are not compiled here: accelerate launch --dynamo_backend no"),
+    "ACCELERATE_DYNAMO_BACKEND": (
+        ("", "no"),
+        "models are not compiled here: accelerate launch --dynamo_backend no",
+    ),
     "ACCELERATE_USE_FSDP": (
         OFF,
         "FSDP is not supported: take configs/accelerate/deepspeed_zero3.yaml, which shards the same",
     ),
     "ACCELERATE_USE_MEGATRON_LM": (OFF, "Megatron-LM is not supported"),
     "ACCELERATE_USE_PARALLELISM_CONFIG": (OFF, "tensor and context parallelism are not supported"),
-    "ACCELERATE_FP8_BACKEND": (("", "no", "auto", "te", "ao"), "optimizers in 8 bits are not supported"),
-    "ONEDNN_DEFAULT_FPMATH_MODE": (("", "strict"), "it rounds float32 to bf16; train.mixed_precision is for that"),
-    "DNNL_DEFAULT_FPMATH_MODE": (("", "strict"), "it rounds float32 to bf16; train.mixed_precision is for that"),
+    "ACCELERATE_FP8_BACKEND": (
+        ("", "no", "auto", "te", "ao"),
+        "optimizers in 8 bits are not supported",
+    ),
+    "ONEDNN_DEFAULT_FPMATH_MODE": (
+        ("", "strict"),
+        "it rounds float32 to bf16; train.mixed_precision is for that",
+    ),
+    "DNNL_DEFAULT_FPMATH_MODE": (
+        ("", "strict"),
+        "it rounds float32 to bf16; train.mixed_precision is for that",
+    ),
     "NVIDIA_TF32_OVERRIDE": (("", "0"), "train.tf32 is for that"),
 }
 """Environment variable -> values that change no number, in small letters; and why others are refused."""
@@ -119,22 +148,40 @@ def check_environment(environment: Mapping[str, str] = os.environ, tf32: bool = 
     for name, (allowed, reason) in REFUSED.items():
         allowed = ("", "1") if tf32 and name == "NVIDIA_TF32_OVERRIDE" else allowed
         if environment.get(name, "").strip().lower() not in allowed:
-            raise LaunchError(f"the environment variable {name} is {environment[name]!r}: {reason}. Unset it")
+            raise LaunchError(
+                f"the environment variable {name} is {environment[name]!r}: {reason}. Unset it"
+            )
     for name in FLAGS:
-        if environment.get(name, "").strip().lower() not in (*OFF, "1", "true", "yes", "y", "t", "on"):
-            raise LaunchError(f"the environment variable {name} is {environment[name]!r}: expected true or false")
-    ranges = dict.fromkeys(WORLD_SIZE_VARIABLES, (1, 10**6)) | dict.fromkeys(RANK_VARIABLES, (-1, 10**6))
+        if environment.get(name, "").strip().lower() not in (
+            *OFF,
+            "1",
+            "true",
+            "yes",
+            "y",
+            "t",
+            "on",
+        ):
+            raise LaunchError(
+                f"the environment variable {name} is {environment[name]!r}: expected true or false"
+            )
+    ranges = dict.fromkeys(WORLD_SIZE_VARIABLES, (1, 10**6)) | dict.fromkeys(
+        RANK_VARIABLES, (-1, 10**6)
+    )
     ranges |= {"MASTER_PORT": (0, 65535), "ACCELERATE_DEEPSPEED_ZERO_STAGE": (0, 3)}
     for name, (least, most) in ranges.items():
         value = environment.get(name)
-        number = int(value) if value is not None and re.fullmatch(r"\s*-?[0-9]{1,9}\s*", value) else None
+        number = (
+            int(value) if value is not None and re.fullmatch(r"\s*-?[0-9]{1,9}\s*", value) else None
+        )
         if value is not None and (number is None or not least <= number <= most):
             expected = f"expected a whole number, {least} to {most}"
             raise LaunchError(f"the environment variable {name} is {value!r}: {expected}")
     for rank, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         if {rank, size} <= environment.keys() and int(environment[rank]) >= int(environment[size]):
             values = f"{rank} is {environment[rank]}, {size} is {environment[size]}"
-            raise LaunchError(f"environment variables: {values}, but ranks count from 0: expected a smaller {rank}")
+            raise LaunchError(
+                f"environment variables: {values}, but ranks count from 0: expected a smaller {rank}"
+            )
 
 
 def recorded_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -152,7 +199,9 @@ def processes_started(environment: Mapping[str, str]) -> tuple[str, int] | None:
         if value is None:
             continue
         if not value.strip().isdecimal() or int(value) < 1:
-            raise LaunchError(f"the environment variable {name} is {value!r}: expected a whole number of at least 1")
+            raise LaunchError(
+                f"the environment variable {name} is {value!r}: expected a whole number of at least 1"
+            )
         return name, int(value)
     return None
 
@@ -168,7 +217,9 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or any(name.startswith(("MALLOC_", "glibc.malloc")) for name in names):
         return False
-    return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))  # no block is mapped, nothing given back
+    return bool(
+        mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1)
+    )  # no block is mapped, nothing given back
 
 
 def processes_requested_by_launcher() -> int | None:
@@ -185,7 +236,11 @@ def processes_requested_by_launcher() -> int | None:
             call = parse_launcher(ancestor.cmdline())
             if call is not None:
                 program, *arguments = call
-                return requested_processes(arguments, Path(ancestor.cwd())) if program in ACCELERATE_PROGRAMS else None
+                return (
+                    requested_processes(arguments, Path(ancestor.cwd()))
+                    if program in ACCELERATE_PROGRAMS
+                    else None
+                )
     return None
 
 
@@ -200,7 +255,9 @@ def requested_processes(arguments: Sequence[str], folder: Path) -> int | None:
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             parsed = launch_command_parser().parse_args(list(arguments))
-    except SystemExit:  # the launcher was of another version, whose options this parser does not know
+    except (
+        SystemExit
+    ):  # the launcher was of another version, whose options this parser does not know
         return None
     if parsed.tpu or parsed.num_processes is not None:
         return None if parsed.tpu else parsed.num_processes
@@ -223,7 +280,11 @@ def launch_command(num_processes: int, script: Sequence[str] | None = None) -> s
 
     if script is None:
         spec = getattr(sys.modules["__main__"], "__spec__", None)
-        script = sys.argv if spec is None else ["--module", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+        script = (
+            sys.argv
+            if spec is None
+            else ["--module", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+        )
     settings = "--num_machines 1 --mixed_precision no --dynamo_backend no"
     on_cpu = torch.cuda.device_count() == 0
     if num_processes == 1:
@@ -247,7 +308,9 @@ def die_with_launcher() -> bool:
     if sys.platform != "linux":
         return False
     parent, named = os.getppid(), os.environ.get(LAUNCHER_VARIABLE, "")
-    if named.isdecimal() and not psutil.pid_exists(int(named)):  # it ended while this process started
+    if named.isdecimal() and not psutil.pid_exists(
+        int(named)
+    ):  # it ended while this process started
         os.kill(os.getpid(), signal.SIGTERM)
     try:
         if named != str(parent) and parse_launcher(psutil.Process(parent).cmdline()) is None:
@@ -267,7 +330,9 @@ def die_with_launcher() -> bool:
 def stop_signals_handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Inside the ``with``, ``handler`` is called for ``STOP_SIGNALS``; ignored ones (``nohup``) stay ignored."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    before = {number: earlier for number, earlier in before.items() if earlier is not signal.SIG_IGN}
+    before = {
+        number: earlier for number, earlier in before.items() if earlier is not signal.SIG_IGN
+    }
     for number in before:
         signal.signal(number, handler)
     try:
@@ -335,7 +400,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stop_signals_handled_by(pass_on):
             launch(launch_command_parser().parse_args(arguments))
     except subprocess.CalledProcessError as error:
-        return 128 + stopped[0] if stopped else error.returncode if error.returncode > 0 else 128 - error.returncode
+        return (
+            128 + stopped[0]
+            if stopped
+            else error.returncode
+            if error.returncode > 0
+            else 128 - error.returncode
+        )
     except ChildFailedError:
         if not stopped:
             raise
@@ -344,7 +415,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def run_lock(run_dir: str | Path, wait_seconds: float = 120.0, poll_seconds: float = 0.2) -> Iterator[Path]:
+def run_lock(
+    run_dir: str | Path, wait_seconds: float = 120.0, poll_seconds: float = 0.2
+) -> Iterator[Path]:
     """Inside the ``with``, no other training writes to the run folder. The main process holds the lock.
 
     It is a ``filelock`` on ``<run>/.lock``, in which the holder writes its pid and host; the kernel drops it when the
@@ -375,9 +448,15 @@ def run_lock(run_dir: str | Path, wait_seconds: float = 120.0, poll_seconds: flo
             f"{in_use()}, for longer than {wait_seconds:g} s: stop that training first, or choose another run folder"
         ) from error
     except (OSError, NotImplementedError) as error:
-        if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+        if isinstance(error, OSError) and error.errno not in (
+            errno.ENOLCK,
+            errno.ENOTSUP,
+            errno.ENOSYS,
+        ):
             raise
-        logger.warning("%s: this file system has no locks (%s); start only one training here", path, error)
+        logger.warning(
+            "%s: this file system has no locks (%s); start only one training here", path, error
+        )
     path.write_text(f"{os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
     try:
         yield path

@@ -62,7 +62,9 @@ def alternative_of(options_class: Any, values: Mapping[str, Any]) -> Any:
     A class that stands for several has a classmethod ``alternative``, from the values of its keys to one of them, which
     is a subclass; and a classmethod ``alternatives``, all of them. Any other class stands for itself.
     """
-    return options_class.alternative(values) if "alternative" in vars(options_class) else options_class
+    return (
+        options_class.alternative(values) if "alternative" in vars(options_class) else options_class
+    )
 
 
 def with_chosen_sections(options_class: Any, values: Mapping[str, Any]) -> Any:
@@ -85,12 +87,16 @@ def with_defaults(values: Mapping[str, Any], options_class: Any) -> dict[str, An
     """
     complete = dict(values)
     base = next((base for base in options_class.__mro__ if "alternative" in vars(base)), None)
-    for alternative in (options_class,) if base is None else (alternative_of(base, values), *base.alternatives()):
+    for alternative in (
+        (options_class,) if base is None else (alternative_of(base, values), *base.alternatives())
+    ):
         for option in dataclasses.fields(alternative):
             section = _hints(alternative)[option.name]
             if isinstance(section, type) and dataclasses.is_dataclass(section):
                 inner = complete.get(option.name, {})
-                complete[option.name] = with_defaults(inner, section) if isinstance(inner, Mapping) else inner
+                complete[option.name] = (
+                    with_defaults(inner, section) if isinstance(inner, Mapping) else inner
+                )
             elif option.name not in complete and option.default_factory is not dataclasses.MISSING:
                 complete[option.name] = option.default_factory()
             elif option.name not in complete and option.default is not dataclasses.MISSING:
@@ -100,9 +106,13 @@ def with_defaults(values: Mapping[str, Any], options_class: Any) -> dict[str, An
 
 @functools.cache
 def _with_sections(options_class: Any, sections: tuple[tuple[str, Any], ...]) -> type[Any]:
-    options = [(name, section, dataclasses.field(default_factory=section)) for name, section in sections]
+    options = [
+        (name, section, dataclasses.field(default_factory=section)) for name, section in sections
+    ]
     names = {"__doc__": options_class.__doc__, "__module__": options_class.__module__}
-    return dataclasses.make_dataclass(options_class.__name__, options, bases=(options_class,), namespace=names)
+    return dataclasses.make_dataclass(
+        options_class.__name__, options, bases=(options_class,), namespace=names
+    )
 
 
 def unknown_keys(value: Any, annotation: Any, key: str = "") -> Iterator[str]:
@@ -118,7 +128,9 @@ def unknown_keys(value: Any, annotation: Any, key: str = "") -> Iterator[str]:
             if hints is not None and name not in hints:
                 yield dotted
             else:
-                yield from unknown_keys(item, without_null(inner if hints is None else hints[name]), dotted)
+                yield from unknown_keys(
+                    item, without_null(inner if hints is None else hints[name]), dotted
+                )
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from unknown_keys(item, inner, f"{key}[{index}]")
@@ -136,7 +148,9 @@ def option_keys(annotation: Any, key: str = "") -> Iterator[str]:
 def without_null(annotation: Any) -> Any:
     """``X`` of ``X | None``; any other annotation as it is."""
     options = [option for option in get_args(annotation) if option is not types.NoneType]
-    return options[0] if types.NoneType in get_args(annotation) and len(options) == 1 else annotation
+    return (
+        options[0] if types.NoneType in get_args(annotation) and len(options) == 1 else annotation
+    )
 
 
 def class_names(value: Any, key: str = "") -> Iterator[str]:
@@ -158,17 +172,27 @@ def add_trust(parser: ArgumentParser) -> None:
         trust([name])
 
     help_text = "a class outside this package that a saved model's config.json may name (docs/reliability.md)"
-    parser.add_argument("--trust", type=consent, action="append", metavar="package.module:Class", help=help_text)
+    parser.add_argument(
+        "--trust", type=consent, action="append", metavar="package.module:Class", help=help_text
+    )
 
 
 def options_of(target: Any, skip: int) -> dict[str, inspect.Parameter]:
     """The arguments of a class, or those of a function after the first ``skip``."""
     parameters = list(inspect.signature(target).parameters.values())
-    return {parameter.name: parameter for parameter in (parameters if isinstance(target, type) else parameters[skip:])}
+    return {
+        parameter.name: parameter
+        for parameter in (parameters if isinstance(target, type) else parameters[skip:])
+    }
 
 
 def wrong_arguments(
-    target: Any, skip: int, name: str, arguments: Mapping[str, Any], key: Callable[[str], str], required: bool = True
+    target: Any,
+    skip: int,
+    name: str,
+    arguments: Mapping[str, Any],
+    key: Callable[[str], str],
+    required: bool = True,
 ) -> list[str]:
     """A sentence for each thing that is wrong with the arguments of ``target``.
 
@@ -202,7 +226,9 @@ def wrong_arguments(
         wrong += [f"{key(argument)} is not set: {name} needs it; {takes}" for argument in missing]
     try:
         constructor = target.__init__
-        hints = get_type_hints(constructor if isinstance(target, type) else target, include_extras=True)
+        hints = get_type_hints(
+            constructor if isinstance(target, type) else target, include_extras=True
+        )
     except NameError:  # imported for type checkers only
         hints = {}
     for argument, value in arguments.items():

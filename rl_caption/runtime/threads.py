@@ -20,8 +20,18 @@ SPIN_COUNT = "1000"
 default 300,000. With none at all (``OMP_WAIT_POLICY=PASSIVE``) the small operations of decoding are slower."""
 LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "LOCAL_WORLD_SIZE")
 """``accelerate launch`` sets the first, ``torchrun`` the second."""
-ACCELERATE_PROGRAMS = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "rl_caption.runtime.launch")
-OTHER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
+ACCELERATE_PROGRAMS = (
+    "accelerate",
+    "accelerate-launch",
+    "accelerate.commands.launch",
+    "rl_caption.runtime.launch",
+)
+OTHER_LAUNCHERS = (
+    "torchrun",
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "deepspeed.launcher.launch",
+)
 
 
 def set_threads() -> None:
@@ -30,7 +40,9 @@ def set_threads() -> None:
         os.environ.update(thread_variables(os.environ, user_environment(), granted_cores()))
 
 
-def thread_variables(environment: Mapping[str, str], user: Mapping[str, str], cores: int) -> dict[str, str]:
+def thread_variables(
+    environment: Mapping[str, str], user: Mapping[str, str], cores: int
+) -> dict[str, str]:
     """The variables that a program adds to its ``environment`` before torch is loaded.
 
     The number of threads is that of ``user``, the environment in which the user started the program or its launcher;
@@ -40,7 +52,9 @@ def thread_variables(environment: Mapping[str, str], user: Mapping[str, str], co
     if threads is not None:
         return wait_variables(environment) | {NUM_THREADS: str(threads)}
     processes = environment.get("LOCAL_WORLD_SIZE", "")
-    share = str(max(cores // int(processes), 1) if processes.isdecimal() and int(processes) else cores)
+    share = str(
+        max(cores // int(processes), 1) if processes.isdecimal() and int(processes) else cores
+    )
     return wait_variables(environment) | {NUM_THREADS: share, CHOSEN_THREADS: share}
 
 
@@ -50,7 +64,11 @@ def wait_variables(environment: Mapping[str, str]) -> dict[str, str]:
     By default they spin for milliseconds. As soon as another program has one of the cores, they take the time that the
     thread they wait for needs.
     """
-    return {} if any(name in environment for name in WAIT_VARIABLES) else {"GOMP_SPINCOUNT": SPIN_COUNT}
+    return (
+        {}
+        if any(name in environment for name in WAIT_VARIABLES)
+        else {"GOMP_SPINCOUNT": SPIN_COUNT}
+    )
 
 
 def user_threads(user: Mapping[str, str]) -> int | None:
@@ -122,7 +140,9 @@ def granted_cores(root: Path = Path("/")) -> int:
     Two processors that are threads of one core count once. ``root`` holds ``proc`` and ``sys``; where they say
     nothing, as on macOS, all processors count.
     """
-    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    processors = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
     cores = set()
     for number in processors:
         siblings = root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
@@ -151,7 +171,9 @@ def _quota(folder: Path) -> float:
     """The limit that one control group sets."""
     second, first = folder / "cpu.max", [folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"]
     try:
-        words = second.read_text().split() if second.is_file() else [file.read_text() for file in first]
+        words = (
+            second.read_text().split() if second.is_file() else [file.read_text() for file in first]
+        )
         quota, period = map(int, words)
     except (OSError, ValueError):  # there is no limit: no such file, or "max"
         return math.inf

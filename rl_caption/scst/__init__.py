@@ -1,7 +1,8 @@
 """The algorithm: sample, score, advantages, objective, and cross-entropy."""
 
 ADVANTAGES = {
-    name: f"rl_caption.scst.advantages:{name}" for name in ("leave_one_out", "greedy", "mean", "group_norm", "none")
+    name: f"rl_caption.scst.advantages:{name}"
+    for name in ("leave_one_out", "greedy", "mean", "group_norm", "none")
 }
 STRUCTURED = ("seq_nll", "risk", "max_margin", "multi_margin", "softmax_margin")
 OBJECTIVES = {

@@ -82,7 +82,9 @@ def needs_greedy(advantage: AdvantageFn) -> bool:
     return advantage is greedy or bool(getattr(advantage, "needs_greedy", False))
 
 
-def step_advantages(advantage: AdvantageFn, scores: Sequence[Scores], accelerator: Accelerator) -> list[Tensor]:
+def step_advantages(
+    advantage: AdvantageFn, scores: Sequence[Scores], accelerator: Accelerator
+) -> list[Tensor]:
     """Advantages [B, K] of each of this process's micro-batches. Called by every process.
 
     Rewards are gathered in the order of the step's batch; every process computes the advantages of all images of the
@@ -95,7 +97,10 @@ def step_advantages(advantage: AdvantageFn, scores: Sequence[Scores], accelerato
     rewards = torch.cat([score.samples for score in scores])
     baselines = [score.greedy for score in scores if score.greedy is not None]
     greedy_rewards = torch.cat(baselines) if baselines else None
-    first, images = accelerator.process_index * len(rewards), len(rewards)  # every process has as many
+    first, images = (
+        accelerator.process_index * len(rewards),
+        len(rewards),
+    )  # every process has as many
     if accelerator.num_processes > 1:
         rewards = accelerator.gather(rewards.to(accelerator.device)).cpu()
         if greedy_rewards is not None:
@@ -103,6 +108,12 @@ def step_advantages(advantage: AdvantageFn, scores: Sequence[Scores], accelerato
     with errors_of_user_code(f"train.advantage {target_name(advantage)}"):
         advantages = advantage(rewards, greedy_rewards)
     if not isinstance(advantages, Tensor) or advantages.shape != rewards.shape:
-        answer = f"the shape {list(advantages.shape)}" if isinstance(advantages, Tensor) else shown(advantages)
-        raise ConfigError(f"train.advantage returned {answer}: expected a tensor of the shape {list(rewards.shape)}")
+        answer = (
+            f"the shape {list(advantages.shape)}"
+            if isinstance(advantages, Tensor)
+            else shown(advantages)
+        )
+        raise ConfigError(
+            f"train.advantage returned {answer}: expected a tensor of the shape {list(rewards.shape)}"
+        )
     return list(advantages[first : first + images].split([len(score.samples) for score in scores]))

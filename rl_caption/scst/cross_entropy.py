@@ -15,7 +15,9 @@ from rl_caption.runtime.engines import Averages, backward_all, global_count
 from rl_caption.runtime.types import CaptionBatch
 
 
-def cross_entropy_sum(logits: Tensor, token_ids: Tensor, mask: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def cross_entropy_sum(
+    logits: Tensor, token_ids: Tensor, mask: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
     """Cross-entropy with label smoothing (Szegedy et al. 2016), summed over the tokens of ``mask`` [P]; in nats.
 
     ``label_smoothing`` is the fraction of the target spread evenly over the tokens whose logits [P, V] are not
@@ -42,7 +44,9 @@ def xe_loss(
     if batch.targets is None or batch.target_mask is None:
         raise ValueError("the batch has no targets: the loader was made without max_target_tokens")
     learned = batch.target_mask
-    computed = learned.flip(-1).cumsum(-1).flip(-1) > 0  # up to the last one; a word that is not learned is still read
+    computed = (
+        learned.flip(-1).cumsum(-1).flip(-1) > 0
+    )  # up to the last one; a word that is not learned is still read
     logits = captioner.token_logits(model, batch.inputs, batch.targets, computed)
     loss = cross_entropy_sum(logits, batch.targets[computed], learned[computed], label_smoothing)
     log.add_sum("loss/xe", loss.item(), learned.sum().item())
@@ -74,7 +78,8 @@ class CrossEntropyTask:
         log = Averages()
         tokens = target_count(self.accelerator, batches)
         losses = [
-            partial(xe_loss, self.captioner, self.model, batch, tokens, self.label_smoothing, log) for batch in batches
+            partial(xe_loss, self.captioner, self.model, batch, tokens, self.label_smoothing, log)
+            for batch in batches
         ]
         loss = backward_all(self.accelerator, self.model, losses)
         log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)

@@ -110,7 +110,9 @@ class Reinforce:
         penalty = self.kl_coef * kl_penalty(logprobs[mask], ref_logprobs[mask]).sum()
         return torch.stack([policy, penalty]), torch.stack([count, tokens]), metrics
 
-    def policy_sum(self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_sum(
+        self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss summed over P tokens, and values [P] to log; ``weights`` [P] are the advantages of their captions.
 
         REINFORCE: -sum advantage[b, k] · logprob[b, k, t] (Williams 1992; Rennie et al. 2017, eq. 7).
@@ -131,15 +133,22 @@ class PpoClip(Reinforce):
     clip_low: Annotated[float, Range(above=0, max=1)] = 0.2
     clip_high: Annotated[float, Range(above=0, max=1e6)] = 0.2
 
-    def policy_sum(self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def policy_sum(
+        self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """See ``Reinforce``. Logs how far the policy went from the one that sampled, over tokens: ``policy/ratio``,
         ``policy/clip_fraction``, ``policy/approx_kl``."""
         ratio = (logprobs - old_logprobs).exp()
-        surrogate, clipped = ratio * weights, ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * weights
+        surrogate, clipped = (
+            ratio * weights,
+            ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * weights,
+        )
         return -torch.minimum(surrogate, clipped).sum(), {
             "policy/ratio": ratio.detach(),
             "policy/clip_fraction": clipped < surrogate,
-            "policy/approx_kl": kl_to_reference(old_logprobs, logprobs.detach()),  # samples are the old policy's
+            "policy/approx_kl": kl_to_reference(
+                old_logprobs, logprobs.detach()
+            ),  # samples are the old policy's
         }
 
 
@@ -201,7 +210,10 @@ def structured_objective(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Ob
     ) -> tuple[Tensor, Tensor, Metrics]:
         """See ``structured_objective``; its own docstring is that of ``loss``."""
         rows, best, gaps = gaps_to_best(scores.samples)
-        total, images = loss(((logprobs * mask).sum(-1) / mask.sum(-1))[rows], best, gaps).sum(), rows.sum()
+        total, images = (
+            loss(((logprobs * mask).sum(-1) / mask.sum(-1))[rows], best, gaps).sum(),
+            rows.sum(),
+        )
         return total, images, {"loss/policy": (total.detach(), images)}
 
     objective.__name__, objective.__doc__ = loss.__name__, loss.__doc__
@@ -251,7 +263,10 @@ def _hinges(s: Tensor, best: Tensor, gaps: Tensor) -> Tensor:
 
 
 def build_objective(
-    name: str, kwargs: Mapping[str, Any], loss_reduction: LossReduction = "token", kl_coef: float = 0.0
+    name: str,
+    kwargs: Mapping[str, Any],
+    loss_reduction: LossReduction = "token",
+    kl_coef: float = 0.0,
 ) -> Objective:
     """The objective ``train.objective`` (a name, or ``package.module:Name``) with ``train.objective_kwargs``.
 
@@ -271,7 +286,9 @@ def build_objective(
         if key in takes:
             options[key] = value
         elif value != getattr(Reinforce, key):
-            raise ConfigError(f"train.{key} is {value!r}: train.objective {name} does not have it, leave it out")
+            raise ConfigError(
+                f"train.{key} is {value!r}: train.objective {name} does not have it, leave it out"
+            )
     objective: Objective = build_target(target, SEAM, name, options, "train.objective_kwargs")
     return objective
 
@@ -294,7 +311,9 @@ def sum_and_count(
         answer = objective(logprobs, old_logprobs, ref_logprobs, mask, scores, advantages)
     kinds = tuple(map(type, answer)) if isinstance(answer, tuple) else ()
     if len(kinds) != 3 or not issubclass(kinds[0], Tensor) or not issubclass(kinds[1], Tensor):
-        raise ConfigError(f"train.objective returned {shown(answer)}: expected a sum, a count (tensors), and metrics")
+        raise ConfigError(
+            f"train.objective returned {shown(answer)}: expected a sum, a count (tensors), and metrics"
+        )
     return answer
 
 
@@ -319,7 +338,9 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     return 0.5 * (logprobs - reference_logprobs.detach()).square()
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0, row: Tensor | None = None) -> Tensor:
+def token_logprobs(
+    logits: Tensor, token_ids: Tensor, temperature: float = 1.0, row: Tensor | None = None
+) -> Tensor:
     """Log-probability of each token under softmax(logits / temperature): [..., V], [...] -> [...]."""
     return token_logprobs_and_entropy(logits, token_ids, temperature, row)[0]
 
@@ -335,7 +356,9 @@ def token_logprobs_and_entropy(
     """
     ids = token_ids.flatten()
     rows = torch.arange(len(ids), device=ids.device) if row is None else row
-    result: tuple[Tensor, Tensor] = _TokenStatistics.apply(logits.flatten(0, -2), ids, rows, temperature)
+    result: tuple[Tensor, Tensor] = _TokenStatistics.apply(
+        logits.flatten(0, -2), ids, rows, temperature
+    )
     return result[0].view(token_ids.shape), result[1][rows].view(token_ids.shape)
 
 
@@ -343,7 +366,9 @@ class _TokenStatistics(torch.autograd.Function):
     """``token_logprobs_and_entropy`` of U rows of V logits and P tokens, some rows at a time."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, ids: Tensor, row: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, rows: Tensor, ids: Tensor, row: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [P] and entropies [U]; of each row its largest logit and the logarithm of its sum are kept.
 
         The largest one is subtracted before anything else: where all logits are far from 0, as GPT-2's are, their last
@@ -371,7 +396,9 @@ class _TokenStatistics(torch.autograd.Function):
         per_row = torch.zeros_like(totals).index_add_(0, row, gradient.unsqueeze(-1))
         result = torch.empty_like(rows)
         for chunk in _parts(rows):
-            probabilities = (rows[chunk] - highest[chunk]).div_(ctx.temperature).sub_(totals[chunk]).exp_()
+            probabilities = (
+                (rows[chunk] - highest[chunk]).div_(ctx.temperature).sub_(totals[chunk]).exp_()
+            )
             torch.mul(probabilities, -per_row[chunk], out=result[chunk])
         result.view(-1).scatter_add_(0, row * rows.shape[-1] + ids, gradient)
         return result, None, None, None

@@ -41,7 +41,11 @@ def scale_of(groups: Sequence[Sequence[float]]) -> Scale | None:
     scores = [score for group in groups for score in group]
     within = [moments(group).std for group in groups if len(group) > 1]
     total = moments(scores)
-    return Scale(total.mean, total.std, sum(within) / len(within) if within else 0.0) if scores else None
+    return (
+        Scale(total.mean, total.std, sum(within) / len(within) if within else 0.0)
+        if scores
+        else None
+    )
 
 
 def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> Groups:
@@ -55,13 +59,19 @@ def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> Groups:
     scores = {}
     for name, term in reward.rewards.items():
         compares = "references" in term.columns
-        groups = [row["references"] if len(row["references"]) > int(compares) else [] for row in rows]
+        groups = [
+            row["references"] if len(row["references"]) > int(compares) else [] for row in rows
+        ]
         captions = [caption for group in groups for caption in group]
         repeated = [row for row, group in zip(rows, groups, strict=True) for _ in group]
         prompts, columns = reward_inputs(repeated, finished=[True] * len(captions))
         if compares:
-            columns["references"] = [[*group[:i], *group[i + 1 :]] for group in groups for i in range(len(group))]
-        scores_of_captions = iter(MixedReward({name: (term, 1.0)}).terms(prompts, captions, **columns)[name])
+            columns["references"] = [
+                [*group[:i], *group[i + 1 :]] for group in groups for i in range(len(group))
+            ]
+        scores_of_captions = iter(
+            MixedReward({name: (term, 1.0)}).terms(prompts, captions, **columns)[name]
+        )
         scores[name] = [[next(scores_of_captions) for _ in group] for group in groups]
     return scores
 
@@ -95,7 +105,9 @@ def sample_scores(
     return scores
 
 
-def weighted_variation(reward: MixedReward, samples: Mapping[str, Scale | None]) -> dict[str, float]:
+def weighted_variation(
+    reward: MixedReward, samples: Mapping[str, Scale | None]
+) -> dict[str, float]:
     """Term -> |weight| x ``within`` of its samples, after ``normalize``: how much of the term an advantage sees."""
     variation = {}
     for name, scale in samples.items():
@@ -121,7 +133,9 @@ def scale_warning(reward: MixedReward, weighted: Mapping[str, float]) -> str | N
                 small[-1] += f" (a weight of {equal:.2g} would make it equal)"
     if not small:
         return None
-    remedy = "change the weights" + (", or set reward.normalize to per_term" if reward.normalize == "none" else "")
+    remedy = "change the weights" + (
+        ", or set reward.normalize to per_term" if reward.normalize == "none" else ""
+    )
     return (
         f"warning: among the samples of an image, weighted scores spread by {compared[largest]:.2g} in {largest}, but "
         f"only by {', '.join(small)}. Training will hardly see a term whose spread is over {MAX_RATIO:g} times "
@@ -130,7 +144,9 @@ def scale_warning(reward: MixedReward, weighted: Mapping[str, float]) -> str | N
 
 
 def scale_report(
-    reward: MixedReward, rows: Sequence[Row], sample: Callable[[MixedReward, Sequence[Row]], Groups] | None
+    reward: MixedReward,
+    rows: Sequence[Row],
+    sample: Callable[[MixedReward, Sequence[Row]], Groups] | None,
 ) -> list[str]:
     """A table of the scales of references and of samples in ``IMAGES`` of the training images, as lines to print.
 
@@ -149,23 +165,33 @@ def scale_report(
         notes.append(f"references are left out: {error}")
     empty = max((sum(not group for group in groups) for groups in references.values()), default=0)
     if empty:
-        notes.append(f"{empty} image(s) with fewer than two references are left out where a term compares with them")
+        notes.append(
+            f"{empty} image(s) with fewer than two references are left out where a term compares with them"
+        )
     samples = sample(reward, rows) if sample is not None else {}
-    scales = {name: (scale_of(references.get(name, [])), scale_of(samples.get(name, []))) for name in reward.rewards}
+    scales = {
+        name: (scale_of(references.get(name, [])), scale_of(samples.get(name, [])))
+        for name in reward.rewards
+    }
     weighted = weighted_variation(reward, {name: sampled for name, (_, sampled) in scales.items()})
     table = [
         ["", "", "", "references", "", "", "samples", "", "", ""],
         ["term", "range", "weight", *("mean", "std", "within") * 2, "weighted"],
     ]
     for name, term in reward.rewards.items():
-        numbers = [number for scale in scales[name] for number in (scale or (None,) * 3)] + [weighted.get(name)]
+        numbers = [number for scale in scales[name] for number in (scale or (None,) * 3)] + [
+            weighted.get(name)
+        ]
         bounds = f"{term.bounds[0]:.4g} to {term.bounds[1]:.4g}"
         cells = ["-" if number is None else f"{number:.4g}" for number in numbers]
         table.append([name, bounds, f"{reward.weights[name]:g}", *cells])
     if any(isinstance(term, CiderD) for term in reward.rewards.values()):
         notes.append(CIDER_DIFFERENCES)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in table]
+    lines = [
+        "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
     divided = {"none": "", "per_term": " / std", "per_group": " / within"}[reward.normalize]
     warning = scale_warning(reward, weighted)
     return [

@@ -21,7 +21,9 @@ from rl_caption.runtime.engines import Averages
 from rl_caption.runtime.types import CaptionBatch, Rollout, Scores
 
 
-def sampling_noise(seed: int, step: int, image_ids: Sequence[str], num_samples: int, length: int) -> Tensor:
+def sampling_noise(
+    seed: int, step: int, image_ids: Sequence[str], num_samples: int, length: int
+) -> Tensor:
     """Uniform numbers in [0, 1) for the samples of each image: [B, K, L] float32.
 
     A pure function of (seed, step, image id): the same captions are sampled however the images are spread over
@@ -29,7 +31,9 @@ def sampling_noise(seed: int, step: int, image_ids: Sequence[str], num_samples: 
     """
     noise = np.empty((len(image_ids), num_samples, length), dtype=np.float32)
     for row, image_id in enumerate(image_ids):
-        noise[row] = row_generator(seed, step, image_id).random((num_samples, length), dtype=np.float32)
+        noise[row] = row_generator(seed, step, image_id).random(
+            (num_samples, length), dtype=np.float32
+        )
     return torch.from_numpy(noise)
 
 
@@ -61,7 +65,9 @@ def sample_captions(
     if decoding.num_beams > 1 and captioner.pad_token_id != captioner.eos_token_id:
         for image, first in zip(batch.image_ids, token_ids[..., 0].tolist(), strict=True):
             if captioner.pad_token_id in first:  # a row without a token
-                raise ValueError(f"image {image!r}: {decoding.describe()} found fewer than {samples} captions")
+                raise ValueError(
+                    f"image {image!r}: {decoding.describe()} found fewer than {samples} captions"
+                )
     finished = (token_ids == captioner.eos_token_id).any(-1)
     texts = captioner.decode(token_ids.flatten(0, 1))
     grouped = [texts[start : start + rows] for start in range(0, len(texts), rows)]
@@ -77,7 +83,9 @@ def sample_captions(
     )
 
 
-def term_scores(reward: MixedReward, rollout: Rollout, batch: CaptionBatch) -> dict[str, list[float]]:
+def term_scores(
+    reward: MixedReward, rollout: Rollout, batch: CaptionBatch
+) -> dict[str, list[float]]:
     """Raw scores of every term: those of the B·K samples, then, where there are any, of the B greedy captions.
 
     Raises:
@@ -96,7 +104,10 @@ def term_scores(reward: MixedReward, rollout: Rollout, batch: CaptionBatch) -> d
 
 
 def score_rollouts(
-    reward: MixedReward, rollouts: Sequence[Rollout], batches: Sequence[CaptionBatch], accelerator: Accelerator
+    reward: MixedReward,
+    rollouts: Sequence[Rollout],
+    batches: Sequence[CaptionBatch],
+    accelerator: Accelerator,
 ) -> list[Scores]:
     """Score the micro-batches of one optimizer step, each in one call of the reward. Called by every process.
 
@@ -108,7 +119,10 @@ def score_rollouts(
     Raises:
         RewardError: as for ``term_scores``.
     """
-    scored = [term_scores(reward, rollout, batch) for rollout, batch in zip(rollouts, batches, strict=True)]
+    scored = [
+        term_scores(reward, rollout, batch)
+        for rollout, batch in zip(rollouts, batches, strict=True)
+    ]
     sampled = [
         {name: values[: rollout.mask.shape[:2].numel()] for name, values in terms.items()}
         for terms, rollout in zip(scored, rollouts, strict=True)
@@ -119,7 +133,10 @@ def score_rollouts(
         table = torch.tensor(columns, dtype=torch.float64).T
         if accelerator.num_processes > 1:  # every process has as many samples
             table = accelerator.gather(table.contiguous().to(accelerator.device)).cpu()
-        of = {name: moments(scores) for name, scores in zip(reward.rewards, table.T.tolist(), strict=True)}
+        of = {
+            name: moments(scores)
+            for name, scores in zip(reward.rewards, table.T.tolist(), strict=True)
+        }
     result = []
     for terms, samples, rollout in zip(scored, sampled, rollouts, strict=True):
         images, per_image = rollout.mask.shape[:2]
@@ -140,7 +157,9 @@ def _totals_per_group(
     samples, greedy = [], []
     for image in range(images):
         of_image = slice(image * per_image, (image + 1) * per_image)
-        last = slice(images * per_image + image, images * per_image + image + 1)  # empty without greedy captions
+        last = slice(
+            images * per_image + image, images * per_image + image + 1
+        )  # empty without greedy captions
         of = {name: moments(scores[of_image]) for name, scores in terms.items()}
         samples += reward.combine({name: scores[of_image] for name, scores in terms.items()}, of)
         greedy += reward.combine({name: scores[last] for name, scores in terms.items()}, of)
@@ -196,7 +215,9 @@ def _degeneration(texts: Sequence[Sequence[str]], tokenizer: str) -> Mapping[str
     captions = [tokens for group in groups for tokens in group]
     statistics = {
         "hacking/repeated_ngrams": [repeated_ngram_share([tokens]) for tokens in captions],
-        "hacking/duplicates": [float(tokens in group[:k]) for group in groups for k, tokens in enumerate(group)],
+        "hacking/duplicates": [
+            float(tokens in group[:k]) for group in groups for k, tokens in enumerate(group)
+        ],
     }
     if tokenizer == TOKENIZER:  # the words are English
         statistics["hacking/bad_endings"] = [float(bad_ending(tokens)) for tokens in captions]

@@ -34,9 +34,14 @@ def factor_at(points: Points, step: int) -> float:
     return low + (high - low) * (step - start) / (end - start)
 
 
-def scheduled_weights(reward: MixedReward, schedules: Mapping[str, Points], step: int) -> dict[str, float]:
+def scheduled_weights(
+    reward: MixedReward, schedules: Mapping[str, Points], step: int
+) -> dict[str, float]:
     """Weight of every term at ``step``: its own times the factor of its schedule, if it has one."""
-    return {name: weight * factor_at(schedules.get(name, ()), step) for name, weight in reward.weights.items()}
+    return {
+        name: weight * factor_at(schedules.get(name, ()), step)
+        for name, weight in reward.weights.items()
+    }
 
 
 def adapted_kl_coef(coef: float, kl: float, target: float, horizon: int, captions: int) -> float:

@@ -25,7 +25,13 @@ from rl_caption.runtime.engines import (
 from rl_caption.runtime.types import CaptionBatch, Rollout, Scores
 from rl_caption.scst.advantages import AdvantageFn, step_advantages
 from rl_caption.scst.cross_entropy import target_count, xe_loss
-from rl_caption.scst.objectives import Objective, Reinforce, kl_to_reference, sum_and_count, token_logprobs_and_entropy
+from rl_caption.scst.objectives import (
+    Objective,
+    Reinforce,
+    kl_to_reference,
+    sum_and_count,
+    token_logprobs_and_entropy,
+)
 from rl_caption.scst.rollout import log_rollout, sample_captions, score_rollouts
 from rl_caption.scst.schedules import AdaptiveKl, Points, factor_at, scheduled_weights
 
@@ -109,7 +115,9 @@ class SelfCriticalTask:
                 )
             ]
             # Losses are means over the global batch, so what they divide by comes before any backward pass.
-            count = global_count(self.accelerator, torch.stack([self._count(micro) for micro in micros]).sum(0))
+            count = global_count(
+                self.accelerator, torch.stack([self._count(micro) for micro in micros]).sum(0)
+            )
             targets = target_count(self.accelerator, batches) if self.xe_weight else None
             for update in range(self.updates_per_rollout):
                 losses = [partial(self._policy_loss, micro, count, log) for micro in micros]
@@ -121,7 +129,9 @@ class SelfCriticalTask:
                 if update == 0:
                     log.add("time/rollout", sampled - started)
                     log.add("time/reward", scored - sampled)
-                    self.samples = log_rollout(batches, rollouts, scores, advantages, log, self.reward.tokenizer)
+                    self.samples = log_rollout(
+                        batches, rollouts, scores, advantages, log, self.reward.tokenizer
+                    )
                     if self.adaptive_kl is not None:
                         self._adapt_kl(self.adaptive_kl, rollouts, log)
                 yield log
@@ -138,16 +148,22 @@ class SelfCriticalTask:
         once. Under ZeRO-3 the weights are gathered once for all micro-batches.
         """
         policy = self.captioner.policy
-        with_gradient = len(batches) == 1 and not self.dropout and engine_of(self.accelerator) == "plain"
+        with_gradient = (
+            len(batches) == 1 and not self.dropout and engine_of(self.accelerator) == "plain"
+        )
         encoded, rollouts = [], []
         with gathered_parameters(self.accelerator, self.model):
             for batch in batches:
                 with torch.set_grad_enabled(with_gradient), autocast(self.accelerator):
-                    encoded.append(replace(batch, inputs=self.captioner.image_states(policy, batch.inputs)))
+                    encoded.append(
+                        replace(batch, inputs=self.captioner.image_states(policy, batch.inputs))
+                    )
             for batch in encoded:
                 with autocast(self.accelerator):
                     rollouts.append(
-                        sample_captions(self.captioner, policy, batch, decoding, self.seed, step, self.generate)
+                        sample_captions(
+                            self.captioner, policy, batch, decoding, self.seed, step, self.generate
+                        )
                     )
         return encoded, rollouts
 
@@ -167,11 +183,15 @@ class SelfCriticalTask:
             log.add("train/kl_coef", self.adaptive_kl.coef)
         return reward, decoding
 
-    def _adapt_kl(self, adaptive_kl: AdaptiveKl, rollouts: Sequence[Rollout], log: Averages) -> None:
+    def _adapt_kl(
+        self, adaptive_kl: AdaptiveKl, rollouts: Sequence[Rollout], log: Averages
+    ) -> None:
         """Choose the next step's KL coefficient from the divergence of this step's samples on all processes."""
         divergence = Averages()
         divergence.add_sum("policy/kl", log.sums["policy/kl"], log.counts["policy/kl"])
-        captions = sum(rollout.finished.numel() for rollout in rollouts) * self.accelerator.num_processes
+        captions = (
+            sum(rollout.finished.numel() for rollout in rollouts) * self.accelerator.num_processes
+        )
         adaptive_kl.update(divergence.reduce(self.accelerator)["policy/kl"], captions)
 
     @torch.no_grad()
@@ -180,7 +200,9 @@ class SelfCriticalTask:
         mask = micro.rollout.mask
         zeros = torch.zeros(mask.shape, device=mask.device)
         reference = None if self.ref_policy is None else zeros
-        return sum_and_count(self.objective, zeros, zeros, reference, mask, micro.scores, micro.advantages)[1]
+        return sum_and_count(
+            self.objective, zeros, zeros, reference, mask, micro.scores, micro.advantages
+        )[1]
 
     def _policy_loss(self, micro: MicroBatch, count: Tensor, log: Averages) -> Tensor:
         """This micro-batch's part of the objective's mean over the global batch; a scalar."""
@@ -194,20 +216,32 @@ class SelfCriticalTask:
         if reference is not None:
             log.add("policy/kl", kl_to_reference(logprobs.detach()[mask], reference[mask]))
         total, _, metrics = sum_and_count(
-            self.objective, logprobs, micro.old_logprobs, reference, mask, micro.scores, micro.advantages
+            self.objective,
+            logprobs,
+            micro.old_logprobs,
+            reference,
+            mask,
+            micro.scores,
+            micro.advantages,
         )
         for name, (value, number) in metrics.items():
             log.add_sum(name, float(value), float(number))
         return (total / count).sum()
 
-    def _token_logprobs(self, model: nn.Module, batch: CaptionBatch, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def _token_logprobs(
+        self, model: nn.Module, batch: CaptionBatch, rollout: Rollout
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [B, K, L] of the sampled tokens, 0 after EOS, and the entropies [P] of the P tokens."""
         mask, row = rollout.mask, None
-        if self.dropout:  # scored once for all captions that share it, a prefix would lose the same units for all
+        if (
+            self.dropout
+        ):  # scored once for all captions that share it, a prefix would lose the same units for all
             logits = self.captioner.token_logits(model, batch.inputs, rollout.token_ids, mask)
         else:
             logits, row = self.captioner.prefix_logits(model, batch.inputs, rollout.token_ids, mask)
-        logprobs, entropy = token_logprobs_and_entropy(logits, rollout.token_ids[mask], rollout.temperature, row)
+        logprobs, entropy = token_logprobs_and_entropy(
+            logits, rollout.token_ids[mask], rollout.temperature, row
+        )
         return logprobs.new_zeros(mask.shape).masked_scatter(mask, logprobs), entropy
 
     def _ref_logprobs(self, batch: CaptionBatch, rollout: Rollout) -> Tensor | None:
@@ -219,9 +253,15 @@ class SelfCriticalTask:
 
     def _xe_loss(self, micro: MicroBatch, targets: Tensor, log: Averages) -> Tensor:
         batch = _without_graph(micro)
-        return self.xe_weight * xe_loss(self.captioner, self.model, batch, targets, self.label_smoothing, log)
+        return self.xe_weight * xe_loss(
+            self.captioner, self.model, batch, targets, self.label_smoothing, log
+        )
 
 
 def _without_graph(micro: MicroBatch) -> CaptionBatch:
     """The images for a further pass: their states, unless these have a graph, which one backward pass uses up."""
-    return micro.batch if any(tensor.requires_grad for tensor in micro.encoded.inputs.values()) else micro.encoded
+    return (
+        micro.batch
+        if any(tensor.requires_grad for tensor in micro.encoded.inputs.values())
+        else micro.encoded
+    )

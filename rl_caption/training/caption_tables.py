@@ -56,10 +56,16 @@ def log_caption_table(
             tracker.log({"val/captions": library.Table(columns=columns, data=data)}, step=step)
         elif tracker.name == "tensorboard":
             cells = [
-                [f"{cell:.4g}" if isinstance(cell, float) else _one_line(str(cell)) for cell in line] for line in lines
+                [
+                    f"{cell:.4g}" if isinstance(cell, float) else _one_line(str(cell))
+                    for cell in line
+                ]
+                for line in lines
             ]
             tracker.writer.add_text("val/captions", markdown(columns[1:], cells), global_step=step)
-            if arrays := [np.asarray(ImageOps.pad(picture, (SIDE, SIDE))) for picture in pictures if picture]:
+            if arrays := [
+                np.asarray(ImageOps.pad(picture, (SIDE, SIDE))) for picture in pictures if picture
+            ]:
                 tracker.log_images({"val/images": np.stack(arrays)}, step=step, dataformats="NHWC")
 
 

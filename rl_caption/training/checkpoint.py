@@ -56,7 +56,12 @@ class CheckpointError(UserError, RuntimeError):
 
 
 def save_checkpoint(
-    accelerator: Accelerator, folder: Path, state: TrainState, keep: int, model: Any = None, optimizer: Any = None
+    accelerator: Accelerator,
+    folder: Path,
+    state: TrainState,
+    keep: int,
+    model: Any = None,
+    optimizer: Any = None,
 ) -> Path:
     """Write ``folder/step-N`` atomically, then remove all but the newest ``keep``. Called by every process.
 
@@ -74,7 +79,9 @@ def save_checkpoint(
             accelerator.save_state(str(partial), safe_serialization=True)
         else:
             _write_full_state(accelerator, model, optimizer, partial)
-            save_accelerator_state(str(partial), [], [], [], [], accelerator.process_index, 0)  # random states
+            save_accelerator_state(
+                str(partial), [], [], [], [], accelerator.process_index, 0
+            )  # random states
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             write_json(partial / STATE, asdict(state))
@@ -93,7 +100,9 @@ def read_state(path: Path) -> TrainState:
     kinds = get_type_hints(TrainState)
     for key, value in content.items():
         if key not in kinds:
-            raise CheckpointError(f"{path / STATE} has the key {key!r}, which this version does not know")
+            raise CheckpointError(
+                f"{path / STATE} has the key {key!r}, which this version does not know"
+            )
         check_type(value, kinds[key], f"{path / STATE}, {key!r}", CheckpointError)
     return TrainState(**content)
 
@@ -111,12 +120,18 @@ def load_full_state(
     with read_errors(path):
         moments = _read_moments(path)
         load_model(model, path / MODEL)
-    check_trained(path, moments, [name for group in optimizer.param_groups for name in group["param_names"]])
+    check_trained(
+        path, moments, [name for group in optimizer.param_groups for name in group["param_names"]]
+    )
     return moments
 
 
 def load_checkpoint(
-    accelerator: Accelerator, path: Path, model: Any = None, optimizer: Any = None, moments: Moments | None = None
+    accelerator: Accelerator,
+    path: Path,
+    model: Any = None,
+    optimizer: Any = None,
+    moments: Moments | None = None,
 ) -> TrainState:
     """Restore model, optimizer and random states, and return the counters. Called by every process.
 
@@ -132,12 +147,22 @@ def load_checkpoint(
                 accelerator.load_state(str(path), load_kwargs={"weights_only": True})
         else:
             _load_moments(accelerator, model, optimizer, moments)
-            load_accelerator_state(str(path), [], [], [], [], accelerator.process_index)  # random states
+            load_accelerator_state(
+                str(path), [], [], [], [], accelerator.process_index
+            )  # random states
     if state.processes == accelerator.num_processes:
-        _check_random_states(path / f"random_states_{accelerator.process_index}.pkl", accelerator.device)
+        _check_random_states(
+            path / f"random_states_{accelerator.process_index}.pkl", accelerator.device
+        )
     elif accelerator.is_main_process:
-        counts = f"of another number of processes, {state.processes} (now {accelerator.num_processes})"
-        logger.warning("%s was written by a run %s: dropout masks change, samples and data order do not", path, counts)
+        counts = (
+            f"of another number of processes, {state.processes} (now {accelerator.num_processes})"
+        )
+        logger.warning(
+            "%s was written by a run %s: dropout masks change, samples and data order do not",
+            path,
+            counts,
+        )
     return state
 
 
@@ -160,9 +185,20 @@ def _check_random_states(file: Path, device: torch.device) -> None:
         pairs = [(torch.get_rng_state(), states["torch_manual_seed"])]
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
-            pairs.append((torch.cuda.get_rng_state(index), states["torch_cuda_manual_seed"][index].cpu()))
-    except (OSError, RuntimeError, LookupError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"the random states in {file} cannot be read: {reason(error)}") from error
+            pairs.append(
+                (torch.cuda.get_rng_state(index), states["torch_cuda_manual_seed"][index].cpu())
+            )
+    except (
+        OSError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        EOFError,
+        pickle.UnpicklingError,
+    ) as error:
+        raise CheckpointError(
+            f"the random states in {file} cannot be read: {reason(error)}"
+        ) from error
     if not all(torch.equal(current, saved) for current, saved in pairs):
         raise CheckpointError(
             f"the random states in {file} could not be restored: the run would not continue as before"
@@ -178,7 +214,9 @@ def save_or_discard(what: str, partial: Path, checkpoints: Path | None = None) -
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RuntimeError) and not any(word in str(error).lower() for word in WRITE_FAILURES):
+        if isinstance(error, RuntimeError) and not any(
+            word in str(error).lower() for word in WRITE_FAILURES
+        ):
             raise
         place = next(folder for folder in partial.absolute().parents if folder.is_dir())
         with contextlib.suppress(OSError):
@@ -188,7 +226,9 @@ def save_or_discard(what: str, partial: Path, checkpoints: Path | None = None) -
             newest = newest_checkpoint(checkpoints) or "none"
             advice = f"free some space, or choose another run.dir; the newest good checkpoint is {newest}"
         free = f"{shutil.disk_usage(place).free / 1e6:.1f} MB are free on its disk"
-        raise CheckpointError(f"{what} could not be written: {_reason(error)} ({free}): {advice}") from error
+        raise CheckpointError(
+            f"{what} could not be written: {_reason(error)} ({free}): {advice}"
+        ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -225,7 +265,15 @@ def read_errors(path: Path) -> Iterator[None]:
     """Turn a failed read of a checkpoint into a ``CheckpointError`` that names it."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        KeyError,
+        EOFError,
+        pickle.UnpicklingError,
+        SafetensorError,
+    ) as error:
         raise CheckpointError(
             f"checkpoint {path} cannot be loaded into this model and optimizer: {reason(error)}"
         ) from error
@@ -246,7 +294,11 @@ def prune(folder: Path, keep: int, newest: Path) -> None:
 
     Those of later steps belong to a continuation that was given up: the run went on from an older checkpoint.
     """
-    past = [path for path in sorted(folder.glob("step-*"), reverse=True) if path <= newest and is_intact(path)]
+    past = [
+        path
+        for path in sorted(folder.glob("step-*"), reverse=True)
+        if path <= newest and is_intact(path)
+    ]
     for path in set(folder.glob("step-*")) - set(past[: max(keep, 1)]):
         doomed = folder / f".partial-{path.name}"
         os.rename(path, doomed)
@@ -320,7 +372,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_full_state(accelerator: Accelerator, model: nn.Module, optimizer: Any, folder: Path) -> None:
+def _write_full_state(
+    accelerator: Accelerator, model: nn.Module, optimizer: Any, folder: Path
+) -> None:
     """Write full state dicts of model and optimizer. All-gathers one parameter at a time to the main process."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -328,9 +382,14 @@ def _write_full_state(accelerator: Accelerator, model: nn.Module, optimizer: Any
     step = next(iter(torch_optimizer(optimizer).state.values()))["step"]
     moments: dict[str, Tensor] = {}
     for name, parameter in _trained(accelerator, model).items():
-        values = {"step": step} | {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
+        values = {"step": step} | {
+            key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS
+        }
         if accelerator.is_main_process:
-            moments |= {f"{name}/{key}": value.detach().float().cpu().clone() for key, value in values.items()}
+            moments |= {
+                f"{name}/{key}": value.detach().float().cpu().clone()
+                for key, value in values.items()
+            }
     if accelerator.is_main_process:
         save_file(weights, folder / MODEL, metadata={"format": "pt"})
         save_file(moments, folder / OPTIMIZER, metadata={"format": "pt"})
@@ -347,7 +406,10 @@ def _full_state_dict(accelerator: Accelerator, model: nn.Module) -> dict[str, Te
     if not accelerator.is_main_process:
         return {}
     named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
-    state = {name: tensors.get(id(named[name]), named[name].detach().cpu()) for name in module.state_dict()}
+    state = {
+        name: tensors.get(id(named[name]), named[name].detach().cpu())
+        for name in module.state_dict()
+    }
     return clean_state_dict_for_safetensors(state)
 
 
@@ -375,16 +437,27 @@ def _read_moments(folder: Path) -> Moments:
     return moments
 
 
-def _load_moments(accelerator: Accelerator, model: nn.Module, optimizer: Any, moments: Moments) -> None:
+def _load_moments(
+    accelerator: Accelerator, model: nn.Module, optimizer: Any, moments: Moments
+) -> None:
     """Give the prepared optimizer its moments back. Called by every process."""
     trained = _trained(accelerator, model)
     if uses_deepspeed(accelerator):
         load_deepspeed_moments(model, trained, moments)
         return
     for name, parameter in trained.items():
-        state = {key: moments[name][key].to(parameter.device, torch.float32).clone() for key in MOMENTS}
-        torch_optimizer(optimizer).state[parameter] = {"step": moments[name]["step"].float().cpu(), **state}
+        state = {
+            key: moments[name][key].to(parameter.device, torch.float32).clone() for key in MOMENTS
+        }
+        torch_optimizer(optimizer).state[parameter] = {
+            "step": moments[name]["step"].float().cpu(),
+            **state,
+        }
 
 
 def _trained(accelerator: Accelerator, model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: value for name, value in accelerator.unwrap_model(model).named_parameters() if value.requires_grad}
+    return {
+        name: value
+        for name, value in accelerator.unwrap_model(model).named_parameters()
+        if value.requires_grad
+    }

@@ -58,7 +58,9 @@ def fit(context: Context, recipe: Recipe) -> TrainState:
         CheckpointError: the recipe, the data or the configuration is not that of the checkpoint.
         NonFiniteError: a loss or gradient is not finite; the weights are not changed by it.
     """
-    state = context.start(recipe.signature, recipe.metric, recipe.notes, recipe.measured, recipe.vocabulary)
+    state = context.start(
+        recipe.signature, recipe.metric, recipe.notes, recipe.measured, recipe.vocabulary
+    )
     network, optimizer = context.prepare(recipe.network, recipe.decays)
     return Trainer(
         context,

@@ -53,7 +53,12 @@ class NonFiniteError(UserError, RuntimeError):
 
 
 def schedule_factor(
-    step: int, schedule: str, warmup_steps: int, max_steps: int, decay: float = 0.8, decay_every: int = 1000
+    step: int,
+    schedule: str,
+    warmup_steps: int,
+    max_steps: int,
+    decay: float = 0.8,
+    decay_every: int = 1000,
 ) -> float:
     """Factor of the peak learning rate at optimizer step ``step`` (from 0), in [0, 1].
 
@@ -121,18 +126,30 @@ class Trainer:
 
     def __post_init__(self) -> None:
         context, train, run = self.context, self.context.config.train, self.context.config.run
-        self.accelerator, self.folder, self.max_steps = context.accelerator, context.folder, context.max_steps
+        self.accelerator, self.folder, self.max_steps = (
+            context.accelerator,
+            context.folder,
+            context.max_steps,
+        )
         self.checkpoints = self.folder / "checkpoints"
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.parameters = [
+            parameter for parameter in self.model.parameters() if parameter.requires_grad
+        ]
         size, micro, step = train.batch_size, context.micro_batch_size, self.state.global_step
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         self.micro_batches = size // (micro * processes)
-        order = micro_batches(len(context.train_rows), size, micro, rank, processes, train.seed, step)
+        order = micro_batches(
+            len(context.train_rows), size, micro, rank, processes, train.seed, step
+        )
         workers = context.config.data.num_workers
         self.loader: AbstractContextManager[Iterator[Any]] = row_loader(
             context.train_rows, self.collate, order, workers
         )
-        decay_every = train.decay_every if train.decay_epochs is None else context.steps_of(train.decay_epochs)
+        decay_every = (
+            train.decay_every
+            if train.decay_epochs is None
+            else context.steps_of(train.decay_epochs)
+        )
         self.schedule: Callable[[int], float] = partial(
             schedule_factor,
             schedule=train.schedule,
@@ -155,10 +172,14 @@ class Trainer:
         are not finite are validated or written; CheckpointError where a checkpoint or the model cannot be written.
         """
         self._describe()
-        if self.accelerator.is_main_process:  # not before a checkpoint has fitted: ``auto`` would ask for what did not
+        if (
+            self.accelerator.is_main_process
+        ):  # not before a checkpoint has fitted: ``auto`` would ask for what did not
             about = {"signature": self.state.signature, "processes": self.accelerator.num_processes}
             write_run_files(self.context.config, about)
-        log = RunLog(self.accelerator, self.folder, self.task.name, self.state.global_step, self.max_steps)
+        log = RunLog(
+            self.accelerator, self.folder, self.task.name, self.state.global_step, self.max_steps
+        )
         try:
             finished = self._train(log)
         finally:
@@ -193,7 +214,9 @@ class Trainer:
             if self.state.global_step == 0 and self.validate_first:
                 self._validate(log)
             while not self._is_finished():
-                metrics = self._step([next(batches).to(self.accelerator.device) for _ in range(self.micro_batches)])
+                metrics = self._step(
+                    [next(batches).to(self.accelerator.device) for _ in range(self.micro_batches)]
+                )
                 log.advance()
                 self._after_step(log, metrics)
                 if self._any_process(terminated()):
@@ -211,11 +234,20 @@ class Trainer:
             if newest is not None:  # the last save may have been killed before it pruned
                 prune(newest.parent, self.context.config.run.keep_checkpoints, newest)
             inputs = ("data", "configuration")  # of checkpoints, which are resumed
-            write_result(self.folder, {key: value for key, value in asdict(self.state).items() if key not in inputs})
+            write_result(
+                self.folder,
+                {key: value for key, value in asdict(self.state).items() if key not in inputs},
+            )
         self.accelerator.wait_for_everyone()  # every process then finds the result
         if self.state.stopped is not None:
-            log.message(f"stopped at step {self.state.global_step} of {self.max_steps}: {self.state.stopped}")
-        untouched = ", which is the model that the training started from" if self.state.best_step == 0 else ""
+            log.message(
+                f"stopped at step {self.state.global_step} of {self.max_steps}: {self.state.stopped}"
+            )
+        untouched = (
+            ", which is the model that the training started from"
+            if self.state.best_step == 0
+            else ""
+        )
         log.message(
             f"done: best {self.state.metric} {self.state.best_metric:.4f} ({self.metric_range}) at step "
             f"{self.state.best_step}, model in {self.folder / 'export' / 'best'}{untouched}"
@@ -233,7 +265,9 @@ class Trainer:
             updates.append(self._update(averages, batches, started))
             self.optimizer.zero_grad()
         names = dict.fromkeys(name for update in updates for name in update)
-        metrics = {name: fmean(update[name] for update in updates if name in update) for name in names}
+        metrics = {
+            name: fmean(update[name] for update in updates if name in update) for name in names
+        }
         metrics |= {name: updates[-1][name] for name in NEWEST if name in names}
         self.state.global_step += 1
         images = sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes
@@ -308,13 +342,19 @@ class Trainer:
         value, best = verdict.metrics[state.metric], state.best_metric
         improved = is_better(state.metric, value, best)
         if improved:
-            state.best_metric, state.best_step, state.evaluations_without_gain = value, state.global_step, 0
+            state.best_metric, state.best_step, state.evaluations_without_gain = (
+                value,
+                state.global_step,
+                0,
+            )
             self._export("best")
             if self.accelerator.is_main_process:
                 state.best_model = hash_of(self.folder / "export" / "best")
         else:
             state.evaluations_without_gain += 1
-        log.metrics(state.global_step, verdict.metrics | {"val/seconds": time.perf_counter() - started})
+        log.metrics(
+            state.global_step, verdict.metrics | {"val/seconds": time.perf_counter() - started}
+        )
         log.message(
             f"validation: {state.metric} {value:.4f} ({self.metric_range})"
             + (", the best so far" if improved else f", best {best:.4f} at step {state.best_step}")
@@ -324,7 +364,10 @@ class Trainer:
         state.stopped = verdict.stop
 
     def _export(self, name: str) -> None:
-        final, partial_folder = self.folder / "export" / name, self.folder / "export" / f".partial-{name}"
+        final, partial_folder = (
+            self.folder / "export" / name,
+            self.folder / "export" / f".partial-{name}",
+        )
         with gathered_parameters(self.accelerator, self.model):
             if self.accelerator.is_main_process:
                 with save_or_discard(f"model {final}", partial_folder, self.checkpoints):
@@ -337,7 +380,9 @@ class Trainer:
         self._check_weights()
         self.state.processes = self.accelerator.num_processes
         keep = self.context.config.run.keep_checkpoints
-        save_checkpoint(self.accelerator, self.checkpoints, self.state, keep, self.model, self.optimizer)
+        save_checkpoint(
+            self.accelerator, self.checkpoints, self.state, keep, self.model, self.optimizer
+        )
 
     def _is_finished(self) -> bool:
         return self.state.global_step >= self.max_steps or self._stops_early()
@@ -364,15 +409,25 @@ class Trainer:
                 f"are not saved. {self._last_good()}. A lower train.lr is the usual remedy"
             )
 
-    def _check_finite(self, metrics: dict[str, float], batches: list[Batch], updated: bool = False) -> None:
-        scaled = self.accelerator.scaler is not None  # fp16 overflows now and then; the scaler skips that step
+    def _check_finite(
+        self, metrics: dict[str, float], batches: list[Batch], updated: bool = False
+    ) -> None:
+        scaled = (
+            self.accelerator.scaler is not None
+        )  # fp16 overflows now and then; the scaler skips that step
         watched = ("loss/total",) if scaled else ("loss/total", "grad/norm")
-        bad = [f"{name} is {metrics[name]}" for name in watched if not math.isfinite(metrics.get(name, 0.0))]
+        bad = [
+            f"{name} is {metrics[name]}"
+            for name in watched
+            if not math.isfinite(metrics.get(name, 0.0))
+        ]
         if not bad:
             return
         ids = [row["image_id"] for batch in batches for row in batch.rows]
         ids = gather_object(ids) if self.accelerator.num_processes > 1 else ids
-        weights = "The weights in memory are not usable" if updated else "The weights were not changed"
+        weights = (
+            "The weights in memory are not usable" if updated else "The weights were not changed"
+        )
         raise NonFiniteError(
             f"{' and '.join(bad)} at step {self.state.global_step + 1}; images of the step: {json.dumps(ids)}. "
             f"{weights}. {self._last_good()}. "

@@ -25,7 +25,13 @@ from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import installed_version
 from rl_caption.runtime.launch import recorded_environment
 from rl_caption.runtime.options import with_defaults
-from rl_caption.training.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
+from rl_caption.training.checkpoint import (
+    CheckpointError,
+    clear_leftovers,
+    is_intact,
+    newest_checkpoint,
+    read_state,
+)
 
 RESULT = "result.json"
 FREE_TO_CHANGE = (
@@ -84,10 +90,14 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
     if newest is not None:
         refuse_other_run(folder, newest.name, config)
         return newest
-    damaged = [f"{path.name} ({damage(path)})" for path in sorted(checkpoints.glob("step-*"), reverse=True)]
+    damaged = [
+        f"{path.name} ({damage(path)})" for path in sorted(checkpoints.glob("step-*"), reverse=True)
+    ]
     if damaged and resume not in (False, "false"):
         best = folder / "export" / "best"
-        left = f"the best model is left in {best}" if is_intact(best) else "no exported model is left"
+        left = (
+            f"the best model is left in {best}" if is_intact(best) else "no exported model is left"
+        )
         raise CheckpointError(
             f"all checkpoints in {checkpoints} are damaged: {'; '.join(damaged)}; {left}. Put a whole one "
             "back, choose another run.dir, or set run.resume to false to start over at step 0"
@@ -118,12 +128,18 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
 
     A key that the saved file lacks, because an older version wrote it, counts as having its default.
     """
-    return changed_settings(read_config(saved), config) if saved.is_file() else [f"{saved} is missing"]
+    return (
+        changed_settings(read_config(saved), config) if saved.is_file() else [f"{saved} is missing"]
+    )
 
 
 def settings_of(config: TrainingConfig) -> dict[str, Any]:
     """The sections of a configuration that may change what is computed, as JSON would store them."""
-    return {key: value for key, value in _plain(config).items() if not f"{key}.".startswith(FREE_TO_CHANGE)}
+    return {
+        key: value
+        for key, value in _plain(config).items()
+        if not f"{key}.".startswith(FREE_TO_CHANGE)
+    }
 
 
 def changed_settings(old: Mapping[str, Any], config: TrainingConfig) -> list[str]:
@@ -144,8 +160,20 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
     """Write ``config.yaml`` (resolved) and ``env.json`` (versions, platform, command, kernels, ``extra``)."""
-    kernels = {"cpu_capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
-    names = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "open_clip_torch", "deepspeed", "rl-caption")
+    kernels = {
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+    names = (
+        "torch",
+        "transformers",
+        "accelerate",
+        "tokenizers",
+        "numpy",
+        "open_clip_torch",
+        "deepspeed",
+        "rl-caption",
+    )
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -186,7 +214,9 @@ class RunLog:
     Every process calls the methods; only the main process writes.
     """
 
-    def __init__(self, accelerator: Accelerator, folder: Path, name: str, start_step: int, max_steps: int) -> None:
+    def __init__(
+        self, accelerator: Accelerator, folder: Path, name: str, start_step: int, max_steps: int
+    ) -> None:
         self.accelerator, self.folder, self.name = accelerator, folder, name
         self.max_steps = max_steps
         self.opened, self.step_ends = time.monotonic(), deque[float](maxlen=RECENT_STEPS + 1)
@@ -196,7 +226,12 @@ class RunLog:
                 # A run that starts anew validates before step 1 again, so a line of step 0 goes too.
                 drop_after(folder / file, start_step if start_step else -1)
             self.bar = tqdm(
-                total=max_steps, initial=start_step, desc=name, unit="step", dynamic_ncols=True, disable=None
+                total=max_steps,
+                initial=start_step,
+                desc=name,
+                unit="step",
+                dynamic_ncols=True,
+                disable=None,
             )
 
     def message(self, text: str) -> None:
@@ -220,7 +255,9 @@ class RunLog:
         times = self.step_ends if len(self.step_ends) > 1 else [self.opened, *self.step_ends]
         rate = (len(times) - 1) / max(times[-1] - times[0], 1e-9)
         left = (self.max_steps - step) / rate if rate > 0 else float("nan")
-        self.message(f"step {step}/{self.max_steps}  {summary}  {rate:.2f} steps/s  {clock(left)} left")
+        self.message(
+            f"step {step}/{self.max_steps}  {summary}  {rate:.2f} steps/s  {clock(left)} left"
+        )
 
     def samples(self, step: int, records: list[dict[str, Any]]) -> None:
         """Append sampled captions with their rewards to ``samples.jsonl``."""

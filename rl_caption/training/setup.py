@@ -93,9 +93,16 @@ class Context:
     def validation(self) -> str:
         """What the validation metrics depend on besides the model: ``eval`` options, and a hash of image ids and
         references. The length limit of captions is not in it."""
-        rows = hash_text(json.dumps([[row["image_id"], *row["references"]] for row in self.val_rows]))
-        options = {key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED}
-        listed = [f"{len(self.val_rows)} images ({rows:016x})", *(f"{key} {value}" for key, value in options.items())]
+        rows = hash_text(
+            json.dumps([[row["image_id"], *row["references"]] for row in self.val_rows])
+        )
+        options = {
+            key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED
+        }
+        listed = [
+            f"{len(self.val_rows)} images ({rows:016x})",
+            *(f"{key} {value}" for key, value in options.items()),
+        ]
         return ", ".join(listed)
 
     def start(
@@ -141,7 +148,9 @@ class Context:
         notes = {} if notes is None else notes
         notes.update(state.notes)
         state.notes = notes
-        if state.global_step < self.max_steps and state.stopped is None:  # the choice of a finished run stays
+        if (
+            state.global_step < self.max_steps and state.stopped is None
+        ):  # the choice of a finished run stays
             measured = ", ".join(filter(None, (self.validation, measured)))
             if state.metric not in ("", metric):
                 reason = f"in place of {state.metric}"
@@ -150,7 +159,9 @@ class Context:
             else:
                 reason = self._lost_best(state)
             if reason:
-                print_main(self.accelerator, f"{metric} chooses the best model from here on, {reason}")
+                print_main(
+                    self.accelerator, f"{metric} chooses the best model from here on, {reason}"
+                )
                 state.best_metric, state.best_step, state.evaluations_without_gain = None, None, 0
             state.metric, state.measured = metric, measured
         self.accelerator.init_trackers(self.folder.name, config={"signature": signature})
@@ -165,18 +176,24 @@ class Context:
         resume, wrong = self.config.run.resume, ""
         if self.checkpoint is not None:
             data, times = changes(state.data, now)
-            other = changed_settings(state.configuration, self.config) if state.configuration else []
+            other = (
+                changed_settings(state.configuration, self.config) if state.configuration else []
+            )
             if data:
                 wrong = f"was trained on other data: {'; '.join(data)}"
             elif other and resume == "auto":
                 wrong = f"was written with another configuration, perhaps by another run: {'; '.join(other)}"
             elif not state.data:
                 print_main(
-                    self.accelerator, f"{self.checkpoint} was written by an older version: its data cannot be compared"
+                    self.accelerator,
+                    f"{self.checkpoint} was written by an older version: its data cannot be compared",
                 )
             elif times:
                 copied = "names and sizes are the same, as in a copy"
-                print_main(self.accelerator, f"WARNING: files of the data have changed: {'; '.join(times)}; {copied}")
+                print_main(
+                    self.accelerator,
+                    f"WARNING: files of the data have changed: {'; '.join(times)}; {copied}",
+                )
         if wrong and resume == "auto":
             raise CheckpointError(
                 f"{self.checkpoint} {wrong}. Undo that change, choose another run.dir, or set run.resume to true to "
@@ -203,10 +220,16 @@ class Context:
         train = self.config.train
         groups = parameter_groups(model, train.weight_decay, decays)
         optimizer: Any = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas)
-        moments = load_full_state(self.accelerator, self.checkpoint, model, optimizer) if self.checkpoint else None
+        moments = (
+            load_full_state(self.accelerator, self.checkpoint, model, optimizer)
+            if self.checkpoint
+            else None
+        )
         model, optimizer = prepare(self.accelerator, model, optimizer)
         model.train()
-        set_seed(train.seed, device_specific=True)  # weights are equal everywhere by now; dropout is to differ
+        set_seed(
+            train.seed, device_specific=True
+        )  # weights are equal everywhere by now; dropout is to differ
         if self.checkpoint:
             load_checkpoint(self.accelerator, self.checkpoint, model, optimizer, moments)
             if moments is None:  # Accelerate has loaded those of the checkpoint
@@ -226,7 +249,9 @@ def parameter_groups(
     ]
     for name, value in model.named_parameters():
         if value.requires_grad:
-            groups[0 if decays is None or decays(name, value) else 1]["params"].append((name, value))
+            groups[0 if decays is None or decays(name, value) else 1]["params"].append(
+                (name, value)
+            )
     return [group for group in groups if group["params"]]
 
 
@@ -260,12 +285,16 @@ def setup(
                 f"reward models do not train under {engine_of(accelerator)}: take configs/accelerate/multi_gpu.yaml"
             )
         settings = deepspeed_plugin(accelerator).deepspeed_config
-        fill_deepspeed_config(settings, train.batch_size, micro, accelerator.num_processes, train.grad_clip_norm)
+        fill_deepspeed_config(
+            settings, train.batch_size, micro, accelerator.num_processes, train.grad_clip_norm
+        )
     with run_lock(config.run.dir) if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             for folder in (Path(config.run.dir), *Path(config.run.dir).glob("eval/*")):
                 remove_leftovers(folder, older_than=0)
-        with accelerator.main_process_first():  # it clears what a killed save left before the others look
+        with (
+            accelerator.main_process_first()
+        ):  # it clears what a killed save left before the others look
             checkpoint = find_checkpoint(config)
         train_rows, val_rows = _rows(config, accelerator, needs)
         if train.batch_size > len(train_rows):
@@ -299,5 +328,7 @@ def _rows(
     if config.eval.max_images is not None:
         val = val[: config.eval.max_images]
     if len(val) < 2:
-        raise ConfigError(f"eval.split {split!r} has {len(val)} usable image(s): at least 2 are needed")
+        raise ConfigError(
+            f"eval.split {split!r} has {len(val)} usable image(s): at least 2 are needed"
+        )
     return rows["train"], val

@@ -53,13 +53,20 @@ def decode_candidates(
     Samples depend on ``seed`` and the image id only.
     """
     share = range(accelerator.process_index, len(rows), accelerator.num_processes)
-    hidden = None if progress is not None and accelerator.is_main_process else True  # None: off a terminal
+    hidden = (
+        None if progress is not None and accelerator.is_main_process else True
+    )  # None: off a terminal
     decoded: list[tuple[str, list[Candidate]]] = []
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):
-        for start in tqdm(range(0, len(share), decoding.batch_size), desc=progress, unit="batch", disable=hidden):
+        for start in tqdm(
+            range(0, len(share), decoding.batch_size), desc=progress, unit="batch", disable=hidden
+        ):
             batch = [rows[index] for index in share[start : start + decoding.batch_size]]
             ids = [row["image_id"] for row in batch]
-            inputs = {key: value.to(accelerator.device) for key, value in captioner.preprocess(batch).items()}
+            inputs = {
+                key: value.to(accelerator.device)
+                for key, value in captioner.preprocess(batch).items()
+            }
             noise = None
             if decoding.num_samples:
                 noise = sampling_noise(seed, 0, ids, decoding.num_samples, decoding.max_new_tokens)
@@ -73,15 +80,22 @@ def decode_candidates(
     return {key: gathered[key] for key in (rows[index]["image_id"] for index in range(len(rows)))}
 
 
-def _candidates(captioner: Captioner, token_ids: Tensor, scores: Tensor | None) -> list[list[Candidate]]:
+def _candidates(
+    captioner: Captioner, token_ids: Tensor, scores: Tensor | None
+) -> list[list[Candidate]]:
     """Captions of ``token_ids`` [B, R, T] by image. Beams that found no caption (score -inf) are left out."""
     per_image = token_ids.shape[1]
     texts = captioner.decode(token_ids.flatten(0, 1))
     finished = (token_ids == captioner.eos_token_id).any(-1).flatten().tolist()
-    values: list[float | None] = [None] * len(texts) if scores is None else scores.flatten().tolist()
+    values: list[float | None] = (
+        [None] * len(texts) if scores is None else scores.flatten().tolist()
+    )
     flat = [Candidate(*candidate) for candidate in zip(texts, finished, values, strict=True)]
     groups = [flat[start : start + per_image] for start in range(0, len(flat), per_image)]
-    return [[group[0], *(candidate for candidate in group[1:] if candidate.score != -math.inf)] for group in groups]
+    return [
+        [group[0], *(candidate for candidate in group[1:] if candidate.score != -math.inf)]
+        for group in groups
+    ]
 
 
 class CaptionValidator:
@@ -92,7 +106,11 @@ class CaptionValidator:
     """
 
     def __init__(
-        self, context: Context, captioner: Captioner, max_new_tokens: int, monitor: HackingMonitor | None = None
+        self,
+        context: Context,
+        captioner: Captioner,
+        max_new_tokens: int,
+        monitor: HackingMonitor | None = None,
     ) -> None:
         settings = context.config.eval
         assert isinstance(settings, CaptionEvalConfig), "of a captioner"
@@ -107,27 +125,47 @@ class CaptionValidator:
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Validate the policy as it is at ``step``; ``logged`` is what the newest step logged."""
-        rows, accelerator, captioner = self.context.val_rows, self.context.accelerator, self.captioner
-        candidates_of = decode_candidates(captioner, captioner.policy, rows, self.decoding, accelerator)
+        rows, accelerator, captioner = (
+            self.context.val_rows,
+            self.context.accelerator,
+            self.captioner,
+        )
+        candidates_of = decode_candidates(
+            captioner, captioner.policy, rows, self.decoding, accelerator
+        )
         decoded = {image_id: candidates[0] for image_id, candidates in candidates_of.items()}
         captions = {image_id: candidate.caption for image_id, candidate in decoded.items()}
         if accelerator.is_main_process:
-            records = [{"image_id": image_id, "caption": caption} for image_id, caption in captions.items()]
+            records = [
+                {"image_id": image_id, "caption": caption} for image_id, caption in captions.items()
+            ]
             self._write(step, "predictions.json", records)
         tokenizer = self.context.config.data.tokenizer
         split = str.split if tokenizer == TOKENIZER else tokenizer_of(tokenizer)
         words = [len(split(caption)) for caption in captions.values()]
         cider = validation_cider(captions, self.references, tokenizer)
         metrics = {"val/cider": cider, "val/length": sum(words) / len(words)}
-        verdict = Validation({}) if self.monitor is None else self._inspect(self.monitor, step, decoded, logged)
-        if accelerator.is_main_process and accelerator.trackers and (count := self.context.config.run.log_captions):
+        verdict = (
+            Validation({})
+            if self.monitor is None
+            else self._inspect(self.monitor, step, decoded, logged)
+        )
+        if (
+            accelerator.is_main_process
+            and accelerator.trackers
+            and (count := self.context.config.run.log_captions)
+        ):
             scores = {} if self.monitor is None else self.monitor.caption_scores
             first_captions = read_first_captions(self.context.folder)
             log_caption_table(accelerator, step, rows[:count], captions, first_captions, scores)
         return replace(verdict, metrics=metrics | verdict.metrics)
 
     def _inspect(
-        self, monitor: HackingMonitor, step: int, decoded: Mapping[str, Candidate], logged: Mapping[str, float]
+        self,
+        monitor: HackingMonitor,
+        step: int,
+        decoded: Mapping[str, Candidate],
+        logged: Mapping[str, float],
     ) -> Validation:
         """The main process's verdict, broadcast, so that scores that differ in a last bit cannot divide the processes.
 
@@ -138,7 +176,11 @@ class CaptionValidator:
         if accelerator.is_main_process:
             images = [rows[index] for index in range(len(rows))]
             texts, finished, _ = zip(*(decoded[row["image_id"]] for row in images), strict=True)
-            policy = {key: logged[f"policy/{key}"] for key in ("entropy", "kl") if f"policy/{key}" in logged}
+            policy = {
+                key: logged[f"policy/{key}"]
+                for key in ("entropy", "kl")
+                if f"policy/{key}" in logged
+            }
             try:
                 verdict, findings = monitor.inspect(step, images, texts, finished, policy)
             except RewardError as error:
@@ -147,7 +189,11 @@ class CaptionValidator:
                 outcome = [str(error)]
             else:
                 outcome = [verdict]
-                self._write(step, "judges.json", {"image_id": list(decoded), "judges": dict(findings.judges)})
+                self._write(
+                    step,
+                    "judges.json",
+                    {"image_id": list(decoded), "judges": dict(findings.judges)},
+                )
         if accelerator.num_processes > 1:
             broadcast_object_list(outcome)
         if not isinstance(outcome[0], Validation):

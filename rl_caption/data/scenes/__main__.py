@@ -11,7 +11,9 @@ from rl_caption.data.scenes.module import ScenesData, export
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the world and print what was written. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m rl_caption.data.scenes", description=__doc__)
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write dataset.json and images/ into")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="folder to write dataset.json and images/ into"
+    )
     for name, default, meaning in (
         ("num_train", 4000, "scenes to train on"),
         ("num_val", 400, "scenes to validate on"),
@@ -21,7 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("seed", 0, "which world"),
         ("captions_per_image", 5, "short captions per image"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{meaning} (default {default})")
+        parser.add_argument(
+            f"--{name}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{meaning} (default {default})",
+        )
     options = vars(parser.parse_args(arguments))
     out = options.pop("out")
     try:
@@ -32,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     sizes = {split: len(data.split(split)) for split in data.splits}
     print(f"wrote {path}: " + ", ".join(f"{size} {split}" for split, size in sizes.items()))
-    print(f"wrote {sum(sizes.values())} PNG images of {options['image_size']} px to {path.parent / 'images'}")
+    print(
+        f"wrote {sum(sizes.values())} PNG images of {options['image_size']} px to {path.parent / 'images'}"
+    )
     return 0
 
 

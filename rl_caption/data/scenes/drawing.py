@@ -54,7 +54,12 @@ def _fill_in(parsed: Parse, grounds: Sequence[str], draws: Draws) -> Scene | Non
             said.get("size") or draws.choice(SIZES),
             said.get("texture") or draws.choice(TEXTURES),
         )
-        is_told = any(look[:2] == earlier[:2] or (thing.definite and look[0] == earlier[0]) for earlier in looks)
+        is_told = any(
+            look[:2] == earlier[:2] or (thing.definite and look[0] == earlier[0])
+            for earlier in looks
+        )
         if not is_told:  # "the circle" refers back
             looks += [look] * (thing.number or (2 if thing.plural else 1))
-    return place_things(draws, looks[:MOST_THINGS], grounds[0] if grounds else draws.choice(BACKGROUNDS))
+    return place_things(
+        draws, looks[:MOST_THINGS], grounds[0] if grounds else draws.choice(BACKGROUNDS)
+    )

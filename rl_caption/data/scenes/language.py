@@ -36,7 +36,11 @@ def references(scene: Scene, seed: int, count: int = 5) -> list[str]:
     told: set[str] = set()
     while len(captions) < count:
         sentence = _short_sentence(scene, draws)
-        if sentence is None or sentence in told or not MIN_WORDS <= len(sentence.split()) <= MAX_WORDS:
+        if (
+            sentence is None
+            or sentence in told
+            or not MIN_WORDS <= len(sentence.split()) <= MAX_WORDS
+        ):
             continue
         if _GENERIC.search(sentence) and any(_GENERIC.search(other) for other in told):
             continue  # one caption in five that names no shape is enough
@@ -54,9 +58,14 @@ def long_reference(scene: Scene, seed: int) -> str:
     sentences = [
         f"{opening} {_join_phrases(first)}",
         _join_phrases(
-            [f"{_the(category)} {_be(category)} {_choose_synonym(category.texture, draws)}" for category in kinds]
+            [
+                f"{_the(category)} {_be(category)} {_choose_synonym(category.texture, draws)}"
+                for category in kinds
+            ]
         ),
-        draws.choice((f"the background is {scene.background}", f"the picture has {_a_background(scene)}")),
+        draws.choice(
+            (f"the background is {scene.background}", f"the picture has {_a_background(scene)}")
+        ),
     ]
     for index, category in enumerate(kinds):
         related = [
@@ -126,7 +135,9 @@ def vary_typing(sentence: str, draws: Draws) -> str:
 def _short_sentence(scene: Scene, draws: Draws) -> str | None:
     """Draw one candidate; None where its form does not fit the scene."""
     weights = ((4, 2, 0, 0, 1), (2, 2, 6, 4, 1), (2, 2, 6, 3, 2))[min(len(scene.kinds), 3) - 1]
-    form = draws.choose_weighted((_one_kind, _one_kind_on_background, _relation, _all, _shapes), weights)
+    form = draws.choose_weighted(
+        (_one_kind, _one_kind_on_background, _relation, _all, _shapes), weights
+    )
     sentence = form(scene, draws)
     if sentence is not None and form in (_relation, _all, _one_kind) and draws.chance(0.3):
         sentence += " " + on_background(scene, draws)
@@ -161,7 +172,11 @@ def _one_kind(scene: Scene, draws: Draws) -> str:
 
 def _one_kind_on_background(scene: Scene, draws: Draws) -> str:
     name = describe_kind(_salient(scene, draws), scene, draws)
-    return f"{_a_background(scene)} with {name}" if draws.chance(0.3) else f"{name} {on_background(scene, draws)}"
+    return (
+        f"{_a_background(scene)} with {name}"
+        if draws.chance(0.3)
+        else f"{name} {on_background(scene, draws)}"
+    )
 
 
 def _shapes(scene: Scene, draws: Draws) -> str:
@@ -178,7 +193,10 @@ def _shapes(scene: Scene, draws: Draws) -> str:
 def _all(scene: Scene, draws: Draws) -> str:
     kinds = scene.kinds if draws.chance(0.6) else scene.kinds[:2]
     names = _join_phrases([describe_kind(category, scene, draws) for category in kinds])
-    return draws.choose_weighted(("", f"there {_be(kinds[0])} ", "the picture shows "), (3, 1, 1)) + names
+    return (
+        draws.choose_weighted(("", f"there {_be(kinds[0])} ", "the picture shows "), (3, 1, 1))
+        + names
+    )
 
 
 def _relation(scene: Scene, draws: Draws) -> str | None:
@@ -192,5 +210,9 @@ def _relation(scene: Scene, draws: Draws) -> str | None:
         back = draws.choice(RELATION_PHRASES[relations_between(second, first)[0]])
         return f"{one} with {other} {back} {'it' if len(first.things) == 1 else 'them'}"
     be = _be(first)
-    forms = (f"{one} {phrase} {other}", f"{one} {be} {phrase} {other}", f"{phrase} {other} {be} {one}")
+    forms = (
+        f"{one} {phrase} {other}",
+        f"{one} {be} {phrase} {other}",
+        f"{phrase} {other} {be} {one}",
+    )
     return draws.choose_weighted(forms, (5, 2, 1))

@@ -21,7 +21,15 @@ from rl_caption.data.scenes.moving import MovingScene, make_moving_scene, moving
 from rl_caption.data.scenes.oracle import PUNCTUATION, tokens
 from rl_caption.data.scenes.questions import scene_questions
 from rl_caption.data.scenes.render import SceneImage
-from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Draws, Scene, make_scene, moves
+from rl_caption.data.scenes.world import (
+    PAIRS,
+    SEEN_PAIRS,
+    UNSEEN_PAIRS,
+    Draws,
+    Scene,
+    make_scene,
+    moves,
+)
 from rl_caption.runtime.options import Range, Seed
 
 Scenes: TypeAlias = Annotated[int, Range(min=0, max=10**9)]
@@ -32,7 +40,12 @@ FewCaptions: TypeAlias = Annotated[int, Range(min=1, max=10)]
 AnyScene = TypeVar("AnyScene", Scene, MovingScene)
 SPLITS = ("train", "val", "test", "test_unseen")
 _BUCKETS = 8
-_SPLIT_BUCKETS = {"train": range(2, 8), "val": range(0, 1), "test": range(1, 2), "test_unseen": range(0, 8)}
+_SPLIT_BUCKETS = {
+    "train": range(2, 8),
+    "val": range(0, 1),
+    "test": range(1, 2),
+    "test_unseen": range(0, 8),
+}
 _CELL = 16
 """Positions are compared in cells of 16 thousandths of the side: one pixel at 64 pixels."""
 
@@ -69,19 +82,30 @@ class ScenesData(Splits):
         positives: bool = False,
         questions: Scenes = 0,
     ) -> None:
-        sizes = {"num_train": num_train, "num_val": num_val, "num_test": num_test, "num_unseen": num_unseen}
+        sizes = {
+            "num_train": num_train,
+            "num_val": num_val,
+            "num_test": num_test,
+            "num_unseen": num_unseen,
+        }
         with naming("the generated world", (ValueError,), DataError):
             check_values(Scenes, **sizes, questions=questions)
             check_values(Side, image_size=image_size)
-            check_values(FewCaptions if positives else Captions, captions_per_image=captions_per_image)
+            check_values(
+                FewCaptions if positives else Captions, captions_per_image=captions_per_image
+            )
         make = partial(_scene_row, image_size, seed, captions_per_image, positives, questions)
         rows = _KeptRows.of(dict(zip(SPLITS, sizes.values(), strict=True)), make)
         super().__init__(rows, "the generated world")
 
 
-def _scene_row(image_size: int, seed: int, count: int, positives: bool, questions: int, split: str, index: int) -> Row:
+def _scene_row(
+    image_size: int, seed: int, count: int, positives: bool, questions: int, split: str, index: int
+) -> Row:
     pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
-    scene = _first_of(split, (make_scene(number, *pairs) for number in _candidates(f"{seed}/{split}/{index}")))
+    scene = _first_of(
+        split, (make_scene(number, *pairs) for number in _candidates(f"{seed}/{split}/{index}"))
+    )
     wording = hash_text(f"{seed}/{split}/{index}/captions")
     # The first captions do not depend on how many are asked for.
     captions = references(scene, wording, 2 * count if positives else count)
@@ -97,9 +121,13 @@ def _scene_row(image_size: int, seed: int, count: int, positives: bool, question
     if positives:
         row["positive_captions"] = captions[count:]
         # Shifts of the scene that belong to this split; the scene itself where there are none.
-        shifted = [moved for moved in moves(scene) if moved != scene and belongs(moved, split)] or [scene]
+        shifted = [moved for moved in moves(scene) if moved != scene and belongs(moved, split)] or [
+            scene
+        ]
         order = Draws("moved", f"{seed}/{index}", split).permute(shifted)
-        row["positive_images"] = [SceneImage(order[i % len(order)], image_size) for i in range(count)]
+        row["positive_images"] = [
+            SceneImage(order[i % len(order)], image_size) for i in range(count)
+        ]
     return row
 
 
@@ -131,7 +159,9 @@ class MovingScenesData(Splits):
         super().__init__(_KeptRows.of(sizes, make), "the generated world of moving scenes")
 
 
-def _moving_row(num_frames: int, image_size: int, seed: int, count: int, split: str, index: int) -> Row:
+def _moving_row(
+    num_frames: int, image_size: int, seed: int, count: int, split: str, index: int
+) -> Row:
     scene = _first_of(split, map(make_moving_scene, _candidates(f"moving/{seed}/{split}/{index}")))
     moments = [number / (num_frames - 1) for number in range(num_frames)]
     return Row(
@@ -152,7 +182,9 @@ class _KeptRows:
     @classmethod
     def of(cls, sizes: Mapping[str, int], make: Callable[[str, int], Row]) -> dict[str, RowView]:
         """Rows of every split, each made when first accessed."""
-        return {split: RowView(range(size), cls(partial(make, split))) for split, size in sizes.items()}
+        return {
+            split: RowView(range(size), cls(partial(make, split))) for split, size in sizes.items()
+        }
 
     def __call__(self, index: int, _: int) -> Row:
         if index not in self.cached:
@@ -186,7 +218,9 @@ def content_key(scene: Scene | MovingScene) -> str:
     """
     if isinstance(scene, MovingScene):
         return f"{content_key(scene.start)} {content_key(scene.at(1))}"
-    things = sorted((t.shape, t.colour, t.size, t.texture, t.x // _CELL, t.y // _CELL) for t in scene.things)
+    things = sorted(
+        (t.shape, t.colour, t.size, t.texture, t.x // _CELL, t.y // _CELL) for t in scene.things
+    )
     return f"{scene.background} {things}"
 
 
@@ -219,14 +253,22 @@ def export(directory: str | Path, data: ScenesData) -> Path:
 
 
 def _entry(row: Row, split: str, image_number: int, first_sentence: int) -> dict[str, Any]:
-    words = [[word for word in tokens(caption) if word[0] not in PUNCTUATION] for caption in row["references"]]
+    words = [
+        [word for word in tokens(caption) if word[0] not in PUNCTUATION]
+        for caption in row["references"]
+    ]
     sentences = [
         {"tokens": words_of_sentence, "raw": caption, "imgid": image_number, "sentid": number}
         for number, (words_of_sentence, caption) in enumerate(
             zip(words, row["references"], strict=True), start=first_sentence
         )
     ]
-    names = {"filepath": "images", "filename": f"{row['image_id']}.png", "imgid": image_number, "split": split}
+    names = {
+        "filepath": "images",
+        "filename": f"{row['image_id']}.png",
+        "imgid": image_number,
+        "split": split,
+    }
     ids = [sentence["sentid"] for sentence in sentences]
     texts = {"sentids": ids, "sentences": sentences, "long_reference": row["long_reference"]}
     return {**names, **texts, "scene": row["scene"].to_dict()}

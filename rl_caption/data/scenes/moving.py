@@ -11,7 +11,13 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from rl_caption.data.scenes.language import MAX_WORDS, MIN_WORDS, describe_kind, on_background, vary_typing
+from rl_caption.data.scenes.language import (
+    MAX_WORDS,
+    MIN_WORDS,
+    describe_kind,
+    on_background,
+    vary_typing,
+)
 from rl_caption.data.scenes.world import (
     BACKGROUNDS,
     EDGE,
@@ -76,7 +82,11 @@ class MovingScene:
     def at(self, moment: float) -> Scene:
         """The still scene at a moment from 0 (start) to 1 (end); things may be outside the image."""
         things = [
-            replace(thing, x=round(thing.x + moment * (to.x - thing.x)), y=round(thing.y + moment * (to.y - thing.y)))
+            replace(
+                thing,
+                x=round(thing.x + moment * (to.x - thing.x)),
+                y=round(thing.y + moment * (to.y - thing.y)),
+            )
             for thing, to in zip(self.start.things, self.motions, strict=True)
         ]
         return Scene(self.background, tuple(things))
@@ -122,7 +132,11 @@ def make_moving_scene(seed: int) -> MovingScene:
                 break
             placed.append(added)
         if len(placed) == len(looks):
-            placed[1:] = sorted(placed[1:], key=lambda pair: pair[1].verb == "stays") if not collides else placed[1:]
+            placed[1:] = (
+                sorted(placed[1:], key=lambda pair: pair[1].verb == "stays")
+                if not collides
+                else placed[1:]
+            )
             things, motions = zip(*placed, strict=True)
             return MovingScene(Scene(background, things), motions, (0, 1) if collides else None)
 
@@ -164,7 +178,9 @@ def _place_one(draws: Draws, look: Look, placed: Sequence[Placed]) -> Placed | N
         if direction:
             axis = 0 if STEP[direction][0] else 1
             forward = sum(STEP[direction]) > 0
-            before, after = (-low, 1000 + low) if forward else (1000 + low, -low)  # outside the image
+            before, after = (
+                (-low, 1000 + low) if forward else (1000 + low, -low)
+            )  # outside the image
             start[axis] = before if verb == "enters" else start[axis]
             end[axis] = after if verb == "leaves" else coordinate(draws, low)
             if (end[axis] - start[axis]) * (1 if forward else -1) < LEAST:
@@ -180,7 +196,10 @@ def _clear(one: Placed, two: Placed) -> bool:
 
     def centres(moment: float) -> list[tuple[float, float]]:
         ways = (one, two)
-        return [(thing.x + moment * (to.x - thing.x), thing.y + moment * (to.y - thing.y)) for thing, to in ways]
+        return [
+            (thing.x + moment * (to.x - thing.x), thing.y + moment * (to.y - thing.y))
+            for thing, to in ways
+        ]
 
     return all(math.dist(*centres(number / (_MOMENTS - 1))) >= least for number in range(_MOMENTS))
 
@@ -192,7 +211,10 @@ FORMS = ("third", "plural", "participle")
 _MOVE = (("moves", "move", "moving"), ("goes", "go", "going"))
 _ENTER = (("enters", "enter", "entering"), ("comes in", "come in", "coming in"))
 _LEAVE = (("leaves", "leave", "leaving"), ("exits", "exit", "exiting"))
-_STAY = (("stays still", "stay still", "staying still"), ("does not move", "do not move", "not moving"))
+_STAY = (
+    ("stays still", "stay still", "staying still"),
+    ("does not move", "do not move", "not moving"),
+)
 _COLLIDE = (("collides with", "collide with", "colliding with"), ("hits", "hit", "hitting"))
 _WHERE: dict[str, dict[str, tuple[str, ...]]] = {
     "moves": {
@@ -242,17 +264,25 @@ def _phrases() -> dict[tuple[str, ...], Phrase]:
         event = verb if verb != "moves" else ""
         for forms, (at, form) in product((*forms_of_verb, *_MORE_VERBS[verb]), enumerate(FORMS)):
             for direction, wheres in _WHERE[verb].items():
-                phrases |= {f"{forms[at]} {where}": Phrase(event, direction, form) for where in wheres}
+                phrases |= {
+                    f"{forms[at]} {where}": Phrase(event, direction, form) for where in wheres
+                }
             if forms[0] != "comes":  # which alone is no claim
                 phrases[forms[at]] = Phrase(verb, "", form)
     for at, form in enumerate(FORMS):
         phrases |= {forms[at]: Phrase("", "none", form) for forms in _STAY}
-        phrases |= {forms[at]: Phrase("collides", "", form) for forms in (*_COLLIDE, *_MORE_COLLIDE)}
-    phrases |= {"collide": Phrase("collides", "", "plural"), "colliding": Phrase("collides", "", "participle")}
+        phrases |= {
+            forms[at]: Phrase("collides", "", form) for forms in (*_COLLIDE, *_MORE_COLLIDE)
+        }
+    phrases |= {
+        "collide": Phrase("collides", "", "plural"),
+        "colliding": Phrase("collides", "", "participle"),
+    }
     for words, phrase in list(phrases.items()):
         if phrase.form == "participle":
             phrases |= {
-                f"{be} {words}": phrase._replace(form=form) for be, form in (("is", "third"), ("are", "plural"))
+                f"{be} {words}": phrase._replace(form=form)
+                for be, form in (("is", "third"), ("are", "plural"))
             }
     return {tuple(words.split()): phrase for words, phrase in phrases.items()}
 
@@ -260,7 +290,13 @@ def _phrases() -> dict[tuple[str, ...], Phrase]:
 PHRASES = _phrases()
 """Words of a phrase -> its claim."""
 _LONGEST = max(map(len, PHRASES))
-_OPPOSITES = (("left", "right"), ("up", "down"), ("upwards", "downwards"), ("top", "bottom"), ("below", "above"))
+_OPPOSITES = (
+    ("left", "right"),
+    ("up", "down"),
+    ("upwards", "downwards"),
+    ("top", "bottom"),
+    ("below", "above"),
+)
 OTHER_WORD = {one: two for pair in _OPPOSITES for one, two in (pair, pair[::-1])}
 """Word for a direction or side -> word for the opposite one."""
 
@@ -279,7 +315,9 @@ def verb_phrase(verb: str, direction: str, form: str, draws: Draws) -> str:
     at = FORMS.index(form)
     if verb == "stays":
         return draws.choice(_STAY)[at]
-    return f"{draws.choose_weighted(_VERBS[verb], (3, 1))[at]} {draws.choice(_WHERE[verb][direction])}"
+    return (
+        f"{draws.choose_weighted(_VERBS[verb], (3, 1))[at]} {draws.choice(_WHERE[verb][direction])}"
+    )
 
 
 def moving_references(scene: MovingScene, seed: int, count: int = 5) -> list[str]:
@@ -296,7 +334,9 @@ def moving_references(scene: MovingScene, seed: int, count: int = 5) -> list[str
 def _sentence(scene: MovingScene, draws: Draws) -> str:
     total = len(scene.motions)
     if scene.collision is not None and draws.chance(0.6):
-        one, two = (describe_kind(scene.kinds[index], scene.start, draws) for index in scene.collision)
+        one, two = (
+            describe_kind(scene.kinds[index], scene.start, draws) for index in scene.collision
+        )
         form = draws.choose_weighted((0, 1, 2), (3, 2, 1))
         told = (f"{one} collides with {two}", f"{one} hits {two}", f"{one} and {two} collide")[form]
         return f"{told} {on_background(scene.start, draws)}" if draws.chance(0.2) else told

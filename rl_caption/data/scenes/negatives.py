@@ -12,7 +12,13 @@ import numpy as np
 
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes.language import NUMBERS, RELATION_PHRASES, SYNONYMS, article, plural
-from rl_caption.data.scenes.moving import DIRECTIONS, OTHER_WORD, MovingScene, phrase_at, verb_phrase
+from rl_caption.data.scenes.moving import (
+    DIRECTIONS,
+    OTHER_WORD,
+    MovingScene,
+    phrase_at,
+    verb_phrase,
+)
 from rl_caption.data.scenes.oracle import (
     ADJECTIVES,
     NOUNS,
@@ -25,11 +31,25 @@ from rl_caption.data.scenes.oracle import (
     tokens,
 )
 from rl_caption.data.scenes.oracle import NUMBERS as NUMBER_VALUES
-from rl_caption.data.scenes.world import BACKGROUNDS, COLOURS, RELATIONS, SHAPES, SIZES, TEXTURES, Draws, Scene
+from rl_caption.data.scenes.world import (
+    BACKGROUNDS,
+    COLOURS,
+    RELATIONS,
+    SHAPES,
+    SIZES,
+    TEXTURES,
+    Draws,
+    Scene,
+)
 
 _VALUES = {"colour": COLOURS, "size": SIZES, "texture": TEXTURES}
 _INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-_RELATION_WORDS = {"left of": "to the left of", "right of": "to the right of", "above": "above", "below": "below"}
+_RELATION_WORDS = {
+    "left of": "to the left of",
+    "right of": "to the right of",
+    "above": "above",
+    "below": "below",
+}
 
 NEGATIVE_KINDS = (
     *(f"replace_{what}" for what in ("object", "attribute", "background", "relation", "count")),
@@ -37,7 +57,13 @@ NEGATIVE_KINDS = (
     "word_order",
 )
 """Kinds of hard negatives, in the order in which ``hard_negatives`` returns them."""
-MOVING_KINDS = ("replace_object", "replace_attribute", "replace_background", "replace_direction", "replace_verb")
+MOVING_KINDS = (
+    "replace_object",
+    "replace_attribute",
+    "replace_background",
+    "replace_direction",
+    "replace_verb",
+)
 """Kinds for moving scenes; ``direction`` becomes the opposite, ``verb`` another of moves, enters, leaves, stays."""
 Words = list[list[str]]
 """The lower-case tokens of a caption, chunk by chunk."""
@@ -60,7 +86,12 @@ def hard_negatives(scene: Scene | MovingScene, caption: str, seed: int) -> list[
     is_moving = isinstance(scene, MovingScene)
     for change in MOVING_KINDS if is_moving else NEGATIVE_KINDS[:-1]:
         for edit in draws.permute(list(_edits(change, chunks, words, scene))):
-            text = _text(_agreeing([edit.get(index, chunk_words) for index, chunk_words in enumerate(words)]), capital)
+            text = _text(
+                _agreeing(
+                    [edit.get(index, chunk_words) for index, chunk_words in enumerate(words)]
+                ),
+                capital,
+            )
             if text != _text(words, capital) and oracle(text, scene).precision < 1:
                 negatives.append((change, text))
                 break
@@ -82,7 +113,11 @@ def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
     """
     draws = Draws("paraphrases", seed, caption, repr(scene))
     _, chunks, words = _cut(caption)
-    synonyms = {index: options for index, chunk in enumerate(chunks) if (options := _synonyms(chunk, words[index]))}
+    synonyms = {
+        index: options
+        for index, chunk in enumerate(chunks)
+        if (options := _synonyms(chunk, words[index]))
+    }
     capital, told = caption[:1].isupper(), _told(caption, scene)
     texts, none = [_text(words, capital)], Edit()
     for turned in draws.permute([none, *_turn_relations(chunks, words, draws)]):
@@ -90,7 +125,10 @@ def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
         sure = draws.choice(sites) if sites and not turned else None
         chosen = [index for index in sites if index == sure or draws.chance(0.5)]
         edit = turned | {index: draws.choice(synonyms[index]) for index in chosen}
-        text = _text(_agreeing([edit.get(index, chunk_words) for index, chunk_words in enumerate(words)]), capital)
+        text = _text(
+            _agreeing([edit.get(index, chunk_words) for index, chunk_words in enumerate(words)]),
+            capital,
+        )
         if text not in texts and _told(text, scene) == told:
             texts.append(text)
     return texts[1:]
@@ -105,16 +143,25 @@ def _cut(caption: str) -> tuple[list[str], list[Chunk], Words]:
 
 def _told(caption: str, scene: Scene) -> tuple[frozenset[str], float]:
     """What a caption tells: its true facts and other claims as text, and its fraction of unparsed words."""
-    facts = {str(claim.fact if claim.true and claim.fact else claim.text) for claim in claims(caption, scene)}
+    facts = {
+        str(claim.fact if claim.true and claim.fact else claim.text)
+        for claim in claims(caption, scene)
+    }
     return frozenset(facts), oracle(caption, scene).unparsed
 
 
 def _synonyms(chunk: Chunk, words: list[str]) -> list[list[str]]:
     """Other tokens for a chunk with the same meaning."""
     if chunk.kind == "relation":
-        return [other for text in dict.fromkeys(RELATION_PHRASES[chunk.value]) if (other := text.split()) != words]
+        return [
+            other
+            for text in dict.fromkeys(RELATION_PHRASES[chunk.value])
+            if (other := text.split()) != words
+        ]
     if chunk.kind == "on":
-        return [other for text in ("on", "against", "in front of") if (other := text.split()) != words]
+        return [
+            other for text in ("on", "against", "in front of") if (other := text.split()) != words
+        ]
     return [
         _replace_word(words, at, other)
         for at, _, value in _attributes(words)
@@ -155,11 +202,15 @@ def _change_number(words: list[str], count: int, one: str) -> list[str]:
     return [one if count == 1 else NUMBERS[count], *rest, noun if count == 1 else plural(noun)]
 
 
-def _replacements(what: str, chunk: Chunk, words: list[str], scene: Scene | MovingScene) -> Iterator[list[str]]:
+def _replacements(
+    what: str, chunk: Chunk, words: list[str], scene: Scene | MovingScene
+) -> Iterator[list[str]]:
     """Other tokens for a chunk."""
     match what, chunk.kind:
         case "object", "thing":
-            yield from (_rename_shape(words, shape) for shape in SHAPES if chunk.shape not in (None, shape))
+            yield from (
+                _rename_shape(words, shape) for shape in SHAPES if chunk.shape not in (None, shape)
+            )
         case "attribute", "thing" | "adjectives":
             for at, attribute, value in _attributes(words):
                 others = [other for other in _VALUES[attribute] if other != value]
@@ -167,22 +218,34 @@ def _replacements(what: str, chunk: Chunk, words: list[str], scene: Scene | Movi
                     yield from (_replace_word(words, at, other) for other in others)
         case "background", "ground" | "adjectives":
             for at in [at for at, word in enumerate(words) if word == scene.background]:
-                yield from (_replace_word(words, at, other) for other in BACKGROUNDS if other != scene.background)
+                yield from (
+                    _replace_word(words, at, other)
+                    for other in BACKGROUNDS
+                    if other != scene.background
+                )
         case "relation", "relation":
-            yield from (_RELATION_WORDS[relation].split() for relation in RELATIONS if relation != chunk.value)
+            yield from (
+                _RELATION_WORDS[relation].split()
+                for relation in RELATIONS
+                if relation != chunk.value
+            )
         case "count", "thing" if _count(chunk):
             # "a circle" is not false of two circles, so nothing is replaced by a bare article.
             numbers = [number for number in range(1, len(NUMBERS)) if number != _count(chunk)]
             yield from (_change_number(words, number, "one") for number in numbers)
 
 
-def _swaps(what: str, one: Chunk, two: Chunk, first: list[str], second: list[str]) -> Iterator[tuple[list[str], ...]]:
+def _swaps(
+    what: str, one: Chunk, two: Chunk, first: list[str], second: list[str]
+) -> Iterator[tuple[list[str], ...]]:
     """Other tokens for two things, each with what the other had."""
     counts = _count(one), _count(two)
     if what == "object" and one.shape and two.shape and one.shape != two.shape:
         yield _rename_shape(first, two.shape), _rename_shape(second, one.shape)
     elif what == "attribute":
-        for (a, attribute, value), (b, other, other_value) in product(_attributes(first), _attributes(second)):
+        for (a, attribute, value), (b, other, other_value) in product(
+            _attributes(first), _attributes(second)
+        ):
             if attribute == other and value != other_value:
                 yield _replace_word(first, a, second[b]), _replace_word(second, b, first[a])
     elif what == "count" and 0 < min(counts) < max(counts) < len(NUMBERS):
@@ -212,12 +275,16 @@ def _motion_edits(what: str, chunks: list[Chunk], words: Words) -> Iterator[Edit
             draws = Draws("verb", *flat)
             for other in ("moves", "enters", "leaves", "stays"):
                 if other != verb:
-                    told = verb_phrase(other, direction or draws.choice(DIRECTIONS), form, draws).split()
+                    told = verb_phrase(
+                        other, direction or draws.choice(DIRECTIONS), form, draws
+                    ).split()
                     yield {indices[0]: [*before, *told], **{index: [] for index in indices[1:]}}
         at += length
 
 
-def _edits(change_name: str, chunks: list[Chunk], words: Words, scene: Scene | MovingScene) -> Iterator[Edit]:
+def _edits(
+    change_name: str, chunks: list[Chunk], words: Words, scene: Scene | MovingScene
+) -> Iterator[Edit]:
     """Every edit of a kind."""
     change, _, what = change_name.partition("_")
     if what in ("direction", "verb"):
@@ -247,9 +314,13 @@ class SceneNegatives:
             raise ValueError(f"kinds has {unknown}: expected some of {names}")
         self.kinds = tuple(kinds or names)
 
-    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
+    def __call__(
+        self, row: Row, caption: str, generator: np.random.Generator
+    ) -> list[tuple[str, str]]:
         """The negatives that apply, in random order. Raises ``DataError`` where the row has no scene."""
-        pairs = hard_negatives(_scene_of(row, "negatives.source"), caption, int(generator.integers(2**31)))
+        pairs = hard_negatives(
+            _scene_of(row, "negatives.source"), caption, int(generator.integers(2**31))
+        )
         chosen = [pair for pair in pairs if pair[0] in self.kinds]
         return [chosen[index] for index in generator.permutation(len(chosen))]
 
@@ -259,13 +330,17 @@ class ScenePositives:
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
         """The ``paraphrases`` of a caption. Raises ``DataError`` where the row has no scene."""
-        return paraphrases(_scene_of(row, "negatives.positive_source"), caption, int(generator.integers(2**31)))
+        return paraphrases(
+            _scene_of(row, "negatives.positive_source"), caption, int(generator.integers(2**31))
+        )
 
 
 def _scene_of(row: Row, key: str) -> Any:
     scene = row.get("scene")
     if scene is None:
-        raise DataError(f"image {row['image_id']!r} is not a generated scene, which {key} scenes needs")
+        raise DataError(
+            f"image {row['image_id']!r} is not a generated scene, which {key} scenes needs"
+        )
     return scene
 
 
@@ -282,7 +357,11 @@ def _agreeing(words: Words) -> Words:
             if 0 <= at < len(chunks) and chunks[at].kind == "thing":
                 verb = "are" if chunks[at].plural else "is"
                 edited[index] = [verb if word in ("is", "are") else word for word in edited[index]]
-        elif chunk.kind in ("thing", "ground") and len(edited[index]) > 1 and edited[index][0] in ("a", "an"):
+        elif (
+            chunk.kind in ("thing", "ground")
+            and len(edited[index]) > 1
+            and edited[index][0] in ("a", "an")
+        ):
             edited[index][0] = article(edited[index][1])
         elif chunk.kind == "pronoun":
             first = next((other for other in chunks if other.kind == "thing"), chunk)
@@ -298,6 +377,8 @@ def _text(words: Words, capital: bool) -> str:
             text += word
             start = start or word in ".!?"
         else:
-            text += (" " if text else "") + (word[0].upper() + word[1:] if start and capital else word)
+            text += (" " if text else "") + (
+                word[0].upper() + word[1:] if start and capital else word
+            )
             start = False
     return text

@@ -15,7 +15,14 @@ from typing import NamedTuple
 from rewards.base import RewardError
 from rewards.images import ImageSource
 from rl_caption.data.scenes.language import plural
-from rl_caption.data.scenes.moving import DIRECTIONS, MovingScene, Phrase, done, moving_facts, phrase_at
+from rl_caption.data.scenes.moving import (
+    DIRECTIONS,
+    MovingScene,
+    Phrase,
+    done,
+    moving_facts,
+    phrase_at,
+)
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import (
     BACKGROUNDS,
@@ -50,29 +57,62 @@ ADJECTIVES: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("striped", "stripy"), ("texture", "striped")),
     **dict.fromkeys(("dotted", "spotted"), ("texture", "dotted")),
 }
-NUMBERS = {"one": 1, "single": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8} | {
-    str(number): number for number in range(1, 10)
-}
+NUMBERS = {
+    "one": 1,
+    "single": 1,
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+} | {str(number): number for number in range(1, 10)}
 _ARTICLES = {"a", "an", "the", "this"}
 _RELATION_PHRASES = {
-    "left of": ("left of", "to the left of", "on the left of", "at the left of", "on the left side of"),
-    "right of": ("right of", "to the right of", "on the right of", "at the right of", "on the right side of"),
+    "left of": (
+        "left of",
+        "to the left of",
+        "on the left of",
+        "at the left of",
+        "on the left side of",
+    ),
+    "right of": (
+        "right of",
+        "to the right of",
+        "on the right of",
+        "at the right of",
+        "on the right side of",
+    ),
     "above": ("above", "over", "on top of"),
     "below": ("below", "beneath", "under", "underneath"),
 }
 _PHRASES: dict[tuple[str, ...], tuple[str, str]] = {
-    **{tuple(text.split()): ("relation", relation) for relation, texts in _RELATION_PHRASES.items() for text in texts},
+    **{
+        tuple(text.split()): ("relation", relation)
+        for relation, texts in _RELATION_PHRASES.items()
+        for text in texts
+    },
     **dict.fromkeys((("there", "is"), ("there", "are")), ("there", "")),
     **dict.fromkeys((("is",), ("are",), ("is", "located"), ("are", "located")), ("be", "")),
     **dict.fromkeys((("on",), ("against",), ("in", "front", "of")), ("on", "")),
-    **{("and",): ("and", ""), ("with",): ("with", ""), ("it",): ("pronoun", ""), ("them",): ("pronoun", "")},
+    **{
+        ("and",): ("and", ""),
+        ("with",): ("with", ""),
+        ("it",): ("pronoun", ""),
+        ("them",): ("pronoun", ""),
+    },
     **{
         (*article, picture, verb): ("opening", "")
         for article in ((), ("a",), ("an",), ("the",), ("this",))
         for picture in ("picture", "image", "photo")
         for verb in ("shows", "contains", "has", "of", "with")
     },
-    **{("in", article, picture): ("closing", "") for article in ("the", "this") for picture in ("picture", "image")},
+    **{
+        ("in", article, picture): ("closing", "")
+        for article in ("the", "this")
+        for picture in ("picture", "image")
+    },
 }
 _BY_FIRST: dict[str, list[tuple[str, ...]]] = {}
 for _phrase in sorted(_PHRASES, key=len, reverse=True):
@@ -101,7 +141,9 @@ class SceneObjects:
         """Sets of the ``SHAPES`` in N images. Raises ``RewardError`` for images of no generated scene."""
         for image in images:
             if not isinstance(image, SceneImage):
-                raise RewardError(f"the image {image!r:.80} is of no generated scene, whose objects would be known")
+                raise RewardError(
+                    f"the image {image!r:.80} is of no generated scene, whose objects would be known"
+                )
         return [frozenset(thing.shape for thing in image.scene.things) for image in images]  # type: ignore[union-attr]
 
 
@@ -201,8 +243,17 @@ def parse(caption: str) -> Parse:
     used = sum(chunk.end - chunk.start - chunk.bad for chunk in chunks if chunk.used)
     return Parse(
         tuple(things),
-        tuple((index[subject.position], relation, index[other.position]) for subject, relation, other in relations),
-        tuple(value for c in chunks if c.kind == "ground" for attribute, value in c.attributes if attribute),
+        tuple(
+            (index[subject.position], relation, index[other.position])
+            for subject, relation, other in relations
+        ),
+        tuple(
+            value
+            for c in chunks
+            if c.kind == "ground"
+            for attribute, value in c.attributes
+            if attribute
+        ),
         total,
         total - used,
     )
@@ -254,9 +305,27 @@ def _noun_phrase_at(words: Sequence[str], start: int) -> Chunk:
         return Chunk("ground", start, at + 1, attributes=colours, bad=bad, used=True)
     if noun in NOUNS:
         shape, is_plural = NOUNS[noun]
-        disagrees = is_plural != (number > 1) if number is not None else is_plural and article in ("a", "an", "this")
-        bad += int(disagrees) + (article in ("a", "an", "this") and number is not None and words[first - 1] != "single")
-        return Chunk("thing", start, at + 1, "", distinct, shape, number, is_plural, article == "the", bad, used=True)
+        disagrees = (
+            is_plural != (number > 1)
+            if number is not None
+            else is_plural and article in ("a", "an", "this")
+        )
+        bad += int(disagrees) + (
+            article in ("a", "an", "this") and number is not None and words[first - 1] != "single"
+        )
+        return Chunk(
+            "thing",
+            start,
+            at + 1,
+            "",
+            distinct,
+            shape,
+            number,
+            is_plural,
+            article == "the",
+            bad,
+            used=True,
+        )
     if attributes and first == start:
         return Chunk("adjectives", start, at, attributes=distinct, bad=bad)
     return Chunk("unknown", start, start + 1)
@@ -323,7 +392,9 @@ def pair_things(chunks: list[Chunk]) -> list[tuple[Chunk, str, Chunk]]:
     relations: list[tuple[Chunk, str, Chunk]] = []
     topic: Chunk | None = None
     for position, chunk in enumerate(chunks):
-        if chunk.kind == "thing" and (position == 0 or chunks[position - 1].kind not in ("with", "relation")):
+        if chunk.kind == "thing" and (
+            position == 0 or chunks[position - 1].kind not in ("with", "relation")
+        ):
             topic = chunk
         if chunk.kind != "relation" or position + 1 == len(chunks):
             continue
@@ -347,7 +418,9 @@ def pair_things(chunks: list[Chunk]) -> list[tuple[Chunk, str, Chunk]]:
     return relations
 
 
-def _subject(chunks: list[Chunk], position: int, relations: list[tuple[Chunk, str, Chunk]]) -> Chunk | None:
+def _subject(
+    chunks: list[Chunk], position: int, relations: list[tuple[Chunk, str, Chunk]]
+) -> Chunk | None:
     at = position - 1
     if at >= 0 and chunks[at].kind in ("and", "comma"):
         while at >= 0 and chunks[at].kind in ("and", "comma"):
@@ -376,15 +449,29 @@ def claims(caption: str, scene: Scene | MovingScene) -> list[Claim]:
         return _moving_claims(caption, scene)
     parsed = parse(caption)
     referents, repeated = _resolve(parsed.things, scene.kinds)
-    all_claims = [claim for pair in zip(parsed.things, referents, strict=True) for claim in _thing_claims(*pair)]
+    all_claims = [
+        claim
+        for pair in zip(parsed.things, referents, strict=True)
+        for claim in _thing_claims(*pair)
+    ]
     for subject, relation, other in parsed.relations:
         one, two = ((parsed.things[index], referents[index]) for index in (subject, other))
         all_claims.append(_relation_claim(relation, one, two))
     for colour in parsed.backgrounds:
         true = colour == scene.background
-        all_claims.append(Claim("background", colour, true, Fact("background", "background", colour) if true else None))
+        all_claims.append(
+            Claim(
+                "background",
+                colour,
+                true,
+                Fact("background", "background", colour) if true else None,
+            )
+        )
     again = [name for name, times in repeated.items() for _ in range(times)]
-    return [*_distinct(all_claims), *(Claim("repetition", f"{name} once more", False, None) for name in again)]
+    return [
+        *_distinct(all_claims),
+        *(Claim("repetition", f"{name} once more", False, None) for name in again),
+    ]
 
 
 def _distinct(claims: Iterable[Claim]) -> list[Claim]:
@@ -395,7 +482,9 @@ def _distinct(claims: Iterable[Claim]) -> list[Claim]:
     return list(first.values())
 
 
-def _resolve(things: Sequence[Chunk], kinds: Sequence[Kind]) -> tuple[list[_Referent], dict[str, int]]:
+def _resolve(
+    things: Sequence[Chunk], kinds: Sequence[Kind]
+) -> tuple[list[_Referent], dict[str, int]]:
     """Find what each thing refers to, and how often each kind is introduced beyond its number of things.
 
     Things with the most attributes choose first, so that "a circle and a red circle" can be a blue and a red one.
@@ -407,7 +496,11 @@ def _resolve(things: Sequence[Chunk], kinds: Sequence[Kind]) -> tuple[list[_Refe
         options = [group for group in kinds if thing.shape is None or group.shape == thing.shape]
         if not options:
             continue
-        fitting = [group for group in options if all(getattr(group, name) == value for name, value in thing.attributes)]
+        fitting = [
+            group
+            for group in options
+            if all(getattr(group, name) == value for name, value in thing.attributes)
+        ]
         if not fitting:
             fitting = [max(options, key=lambda group: _agreement(group, thing))]
         total = sum(len(group.things) for group in fitting)
@@ -419,14 +512,22 @@ def _resolve(things: Sequence[Chunk], kinds: Sequence[Kind]) -> tuple[list[_Refe
         referents[index] = _Referent(tuple(fitting), total)
         if thing.shape is not None and not thing.definite:
             for group in fitting if all_of_them else fitting[:1]:
-                introduced[group.name] = introduced.get(group.name, 0) + (len(group.things) if all_of_them else 1)
+                introduced[group.name] = introduced.get(group.name, 0) + (
+                    len(group.things) if all_of_them else 1
+                )
     present = {group.name: len(group.things) for group in kinds}
-    return referents, {name: times - present[name] for name, times in introduced.items() if times > present[name]}
+    return referents, {
+        name: times - present[name] for name, times in introduced.items() if times > present[name]
+    }
 
 
 def _agreement(group: Kind, thing: Chunk) -> int:
     """How well a kind fits a thing; colour counts more than size and texture."""
-    return sum(3 if name == "colour" else 1 for name, value in thing.attributes if getattr(group, name) == value)
+    return sum(
+        3 if name == "colour" else 1
+        for name, value in thing.attributes
+        if getattr(group, name) == value
+    )
 
 
 def _thing_claims(thing: Chunk, referent: _Referent) -> Iterator[Claim]:
@@ -441,7 +542,12 @@ def _thing_claims(thing: Chunk, referent: _Referent) -> Iterator[Claim]:
             yield Claim("shape", group.name, True, Fact("shape", group.name, group.shape))
         for attribute, value in thing.attributes:
             true = getattr(group, attribute) == value
-            yield Claim(attribute, f"{value}: {group.name}", true, Fact(attribute, group.name, value) if true else None)
+            yield Claim(
+                attribute,
+                f"{value}: {group.name}",
+                true,
+                Fact(attribute, group.name, value) if true else None,
+            )
     label = " ".join([value for _, value in sorted(thing.attributes)] + [noun])
     if thing.number is not None:
         true, fact = referent.total == thing.number, None
@@ -452,21 +558,27 @@ def _thing_claims(thing: Chunk, referent: _Referent) -> Iterator[Claim]:
         yield Claim("count", f"several {label}", referent.total > 1, None)
 
 
-def _relation_claim(relation: str, first: tuple[Chunk, _Referent], second: tuple[Chunk, _Referent]) -> Claim:
+def _relation_claim(
+    relation: str, first: tuple[Chunk, _Referent], second: tuple[Chunk, _Referent]
+) -> Claim:
     """Judge a relation: of plural things it must hold for all, of singular ones for any that may be meant."""
     if relation in ("right of", "below"):
         relation, first, second = {"right of": "left of", "below": "above"}[relation], second, first
     every = first[0].several or second[0].several
     for one in _readings(*first):
         for other in _readings(*second):
-            pairs = [(a, b) for x in one for y in other for a in x.things for b in y.things if a is not b]
+            pairs = [
+                (a, b) for x in one for y in other for a in x.things for b in y.things if a is not b
+            ]
             verdicts = (offset(relation, a, b) >= MARGIN for a, b in pairs)
             if pairs and (all(verdicts) if every else any(verdicts)):
                 single = len(one) == len(other) == 1 and one != other
                 told = single and relation in relations_between(one[0], other[0])
                 fact = relation_fact(one[0], other[0]) if told else None
                 return Claim("relation", f"{_names(one)} {relation} {_names(other)}", True, fact)
-    names = [_names(referent.kinds[:1]) or thing.shape or "object" for thing, referent in (first, second)]
+    names = [
+        _names(referent.kinds[:1]) or thing.shape or "object" for thing, referent in (first, second)
+    ]
     return Claim("relation", f"{names[0]} {relation} {names[1]}", False, None)
 
 
@@ -537,10 +649,16 @@ def _without_motions(caption: str) -> _Split:
     return _Split(text, tuple(motions), sum(word[0] not in PUNCTUATION for word in words), unparsed)
 
 
-def _listed_with(things: Sequence[Chunk], index: int, rest: Sequence[str], cuts: Sequence[int]) -> bool:
+def _listed_with(
+    things: Sequence[Chunk], index: int, rest: Sequence[str], cuts: Sequence[int]
+) -> bool:
     """Whether a thing and the previous one are joined by "and" or a comma, without a phrase of motion between."""
     end, start = things[index - 1].end, things[index].start
-    return set(rest[end:start]) <= {"and", ","} and end < start and not any(end <= cut <= start for cut in cuts)
+    return (
+        set(rest[end:start]) <= {"and", ","}
+        and end < start
+        and not any(end <= cut <= start for cut in cuts)
+    )
 
 
 def _moving_claims(caption: str, scene: MovingScene) -> list[Claim]:
@@ -554,7 +672,11 @@ def _moving_claims(caption: str, scene: MovingScene) -> list[Claim]:
         judged.append(claim)
     things = parse(split.rest).things
     referents, _ = _resolve(things, scene.kinds)
-    moved = (claim for motion in split.motions for claim in _motion_claims(motion, things, referents, scene))
+    moved = (
+        claim
+        for motion in split.motions
+        for claim in _motion_claims(motion, things, referents, scene)
+    )
     return [*judged, *_distinct(moved)]
 
 
@@ -569,7 +691,9 @@ def _motion_claims(
 
     def check_claim(aspect: str, thing: int, value: str, facts_of: dict[int, Fact]) -> Claim:
         """A claim that is true if it holds for any thing that may be meant; ``facts_of`` has its fact for each."""
-        names = [scene.kinds[index].name for index in meant(thing)] or [things[thing].shape or "object"]
+        names = [scene.kinds[index].name for index in meant(thing)] or [
+            things[thing].shape or "object"
+        ]
         for index, fact in facts_of.items():
             if fact in done(scene, index):
                 return Claim(aspect, f"{scene.kinds[index].name} {value}", True, fact)
@@ -584,15 +708,25 @@ def _motion_claims(
             for a in meant(one)
             if a != b and scene.collision is not None and {a, b} == set(scene.collision)
         }
-        yield check_claim("collision", one, f"collides with {things[other].shape or 'object'}", pairs)
+        yield check_claim(
+            "collision", one, f"collides with {things[other].shape or 'object'}", pairs
+        )
         return
     for thing in motion.subjects:
         if event in ("enters", "leaves"):
             facts = {index: Fact("event", scene.kinds[index].name, event) for index in meant(thing)}
             yield check_claim("event", thing, event, facts)
         if direction:
-            facts = {index: Fact("direction", scene.kinds[index].name, direction) for index in meant(thing)}
-            yield check_claim("direction", thing, f"goes {direction}" if direction in DIRECTIONS else "stays", facts)
+            facts = {
+                index: Fact("direction", scene.kinds[index].name, direction)
+                for index in meant(thing)
+            }
+            yield check_claim(
+                "direction",
+                thing,
+                f"goes {direction}" if direction in DIRECTIONS else "stays",
+                facts,
+            )
         elif event == "moves":
             moves = [index for index in meant(thing) if scene.motions[index].direction]
             yield check_claim("motion", thing, "moves", {})._replace(true=bool(moves))

@@ -60,7 +60,11 @@ def _questions(scene: Scene, draws: Draws) -> Iterator[ImageQuestion]:
         yield choose(f"What size {be} the {kind.colour} {_noun(kind)}?", kind.size, SIZES)
         yield choose(f"What texture {be} the {kind.colour} {_noun(kind)}?", kind.texture, TEXTURES)
         if len(kind.things) > 1:
-            yield choose(f"How many {kind.colour} {_noun(kind)} are there?", NUMBERS[len(kind.things)], NUMBERS[2:])
+            yield choose(
+                f"How many {kind.colour} {_noun(kind)} are there?",
+                NUMBERS[len(kind.things)],
+                NUMBERS[2:],
+            )
         for other in scene.kinds[index + 1 :]:
             if relations := relations_between(kind, other):
                 false = [relation for relation in RELATIONS if relation not in relations]
@@ -95,7 +99,9 @@ def _stated(parsed: Parse, question: str) -> list[str]:
         return [value for thing in things for name, value in thing.attributes if name == attribute]
     if match := _COUNT.fullmatch(question):
         counts = [thing.number for thing in parsed.things if _may_be(thing, *match.groups())]
-        return [NUMBERS[number] for number in counts if number is not None and number < len(NUMBERS)]
+        return [
+            NUMBERS[number] for number in counts if number is not None and number < len(NUMBERS)
+        ]
     if match := _RELATION.fullmatch(question):
         from_colour, from_noun, colour, noun = match.groups()
         stated = []
@@ -111,4 +117,6 @@ def _stated(parsed: Parse, question: str) -> list[str]:
 def _may_be(thing: Chunk, colour: str | None, noun: str) -> bool:
     """Whether a thing of a caption has this shape, and no other colour."""
     colours = [value for name, value in thing.attributes if name == "colour"]
-    return thing.shape == _SINGULAR.get(noun, noun) and (colour is None or colours in ([], [colour]))
+    return thing.shape == _SINGULAR.get(noun, noun) and (
+        colour is None or colours in ([], [colour])
+    )

@@ -53,7 +53,9 @@ class SceneImage:
 @cache
 def _kept(size: int) -> Callable[[Scene], NDArray[np.uint8]]:
     """A cached function from a scene to its pixels, uint8 [size, size, 3]; least recently used ones are dropped."""
-    return lru_cache(max(1, CACHE_BYTES // (3 * size * size)))(lambda scene: np.asarray(render(scene, size)))
+    return lru_cache(max(1, CACHE_BYTES // (3 * size * size)))(
+        lambda scene: np.asarray(render(scene, size))
+    )
 
 
 def render(scene: Scene, size: int = 64) -> Image.Image:
@@ -65,7 +67,10 @@ def render(scene: Scene, size: int = 64) -> Image.Image:
     canvas = Image.new("RGB", (side, side), BACKGROUND_RGB[scene.background])
     for thing in scene.things:
         body, ink = _masks(thing.shape, thing.texture, max(4, RADIUS[thing.size] * side // 1000))
-        corner = (thing.x * side // 1000 - body.width // 2, thing.y * side // 1000 - body.height // 2)
+        corner = (
+            thing.x * side // 1000 - body.width // 2,
+            thing.y * side // 1000 - body.height // 2,
+        )
         canvas.paste(COLOUR_RGB[thing.colour], corner, body)
         if ink is not None:
             canvas.paste(_DARK_INK if thing.colour in _LIGHT_COLOURS else _LIGHT_INK, corner, ink)
@@ -109,18 +114,26 @@ def _shape_mask(shape: str, radius: int) -> Image.Image:
     elif shape == "heart":
         for side in (-1, 1):
             _disc(draw, radius + side * 0.43 * radius, 0.68 * radius, 0.47 * radius, 255)
-        draw.polygon(_around(radius, ((-0.86, -0.12), (0, -0.25), (0.86, -0.12), (0, 0.97))), fill=255)
+        draw.polygon(
+            _around(radius, ((-0.86, -0.12), (0, -0.25), (0.86, -0.12), (0, 0.97))), fill=255
+        )
     elif shape == "cross":
         arm = 0.32
-        draw.polygon(_around(radius, ((-arm, -0.95), (arm, -0.95), (arm, 0.95), (-arm, 0.95))), fill=255)
-        draw.polygon(_around(radius, ((-0.95, -arm), (0.95, -arm), (0.95, arm), (-0.95, arm))), fill=255)
+        draw.polygon(
+            _around(radius, ((-arm, -0.95), (arm, -0.95), (arm, 0.95), (-arm, 0.95))), fill=255
+        )
+        draw.polygon(
+            _around(radius, ((-0.95, -arm), (0.95, -arm), (0.95, arm), (-0.95, arm))), fill=255
+        )
     else:
         draw.polygon(_around(radius, _OUTLINES[shape]), fill=255)
     return mask
 
 
 def _disc(draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, fill: int) -> None:
-    draw.ellipse((round(x - radius), round(y - radius), round(x + radius), round(y + radius)), fill=fill)
+    draw.ellipse(
+        (round(x - radius), round(y - radius), round(x + radius), round(y + radius)), fill=fill
+    )
 
 
 def _around(radius: int, points: tuple[tuple[float, float], ...]) -> list[tuple[int, int]]:

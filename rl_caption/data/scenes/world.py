@@ -20,7 +20,9 @@ RELATIONS = ("left of", "right of", "above", "below")
 
 PAIRS = tuple((colour, shape) for colour in COLOURS for shape in SHAPES)
 """All 64 pairs of colour and shape."""
-UNSEEN_PAIRS = tuple((colour, SHAPES[(3 * index + 5) % len(SHAPES)]) for index, colour in enumerate(COLOURS))
+UNSEEN_PAIRS = tuple(
+    (colour, SHAPES[(3 * index + 5) % len(SHAPES)]) for index, colour in enumerate(COLOURS)
+)
 """Eight pairs, one per colour and one per shape, that no scene of train, val or test contains."""
 SEEN_PAIRS = tuple(pair for pair in PAIRS if pair not in UNSEEN_PAIRS)
 
@@ -121,7 +123,9 @@ class Scene:
         """The things grouped by appearance, in order of salience."""
         groups: dict[Look, list[Thing]] = {}
         for thing in self.things:
-            groups.setdefault((thing.shape, thing.colour, thing.size, thing.texture), []).append(thing)
+            groups.setdefault((thing.shape, thing.colour, thing.size, thing.texture), []).append(
+                thing
+            )
         return tuple(Kind(*look, tuple(things)) for look, things in groups.items())
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,9 +139,13 @@ class Scene:
             things = tuple(Thing(**thing) for thing in values["things"])
             background = values["background"]
         except (KeyError, TypeError) as error:
-            raise DataError(f"not a scene: {values!r:.120} ({error}); expected 'background' and 'things'") from error
+            raise DataError(
+                f"not a scene: {values!r:.120} ({error}); expected 'background' and 'things'"
+            ) from error
         values_of = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture": TEXTURES}
-        looks = [(getattr(thing, key), allowed) for thing in things for key, allowed in values_of.items()]
+        looks = [
+            (getattr(thing, key), allowed) for thing in things for key, allowed in values_of.items()
+        ]
         for value, allowed in [(background, BACKGROUNDS), *looks]:
             if value not in allowed:
                 raise DataError(f"not a scene: {value!r} is none of {', '.join(allowed)}")
@@ -165,10 +173,15 @@ def offset(relation: str, first: Thing, second: Thing) -> int:
 def relations_between(first: Kind, second: Kind) -> list[str]:
     """Relations that hold between all things of ``first`` and all of ``second``, the largest offset first."""
     least = {
-        relation: min(offset(relation, one, other) for one in first.things for other in second.things)
+        relation: min(
+            offset(relation, one, other) for one in first.things for other in second.things
+        )
         for relation in RELATIONS
     }
-    return sorted((relation for relation in RELATIONS if least[relation] >= MARGIN), key=lambda name: -least[name])
+    return sorted(
+        (relation for relation in RELATIONS if least[relation] >= MARGIN),
+        key=lambda name: -least[name],
+    )
 
 
 def relation_fact(first: Kind, second: Kind) -> Fact:
@@ -191,7 +204,9 @@ def facts(scene: Scene) -> frozenset[Fact]:
         if len(category.things) > 1:
             true.add(Fact("count", category.name, str(len(category.things))))
         true.update(
-            relation_fact(category, other) for other in kinds[index + 1 :] if relations_between(category, other)
+            relation_fact(category, other)
+            for other in kinds[index + 1 :]
+            if relations_between(category, other)
         )
     return frozenset(true)
 
@@ -229,7 +244,10 @@ def place_things(draws: Draws, looks: Sequence[Look], background: str) -> Scene 
                 break
         else:
             return None
-    return Scene(background, tuple(sorted(things, key=lambda thing: (SIZES.index(thing.size), thing.x, thing.y))))
+    return Scene(
+        background,
+        tuple(sorted(things, key=lambda thing: (SIZES.index(thing.size), thing.x, thing.y))),
+    )
 
 
 def moves(scene: Scene) -> list[Scene]:
@@ -237,10 +255,15 @@ def moves(scene: Scene) -> list[Scene]:
 
     Looks, numbers and relations stay the same, so captions that are true of the scene are true of each.
     """
-    across, down = (_steps([(getattr(thing, axis), thing.size) for thing in scene.things]) for axis in "xy")
+    across, down = (
+        _steps([(getattr(thing, axis), thing.size) for thing in scene.things]) for axis in "xy"
+    )
 
     def shift(right: int, below: int) -> Scene:
-        things = (dataclasses.replace(thing, x=thing.x + right, y=thing.y + below) for thing in scene.things)
+        things = (
+            dataclasses.replace(thing, x=thing.x + right, y=thing.y + below)
+            for thing in scene.things
+        )
         return Scene(scene.background, tuple(things))
 
     return [shift(right, below) for right in across for below in down]
@@ -262,7 +285,9 @@ def _counts(draws: Draws, total: int) -> list[int]:
     return [same] + [1] * (total - same)
 
 
-def draw_looks(draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs: Pairs) -> list[Look]:
+def draw_looks(
+    draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs: Pairs
+) -> list[Look]:
     """Draw the looks of things, ``counts`` per kind; kinds differ, and the first is of ``leading_pairs`` if given."""
     chosen: list[tuple[str, str]] = []
     while len(chosen) < len(counts):
@@ -271,7 +296,9 @@ def draw_looks(draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs:
             chosen.append(pair)
     looks = []
     for count, (colour, shape) in zip(draws.permute(counts), chosen, strict=True):
-        looks += [(shape, colour, draws.choice(SIZES), draws.choose_weighted(TEXTURES, (2, 1, 1)))] * count
+        looks += [
+            (shape, colour, draws.choice(SIZES), draws.choose_weighted(TEXTURES, (2, 1, 1)))
+        ] * count
     return looks
 
 
@@ -285,4 +312,7 @@ def coordinate(draws: Draws, low: int) -> int:
 def _clear(first: Thing, second: Thing) -> bool:
     dx, dy = abs(first.x - second.x), abs(first.y - second.y)
     distance = RADIUS[first.size] + RADIUS[second.size] + GAP
-    return not (LEVEL < dx < MARGIN or LEVEL < dy < MARGIN) and dx * dx + dy * dy >= distance * distance
+    return (
+        not (LEVEL < dx < MARGIN or LEVEL < dy < MARGIN)
+        and dx * dx + dy * dy >= distance * distance
+    )

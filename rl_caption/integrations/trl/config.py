@@ -65,7 +65,15 @@ class VlmLoraConfig:
     r: Rank = 16
     alpha: Rank = 32
     target_modules: list[str] = field(
-        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        default_factory=lambda: [
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+        ]
     )
 
 
@@ -155,13 +163,17 @@ class VlmEvalConfig:
     before: bool = False
     batch_size: BatchSize = 8
     num_beams: Beams = 1
-    metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
+    metrics: list[str] = field(
+        default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"]
+    )
     tokenizer: Literal["auto", "java", "python", "unicode", "char"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.metrics) - set(DEFAULT_METRICS)):
-            raise ConfigError(f"metrics has {unknown}: expected some of {', '.join(DEFAULT_METRICS)}")
+            raise ConfigError(
+                f"metrics has {unknown}: expected some of {', '.join(DEFAULT_METRICS)}"
+            )
 
 
 @dataclass
@@ -207,7 +219,9 @@ class GrpoVlmConfig(PairsConfig):
     model: VlmConfig = field(default_factory=VlmConfig)
     lora: VlmLoraConfig | None = field(default_factory=VlmLoraConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    rollout: VlmRolloutConfig = field(default_factory=lambda: VlmRolloutConfig(num_samples=8, max_new_tokens=48))
+    rollout: VlmRolloutConfig = field(
+        default_factory=lambda: VlmRolloutConfig(num_samples=8, max_new_tokens=48)
+    )
     reward: RewardConfig = field(default_factory=RewardConfig)
     train: VlmTrainConfig = field(default_factory=VlmTrainConfig)
     eval: VlmEvalConfig = field(default_factory=VlmEvalConfig)
@@ -217,10 +231,14 @@ class GrpoVlmConfig(PairsConfig):
         super().__post_init__()
         if self.reward.normalize != "none":
             scaled = "GRPO's own is train.kwargs {multi_objective_aggregation: normalize_then_sum}"
-            raise ConfigError(f"reward.normalize is {self.reward.normalize!r}: {ADDS_UP}, expected none; {scaled}")
+            raise ConfigError(
+                f"reward.normalize is {self.reward.normalize!r}: {ADDS_UP}, expected none; {scaled}"
+            )
         for name, term in self.reward.terms.items():
             if "." in name or "/" in name:
-                raise ConfigError(f"reward.terms has {name!r}: a part of a log key, expected neither dots nor slashes")
+                raise ConfigError(
+                    f"reward.terms has {name!r}: a part of a log key, expected neither dots nor slashes"
+                )
             _refuse_unused(f"reward.terms.{name}", term, ("schedule", "length_ratio"), ADDS_UP)
         _refuse_unused("data", self.data, ("features_root",), "a vision-language model sees pixels")
         _refuse_unused("data", self.data, ("augment",), "this program has no augmentation")
@@ -232,4 +250,6 @@ class GrpoVlmConfig(PairsConfig):
 def _refuse_unused(section: str, options: Any, keys: Sequence[str], why: str) -> None:
     for key in keys:
         if (value := getattr(options, key)) not in (None, False, []):
-            raise ConfigError(f"{section}{'.' if section else ''}{key} is {value!r}: {why}, leave it out")
+            raise ConfigError(
+                f"{section}{'.' if section else ''}{key} is {value!r}: {why}, leave it out"
+            )

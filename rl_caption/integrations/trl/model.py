@@ -50,14 +50,31 @@ class Vlm:
         from trl.data_utils import prepare_multimodal_messages
 
         asked = [
-            prepare_multimodal_messages(messages(row, self.prompt), images=[load_image(row["image"])]) for row in rows
+            prepare_multimodal_messages(
+                messages(row, self.prompt), images=[load_image(row["image"])]
+            )
+            for row in rows
         ]
-        template = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
-        return dict(self.processor.apply_chat_template(asked, **template, processor_kwargs={"padding": True}))
+        template = {
+            "add_generation_prompt": True,
+            "tokenize": True,
+            "return_dict": True,
+            "return_tensors": "pt",
+        }
+        return dict(
+            self.processor.apply_chat_template(
+                asked, **template, processor_kwargs={"padding": True}
+            )
+        )
 
-    def generate(self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: None = None) -> Tensor:
+    def generate(
+        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: None = None
+    ) -> Tensor:
         """Decode by greedy or beam search; returns the new token ids [B, 1, L]."""
-        inputs = {key: value.to(policy.dtype) if value.is_floating_point() else value for key, value in inputs.items()}
+        inputs = {
+            key: value.to(policy.dtype) if value.is_floating_point() else value
+            for key, value in inputs.items()
+        }
         written = policy.generate(
             **inputs,
             do_sample=False,
@@ -71,7 +88,10 @@ class Vlm:
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """N texts of token ids [N, L]."""
-        return [text.strip() for text in self.processor.batch_decode(token_ids, skip_special_tokens=True)]
+        return [
+            text.strip()
+            for text in self.processor.batch_decode(token_ids, skip_special_tokens=True)
+        ]
 
 
 def load_processor(config: VlmConfig) -> tuple[Any, Any]:
@@ -87,7 +107,9 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
         options = _source(config)
         shape = read_config(config.name, options)
     if getattr(shape, "is_encoder_decoder", False):
-        raise ConfigError(f"{name} is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py")
+        raise ConfigError(
+            f"{name} is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py"
+        )
     with config_errors(f"{name} cannot be loaded"):
         processor = read_processor(config.name, **options, **config.processor_kwargs)
         VisionLanguageFamily(shape.model_type).check_processor(processor)
@@ -97,7 +119,9 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
             "those after them; use scst.py"
         )
     if not hasattr(shape, "image_token_id"):
-        raise ConfigError(f"{name}: its configuration has no image_token_id, which TRL keeps from being sampled")
+        raise ConfigError(
+            f"{name}: its configuration has no image_token_id, which TRL keeps from being sampled"
+        )
     return shape, processor
 
 
@@ -114,7 +138,9 @@ def load_vlm(config: VlmConfig, dtype: str) -> Vlm:
     """
     shape, processor = load_processor(config)
     with config_errors(f"model.name {config.name!r} cannot be loaded"):
-        policy = load_model(model_class(shape), config.name, shape, (), getattr(torch, dtype), _source(config))
+        policy = load_model(
+            model_class(shape), config.name, shape, (), getattr(torch, dtype), _source(config)
+        )
     tokenizer = processor.tokenizer
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -146,7 +172,9 @@ def adapt(policy: Any, lora: VlmLoraConfig | None, patterns: list[str] | None) -
     modules = dict(policy.named_modules())
     for pattern in patterns or []:
         if not any(fnmatchcase(name, pattern) for name in modules):
-            raise ConfigError(f"model.freeze has {pattern!r}, which matches no module: with LoRA, modules are named")
+            raise ConfigError(
+                f"model.freeze has {pattern!r}, which matches no module: with LoRA, modules are named"
+            )
     linear_layers = [
         name
         for name, module in modules.items()
@@ -167,7 +195,9 @@ def load_weights(policy: Any, checkpoint: str | Path) -> None:
     Many models, Qwen2-VL among them, have other parameter names in files than in memory. Transformers' trainer does
     not translate them and leaves out those weights without an error.
     """
-    policy.load_state_dict(load_complete(type(policy), str(checkpoint), dtype=policy.dtype).state_dict())
+    policy.load_state_dict(
+        load_complete(type(policy), str(checkpoint), dtype=policy.dtype).state_dict()
+    )
 
 
 def load_deepspeed_weights(policy: Any, checkpoint: str | Path) -> None:

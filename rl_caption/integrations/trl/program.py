@@ -45,7 +45,13 @@ from rl_caption.evaluation import (
     format_table,
     write_evaluation,
 )
-from rl_caption.evaluation.metrics import add_judges, check_asked, check_judges, metrics_tokenizer, words_tokenizer
+from rl_caption.evaluation.metrics import (
+    add_judges,
+    check_asked,
+    check_judges,
+    metrics_tokenizer,
+    words_tokenizer,
+)
 from rl_caption.evaluation.results import read_scores
 from rl_caption.integrations.trl.config import GrpoVlmConfig
 from rl_caption.integrations.trl.model import (
@@ -59,7 +65,13 @@ from rl_caption.integrations.trl.model import (
 )
 from rl_caption.integrations.trl.rows import FinishedAware, trl_dataset
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.runtime.engines import accelerator_kwargs, gathered_parameters, print_main, usable_precision, use_cpu
+from rl_caption.runtime.engines import (
+    accelerator_kwargs,
+    gathered_parameters,
+    print_main,
+    usable_precision,
+    use_cpu,
+)
 from rl_caption.runtime.errors import ConfigError, config_errors, not_installed
 from rl_caption.runtime.launch import check_environment, check_processes, run_lock
 from rl_caption.training.checkpoint import CheckpointError, save_or_discard
@@ -107,10 +119,14 @@ def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
     trl_class: Any = GRPOConfig if config.trainer == "grpo" else RLOOConfig
     arguments, extra = _arguments(config, num_processes), config.train.kwargs
     if double := sorted({*arguments, "generation_kwargs"}.intersection(extra)):
-        raise ConfigError(f"train.kwargs has {double}: other keys of this configuration set them, see docs/trl.md")
+        raise ConfigError(
+            f"train.kwargs has {double}: other keys of this configuration set them, see docs/trl.md"
+        )
     with config_errors("TRL refuses this configuration (rollout, train, train.kwargs)"):
         trl_config = trl_class(**arguments, **extra)
-    if trl_config.n_gpu > 1:  # one process that sees several: Transformers would choose DataParallel, which TRL refuses
+    if (
+        trl_config.n_gpu > 1
+    ):  # one process that sees several: Transformers would choose DataParallel, which TRL refuses
         trl_config._n_gpu = 1
     return trl_config
 
@@ -120,10 +136,17 @@ def _arguments(config: GrpoVlmConfig, num_processes: int) -> dict[str, Any]:
     train, rollout, run = config.train, config.rollout, config.run
     micro = micro_batch_size(train.batch_size, train.micro_batch_size, num_processes)
     precision = usable_precision(train.mixed_precision)
-    revision = config.model.revision if train.kl_coef > 0 and config.lora is None else None  # of the reference model
+    revision = (
+        config.model.revision if train.kl_coef > 0 and config.lora is None else None
+    )  # of the reference model
     checkpointing: dict[str, Any] = {"gradient_checkpointing": train.gradient_checkpointing}
-    if "activation_checkpointing" in TrainingArguments.__dataclass_fields__:  # its name in later versions
-        checkpointing = {"activation_checkpointing": train.gradient_checkpointing, "gradient_checkpointing": None}
+    if (
+        "activation_checkpointing" in TrainingArguments.__dataclass_fields__
+    ):  # its name in later versions
+        checkpointing = {
+            "activation_checkpointing": train.gradient_checkpointing,
+            "gradient_checkpointing": None,
+        }
     return {
         "output_dir": str(Path(run.dir) / "checkpoints"),
         "max_steps": train.max_steps if train.max_steps is not None else -1,
@@ -144,12 +167,15 @@ def _arguments(config: GrpoVlmConfig, num_processes: int) -> dict[str, Any]:
         "beta": train.kl_coef,
         "model_init_kwargs": {"revision": revision} if revision is not None else None,
         "learning_rate": train.lr,
-        "lr_scheduler_type": train.schedule if train.schedule != "constant" else "constant_with_warmup",
+        "lr_scheduler_type": train.schedule
+        if train.schedule != "constant"
+        else "constant_with_warmup",
         "warmup_steps": train.warmup_steps,
         "weight_decay": train.weight_decay,
         "max_grad_norm": train.grad_clip_norm,
         # First the function, which also keeps DeepSpeed from compiling an extension on a CPU.
-        "use_cpu": "cpu" in accelerator_kwargs() or torch.accelerator.current_accelerator(check_available=True) is None,
+        "use_cpu": "cpu" in accelerator_kwargs()
+        or torch.accelerator.current_accelerator(check_available=True) is None,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         **checkpointing,
@@ -163,7 +189,9 @@ def _arguments(config: GrpoVlmConfig, num_processes: int) -> dict[str, Any]:
         "logging_nan_inf_filter": False,
         "eval_strategy": "no",
         "report_to": run.trackers or "none",
-        "disable_tqdm": not (sys.stderr.isatty() or "ipykernel" in sys.modules),  # a notebook has its own bar
+        "disable_tqdm": not (
+            sys.stderr.isatty() or "ipykernel" in sys.modules
+        ),  # a notebook has its own bar
     }
 
 
@@ -174,7 +202,9 @@ def vllm_suppression(token_ids: Collection[int], vocabulary: int, mode: str) -> 
     """
     if mode == "colocate":
         return {"logit_bias": dict.fromkeys(token_ids, -100.0)}
-    return {"allowed_token_ids": [token for token in range(vocabulary) if token not in {*token_ids}]}
+    return {
+        "allowed_token_ids": [token for token in range(vocabulary) if token not in {*token_ids}]
+    }
 
 
 def check_engine(arguments: Any) -> None:
@@ -198,7 +228,10 @@ def unsharded_models(arguments: Any) -> Iterator[None]:
 
     With it, a model forgets the names of its weights in files, and processes decode equally often, or wait for ever.
     """
-    from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
+    from transformers.integrations.deepspeed import (
+        set_hf_deepspeed_config,
+        unset_hf_deepspeed_config,
+    )
 
     unset_hf_deepspeed_config()
     try:
@@ -221,7 +254,11 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> tuple[int, Path | None]:
                 f"run.resume {resume!r} is not a complete checkpoint: it has no readable trainer_state.json"
             )
         return step, Path(resume)
-    steps = [(step, path) for path in folder.glob("checkpoints/checkpoint-*") if (step := step_of(path)) is not None]
+    steps = [
+        (step, path)
+        for path in folder.glob("checkpoints/checkpoint-*")
+        if (step := step_of(path)) is not None
+    ]
     if not steps:
         return 0, None
     step, newest = max(steps)
@@ -245,11 +282,17 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             wrong, and what would be right.
     """
     check_environment()
-    needed = {"trl": True, "peft": config.lora is not None, "tensorboard": "tensorboard" in config.run.trackers}
+    needed = {
+        "trl": True,
+        "peft": config.lora is not None,
+        "tensorboard": "tensorboard" in config.run.trackers,
+    }
     if missing := [name for name in needed if needed[name] and find_spec(name) is None]:
         raise ConfigError(not_installed(*missing))
     if config.rollout.engine == "vllm" and find_spec("vllm") is None:
-        raise ConfigError("rollout.engine is 'vllm', which is not installed: pip install 'trl[vllm]', or leave it out")
+        raise ConfigError(
+            "rollout.engine is 'vllm', which is not installed: pip install 'trl[vllm]', or leave it out"
+        )
     quiet_libraries()
     # Before PartialState: these arguments choose the device and initialise the process group.
     arguments = trl_arguments(config, int(os.environ.get("WORLD_SIZE", "1")))
@@ -260,7 +303,11 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         use_cpu(state.num_processes, config.train.threads)
     with run_lock(config.run.dir) if state.is_main_process else nullcontext():
         start, checkpoint = find_trl_checkpoint(config)
-        if checkpoint is not None and config.run.resume == "auto" and is_complete(Path(config.run.dir)):
+        if (
+            checkpoint is not None
+            and config.run.resume == "auto"
+            and is_complete(Path(config.run.dir))
+        ):
             print_main(state, f"{config.run.dir} is complete: remove it, or choose another run.dir")
             return ""
         load_processor(config.model)  # a wrong model is refused before the data are read
@@ -270,15 +317,21 @@ def fine_tune(config: GrpoVlmConfig) -> str:
 class _Run:
     """A run. Making it reads and checks data, rewards and judges; the model is loaded later."""
 
-    def __init__(self, config: GrpoVlmConfig, state: Any, arguments: Any, start: int, checkpoint: Path | None) -> None:
+    def __init__(
+        self, config: GrpoVlmConfig, state: Any, arguments: Any, start: int, checkpoint: Path | None
+    ) -> None:
         self.config, self.state, self.arguments = config, state, arguments
         self.start, self.checkpoint = start, checkpoint
         self.folder, self.split = Path(config.run.dir), config.eval.split
         data = build_data(config.data)
-        splits = dict.fromkeys(usable_split(data, split) for split in ("train", self.split or "train"))
+        splits = dict.fromkeys(
+            usable_split(data, split) for split in ("train", self.split or "train")
+        )
         rows = checked_splits(config.data, data, list(splits), state, self.folder / CHECKED_IMAGES)
         self.train_rows = rows["train"]
-        self.eval_rows = rows[self.split][: config.eval.max_images] if self.split is not None else []
+        self.eval_rows = (
+            rows[self.split][: config.eval.max_images] if self.split is not None else []
+        )
         if len(self.train_rows) < config.train.batch_size:
             raise ConfigError(
                 f"train.batch_size is {config.train.batch_size}: the training split has {len(self.train_rows)} usable "
@@ -286,7 +339,9 @@ class _Run:
             )
         references = references_of(self.train_rows)
         with state.main_process_first():
-            self.reward = build_reward(config.reward, references, self.folder, config.data.tokenizer)
+            self.reward = build_reward(
+                config.reward, references, self.folder, config.data.tokenizer
+            )
         self.inputs: Inputs = {
             "reward": self.reward.signature,
             "data": fingerprint({"train": self.train_rows}),
@@ -308,7 +363,9 @@ class _Run:
             check_writable(self.folder / "eval")
             check_asked(config.eval.metrics, config.eval.tokenizer)
             words = words_tokenizer(config.eval.tokenizer, config.data.tokenizer)
-            self.judges = build_judges(config.eval.judges, None, references_of(self.eval_rows), "eval.judges", words)
+            self.judges = build_judges(
+                config.eval.judges, None, references_of(self.eval_rows), "eval.judges", words
+            )
             check_judges(self.judges, self.eval_rows, f"split {self.split!r}")
 
     def _check_inputs(self) -> None:
@@ -321,16 +378,28 @@ class _Run:
             try:
                 if state.exists():
                     torch.load(state, map_location="cpu", weights_only=True, mmap=True)
-            except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError) as error:
-                raise CheckpointError(f"{state} is damaged ({reason(error)}): {self._instead()}") from error
+            except (
+                OSError,
+                RuntimeError,
+                ValueError,
+                KeyError,
+                EOFError,
+                pickle.UnpicklingError,
+            ) as error:
+                raise CheckpointError(
+                    f"{state} is damaged ({reason(error)}): {self._instead()}"
+                ) from error
         file, resume = self.checkpoint / INPUTS, self.config.run.resume
         if not file.is_file():
             print_main(
-                self.state, f"{self.checkpoint} was written by an older version: its reward and data cannot be compared"
+                self.state,
+                f"{self.checkpoint} was written by an older version: its reward and data cannot be compared",
             )
             return
         before = read_json(file, CheckpointError, Inputs)
-        if (self.checkpoint / MANIFEST).is_file() and (change := damage(self.checkpoint)) is not None:
+        if (self.checkpoint / MANIFEST).is_file() and (
+            change := damage(self.checkpoint)
+        ) is not None:
             raise CheckpointError(f"{self.checkpoint} is damaged ({change}): {self._instead()}")
         data, times = changes(before["data"], self.inputs["data"])
         wrong = [f"data: {'; '.join(data)}"] if data else []
@@ -347,7 +416,8 @@ class _Run:
             )
         if wrong or times:
             print_main(
-                self.state, f"WARNING: {self.checkpoint} was trained with other inputs: {'; '.join([*wrong, *times])}"
+                self.state,
+                f"WARNING: {self.checkpoint} was trained with other inputs: {'; '.join([*wrong, *times])}",
             )
 
     def _instead(self) -> str:
@@ -358,7 +428,9 @@ class _Run:
         config, state = self.config, self.state
         with unsharded_models(self.arguments):
             vlm = load_vlm(config.model, self._dtype())
-        trainer = self._trainer(vlm)  # before the first captions, as it refuses what is wrong; new adapters change none
+        trainer = self._trainer(
+            vlm
+        )  # before the first captions, as it refuses what is wrong; new adapters change none
         if self.split is not None and config.eval.before:
             name = f"{self.split}-before"
             results = self.folder / "eval" / name
@@ -368,12 +440,22 @@ class _Run:
                 self._evaluate(vlm, vlm.policy, name, trainer)
         if state.is_main_process:
             remove_result(self.folder)
-            write_run_files(cast(Any, config), {"reward": self.reward.signature, "num_processes": state.num_processes})
+            write_run_files(
+                cast(Any, config),
+                {"reward": self.reward.signature, "num_processes": state.num_processes},
+            )
             drop_after(self.folder / "metrics.jsonl", self.start if self.checkpoint else -1)
-        print_main(state, f"{config.trainer} on {len(self.train_rows)} images with the reward {self.reward.signature}")
+        print_main(
+            state,
+            f"{config.trainer} on {len(self.train_rows)} images with the reward {self.reward.signature}",
+        )
         step = self._train(trainer)
         sharded = trainer.deepspeed is not None  # not so where all steps were taken before
-        with gathered_parameters(trainer.accelerator, trainer.model_wrapped) if sharded else nullcontext():
+        with (
+            gathered_parameters(trainer.accelerator, trainer.model_wrapped)
+            if sharded
+            else nullcontext()
+        ):
             policy = trainer.accelerator.unwrap_model(trainer.model)
             if config.lora is not None:
                 policy = policy.merge_and_unload()
@@ -384,7 +466,9 @@ class _Run:
         if not state.is_main_process:
             return ""
         metrics = {name: evaluation.metrics for name, evaluation in self.tables.items()}
-        write_result(self.folder, {"step": step, "metrics": metrics, "reward": self.reward.signature})
+        write_result(
+            self.folder, {"step": step, "metrics": metrics, "reward": self.reward.signature}
+        )
         return format_table(self.tables) if self.tables else ""
 
     def _dtype(self) -> str:
@@ -392,7 +476,9 @@ class _Run:
             return self.config.model.dtype
         if self.config.lora is None:
             return "float32"
-        return "bfloat16" if self.arguments.bf16 else "float16" if self.arguments.fp16 else "float32"
+        return (
+            "bfloat16" if self.arguments.bf16 else "float16" if self.arguments.fp16 else "float32"
+        )
 
     def _trainer(self, vlm: Vlm) -> Any:
         from trl import GRPOTrainer, RLOOTrainer
@@ -409,7 +495,9 @@ class _Run:
         try:
             trainer = trainer_class(
                 model=vlm.policy,
-                reward_funcs=[FinishedAware(reward, vlm.eos_token_ids, name) for name, reward in terms],
+                reward_funcs=[
+                    FinishedAware(reward, vlm.eos_token_ids, name) for name, reward in terms
+                ],
                 args=arguments,
                 train_dataset=trl_dataset(self.train_rows, config.model.prompt),
                 processing_class=vlm.processor,
@@ -417,11 +505,15 @@ class _Run:
                 peft_config=adapters,
             )
         except (ValueError, ImportError, NotImplementedError) as error:
-            raise ConfigError(f"TRL refuses this configuration (train.kwargs, run.trackers): {error}") from error
+            raise ConfigError(
+                f"TRL refuses this configuration (train.kwargs, run.trackers): {error}"
+            ) from error
         trainer.remove_callback(PrinterCallback)  # prints every value, without a unit
         folder = Path(self.arguments.output_dir)
         save = trainer._save_checkpoint
-        trainer._save_checkpoint = save_or_discard(f"a checkpoint in {folder}", folder / ".partial")(save)
+        trainer._save_checkpoint = save_or_discard(
+            f"a checkpoint in {folder}", folder / ".partial"
+        )(save)
         return trainer
 
     def _train(self, trainer: Any) -> int:
@@ -430,7 +522,9 @@ class _Run:
         if checkpoint is not None:
             if self.config.lora is None:
                 trainer._load_from_checkpoint = partial(load_weights, trainer.model)
-            counts = trainer.set_initial_training_values(self.arguments, trainer.get_train_dataloader())
+            counts = trainer.set_initial_training_values(
+                self.arguments, trainer.get_train_dataloader()
+            )
             steps_per_epoch, max_steps = counts[1], counts[-1]
             if self.start >= max_steps:
                 # train() would make one more step
@@ -457,7 +551,9 @@ class _Run:
         )
         # In the precision of the training; judges score in their own.
         with unsharded_models(self.arguments):
-            candidates = decode_candidates(cast(Any, vlm), policy, rows, decoding, trainer.accelerator, "captioning")
+            candidates = decode_candidates(
+                cast(Any, vlm), policy, rows, decoding, trainer.accelerator, "captioning"
+            )
         captions = {image_id: texts[0].caption for image_id, texts in candidates.items()}
         if not self.state.is_main_process:
             return
@@ -466,12 +562,18 @@ class _Run:
             list(captions.values()),
             metrics=options.metrics,
             tokenizer=metrics_tokenizer(options.tokenizer, self.config.data.tokenizer),
-            training_captions={caption for texts in references_of(self.train_rows) for caption in texts},
+            training_captions={
+                caption for texts in references_of(self.train_rows) for caption in texts
+            },
         )
         self.tables[name] = add_judges(evaluation, rows, captions, self.judges)
         write_evaluation(self.tables[name], captions, self.folder / "eval" / name)
         model = self.folder / "export" / "last" if name == self.split else self.config.model.name
-        settings = {"data": dataclasses.asdict(self.config.data), "split": self.split, "weights": weights_hash(model)}
+        settings = {
+            "data": dataclasses.asdict(self.config.data),
+            "split": self.split,
+            "weights": weights_hash(model),
+        }
         write_json(self.folder / "eval" / name / "settings.json", settings)
 
 
@@ -515,20 +617,31 @@ class _Log(TrainerCallback):
         scheduler.base_lrs = [args.learning_rate] * len(optimizer.param_groups)
         # As the trainer made them: biases and gains have no decay. DeepSpeed leaves their group out where it is empty.
         decays = (args.weight_decay, 0.0)[: len(optimizer.param_groups)]
-        for group, factor, weight_decay in zip(optimizer.param_groups, scheduler.lr_lambdas, decays, strict=True):
-            group |= {"lr": args.learning_rate * factor(scheduler.last_epoch), "weight_decay": weight_decay}
+        for group, factor, weight_decay in zip(
+            optimizer.param_groups, scheduler.lr_lambdas, decays, strict=True
+        ):
+            group |= {
+                "lr": args.learning_rate * factor(scheduler.last_epoch),
+                "weight_decay": weight_decay,
+            }
         scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]  # what is logged
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         """Log and print the trainer's values."""
         values = dict(logs or {})
         if "loss" not in values:  # the totals after the last step
             return
         if state.is_world_process_zero:
             append_line(self.path, {"step": state.global_step, **values})
-            tqdm.write(f"step {state.global_step}/{state.max_steps}  {self._line(values)}", file=sys.stderr)
+            tqdm.write(
+                f"step {state.global_step}/{state.max_steps}  {self._line(values)}", file=sys.stderr
+            )
         if not math.isfinite(values["loss"]):
-            raise NonFiniteError(f"loss is {values['loss']} at step {state.global_step}: lower train.lr, or use bf16")
+            raise NonFiniteError(
+                f"loss is {values['loss']} at step {state.global_step}: lower train.lr, or use bf16"
+            )
 
     def _line(self, values: dict[str, Any]) -> str:
         terms = [

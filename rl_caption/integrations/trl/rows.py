@@ -34,7 +34,10 @@ def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
         """The examples of a batch of row numbers."""
         nonlocal opened
         numbers = batch["row"]
-        opened = {n: opened[n] if n in opened else load_image(rows[n]["image"]) for n in dict.fromkeys(numbers)}
+        opened = {
+            n: opened[n] if n in opened else load_image(rows[n]["image"])
+            for n in dict.fromkeys(numbers)
+        }
         present = [key for key in COLUMNS if all(key in rows[n] for n in numbers)]
         columns = {key: [rows[n][key] for n in numbers] for key in present}  # type: ignore[literal-required]
         asked = [messages(rows[n], prompt) for n in numbers]
@@ -50,13 +53,17 @@ class FinishedAware:
     Without this column CIDEr-D would take every caption as ended (docs/trl.md).
     """
 
-    def __init__(self, reward: Reward, eos_token_ids: Collection[int], name: str | None = None) -> None:
+    def __init__(
+        self, reward: Reward, eos_token_ids: Collection[int], name: str | None = None
+    ) -> None:
         """Wrap ``reward``, which is logged as ``name`` or, by default, under its own name."""
         self.reward, self.eos_token_ids = reward, frozenset(eos_token_ids)
         self.__name__ = name or reward.__name__
         self.columns, self.bounds, self.signature = reward.columns, reward.bounds, reward.signature
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Return N scores for N completions.
 
         Raises:
@@ -65,4 +72,6 @@ class FinishedAware:
         ids = columns.get("completion_ids")
         if ids is not None and "finished" not in columns:
             columns["finished"] = [bool(row) and row[-1] in self.eos_token_ids for row in ids]
-        return score_captions(self.reward, f"reward term {self.__name__!r}", prompts, completions, columns)
+        return score_captions(
+            self.reward, f"reward term {self.__name__!r}", prompts, completions, columns
+        )

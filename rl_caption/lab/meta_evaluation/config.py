@@ -75,4 +75,6 @@ class JudgeSetConfig(TrustConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if sorted(set(self.lengths)) != self.lengths:
-            raise ConfigError(f"lengths is {self.lengths}: expected numbers of words in ascending order, each once")
+            raise ConfigError(
+                f"lengths is {self.lengths}: expected numbers of words in ascending order, each once"
+            )

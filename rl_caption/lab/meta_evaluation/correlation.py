@@ -26,13 +26,17 @@ class UndefinedCorrelation(ValueError):
     """A correlation does not exist: all scores or all ratings are equal."""
 
 
-def _correlation(function: Callable[..., Any], name: str, **variant: str) -> Callable[[Floats, Floats], float]:
+def _correlation(
+    function: Callable[..., Any], name: str, **variant: str
+) -> Callable[[Floats, Floats], float]:
     def correlation(scores: Floats, ratings: Floats) -> float:
         """A correlation of [N] scores with [N] ratings, in [-1, 1]."""
         check_scores(scores, ratings)
         for what, values in (("scores", scores), ("ratings", ratings)):
             if len(set(values)) == 1:
-                raise UndefinedCorrelation(f"all {len(values)} {what} are {values[0]:g}: {name} is not defined")
+                raise UndefinedCorrelation(
+                    f"all {len(values)} {what} are {values[0]:g}: {name} is not defined"
+                )
         return float(function(scores, ratings, **variant).statistic)
 
     return correlation
@@ -46,10 +50,14 @@ spearman = _correlation(stats.spearmanr, "Spearman's r")
 """The rank correlation (Spearman 1904)."""
 
 
-def check_scores(scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable] | None = None) -> None:
+def check_scores(
+    scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable] | None = None
+) -> None:
     """Refuse other numbers of scores than of ratings or groups, fewer than two, and values that are not finite."""
     if len(scores) != len(ratings) or len(scores) < 2:
-        raise ValueError(f"{len(scores)} scores and {len(ratings)} ratings: expected equally many, at least 2")
+        raise ValueError(
+            f"{len(scores)} scores and {len(ratings)} ratings: expected equally many, at least 2"
+        )
     if groups is not None and len(groups) != len(scores):
         raise ValueError(f"{len(groups)} groups for {len(scores)} scores: expected one for each")
     for name, values in (("score", scores), ("rating", ratings)):
@@ -68,7 +76,9 @@ def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
     ratings, scores = counts.sum(axis=1), counts.sum(axis=0)
     smaller = min(int((ratings > 0).sum()), int((scores > 0).sum()))
     if smaller < 2:
-        raise UndefinedCorrelation("fewer than two different scores or ratings: Kendall's tau is not defined")
+        raise UndefinedCorrelation(
+            "fewer than two different scores or ratings: Kendall's tau is not defined"
+        )
     balance, lower_rated = 0.0, np.zeros(counts.shape[1])
     for row in counts:
         up_to = np.cumsum(row)
@@ -77,11 +87,17 @@ def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
         lower_rated += row
     total = ratings.sum()
     different = [total**2 - (margin**2).sum() for margin in (ratings, scores)]
-    return 2 * balance / math.sqrt(different[0] * different[1]), 2 * balance * smaller / (total**2 * (smaller - 1))
+    return 2 * balance / math.sqrt(different[0] * different[1]), 2 * balance * smaller / (
+        total**2 * (smaller - 1)
+    )
 
 
 def sampled_spearman(
-    scores: Sequence[float], ratings: Sequence[float], queries: Sequence[Hashable], samples: int = 1000, seed: int = 0
+    scores: Sequence[float],
+    ratings: Sequence[float],
+    queries: Sequence[Hashable],
+    samples: int = 1000,
+    seed: int = 0,
 ) -> NDArray[np.float64]:
     """Return Spearman's r of each of several random samples of N items, [samples].
 
@@ -119,7 +135,9 @@ class GroupedTau(NamedTuple):
     """Number of averaged groups whose scores are all equal; they count as 0."""
 
 
-def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable]) -> GroupedTau:
+def grouped_tau_b(
+    scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable]
+) -> GroupedTau:
     """Return tau_b within each group (the captions of one image), averaged over groups; ``groups`` is [N].
 
     Groups whose ratings are all equal are left out, for every metric the same ones. Where only the scores are equal,
@@ -137,7 +155,9 @@ def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Seq
             constant += flat
             taus.append(0.0 if flat else kendall_tau_b(scored, rated))
     if not taus:
-        raise UndefinedCorrelation(f"none of {len(members)} groups has different ratings: there is nothing to order")
+        raise UndefinedCorrelation(
+            f"none of {len(members)} groups has different ratings: there is nothing to order"
+        )
     return GroupedTau(math.fsum(taus) / len(taus), len(taus), len(members) - len(taus), constant)
 
 
@@ -201,7 +221,9 @@ def correlations(
         unless_undefined("1 - R^2 of scores", unexplained_variance, scores, ratings),
         unless_undefined("tau_b", kendall_tau_b, scores, ratings),
         unless_undefined("tau_c", kendall_tau_c, scores, ratings),
-        None if groups is None else unless_undefined("sample-wise", grouped_tau_b, scores, ratings, groups),
+        None
+        if groups is None
+        else unless_undefined("sample-wise", grouped_tau_b, scores, ratings, groups),
         notes,
     )
 

@@ -52,7 +52,9 @@ def count_operations(call: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def encoder_cost(backbone: FrozenEncoder, pairs: int = PAIRS, repeats: int = REPEATS) -> EncoderCost:
+def encoder_cost(
+    backbone: FrozenEncoder, pairs: int = PAIRS, repeats: int = REPEATS
+) -> EncoderCost:
     """Measure a dual encoder on its own device; its texts fill the context."""
     size, text = backbone.preprocessing.size, "a " * backbone.context_length
 
@@ -73,7 +75,9 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def cost_cells(metric: Reward, timings: Sequence[tuple[int, float]], calls: Calls | None) -> list[str]:
+def cost_cells(
+    metric: Reward, timings: Sequence[tuple[int, float]], calls: Calls | None
+) -> list[str]:
     """Cells of ``figures.COST_HEADINGS``; ``timings`` are numbers of captions and the seconds that they were scored in.
 
     ``calls`` are those of the metric before. What concerns an encoder, or a language model, is left out for a metric
@@ -89,8 +93,13 @@ def cost_cells(metric: Reward, timings: Sequence[tuple[int, float]], calls: Call
     call_cells = [LEFT_OUT] * 2
     if calls is not None:
         after = metric_calls(metric) or calls
-        tokens = None if after.tokens is None or calls.tokens is None else after.tokens - calls.tokens
-        call_cells = [f"{after.requests - calls.requests:,}", LEFT_OUT if tokens is None else f"{tokens:,}"]
+        tokens = (
+            None if after.tokens is None or calls.tokens is None else after.tokens - calls.tokens
+        )
+        call_cells = [
+            f"{after.requests - calls.requests:,}",
+            LEFT_OUT if tokens is None else f"{tokens:,}",
+        ]
     speed = f"{captions / seconds:,.0f}" if seconds else LEFT_OUT
     return [speed, *encoder_cells, *call_cells, f"{seconds:,.1f}"]
 

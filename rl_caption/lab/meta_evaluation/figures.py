@@ -34,7 +34,12 @@ from rl_caption.lab.meta_evaluation.correlation import (
     tau_of_table,
     unexplained_variance,
 )
-from rl_caption.lab.meta_evaluation.sets import CaptionGroups, CaptionPairs, JudgementSet, RatedCaptions
+from rl_caption.lab.meta_evaluation.sets import (
+    CaptionGroups,
+    CaptionPairs,
+    JudgementSet,
+    RatedCaptions,
+)
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -122,7 +127,9 @@ def rated_figures(
     captions without images; and ``tau_b within images`` where the set asks for it. Published figures come first.
     Intervals are of ``resamples`` draws of images; 0 computes none.
     """
-    published = {"pearson", "spearman", "tau_b"} if judgements.text_alone else {judgements.published}
+    published = (
+        {"pearson", "spearman", "tau_b"} if judgements.text_alone else {judgements.published}
+    )
     figures: list[Figure] = []
 
     def measure(names: Sequence[str], compute: Callable[..., Measured], *arguments: Any) -> None:
@@ -132,7 +139,9 @@ def rated_figures(
         except UndefinedCorrelation as error:
             values, bounds, note = [None] * len(names), [], str(error)
         for name, value, interval in zip_longest(names, values, bounds):
-            figures.append(_figure(name, value, len(judgements.captions), interval, name in published, note))
+            figures.append(
+                _figure(name, value, len(judgements.captions), interval, name in published, note)
+            )
 
     measure(["tau_b", "tau_c"], _taus, resamples, seed)
     if judgements.published == "pearson":
@@ -165,12 +174,19 @@ def further_figures(
     computed = {judgements.published} if judgements.published in ("pearson", "spearman") else set()
     computed |= {"pearson", "spearman"} if judgements.text_alone else set()
     figures = [
-        _statistic(name, statistics[name], scores, judgements.ratings) for name in statistics if name not in computed
+        _statistic(name, statistics[name], scores, judgements.ratings)
+        for name in statistics
+        if name not in computed
     ]
     if not judgements.within_images and len(set(judgements.image_ids)) < len(judgements.image_ids):
         within = partial(grouped_tau_b, groups=judgements.image_ids)
         figures.append(
-            _statistic("tau_b within images", lambda *values: within(*values).mean, scores, judgements.ratings)
+            _statistic(
+                "tau_b within images",
+                lambda *values: within(*values).mean,
+                scores,
+                judgements.ratings,
+            )
         )
     for title, rows in rows_by_length(judgements.captions, lengths).items():
         columns = [scores[row] for row in rows], [judgements.ratings[row] for row in rows]
@@ -194,7 +210,9 @@ def _statistic(
     return Figure(name, value, len(scores), note=note, table=table)
 
 
-def rows_by_length(captions: Sequence[str], lengths: Sequence[int] = LENGTHS) -> dict[str, list[int]]:
+def rows_by_length(
+    captions: Sequence[str], lengths: Sequence[int] = LENGTHS
+) -> dict[str, list[int]]:
     """Class of captions by number of words, such as ``11 to 20 words`` -> which of the N ``captions`` are in it.
 
     Classes with fewer than two captions are left out; empty where all captions are of one class.
@@ -202,12 +220,17 @@ def rows_by_length(captions: Sequence[str], lengths: Sequence[int] = LENGTHS) ->
     classes = np.digitize([len(tokenize(caption)) for caption in captions], lengths, right=True)
     starts = [0, *(length + 1 for length in lengths)]
     spans = [f"{start} to {end}" for start, end in zip(starts, lengths, strict=False)]
-    members = {f"{span} words": np.flatnonzero(classes == number).tolist() for number, span in enumerate(spans)}
+    members = {
+        f"{span} words": np.flatnonzero(classes == number).tolist()
+        for number, span in enumerate(spans)
+    }
     members[f"{starts[-1]} or more words"] = np.flatnonzero(classes == len(lengths)).tolist()
     return {title: rows for title, rows in members.items() if 2 <= len(rows) < len(captions)}
 
 
-def _taus(judgements: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> Measured:
+def _taus(
+    judgements: RatedCaptions, scores: Sequence[float], resamples: int, seed: int
+) -> Measured:
     values = kendall_tau_b(scores, judgements.ratings), kendall_tau_c(scores, judgements.ratings)
     levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
     rated, rating_ranks = np.unique(np.asarray(judgements.ratings, np.float64), return_inverse=True)
@@ -274,17 +297,26 @@ def pair_figures(
     """
     if judgements.by_image:
         judgements, (first, second) = _by_image(judgements, [first, second])
-    won = {name: wins(first[name], second[name], judgements.preference, judgements.ties) for name in first}
+    won = {
+        name: wins(first[name], second[name], judgements.preference, judgements.ties)
+        for name in first
+    }
     if judgements.averaged:
         won = {NO_REFERENCES: np.mean(list(won.values()), axis=0)}
     figures = []
     for name, values in won.items():
-        tied = np.mean(np.asarray(first[name]) == np.asarray(second[name])) if name in first else 0.0
+        tied = (
+            np.mean(np.asarray(first[name]) == np.asarray(second[name])) if name in first else 0.0
+        )
         prefix = f"{name}, " if name else ""
         note = (
-            f"{prefix}{100 * tied:.1f} % of pairs have equal scores, which count as {judgements.ties}" if tied else ""
+            f"{prefix}{100 * tied:.1f} % of pairs have equal scores, which count as {judgements.ties}"
+            if tied
+            else ""
         )
-        figures += _accuracies(judgements, values, prefix, f"{prefix}all pairs", note, resamples, seed)
+        figures += _accuracies(
+            judgements, values, prefix, f"{prefix}all pairs", note, resamples, seed
+        )
     return figures
 
 
@@ -295,18 +327,31 @@ def _by_image(
     numbers, images = group_numbers(judgements.image_ids), list(dict.fromkeys(judgements.image_ids))
     places = [int(place) for place in np.unique(numbers, return_index=True)[1]]
     summed: list[dict[str, Floats]] = [
-        {name: np.bincount(numbers, values).astype(np.float64) for name, values in side.items()} for side in scores
+        {name: np.bincount(numbers, values).astype(np.float64) for name, values in side.items()}
+        for side in scores
     ]
     first, second, kinds = (
-        [texts[place] for place in places] for texts in (judgements.first, judgements.second, judgements.kinds)
+        [texts[place] for place in places]
+        for texts in (judgements.first, judgements.second, judgements.kinds)
     )
     preference = [judgements.preference[place] for place in places]
-    columns: dict[str, Any] = {"first": first, "second": second, "preference": preference, "kinds": kinds}
-    return replace(judgements, image_ids=images, images=None, references={}, by_image=False, **columns), summed
+    columns: dict[str, Any] = {
+        "first": first,
+        "second": second,
+        "preference": preference,
+        "kinds": kinds,
+    }
+    return replace(
+        judgements, image_ids=images, images=None, references={}, by_image=False, **columns
+    ), summed
 
 
 def group_figures(
-    judgements: CaptionGroups, scores: Sequence[float], cosines: Floats | None = None, resamples: int = 0, seed: int = 0
+    judgements: CaptionGroups,
+    scores: Sequence[float],
+    cosines: Floats | None = None,
+    resamples: int = 0,
+    seed: int = 0,
 ) -> list[Figure]:
     """Compute the share of G groups whose scores are in order: for each figure of a set, its kinds, then the summary.
 
@@ -316,7 +361,8 @@ def group_figures(
     count = len(judgements.kinds)
     values = np.asarray(scores, np.float64).reshape(count, -1)
     orders = {
-        name: [(values[:, i], values[:, j]) for i, j in comparisons] for name, comparisons in judgements.above.items()
+        name: [(values[:, i], values[:, j]) for i, j in comparisons]
+        for name, comparisons in judgements.above.items()
     }
     if cosines is not None:
         for name, comparisons in judgements.texts_above.items():
@@ -329,7 +375,9 @@ def group_figures(
             won = np.min([wins(*pair, np.ones(count), judgements.ties) for pair in order], axis=0)
         tied = np.any([high == low for high, low in order], axis=0).mean()
         note = (
-            f"{name}: {100 * tied:.1f} % of groups have equal scores, which count as {judgements.ties}" if tied else ""
+            f"{name}: {100 * tied:.1f} % of groups have equal scores, which count as {judgements.ties}"
+            if tied
+            else ""
         )
         figures += _accuracies(judgements, won, f"{name}, ", name, note, resamples, seed)
     return figures
@@ -344,13 +392,16 @@ def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
     held = np.zeros(len(values))
     for order in orders:
         ahead = [
-            (values[:, i] > values[:, j]) | ((values[:, i] == values[:, j]) & (order[i] > order[j])) for i, j in above
+            (values[:, i] > values[:, j]) | ((values[:, i] == values[:, j]) & (order[i] > order[j]))
+            for i, j in above
         ]
         held += np.all(ahead, axis=0)
     return held / len(orders)
 
 
-def blind_figures(judgements: JudgementSet, resamples: int = 0, seed: int = 0) -> dict[str, list[Figure]]:
+def blind_figures(
+    judgements: JudgementSet, resamples: int = 0, seed: int = 0
+) -> dict[str, list[Figure]]:
     """Compute the figures of the ``BLIND`` baselines, by their headings: chance, the longer and the shorter caption.
 
     Lengths are in characters, and equal ones count by their expectation in a random order, whatever ties count in the
@@ -361,13 +412,20 @@ def blind_figures(judgements: JudgementSet, resamples: int = 0, seed: int = 0) -
     for heading, factor in BLIND.items():
         if isinstance(judgements, CaptionGroups):
             scores = [factor * float(len(text)) for text in judgements.captions]
-            figures_of_baseline = group_figures(replace(judgements, ties="random"), scores, None, resamples, seed)
+            figures_of_baseline = group_figures(
+                replace(judgements, ties="random"), scores, None, resamples, seed
+            )
         elif isinstance(judgements, CaptionPairs) and set(judgements.preference) == {1.0}:
             first, second = (
-                [factor * float(len(text)) for text in texts] for texts in (judgements.first, judgements.second)
+                [factor * float(len(text)) for text in texts]
+                for texts in (judgements.first, judgements.second)
             )
             figures_of_baseline = pair_figures(
-                replace(judgements, ties="half"), {NO_REFERENCES: first}, {NO_REFERENCES: second}, resamples, seed
+                replace(judgements, ties="half"),
+                {NO_REFERENCES: first},
+                {NO_REFERENCES: second},
+                resamples,
+                seed,
             )
         else:
             return {}
@@ -377,7 +435,9 @@ def blind_figures(judgements: JudgementSet, resamples: int = 0, seed: int = 0) -
 
 def found_blindly(blind: Mapping[str, Sequence[Figure]]) -> list[str]:
     """Describe those of ``blind_figures`` that are above chance by more than ``NOTABLE``."""
-    by_length = [(heading, figure) for heading in blind if heading != CHANCE for figure in blind[heading]]
+    by_length = [
+        (heading, figure) for heading in blind if heading != CHANCE for figure in blind[heading]
+    ]
     chance = {figure.name: figure.value for figure in blind.get(CHANCE, ())}
     return [
         f"{figure.name} {100 * figure.value:.1f} % by {heading.removeprefix('blind: ')}"
@@ -411,7 +471,13 @@ def wins(
 
 
 def _accuracies(
-    judgements: CaptionPairs | CaptionGroups, won: Floats, prefix: str, title: str, note: str, resamples: int, seed: int
+    judgements: CaptionPairs | CaptionGroups,
+    won: Floats,
+    prefix: str,
+    title: str,
+    note: str,
+    resamples: int,
+    seed: int,
 ) -> list[Figure]:
     image_ids = judgements.image_ids[:: len(judgements.image_ids) // len(won)]
     kinds, kind_indices = list(dict.fromkeys(judgements.kinds)), group_numbers(judgements.kinds)
@@ -419,23 +485,36 @@ def _accuracies(
     def rates(weights: NDArray[np.int64]) -> Floats:
         """The accuracy of each kind, then the summary."""
         counts = np.bincount(kind_indices, weights, len(kinds))
-        with np.errstate(invalid="ignore"):  # a resample may lack a kind: NaN, which its mean leaves out
+        with np.errstate(
+            invalid="ignore"
+        ):  # a resample may lack a kind: NaN, which its mean leaves out
             accuracies = np.bincount(kind_indices, weights * won, len(kinds)) / counts
-        summary = (weights * won).sum() / weights.sum() if judgements.summary == "pairs" else np.nanmean(accuracies)
+        summary = (
+            (weights * won).sum() / weights.sum()
+            if judgements.summary == "pairs"
+            else np.nanmean(accuracies)
+        )
         return np.append(accuracies, summary)
 
     values = rates(np.ones(len(won), np.int64))
     bounds = intervals(rates, image_ids, resamples, seed) or [None] * len(values)
     figures = []
     if judgements.shown_kinds:
-        for category, count, value, interval in zip(kinds, np.bincount(kind_indices), values, bounds, strict=False):
+        for category, count, value, interval in zip(
+            kinds, np.bincount(kind_indices), values, bounds, strict=False
+        ):
             figures.append(_figure(prefix + category, value, int(count), interval, note=note))
     title = f"{prefix}mean of kinds" if judgements.summary == "kinds" and len(kinds) > 1 else title
     return [*figures, _figure(title, values[-1], len(won), bounds[-1], note=note)]
 
 
 def _figure(
-    name: str, value: float | None, count: int, bounds: Interval | None, published: bool = True, note: str = ""
+    name: str,
+    value: float | None,
+    count: int,
+    bounds: Interval | None,
+    published: bool = True,
+    note: str = "",
 ) -> Figure:
     low, high = bounds or (None, None)
     return Figure(name, None if value is None else float(value), count, low, high, published, note)
@@ -452,8 +531,13 @@ def intervals(
     ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where one is ever NaN (not defined),
     its interval is None. ``groups`` is [N], the image (or another group) of each item, by which items are drawn.
     """
-    statistics = np.array([statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64)
-    bounds = [np.quantile(column, ENDS).tolist() if np.isfinite(column).all() else None for column in statistics.T]
+    statistics = np.array(
+        [statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64
+    )
+    bounds = [
+        np.quantile(column, ENDS).tolist() if np.isfinite(column).all() else None
+        for column in statistics.T
+    ]
     return [None if bound is None else (bound[0], bound[1]) for bound in bounds]
 
 
@@ -473,16 +557,24 @@ def as_markdown(result: SetResult, resamples: int) -> str:
     if published == {figure.name for figure in figures if figure.table == "main"}:
         published = set()  # all of them: nothing is marked
     notes = [f"- Convention: {result.convention}"]
-    notes += [f"- Excluded: {count}, {reason}" for reason, count in result.excluded.items() if count]
+    notes += [
+        f"- Excluded: {count}, {reason}" for reason, count in result.excluded.items() if count
+    ]
     if resamples:
-        notes.append(f"- In brackets: 95 % bootstrap interval, {resamples} resamples of {result.drawn}")
+        notes.append(
+            f"- In brackets: 95 % bootstrap interval, {resamples} resamples of {result.drawn}"
+        )
     if published:
         notes.append(f"- Bold: what papers print for {result.name}")
     if result.published:
-        notes.append("- published: what papers print (capevalkit 0.1.3); of CLIPScore and PAC-S, with CLIP ViT-B/32")
+        notes.append(
+            "- published: what papers print (capevalkit 0.1.3); of CLIPScore and PAC-S, with CLIP ViT-B/32"
+        )
     if result.blind:
         notes.append(f"- See neither image nor references: {', '.join(result.blind)}")
-    easy = found_blindly({heading: column for heading, column in result.figures.items() if heading in BLIND})
+    easy = found_blindly(
+        {heading: column for heading, column in result.figures.items() if heading in BLIND}
+    )
     if easy:
         notes.append(
             f"- Found without a look at the image, more than {100 * NOTABLE:.0f} above chance: {'; '.join(easy)}"
@@ -492,10 +584,20 @@ def as_markdown(result: SetResult, resamples: int) -> str:
     notes += [f"- {UNDEFINED} {metric}: {reason}" for metric, reason in result.left_out.items()]
     notes += [f"- {metric}: `{signature}`" for metric, signature in result.signatures.items()]
     tables = [_table(result, "main", published)]
-    tables += [_table(result, name) for name in ("correlations", "lengths") if any(f.table == name for f in figures)]
+    tables += [
+        _table(result, name)
+        for name in ("correlations", "lengths")
+        if any(f.table == name for f in figures)
+    ]
     if result.costs:
-        tables.append(markdown(["metric", *COST_HEADINGS], [[name, *cells] for name, cells in result.costs.items()]))
-    return "\n\n".join([f"## {result.name}: {result.description}", *tables, "\n".join(notes)]) + "\n"
+        tables.append(
+            markdown(
+                ["metric", *COST_HEADINGS], [[name, *cells] for name, cells in result.costs.items()]
+            )
+        )
+    return (
+        "\n\n".join([f"## {result.name}: {result.description}", *tables, "\n".join(notes)]) + "\n"
+    )
 
 
 def _table(result: SetResult, name: str, bold: Collection[str] = ()) -> str:
@@ -509,12 +611,17 @@ def _table(result: SetResult, name: str, bold: Collection[str] = ()) -> str:
         unit = ", x100" if figure.startswith(("tau", "pearson", "spearman")) else ", % right"
         title = figure + ("" if figure.startswith(PLAIN) else unit)
         head.append(f"**{title}**" if figure in bold else title)
-    lines = [[metric, *(_cell(figures.get(figure)) for figure in names)] for metric, figures in columns.items()]
+    lines = [
+        [metric, *(_cell(figures.get(figure)) for figure in names)]
+        for metric, figures in columns.items()
+    ]
     lines += [[metric, *[UNDEFINED] * len(names)] for metric in result.left_out]
     if name == "main" and result.published:
         head.append("published")
         for line in lines:
-            line.append(f"{result.published[line[0]]:.1f}" if line[0] in result.published else UNDEFINED)
+            line.append(
+                f"{result.published[line[0]]:.1f}" if line[0] in result.published else UNDEFINED
+            )
     return markdown(head, lines)
 
 
@@ -551,7 +658,25 @@ def _csv(results: Sequence[SetResult]) -> str:
             for figure in figures:
                 printed = result.published.get(metric) if figure.published else None
                 printed = None if printed is None else round(printed / 100, 6)
-                values = [figure.value, figure.low, figure.high, figure.count, figure.published, printed]
-                lines.append([result.name, metric, figure.name, *values, result.signatures[metric], figure.note])
-        lines += [[result.name, metric, *[None] * 8, reason] for metric, reason in result.left_out.items()]
+                values = [
+                    figure.value,
+                    figure.low,
+                    figure.high,
+                    figure.count,
+                    figure.published,
+                    printed,
+                ]
+                lines.append(
+                    [
+                        result.name,
+                        metric,
+                        figure.name,
+                        *values,
+                        result.signatures[metric],
+                        figure.note,
+                    ]
+                )
+        lines += [
+            [result.name, metric, *[None] * 8, reason] for metric, reason in result.left_out.items()
+        ]
     return csv_text(lines)

@@ -86,12 +86,17 @@ class ToolkitMetric:
 
         return f"{self.__name__.upper()}[pycocoevalcap{version('pycocoevalcap')}]+ptb"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by the column ``references`` (N lists of captions)."""
         texts = as_texts(completions)
         rows = enumerate(reference_lists(columns, self.__name__, len(texts)))
         candidates = {str(number): " ".join(tokenize(text)) for number, text in enumerate(texts)}
-        references = {str(number): [" ".join(tokenize(text)) for text in row_texts] for number, row_texts in rows}
+        references = {
+            str(number): [" ".join(tokenize(text)) for text in row_texts]
+            for number, row_texts in rows
+        }
         try:
             _, scores = SCORERS[self.__name__](candidates, references).values[self.__name__.upper()]
         except ValueError as error:
@@ -120,17 +125,26 @@ class FileScores:
         for row in json_lines(self.file):
             key, score = (row.identifier("image"), row.caption("caption")), row.number("score")
             if self._scores.setdefault(key, score) != score:
-                raise row.refusal("score", f"{self._scores[key]:g}, as in an earlier line of this image and caption")
+                raise row.refusal(
+                    "score",
+                    f"{self._scores[key]:g}, as in an earlier line of this image and caption",
+                )
         if not self._scores:
-            raise DataError(f"{file} has no scores: expected JSON lines with image, caption and score")
+            raise DataError(
+                f"{file} has no scores: expected JSON lines with image, caption and score"
+            )
 
     @property
     def signature(self) -> str:
         """Name of the file and a fingerprint of its scores."""
-        digest = hashlib.sha256(repr(sorted(self._scores.items())).encode(errors="surrogatepass")).hexdigest()
+        digest = hashlib.sha256(
+            repr(sorted(self._scores.items())).encode(errors="surrogatepass")
+        ).hexdigest()
         return f"{self.file.name}[{digest[:12]}]"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Look up the scores of N captions of the images ``image_id``. ``RewardError`` for one that is not there."""
         keys = [
             (str(image), single_spaced(text))
@@ -166,28 +180,44 @@ def build_metrics(
     """
     asked: dict[str, tuple[str, dict[str, Any], str]] = {}
     for name in (text.strip() for text in (names.split(",") if isinstance(names, str) else names)):
-        for heading, (reward, arguments) in NAMES.get(name, {name: (name, {})} if name else {}).items():
+        for heading, (reward, arguments) in NAMES.get(
+            name, {name: (name, {})} if name else {}
+        ).items():
             if heading in asked:
                 raise ConfigError(f"metrics: {heading} is listed twice")
             asked[heading] = reward, arguments, "metrics"
     for heading, judge in judges.items():
         if heading in asked:
-            raise ConfigError(f"judges.{heading} is among the metrics, too: give it another heading")
+            raise ConfigError(
+                f"judges.{heading} is among the metrics, too: give it another heading"
+            )
         asked[heading] = judge.target or heading, dict(judge.kwargs), f"judges.{heading}"
     for heading, file in (scores or {}).items():
         if heading in asked:
-            raise ConfigError(f"scores.{heading} is among the metrics or judges, too: give it another heading")
-        asked[heading] = f"{__name__}:FileScores", {"file": file, "heading": heading}, f"scores.{heading}"
+            raise ConfigError(
+                f"scores.{heading} is among the metrics or judges, too: give it another heading"
+            )
+        asked[heading] = (
+            f"{__name__}:FileScores",
+            {"file": file, "heading": heading},
+            f"scores.{heading}",
+        )
     if not asked:
-        raise ConfigError(f"metrics is {names!r}, judges and scores are empty: name at least one metric, such as cider")
+        raise ConfigError(
+            f"metrics is {names!r}, judges and scores are empty: name at least one metric, such as cider"
+        )
     kinds: dict[str, Any] = {}
     for heading, (reward, _, key) in asked.items():
         try:
             kinds[heading] = load(reward)
         except ValueError as error:
-            raise ConfigError(f"{key}: {error}. Besides rewards there are {', '.join(NAMES)}") from error
+            raise ConfigError(
+                f"{key}: {error}. Besides rewards there are {', '.join(NAMES)}"
+            ) from error
         columns = getattr(kinds[heading], "columns", None)
-        if isinstance(columns, frozenset):  # some classes decide on their columns when they are built
+        if isinstance(
+            columns, frozenset
+        ):  # some classes decide on their columns when they are built
             check_columns(heading, columns, judgement_sets)
     metrics: dict[str, Reward | str] = {}
     builder = RewardBuilder()
@@ -230,15 +260,26 @@ def compare_with_people(config: JudgeSetConfig) -> str:
 
 def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
     if config.set == "scenes":
-        unused = [key for key in ("data", "images", "questions", "set_kwargs") if getattr(config, key)]
+        unused = [
+            key for key in ("data", "images", "questions", "set_kwargs") if getattr(config, key)
+        ]
         if unused:
-            raise ConfigError(f"{unused[0]} is not used with set: scenes, whose settings are under scenes.data")
+            raise ConfigError(
+                f"{unused[0]} is not used with set: scenes, whose settings are under scenes.data"
+            )
         return scenes_sets(config.scenes, config.seed)
     if config.data is None:
-        raise ConfigError(f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)")
-    judgement_sets = sets.load(config.set, config.data, config.images, config.partial, config.set_kwargs)
+        raise ConfigError(
+            f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)"
+        )
+    judgement_sets = sets.load(
+        config.set, config.data, config.images, config.partial, config.set_kwargs
+    )
     if config.questions is not None:
-        judgement_sets = [_ask_about(judgements, config.questions, config.partial) for judgements in judgement_sets]
+        judgement_sets = [
+            _ask_about(judgements, config.questions, config.partial)
+            for judgements in judgement_sets
+        ]
     for judgements in judgement_sets:
         if isinstance(judgements, RatedCaptions) and len(judgements.ratings) < 2:
             raise DataError(
@@ -249,18 +290,26 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
 
 def _ask_about(judgements: JudgementSet, file: str, partial: bool) -> RatedCaptions:
     if not isinstance(judgements, RatedCaptions):
-        raise ConfigError(f"questions is {file!r}: expected none for {judgements.name}, which has no rated captions")
+        raise ConfigError(
+            f"questions is {file!r}: expected none for {judgements.name}, which has no rated captions"
+        )
     with config_errors("questions"):
         return with_questions(judgements, file, partial)
 
 
-def check_columns(heading: str, columns: frozenset[str], judgement_sets: Sequence[JudgementSet]) -> None:
+def check_columns(
+    heading: str, columns: frozenset[str], judgement_sets: Sequence[JudgementSet]
+) -> None:
     """Refuse a metric that needs columns or images which the sets do not have."""
     other = sorted(columns - {"references", "image", "image_id", "questions"})
     if other:
-        raise ConfigError(f"{heading} needs the columns {other}, which sets of judgements do not have")
+        raise ConfigError(
+            f"{heading} needs the columns {other}, which sets of judgements do not have"
+        )
     for judgements in judgement_sets:
-        if "questions" in columns and (not isinstance(judgements, RatedCaptions) or judgements.questions is None):
+        if "questions" in columns and (
+            not isinstance(judgements, RatedCaptions) or judgements.questions is None
+        ):
             raise ConfigError(
                 f"{heading} asks questions about images, and {judgements.name} has none: set questions to a file that "
                 "rl-caption questions wrote (docs/judging.md), for a set of rated captions"
@@ -269,7 +318,9 @@ def check_columns(heading: str, columns: frozenset[str], judgement_sets: Sequenc
         remedy = "images alone, or see docs/judging.md for the file that has them"
         if text_alone:
             remedy = "the caption alone, as icc, perplexity or length"
-        if "references" in columns and (isinstance(judgements, CaptionGroups) or not judgements.references):
+        if "references" in columns and (
+            isinstance(judgements, CaptionGroups) or not judgements.references
+        ):
             raise ConfigError(
                 f"{heading} compares with references, but {judgements.name} has none: choose a metric that looks at "
                 f"{remedy}"
@@ -277,7 +328,9 @@ def check_columns(heading: str, columns: frozenset[str], judgement_sets: Sequenc
         if "image" not in columns:
             continue
         if text_alone:
-            raise ConfigError(f"{heading} looks at images, and {judgements.name} has none: choose a metric of {remedy}")
+            raise ConfigError(
+                f"{heading} looks at images, and {judgements.name} has none: choose a metric of {remedy}"
+            )
         if judgements.images is None:
             raise ConfigError(
                 f"{heading} looks at images, and those of {judgements.name} were not found: set images to their folder "
@@ -294,16 +347,33 @@ def check_columns(heading: str, columns: frozenset[str], judgement_sets: Sequenc
 
 def _without_figures(judgements: JudgementSet, metrics: Mapping[str, Reward | str]) -> SetResult:
     count = len(judgements.kinds if isinstance(judgements, CaptionGroups) else judgements.image_ids)
-    left_out = {name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()}
-    drawn = "captions" if isinstance(judgements, RatedCaptions) and judgements.text_alone else "images"
-    described = judgements.name, _describe(judgements), judgements.convention, count, dict(judgements.excluded)
+    left_out = {
+        name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()
+    }
+    drawn = (
+        "captions" if isinstance(judgements, RatedCaptions) and judgements.text_alone else "images"
+    )
+    described = (
+        judgements.name,
+        _describe(judgements),
+        judgements.convention,
+        count,
+        dict(judgements.excluded),
+    )
     headings = [*judgements.released, *metrics] if isinstance(judgements, RatedCaptions) else []
-    published = published_figures(judgements.benchmark, headings) if isinstance(judgements, RatedCaptions) else {}
+    published = (
+        published_figures(judgements.benchmark, headings)
+        if isinstance(judgements, RatedCaptions)
+        else {}
+    )
     return SetResult(*described, left_out=left_out, drawn=drawn, published=published)
 
 
 def _compute_figures(
-    judgements: JudgementSet, result: SetResult, metrics: Mapping[str, Reward | str], config: JudgeSetConfig
+    judgements: JudgementSet,
+    result: SetResult,
+    metrics: Mapping[str, Reward | str],
+    config: JudgeSetConfig,
 ) -> Iterator[None]:
     """Compute the figures of all metrics into ``result``; yield after every metric."""
     settings = config.bootstrap, config.seed
@@ -319,14 +389,22 @@ def _compute_figures(
         timings: list[tuple[int, float]] = []
         calls = metric_calls(metric)
         try:
-            result.figures[heading] = score_set(judgements, metric, *settings, config.lengths, timings)
+            result.figures[heading] = score_set(
+                judgements, metric, *settings, config.lengths, timings
+            )
         except JavaError as error:
             result.left_out[heading] = str(error)
             continue
         except RewardError as error:
             raise RewardError(f"{heading} on {judgements.name}: {error}") from error
-        df_note = "+df[one document for each judgement]" if isinstance(metric, CiderD) and metric.df is None else ""
-        result.signatures[heading] = metric.signature + df_note + untested_texts(metric, _texts(judgements))
+        df_note = (
+            "+df[one document for each judgement]"
+            if isinstance(metric, CiderD) and metric.df is None
+            else ""
+        )
+        result.signatures[heading] = (
+            metric.signature + df_note + untested_texts(metric, _texts(judgements))
+        )
         if not metric.columns:
             result.blind.append(heading)
         if config.costs:
@@ -362,7 +440,11 @@ def _texts(judgements: JudgementSet) -> Iterator[str]:
         return iter(judgements.captions)
     if isinstance(judgements, RatedCaptions):
         return chain(judgements.captions, *(judgements.references or ()))
-    return chain(judgements.first, judgements.second, *(chain(*rows) for rows in judgements.references.values()))
+    return chain(
+        judgements.first,
+        judgements.second,
+        *(chain(*rows) for rows in judgements.references.values()),
+    )
 
 
 def score_set(
@@ -381,8 +463,12 @@ def score_set(
     """
     timings = [] if timings is None else timings
     if isinstance(judgements, RatedCaptions):
-        (scores,) = _scores(judgements, metric, [(judgements.captions, judgements.references)], timings)
-        return rated_figures(judgements, scores, resamples, seed) + further_figures(judgements, scores, lengths)
+        (scores,) = _scores(
+            judgements, metric, [(judgements.captions, judgements.references)], timings
+        )
+        return rated_figures(judgements, scores, resamples, seed) + further_figures(
+            judgements, scores, lengths
+        )
     if isinstance(judgements, CaptionGroups):
         (scores,) = _scores(judgements, metric, [(judgements.captions, None)], timings)
         cosines = None
@@ -391,12 +477,18 @@ def score_set(
             rows = embeddings.reshape(len(judgements.kinds), -1, embeddings.shape[1])
             cosines = rows @ rows.transpose(0, 2, 1)  # [G, K, K]
         return group_figures(judgements, scores, cosines, resamples, seed)
-    conditions: Mapping[str, Any] = judgements.references if "references" in metric.columns else {NO_REFERENCES: None}
+    conditions: Mapping[str, Any] = (
+        judgements.references if "references" in metric.columns else {NO_REFERENCES: None}
+    )
     batches = [
-        (texts, references) for references in conditions.values() for texts in (judgements.first, judgements.second)
+        (texts, references)
+        for references in conditions.values()
+        for texts in (judgements.first, judgements.second)
     ]
     scored = _scores(judgements, metric, batches, timings)
-    first, second = (dict(zip(conditions, values, strict=True)) for values in (scored[::2], scored[1::2]))
+    first, second = (
+        dict(zip(conditions, values, strict=True)) for values in (scored[::2], scored[1::2])
+    )
     return pair_figures(judgements, first, second, resamples, seed)
 
 
@@ -405,7 +497,10 @@ Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
 
 
 def _scores(
-    judgements: JudgementSet, metric: Reward, batches: Sequence[Batch], timings: list[tuple[int, float]]
+    judgements: JudgementSet,
+    metric: Reward,
+    batches: Sequence[Batch],
+    timings: list[tuple[int, float]],
 ) -> list[list[float]]:
     """Score all batches in one call, with equal rows scored once; returns [N] scores of each batch.
 
@@ -414,7 +509,11 @@ def _scores(
     scorer: Any = metric
     if isinstance(metric, CiderD) and metric.df is None:
         if len(batches) > 1:
-            return [score for batch in batches for score in _scores(judgements, metric, [batch], timings)]
+            return [
+                score
+                for batch in batches
+                for score in _scores(judgements, metric, [batch], timings)
+            ]
         rows = [tuple(row) for row in batches[0][1] or ()]
         split = tokenizer_of(metric.tokenizer)
         tokens = {row: [split(text) for text in row] for row in set(rows)}
@@ -424,12 +523,24 @@ def _scores(
     seen = judgements.images if "image" in metric.columns else None
     images: list[Any] = [None] * len(judgements.image_ids) if seen is None else list(seen)
     # Two regions of one file are two images.
-    identities = [image if isinstance(image, str | Path | Region) else id(image) for image in images]
+    identities = [
+        image if isinstance(image, str | Path | Region) else id(image) for image in images
+    ]
     keys = [
-        list(zip(judgements.image_ids, identities, texts, map(tuple, references or [()] * len(texts)), strict=True))
+        list(
+            zip(
+                judgements.image_ids,
+                identities,
+                texts,
+                map(tuple, references or [()] * len(texts)),
+                strict=True,
+            )
+        )
         for texts, references in batches
     ]
-    numbers = {key: number for batch in keys for number, key in enumerate(batch)}  # different rows: one of each
+    numbers = {
+        key: number for batch in keys for number, key in enumerate(batch)
+    }  # different rows: one of each
     columns: dict[str, Any] = {"image_id": [key[0] for key in numbers]}
     if batches[0][1] is not None:
         columns["references"] = [list(key[3]) for key in numbers]
@@ -438,7 +549,9 @@ def _scores(
     if seen is not None:
         columns["image"] = [images[number] for number in numbers.values()]
     start = time.perf_counter()
-    scores = checked_scores(metric, scorer(None, [key[2] for key in numbers], **columns), len(numbers))
+    scores = checked_scores(
+        metric, scorer(None, [key[2] for key in numbers], **columns), len(numbers)
+    )
     timings.append((len(numbers), time.perf_counter() - start))
     by_key = dict(zip(numbers, scores, strict=True))
     return [[by_key[key] for key in batch] for batch in keys]

@@ -9,9 +9,26 @@ import re
 from collections.abc import Iterable
 
 METRICS = {
-    **{"BLEU-4": "bleu4", "ROUGE-L": "rougel", "METEOR": "meteor", "CIDEr": "cider", "SPICE": "spice"},
-    **{"CLIPScore": "clipscore", "RefCLIPScore": "refclipscore", "PAC-S": "pacs", "RefPAC-S": "refpacs"},
-    **{"Polos": "polos", "FLEUR": "fleur", "RefFLEUR": "reffleur", "EXPERT": "expert", "VELA": "vela"},
+    **{
+        "BLEU-4": "bleu4",
+        "ROUGE-L": "rougel",
+        "METEOR": "meteor",
+        "CIDEr": "cider",
+        "SPICE": "spice",
+    },
+    **{
+        "CLIPScore": "clipscore",
+        "RefCLIPScore": "refclipscore",
+        "PAC-S": "pacs",
+        "RefPAC-S": "refpacs",
+    },
+    **{
+        "Polos": "polos",
+        "FLEUR": "fleur",
+        "RefFLEUR": "reffleur",
+        "EXPERT": "expert",
+        "VELA": "vela",
+    },
 }
 """Metric -> its heading in lower case, without anything but letters and digits."""
 RATED = ("flickr8k_expert", "flickr8k_crowdflower", "composite", "polaris", "nebula")
@@ -38,7 +55,9 @@ _VELA = {
 """VELA's own tau_c on LongCap-Arena, TestA and TestB."""
 PUBLISHED: dict[str, dict[str, float]] = {
     **{
-        benchmark: {metric: value for metric, row in _TABLE.items() if (value := row[index]) is not None}
+        benchmark: {
+            metric: value for metric, row in _TABLE.items() if (value := row[index]) is not None
+        }
         for index, benchmark in enumerate(RATED)
     },
     **{
@@ -52,6 +71,8 @@ PUBLISHED: dict[str, dict[str, float]] = {
 
 def published_figures(benchmark: str | None, headings: Iterable[str]) -> dict[str, float]:
     """The published figure (times 100) of each heading that names one of ``METRICS`` for the set ``benchmark``."""
-    figures = {METRICS[metric]: value for metric, value in PUBLISHED.get(benchmark or "", {}).items()}
+    figures = {
+        METRICS[metric]: value for metric, value in PUBLISHED.get(benchmark or "", {}).items()
+    }
     plain = {heading: re.sub(r"[^a-z0-9]", "", heading.lower()) for heading in headings}
     return {heading: figures[name] for heading, name in plain.items() if name in figures}

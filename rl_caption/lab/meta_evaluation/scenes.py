@@ -38,9 +38,13 @@ def rate_captions(
     """
     rated: list[tuple[Rating, Any]] = []
     pairs: list[tuple[Pair, Any, list[str]]] = []
-    for number, row in enumerate(tqdm(list(rows), desc="judging captions", unit="scene", delay=2, disable=None)):
+    for number, row in enumerate(
+        tqdm(list(rows), desc="judging captions", unit="scene", delay=2, disable=None)
+    ):
         if row.get("scene") is None:
-            raise DataError(f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth")
+            raise DataError(
+                f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth"
+            )
         true, *rest = row["references"] or [""]
         others = [text for text in rest if _plain(text) != _plain(true)]
         if not others:
@@ -57,12 +61,16 @@ def rate_captions(
             pairs.append((Pair(image_id, _plain(true), _plain(false), error), image, others))
     judged, images = (list(column) for column in zip(*rated, strict=True))
     convention = "the rating is the F1 of the facts of a caption against the scene"
-    oracle_ratings = rated_captions("scenes, oracle F1", judged, images, None, convention, within_images=True)
+    oracle_ratings = rated_captions(
+        "scenes, oracle F1", judged, images, None, convention, within_images=True
+    )
     judgement_sets: list[JudgementSet] = [oracle_ratings]
     if pairs:
         both, images, pair_references = (list(column) for column in zip(*pairs, strict=True))
         convention = "the reference scores higher than the hard negative made from it; equal scores are wrong"
-        judgement_sets.append(caption_pairs("scenes, hard negatives", both, images, {"": pair_references}, convention))
+        judgement_sets.append(
+            caption_pairs("scenes, hard negatives", both, images, {"": pair_references}, convention)
+        )
     return judgement_sets
 
 
@@ -85,8 +93,12 @@ def sample_at_temperatures(
     <temperature>`` -> [R] lists of captions.
     """
     if not temperatures or len(set(temperatures)) != len(temperatures):
-        raise ValueError(f"temperatures is {list(temperatures)}: expected different ones, at least one")
-    decodings = [Decoding(1, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)]
+        raise ValueError(
+            f"temperatures is {list(temperatures)}: expected different ones, at least one"
+        )
+    decodings = [
+        Decoding(1, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)
+    ]
     samples: dict[str, list[list[str]]] = {"greedy": []}
     samples |= {f"sample at {value:g}": [] for value in temperatures}
     starts = range(0, len(rows), batch_size)
@@ -109,15 +121,21 @@ def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
     Raises ``ConfigError`` where the data are no scenes or a setting is out of range.
     """
     if config.data.format not in ("scenes", "moving_scenes"):
-        raise ConfigError(f"scenes.data.format is {config.data.format!r}: only generated scenes have a known truth")
+        raise ConfigError(
+            f"scenes.data.format is {config.data.format!r}: only generated scenes have a known truth"
+        )
     data = build_data(config.data)
     rows = list(data.split(usable_split(data, config.split))[: config.max_images])
     if not rows:
-        raise DataError(f"scenes.split is {config.split!r}, which has no images: expected at least one")
+        raise DataError(
+            f"scenes.split is {config.split!r}, which has no images: expected at least one"
+        )
     samples = {}
     if config.captioner is not None:
         try:
-            samples = sample_at_temperatures(load_captioner(config.captioner), rows, config.temperatures, seed=seed)
+            samples = sample_at_temperatures(
+                load_captioner(config.captioner), rows, config.temperatures, seed=seed
+            )
         except CaptionerError as error:
             raise CaptionerError(f"scenes.captioner: {error}") from error
         except ValueError as error:

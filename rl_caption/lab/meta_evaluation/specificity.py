@@ -56,8 +56,16 @@ class SpecificityRates(NamedTuple):
 def specificity_rates(scores: Sequence[ChainScores]) -> SpecificityRates:
     """Compute SR_pos and SR_neg of scored chains by equations 1 and 2."""
     _check(scores)
-    up = [after > before for chain in scores for before, after in zip(chain.captions, chain.captions[1:], strict=False)]
-    down = [false < before for chain in scores for before, false in zip(chain.captions, chain.negatives, strict=False)]
+    up = [
+        after > before
+        for chain in scores
+        for before, after in zip(chain.captions, chain.captions[1:], strict=False)
+    ]
+    down = [
+        false < before
+        for chain in scores
+        for before, false in zip(chain.captions, chain.negatives, strict=False)
+    ]
     return SpecificityRates(sum(up) / len(up), sum(down) / len(down), len(scores), len(up))
 
 
@@ -80,7 +88,9 @@ def released_specificity_rates(cosines: Sequence[ChainScores]) -> SpecificityRat
             rates.append((up, down))
             steps += count
     if not rates:
-        raise ValueError(f"all of {len(cosines)} captions are skipped: none has three stored cosines above 0")
+        raise ValueError(
+            f"all of {len(cosines)} captions are skipped: none has three stored cosines above 0"
+        )
     positive, negative = (math.fsum(column) / len(rates) for column in zip(*rates, strict=True))
     return SpecificityRates(positive, negative, len(rates), steps)
 
@@ -107,7 +117,9 @@ def make_chains(
         processes: as for ``detail_units_of``.
     """
     if image_ids is not None and len(image_ids) != len(captions):
-        raise ValueError(f"{len(image_ids)} image ids for {len(captions)} captions: expected one for each")
+        raise ValueError(
+            f"{len(image_ids)} image ids for {len(captions)} captions: expected one for each"
+        )
     units = detail_units_of(captions, processes)
     owners = list(captions) if image_ids is None else list(image_ids)
     donors = [Donor(owner, unit_texts) for owner, unit_texts in zip(owners, units, strict=True)]
@@ -125,22 +137,37 @@ def make_chains(
     return chains
 
 
-def score_chains(reward: Reward, chains: Sequence[Chain], columns: Mapping[str, Sequence[Any]]) -> list[ChainScores]:
+def score_chains(
+    reward: Reward, chains: Sequence[Chain], columns: Mapping[str, Sequence[Any]]
+) -> list[ChainScores]:
     """Score every text of N chains with a reward; ``columns`` are [N] values of what it needs: ``image``, ..."""
     for name, column in columns.items():
         if len(column) != len(chains):
             raise ValueError(f"column {name!r} has {len(column)} items for {len(chains)} captions")
-    texts = [(number, text) for number, chain in enumerate(chains) for text in (*chain.captions, *chain.negatives)]
+    texts = [
+        (number, text)
+        for number, chain in enumerate(chains)
+        for text in (*chain.captions, *chain.negatives)
+    ]
     values: list[float] = []
-    for start in tqdm(range(0, len(texts), BATCH_SIZE), desc="specificity", unit="batch", delay=2, disable=None):
+    for start in tqdm(
+        range(0, len(texts), BATCH_SIZE), desc="specificity", unit="batch", delay=2, disable=None
+    ):
         batch = texts[start : start + BATCH_SIZE]
-        columns_of_batch = {name: [column[number] for number, _ in batch] for name, column in columns.items()}
+        columns_of_batch = {
+            name: [column[number] for number, _ in batch] for name, column in columns.items()
+        }
         values += score_captions(
-            reward, f"reward {reward.__name__!r}", None, [text for _, text in batch], columns_of_batch
+            reward,
+            f"reward {reward.__name__!r}",
+            None,
+            [text for _, text in batch],
+            columns_of_batch,
         )
     scores = iter(values)
     return [
-        ChainScores([next(scores) for _ in chain.captions], [next(scores) for _ in chain.negatives]) for chain in chains
+        ChainScores([next(scores) for _ in chain.captions], [next(scores) for _ in chain.negatives])
+        for chain in chains
     ]
 
 

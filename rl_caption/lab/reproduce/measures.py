@@ -14,13 +14,24 @@ from rl_caption.config.build import build_data, usable_split
 from rl_caption.config.evaluation import RetrievalConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row as Example
-from rl_caption.data.files import find_images, read_captions, read_references, references_for, with_ids_of
+from rl_caption.data.files import (
+    find_images,
+    read_captions,
+    read_references,
+    references_for,
+    with_ids_of,
+)
 from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, evaluate_captions
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import zero_shot_accuracy
 from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.costs import EncoderCost, encoder_cost
-from rl_caption.lab.meta_evaluation.figures import Figure, blind_figures, further_figures, rated_figures
+from rl_caption.lab.meta_evaluation.figures import (
+    Figure,
+    blind_figures,
+    further_figures,
+    rated_figures,
+)
 from rl_caption.lab.meta_evaluation.program import NAMES, build_metrics, check_columns, score_set
 from rl_caption.lab.meta_evaluation.sets import JudgementSet, RatedCaptions
 from rl_caption.lab.meta_evaluation.specificity import (
@@ -95,7 +106,9 @@ class Measures:
     table: Table
     inputs: Inputs
     _sets: dict[str, Sequence[JudgementSet]] = field(default_factory=dict)
-    _figures: dict[tuple[str, str], Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
+    _figures: dict[tuple[str, str], Mapping[str, Mapping[str, float | None]]] = field(
+        default_factory=dict
+    )
     _kept: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
     def prepare(self, row: Row, column: Column) -> None:
@@ -111,7 +124,9 @@ class Measures:
             check_columns(row.name, metric.columns, self._parts(column))
         except ConfigError as error:
             described = describe_data(str(data_of(column)))
-            raise NotMeasured(f"{str(error).removeprefix(f'{row.name} ')}; the data are {described}") from error
+            raise NotMeasured(
+                f"{str(error).removeprefix(f'{row.name} ')}; the data are {described}"
+            ) from error
 
     def measure(self, row: Row, column: Column) -> float:
         """Measure a cell in the unit of the table. ``NotMeasured`` where its value is not defined."""
@@ -131,7 +146,10 @@ class Measures:
         key = (row.name, self._set_key(column))
         if key not in self._figures:
             self._figures[key] = {
-                judgements.name: {figure.name: figure.value for figure in self._figures_of(row, judgements, column)}
+                judgements.name: {
+                    figure.name: figure.value
+                    for figure in self._figures_of(row, judgements, column)
+                }
                 for judgements in self._parts(column)
             }
         alternatives = column.get("figure", ())
@@ -139,10 +157,14 @@ class Measures:
         values = []
         for judgements, figures in self._figures[key].items():
             if column.get("part", judgements) == judgements:
-                names_of_figures = column.get("figures") or [name for name in names if name in figures][:1]
+                names_of_figures = (
+                    column.get("figures") or [name for name in names if name in figures][:1]
+                )
                 measured = [figures.get(name) for name in names_of_figures]
                 if not measured or None in measured:
-                    raise NotMeasured(f"{judgements}: {' and '.join(names_of_figures or names)} is not defined")
+                    raise NotMeasured(
+                        f"{judgements}: {' and '.join(names_of_figures or names)} is not defined"
+                    )
                 values.append(_mean([value for value in measured if value is not None]))
         return _mean(values)
 
@@ -179,7 +201,9 @@ class Measures:
         judges = {}
         for row in self.table.rows:
             source = row.source
-            if row.name in self.inputs.scores or (row.model is not None and row.model not in self.inputs.models):
+            if row.name in self.inputs.scores or (
+                row.model is not None and row.model not in self.inputs.models
+            ):
                 continue
             if source.get("name") in NAMES:
                 ((reward, kwargs),) = NAMES[source["name"]].values()
@@ -189,7 +213,9 @@ class Measures:
                 judges[row.name] = JudgeConfig(source["reward"], kwargs)
                 if "video" in source:
                     judges[f"{row.name}, video"] = JudgeConfig(source["video"], kwargs)
-        return build_metrics("", judges, scores={row: str(file) for row, file in self.inputs.scores.items()})
+        return build_metrics(
+            "", judges, scores={row: str(file) for row, file in self.inputs.scores.items()}
+        )
 
     def _model_kwargs(self, model: str | None, source: Mapping[str, Any]) -> dict[str, Any]:
         if model is None:
@@ -238,13 +264,20 @@ class Measures:
             examples = self._examples(str(data_of(column)))
             captions = [example["references"][0] for example in examples]
             chains = make_chains(captions, image_ids=[example["image_id"] for example in examples])
-            grown = [(chain, example) for chain, example in zip(chains, examples, strict=True) if chain is not None]
+            grown = [
+                (chain, example)
+                for chain, example in zip(chains, examples, strict=True)
+                if chain is not None
+            ]
             kwargs = self._model_kwargs(row.model, {"reward": "specs"}) | {"scale": "shifted"}
             metric = build_metrics("", {row.name: JudgeConfig("specs", kwargs)})[row.name]
             assert not isinstance(metric, str)
             images = {"image": [example["image"] for _, example in grown]}
             scored = score_chains(metric, [chain for chain, _ in grown], images)
-            cosines = [ChainScores(*([2 * score - 1 for score in scores] for scores in chain)) for chain in scored]
+            cosines = [
+                ChainScores(*([2 * score - 1 for score in scores] for scores in chain))
+                for chain in scored
+            ]
             released = released_specificity_rates(cosines)
             return released.positive, released.negative
 
@@ -253,10 +286,16 @@ class Measures:
 
     def _captions(self, row: Row, column: Column) -> float:
         """A metric of the COCO toolkit, or the mean of a reward, of captions in a file."""
-        name, metric, file = str(data_of(column)), column["captions"], self.inputs.captions[row.name]
+        name, metric, file = (
+            str(data_of(column)),
+            column["captions"],
+            self.inputs.captions[row.name],
+        )
         folder, entry = self.inputs.data[name], data_sets()[name]
         path = next(folder / names[0] for names in entry["files"] if (folder / names[0]).is_file())
-        references = read_references(path, entry.get("split") if path.name.startswith("dataset") else None)
+        references = read_references(
+            path, entry.get("split") if path.name.startswith("dataset") else None
+        )
         captions = with_ids_of(read_captions(file), references, references.images, file)
         if metric in chain.from_iterable(METRIC_KEYS.values()):
             evaluation: Evaluation = self._keep(
@@ -273,7 +312,9 @@ class Measures:
             beside = (folder / name for name in entry["images"])
             images = self.inputs.images or next((path for path in beside if path.is_dir()), None)
             if images is None:
-                raise NotMeasured(f"{metric} looks at images, which are not there: name their folder by --images")
+                raise NotMeasured(
+                    f"{metric} looks at images, which are not there: name their folder by --images"
+                )
             columns["image"] = find_images(images, captions)
         return _mean(score_captions(reward, metric, None, list(captions.values()), columns))
 
@@ -287,7 +328,9 @@ class Measures:
 
     def _encoder(self, model: str) -> CachedEncoder:
         config = RetrievalConfig(*self.inputs.models[model])
-        encoder: CachedEncoder = self._keep(("encoder", model), lambda: load_dual_encoder(config, f"--model {model}"))
+        encoder: CachedEncoder = self._keep(
+            ("encoder", model), lambda: load_dual_encoder(config, f"--model {model}")
+        )
         return encoder
 
     def _examples(self, name: str) -> Sequence[Example]:

@@ -13,7 +13,16 @@ from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.evaluation.results import LEFT_OUT, markdown
 from rl_caption.lab.reproduce.measures import Inputs, Measures, NotMeasured, describe_data
-from rl_caption.lab.reproduce.tables import PAPERS, Paper, Row, Table, data_of, data_sets, find_table, load_paper
+from rl_caption.lab.reproduce.tables import (
+    PAPERS,
+    Paper,
+    Row,
+    Table,
+    data_of,
+    data_sets,
+    find_table,
+    load_paper,
+)
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import add_trust
 
@@ -47,21 +56,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``reproduce PAPER TABLE --data FOLDER ...``, or ``reproduce [PAPER] --list``."""
     parser = argparse.ArgumentParser(prog="rl-caption reproduce", description=__doc__)
     parser.add_argument("paper", nargs="?", metavar="PAPER", help=f"one of {', '.join(PAPERS)}")
-    parser.add_argument("table", nargs="?", metavar="TABLE", help="its number, as the paper writes it")
-    parser.add_argument("--list", action="store_true", help="what each table needs, and which rows can be made")
     parser.add_argument(
-        "--data", nargs="+", default=[], metavar="FOLDER", help="folders of data sets, or NAME=FOLDER of one (--list)"
+        "table", nargs="?", metavar="TABLE", help="its number, as the paper writes it"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="what each table needs, and which rows can be made"
+    )
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="folders of data sets, or NAME=FOLDER of one (--list)",
     )
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="make only these rows")
-    parser.add_argument("--images", metavar="FOLDER", help="folder of the images; else looked for beside the data")
+    parser.add_argument(
+        "--images", metavar="FOLDER", help="folder of the images; else looked for beside the data"
+    )
     for option, what in (
-        ("--model", "NAME=BACKBONE or NAME=BACKBONE@PRETRAINED: weights of a model of the table, as for clipscore"),
+        (
+            "--model",
+            "NAME=BACKBONE or NAME=BACKBONE@PRETRAINED: weights of a model of the table, as for clipscore",
+        ),
         ("--captions", "ROW=FILE: captions by the system of a row, in COCO's result format"),
-        ("--scores", "ROW=FILE: scores of the metric of a row: JSON lines with image, caption and score"),
+        (
+            "--scores",
+            "ROW=FILE: scores of the metric of a row: JSON lines with image, caption and score",
+        ),
     ):
         parser.add_argument(option, action="append", default=[], metavar="NAME=VALUE", help=what)
-    parser.add_argument("--partial", action="store_true", help="accept data with another number of judgements")
-    parser.add_argument("--out", metavar="FOLDER", help="where reproduce.md and reproduce.json are written")
+    parser.add_argument(
+        "--partial", action="store_true", help="accept data with another number of judgements"
+    )
+    parser.add_argument(
+        "--out", metavar="FOLDER", help="where reproduce.md and reproduce.json are written"
+    )
     add_trust(parser)
     options = parser.parse_args(argv)
     if options.list:
@@ -72,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(line for name in papers for line in list_tables(load_paper(name))))
         return 0
     if options.table is None:
-        raise ConfigError("name a paper and a table, such as: reproduce pac_s 1 --data FOLDER; --list says which")
+        raise ConfigError(
+            "name a paper and a table, such as: reproduce pac_s 1 --data FOLDER; --list says which"
+        )
     table = find_table(options.paper, options.table).with_rows(options.rows)
     print(reproduce(table, read_inputs(table, options), options.out))
     return 0
@@ -87,12 +118,17 @@ def read_inputs(table: Table, options: argparse.Namespace) -> Inputs:
     rows = [row.name for row in table.rows]
     pairs = {}
     for option, names in (("model", list(table.models)), ("captions", rows), ("scores", rows)):
-        pairs[option] = dict(_parse_pair(f"--{option}", text, names) for text in getattr(options, option))
+        pairs[option] = dict(
+            _parse_pair(f"--{option}", text, names) for text in getattr(options, option)
+        )
     models = {}
     for name, value in pairs["model"].items():
         backbone, _, pretrained = value.partition("@")
         models[name] = backbone, pretrained or None
-    files = {option: {name: Path(path) for name, path in pairs[option].items()} for option in ("captions", "scores")}
+    files = {
+        option: {name: Path(path) for name, path in pairs[option].items()}
+        for option in ("captions", "scores")
+    }
     for option, by_row in files.items():
         for row, file in by_row.items():
             if not file.exists():
@@ -100,13 +136,22 @@ def read_inputs(table: Table, options: argparse.Namespace) -> Inputs:
     if options.images is not None and not Path(options.images).is_dir():
         raise ConfigError(f"--images {options.images!r} is not a folder")
     images = None if options.images is None else Path(options.images)
-    return Inputs(find_data(table, options.data), models, files["captions"], files["scores"], images, options.partial)
+    return Inputs(
+        find_data(table, options.data),
+        models,
+        files["captions"],
+        files["scores"],
+        images,
+        options.partial,
+    )
 
 
 def _parse_pair(option: str, text: str, names: Sequence[str]) -> tuple[str, str]:
     name, mark, value = text.partition("=")
     if not mark or not value or name not in names:
-        raise ConfigError(f"{option} is {text!r}: expected NAME=VALUE with a name of {', '.join(names) or 'none'}")
+        raise ConfigError(
+            f"{option} is {text!r}: expected NAME=VALUE with a name of {', '.join(names) or 'none'}"
+        )
     return name, value
 
 
@@ -122,7 +167,9 @@ def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
         name, mark, path = text.partition("=")
         if mark:
             if name not in needed:
-                raise ConfigError(f"--data is {text!r}: the table is measured on {', '.join(needed)}")
+                raise ConfigError(
+                    f"--data is {text!r}: the table is measured on {', '.join(needed)}"
+                )
             places[name] = Path(path)
             if not places[name].is_dir():
                 raise ConfigError(f"--data {name}: {path!r} is not a folder")
@@ -138,7 +185,9 @@ def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
                     places[data] = candidate
         if len(places) == count:
             described = "; ".join(describe_data(data) for data in needed if data not in places)
-            raise ConfigError(f"--data {text!r} has none of the data that are still needed: {described or 'none'}")
+            raise ConfigError(
+                f"--data {text!r} has none of the data that are still needed: {described or 'none'}"
+            )
     return places
 
 
@@ -188,14 +237,18 @@ def reproduce(table: Table, inputs: Inputs, out: str | None = None) -> str:
 
 
 def _measurable(table: Table, cells: Sequence[Cell]) -> Iterator[Cell]:
-    return (cell for cell in cells if cell.reason is None and "mean" not in table.columns[cell.column])
+    return (
+        cell for cell in cells if cell.reason is None and "mean" not in table.columns[cell.column]
+    )
 
 
 def _refuse_empty(table: Table, cells: Sequence[Cell]) -> None:
     """Raise ``ConfigError`` with all reasons where no cell can be measured."""
     if not any(_measurable(table, cells)):
         reasons = "\n".join(f"  {line}" for line in _reasons(cells))
-        raise ConfigError(f"no row of {table.paper} {table.key} ({table.title}) can be made:\n{reasons}")
+        raise ConfigError(
+            f"no row of {table.paper} {table.key} ({table.title}) can be made:\n{reasons}"
+        )
 
 
 def _fill_means(table: Table, cells: Sequence[Cell]) -> None:
@@ -206,13 +259,17 @@ def _fill_means(table: Table, cells: Sequence[Cell]) -> None:
             others = [
                 other
                 for other in cells
-                if other.row == cell.row and other.column != cell.column and (names == "all" or other.column in names)
+                if other.row == cell.row
+                and other.column != cell.column
+                and (names == "all" or other.column in names)
             ]
             values = [other.measured for other in others if other.measured is not None]
             if others and len(values) == len(others):
                 cell.measured = sum(values) / len(values)
             else:
-                cell.reason = next((other.reason for other in others if other.reason), "not all of its columns are")
+                cell.reason = next(
+                    (other.reason for other in others if other.reason), "not all of its columns are"
+                )
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
@@ -235,7 +292,12 @@ def _reasons(cells: Sequence[Cell]) -> list[str]:
 def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
     """A line for each cell that was measured; then the rows that were not, with the reasons, and notes."""
     lines = [
-        [cell.row, cell.column, *map(_format, (cell.published, cell.as_printed)), _format(cell.difference, signed=True)]
+        [
+            cell.row,
+            cell.column,
+            *map(_format, (cell.published, cell.as_printed)),
+            _format(cell.difference, signed=True),
+        ]
         for cell in cells
         if cell.measured is not None
     ]
@@ -293,7 +355,11 @@ def _list_rows(table: Table) -> Iterator[str]:
         kinds.setdefault(_requirement(table, row), []).append(row.name)
     for requirement, names in kinds.items():
         yield f"- {'; '.join(names)}: {requirement}"
-    models = {column["model"] for column in table.columns.values() if "captions" in column and "model" in column}
+    models = {
+        column["model"]
+        for column in table.columns.values()
+        if "captions" in column and "model" in column
+    }
     yield from (f"- --model {name}: {table.models[name]}" for name in sorted(models))
 
 
@@ -304,6 +370,10 @@ def _requirement(table: Table, row: Row) -> str:
     if row.source.get("captions"):
         return f"--captions, {row.source['how']}"
     if row.model is not None:
-        released = "; without it, the scores that are released with the data" if "released" in row.source else ""
+        released = (
+            "; without it, the scores that are released with the data"
+            if "released" in row.source
+            else ""
+        )
         return f"--model '{row.model}', {table.models[row.model]}{released}"
     return "from the data alone" + (" (not in the paper)" if row.extra else "")

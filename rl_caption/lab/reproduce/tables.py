@@ -71,7 +71,9 @@ class Table:
         rows = {row.name: row for row in self.rows}
         unknown = [name for name in names or () if name not in rows]
         if unknown:
-            raise ConfigError(f"--rows {unknown[0]!r}: {self.paper} {self.key} has {'; '.join(rows)}")
+            raise ConfigError(
+                f"--rows {unknown[0]!r}: {self.paper} {self.key} has {'; '.join(rows)}"
+            )
         return self if names is None else replace(self, rows=[rows[name] for name in names])
 
 
@@ -91,7 +93,8 @@ def load_paper(name: str) -> Paper:
     content = yaml.safe_load(text)
     as_printed = yaml.load(text, yaml.BaseLoader)["tables"]  # makes texts only
     tables = {
-        key: _table(name, key, content, values, as_printed[key]["rows"]) for key, values in content["tables"].items()
+        key: _table(name, key, content, values, as_printed[key]["rows"])
+        for key, values in content["tables"].items()
     }
     papers = yaml.safe_load((FOLDER.parent / "papers.yaml").read_text(encoding="utf-8"))
     cited = papers[name]
@@ -112,7 +115,9 @@ def find_table(paper: str, key: str) -> Table:
 @cache
 def data_sets() -> Mapping[str, Mapping[str, Any]]:
     """Name of a data set -> its entry in ``data.yaml``."""
-    content: Mapping[str, Mapping[str, Any]] = yaml.safe_load((FOLDER / "data.yaml").read_text(encoding="utf-8"))
+    content: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
+        (FOLDER / "data.yaml").read_text(encoding="utf-8")
+    )
     return content
 
 
@@ -124,7 +129,11 @@ def data_of(column: Mapping[str, Any]) -> str | None:
 
 
 def _table(
-    paper: str, key: str, content: Mapping[str, Any], values: Mapping[str, Any], printed: Mapping[str, Sequence[str]]
+    paper: str,
+    key: str,
+    content: Mapping[str, Any],
+    values: Mapping[str, Any],
+    printed: Mapping[str, Sequence[str]],
 ) -> Table:
     columns, shared = values["columns"], content["metrics"]
 
@@ -142,6 +151,11 @@ def _table(
         Row(name, [None if text == "null" else Decimal(text) for text in texts], source(name))
         for name, texts in printed.items()
     ]
-    rows += [Row(name, [None] * len(columns), shared[name], extra=True) for name in values.get("extra", ())]
-    models = content["models"] | {row.name: row.source["how"] for row in rows if row.source.get("model") == ROW}
+    rows += [
+        Row(name, [None] * len(columns), shared[name], extra=True)
+        for name in values.get("extra", ())
+    ]
+    models = content["models"] | {
+        row.name: row.source["how"] for row in rows if row.source.get("model") == ROW
+    }
     return Table(paper, key, values["title"], columns, rows, models, values.get("notes", ()))

@@ -36,14 +36,18 @@ ERRORS = "no threshold carries over: with one from other rewards, 17 to 70 % of 
 
 def reference_table() -> dict[str, Any]:
     """The known rewards that the package ships: ``command``, ``note``, and ``rewards``, name -> ``summary``."""
-    content: dict[str, Any] = json.loads(resources.files(__package__).joinpath(REFERENCE).read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(
+        resources.files(__package__).joinpath(REFERENCE).read_text(encoding="utf-8")
+    )
     return content
 
 
 def verdict(results: Results) -> str:
     """One sentence: what training on the reward will do to captions, by what evidence, and how sure that is."""
     if results["constant"]:
-        return "This reward gave every caption the same score: it is constant here, and says nothing."
+        return (
+            "This reward gave every caption the same score: it is constant here, and says nothing."
+        )
     if "best_of_n" not in results:
         tested, sound, wrong, _ = _probe_groups(results["probes"])
         return (
@@ -53,7 +57,13 @@ def verdict(results: Results) -> str:
     name, curve = next(iter(results["best_of_n"]["gold"].items()))
     choice = _choice(results["best_of_n"])
     if name != SCENE_GOLD:
-        verb = "hurts" if curve["turns"] else "helps" if curve["change_interval"][0] > 0 else "does not help"
+        verb = (
+            "hurts"
+            if curve["turns"]
+            else "helps"
+            if curve["change_interval"][0] > 0
+            else "does not help"
+        )
         return (
             f"Choosing among samples by this reward {verb}: {choice}; training on it was not tried and may still ruin "
             "captions, as no threshold of this test carries over from other rewards."
@@ -69,9 +79,7 @@ def verdict(results: Results) -> str:
         changes = _changes(free)
         span = f"{_span(_short(min(changes)), _short(max(changes)))}, {len(free)} seeds"
         sure = span if len(free) > 1 else "one seed"
-        training = (
-            f", and {free[0]['step'][-1]} steps of training change that score by {_short(_mean(changes))} ({sure})"
-        )
+        training = f", and {free[0]['step'][-1]} steps of training change that score by {_short(_mean(changes))} ({sure})"
     return f"{lead}: {choice}{training}; but {ERRORS}."
 
 
@@ -105,7 +113,9 @@ def _choice(best: Mapping[str, Any]) -> str:
         return f"with the best of n samples by it, {name} falls by {fall} from n = {curve['peak']} to {best['n'][-1]}"
     if curve["lost"] is None:
         return f"the best of {best['n'][-1]} samples by it cannot be told from any other by {name}"
-    gain, *interval = (f"{100 * (1 - lost):.0f}" for lost in (curve["lost"], *reversed(curve["lost_interval"])))
+    gain, *interval = (
+        f"{100 * (1 - lost):.0f}" for lost in (curve["lost"], *reversed(curve["lost_interval"]))
+    )
     span = f"95 % interval {_span(*interval)} %"
     score = "truth (the oracle's score, 0 to 1)" if name == SCENE_GOLD else name
     return f"the best of {best['n'][-1]} samples by it gains {gain} % ({span}) of what could be gained in {score}"
@@ -148,7 +158,11 @@ def _push_details(runs: Sequence[Mapping[str, Any]]) -> str:
     free = _without_penalty(runs)
     falls = _mean(max(run["gold"]) - run["gold"][-1] for run in free)
     alarms = [run["alarms"][0] for run in free if run["alarms"]]
-    alarm = f"the first alarm of the monitor came at step {min(alarms)}" if alarms else "the monitor raised no alarm"
+    alarm = (
+        f"the first alarm of the monitor came at step {min(alarms)}"
+        if alarms
+        else "the monitor raised no alarm"
+    )
     return f"In training without a KL penalty, gold ends {number(falls)} below its best; {alarm}."
 
 
@@ -157,7 +171,9 @@ def _probe_groups(probes: Mapping[str, Any]) -> tuple[list[str], list[str], list
     tested = {name: result for name, result in probes.items() if result["interval"]}
     sound = [name for name, result in tested.items() if result["interval"][0] > 0.5]
     blind = [name for name, result in tested.items() if result["tied"] > 0.5]
-    wrong = [name for name, result in tested.items() if result["interval"][1] < 0.5 and name not in blind]
+    wrong = [
+        name for name, result in tested.items() if result["interval"][1] < 0.5 and name not in blind
+    ]
     return list(tested), sound, wrong, blind
 
 
@@ -176,11 +192,18 @@ def summary(results: Results) -> dict[str, Any]:
     the best of n samples (``monitoring.best_of_n.Curve``). ``push_change``, ``push_alarm``: gold after training without
     a KL penalty less that before, and the step of the first alarm.
     """
-    line: dict[str, Any] = dict.fromkeys(("change", "change_interval", "peak", "fall", "fall_interval"))
-    line["probes"] = _mean(result["right"] for result in results["probes"].values() if result["right"] is not None)
+    line: dict[str, Any] = dict.fromkeys(
+        ("change", "change_interval", "peak", "fall", "fall_interval")
+    )
+    line["probes"] = _mean(
+        result["right"] for result in results["probes"].values() if result["right"] is not None
+    )
     if "best_of_n" in results:
         curve = next(iter(results["best_of_n"]["gold"].values()))
-        line |= {key: curve[key] for key in ("change", "change_interval", "peak", "fall", "fall_interval")}
+        line |= {
+            key: curve[key]
+            for key in ("change", "change_interval", "peak", "fall", "fall_interval")
+        }
     free = [run for run in results.get("push", []) if run["factor"] == 0]
     line["push_change"] = _mean(run["gold"][-1] - run["gold"][0] for run in free) if free else None
     line["push_alarm"] = min((step for run in free for step in run["alarms"][:1]), default=None)
@@ -205,9 +228,19 @@ def stress_page(results: Results, rows: Sequence[Row]) -> Page:
         for heading, (head, lines, note) in _tables(results).items()
     }
     look = "verdict alarm" if is_harmful(results) else "verdict"
-    opening = Markup('<div class="{}"><p><strong>{}</strong></p></div>').format(look, verdict(results))
+    opening = Markup('<div class="{}"><p><strong>{}</strong></p></div>').format(
+        look, verdict(results)
+    )
     sections: dict[str, Markup] = {"Verdict": opening + _list(details(results))}
-    for heading in ("Best of n", "Push", "Mixtures", "Exploits", "Comparison", "Probes", "Known rewards"):
+    for heading in (
+        "Best of n",
+        "Push",
+        "Mixtures",
+        "Exploits",
+        "Comparison",
+        "Probes",
+        "Known rewards",
+    ):
         sections[heading] = _charts(heading, results) + tables.get(heading, Markup(""))
         if heading == "Exploits":
             sections[heading] += _exploit_gallery(results, rows)
@@ -217,16 +250,21 @@ def stress_page(results: Results, rows: Sequence[Row]) -> Page:
             )
     config = yaml.safe_dump(dict(results["config"]), sort_keys=False, allow_unicode=True)
     seconds = [[stage, f"{value:.1f}"] for stage, value in results["seconds"].items()]
-    sections["Settings"] = macros().table(["stage", "seconds"], seconds, "Time of each stage") + macros().folded(
-        "Configuration", Markup("<pre>{}</pre>").format(config)
+    sections["Settings"] = macros().table(
+        ["stage", "seconds"], seconds, "Time of each stage"
+    ) + macros().folded("Configuration", Markup("<pre>{}</pre>").format(config))
+    return Page(
+        f"Stress test of {_title(results)}", results["signature"], sections, _tiles(results)
     )
-    return Page(f"Stress test of {_title(results)}", results["signature"], sections, _tiles(results))
 
 
 def _title(results: Results) -> str:
     """The terms of the reward, with their weights where these are not 1."""
     terms = results["config"]["reward"]["terms"]
-    return " + ".join(name if term["weight"] == 1 else f"{term['weight']:g} {name}" for name, term in terms.items())
+    return " + ".join(
+        name if term["weight"] == 1 else f"{term['weight']:g} {name}"
+        for name, term in terms.items()
+    )
 
 
 def _list(lines: Sequence[str]) -> Markup:
@@ -273,7 +311,10 @@ def _push_table(runs: Sequence[Mapping[str, Any]]) -> Table:
     lines = []
     for run in runs:
         kl = [value for value in run["kl"] if value is not None]
-        first, last = run["statistics"], {key: values[-1] for key, values in run["statistics"].items()}
+        first, last = (
+            run["statistics"],
+            {key: values[-1] for key, values in run["statistics"].items()},
+        )
         lines.append(
             [
                 f"{run['kl_coef']:g} ({run['factor']:g} sd)",
@@ -341,7 +382,9 @@ def _by_edit(edits: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, 
 
 def _comparison_table(comparison: Mapping[str, Any]) -> Table:
     printed = difference_rows(comparison["differences"])
-    lines = [[heading, *(value.replace("-", "−") for value in values)] for heading, *values in printed]
+    lines = [
+        [heading, *(value.replace("-", "−") for value in values)] for heading, *values in printed
+    ]
     note = (
         f"second: {comparison['second']}. Difference: second minus first, on the same captions. Interval: paired "
         "bootstrap over images; p: two-sided approximate randomisation, not corrected for the number of lines."
@@ -357,19 +400,29 @@ def _probe_table(probes: Mapping[str, Any], images: int) -> Table:
             continue
         low, high = result["interval"]
         effect = "" if result["effect"] is None else f"{result['effect']:+.2f}"
-        shares = [f"{100 * result['right']:.1f}", f"{100 * low:.1f} to {100 * high:.1f}", f"{100 * result['tied']:.1f}"]
+        shares = [
+            f"{100 * result['right']:.1f}",
+            f"{100 * low:.1f} to {100 * high:.1f}",
+            f"{100 * result['tied']:.1f}",
+        ]
         lines.append([name, PROBES[name], str(result["pairs"]), *shares, effect])
     note = (
         f"{images} images, at most one pair each. right: the better caption scores higher, equal scores do not count; "
         "Wilson's interval. effect: mean difference over its standard deviation."
     )
-    return ["probe", "the worse caption", "pairs", "right, %", "95 % interval", "equal, %", "effect"], lines, note
+    return (
+        ["probe", "the worse caption", "pairs", "right, %", "95 % interval", "equal, %", "effect"],
+        lines,
+        note,
+    )
 
 
 def _probe_examples(probes: Mapping[str, Any]) -> list[str]:
     lines = ["", "Pairs that the reward orders worst:", ""]
     for name, result in probes.items():
-        wrong = [one for one in result["examples"] if one["score_of_better"] <= one["score_of_worse"]]
+        wrong = [
+            one for one in result["examples"] if one["score_of_better"] <= one["score_of_worse"]
+        ]
         lines += [
             f"- {name}, {one['image_id']}: {one['score_of_better']:.4g} for “{single_spaced(one['better'])}”, "
             f"{one['score_of_worse']:.4g} for “{single_spaced(one['worse'])}”"
@@ -380,7 +433,10 @@ def _probe_examples(probes: Mapping[str, Any]) -> list[str]:
 
 def _known_table(results: Results) -> Table:
     table = reference_table()
-    lines = [_known_line(name, line) for name, line in {"this reward": summary(results), **table["rewards"]}.items()]
+    lines = [
+        _known_line(name, line)
+        for name, line in {"this reward": summary(results), **table["rewards"]}.items()
+    ]
     head = [
         "reward",
         "probes, % right",
@@ -420,25 +476,42 @@ def _charts(heading: str, results: Results) -> Markup:
     """The charts of a section; empty where there are none."""
     if heading == "Best of n" and "best_of_n" in results:
         best = results["best_of_n"]
-        curves, kl = {"reward": best["reward"], **best["gold"]}, [round(value, 2) for value in best["kl"]]
+        curves, kl = (
+            {"reward": best["reward"], **best["gold"]},
+            [round(value, 2) for value in best["kl"]],
+        )
         figures = [
-            figure(name, [_curve(name, kl, curve, at > 0)], "0 to 1" if name == SCENE_GOLD else "", x_name="KL")
+            figure(
+                name,
+                [_curve(name, kl, curve, at > 0)],
+                "0 to 1" if name == SCENE_GOLD else "",
+                x_name="KL",
+            )
             for at, (name, curve) in enumerate(curves.items())
         ]
-        return macros().note("Across: KL divergence of best of n, nats; bars are 95 % intervals.") + macros().charts(
-            figures
-        )
+        return macros().note(
+            "Across: KL divergence of best of n, nats; bars are 95 % intervals."
+        ) + macros().charts(figures)
     if heading == "Push" and results.get("push"):
         factors = sorted({run["factor"] for run in results["push"]})
-        titles = {"reward": ("Reward", ""), "gold": ("Gold", "0 to 1"), "length": ("Length", "words")}
-        titles |= {"repeated_ngrams": ("Repeated bigrams", "share"), "vocabulary": ("Vocabulary", "different words")}
+        titles = {
+            "reward": ("Reward", ""),
+            "gold": ("Gold", "0 to 1"),
+            "length": ("Length", "words"),
+        }
+        titles |= {
+            "repeated_ngrams": ("Repeated bigrams", "share"),
+            "vocabulary": ("Vocabulary", "different words"),
+        }
         figures = []
         for key, (title, unit) in titles.items():
             lines = []
             for colour, factor in enumerate(factors):
                 runs = [run for run in results["push"] if run["factor"] == factor]
                 ys = [run[key] if key in run else run["statistics"][key] for run in runs]
-                points = [(x, _mean(values)) for x, *values in zip(runs[0]["step"], *ys, strict=True)]
+                points = [
+                    (x, _mean(values)) for x, *values in zip(runs[0]["step"], *ys, strict=True)
+                ]
                 lines.append(Series(f"KL {factor:g} sd", points, colour, dots=True))
             figures.append(figure(title, lines, unit))
         note = (
@@ -470,12 +543,19 @@ def _exploit_gallery(results: Results, rows: Sequence[Row]) -> Markup:
     }
     scores = {
         score: {
-            name: {image_id: edit[score][at] for image_id, edit in worst.items()} for at, name in enumerate(systems)
+            name: {image_id: edit[score][at] for image_id, edit in worst.items()}
+            for at, name in enumerate(systems)
         }
         for score in ("reward", "gold")
     }
     chosen = [row for row in rows if row["image_id"] in worst]
-    data = gallery(systems, scores, source_of(chosen), "Words that the caption did not have are marked.", EXPLOITS)
+    data = gallery(
+        systems,
+        scores,
+        source_of(chosen),
+        "Words that the caption did not have are marked.",
+        EXPLOITS,
+    )
     return macros().gallery(data)
 
 
@@ -483,8 +563,16 @@ def _tiles(results: Results) -> list[tuple[str, str, str]]:
     line = summary(results)
     tiles = [("pairs in the right order", f"{100 * line['probes']:.0f} %", "mean over the probes")]
     if line["change"] is not None:
-        tiles.append(("gold, best of n", _short(line["change"]), _span(*map(_short, line["change_interval"]))))
-        tiles.append(("gold is highest at n", str(line["peak"]), f"of {results['best_of_n']['n'][-1]}"))
+        tiles.append(
+            (
+                "gold, best of n",
+                _short(line["change"]),
+                _span(*map(_short, line["change_interval"])),
+            )
+        )
+        tiles.append(
+            ("gold is highest at n", str(line["peak"]), f"of {results['best_of_n']['n'][-1]}")
+        )
     if line["push_change"] is not None:
         alarm = "no alarm" if line["push_alarm"] is None else f"alarm at step {line['push_alarm']}"
         tiles.append(("gold, trained", _short(line["push_change"]), alarm))

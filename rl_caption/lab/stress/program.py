@@ -17,7 +17,13 @@ from rewards.base import leaf_rewards
 from rewards.build import RewardBuilder
 from rewards.text.tokenize import TOKENIZER
 from rl_caption import __version__
-from rl_caption.config.build import build_data, build_reward, quiet_libraries, references_of, usable_split
+from rl_caption.config.build import (
+    build_data,
+    build_reward,
+    quiet_libraries,
+    references_of,
+    usable_split,
+)
 from rl_caption.config.overrides import Parse
 from rl_caption.config.schema import RewardConfig
 from rl_caption.config.shipped import find_config
@@ -147,7 +153,11 @@ def stress(config: StressConfig, parse: Parse) -> str | int:
             if not file.is_file():
                 started = time.monotonic()
                 value = compute(results)
-                stage = {"seconds": time.monotonic() - started, "result": value, "hash": hash_text(json.dumps(value))}
+                stage = {
+                    "seconds": time.monotonic() - started,
+                    "result": value,
+                    "hash": hash_text(json.dumps(value)),
+                }
                 write_json(file, stage)
             stage = read_json(file, ConfigError, _Stage)
             if hash_text(json.dumps(stage["result"])) != stage["hash"]:
@@ -171,28 +181,38 @@ def set_up(config: StressConfig, parse: Parse) -> Bench:
         )
     out = check_writable(config.out)
     data = build_data(config.data)
-    split, train = (data.split(usable_split(data, name)) for name in (config.split, config.train_split))
+    split, train = (
+        data.split(usable_split(data, name)) for name in (config.split, config.train_split)
+    )
     references = references_of(train)
     reward = build_reward(config.reward, references, tokenizer=config.data.tokenizer)
     originals = list(split[: config.max_images])
     in_world = all(row.get("scene") is not None for row in originals)
     rows, captions = judged_captions(
-        originals, config.data.tokenizer, needs_references="references" in reward.columns, halve=not in_world
+        originals,
+        config.data.tokenizer,
+        needs_references="references" in reward.columns,
+        halve=not in_world,
     )
     seen = [set(row["references"]) for row in rows]
     held_out = [
-        [text for text in row["references"] if text not in texts] for row, texts in zip(originals, seen, strict=True)
+        [text for text in row["references"] if text not in texts]
+        for row, texts in zip(originals, seen, strict=True)
     ]
     scorer = Scorer(reward, rows)
     gold = gold_scores(rows, held_out, references, config.judges, reward, config.data.tokenizer)
     rival = None
     if config.compare is not None:
         with section_errors("compare"):
-            rival_reward = build_reward(_rival_config(config, parse), references, tokenizer=config.data.tokenizer)
+            rival_reward = build_reward(
+                _rival_config(config, parse), references, tokenizer=config.data.tokenizer
+            )
         rival = Scorer(rival_reward, rows, "the reward of compare")
     bench = Bench(config, data, rows, captions, references, scorer, gold, rival)
     if rival is not None and not bench.has_samples:
-        raise ConfigError("compare is set, but model is not: rewards are compared on a captioner's samples, name one")
+        raise ConfigError(
+            "compare is set, but model is not: rewards are compared on a captioner's samples, name one"
+        )
     free = ("out", "trust", "budget", "compare")
     settings = {key: value for key, value in asdict(config).items() if key not in free}
     settings = {"version": __version__, "signature": reward.signature} | settings
@@ -208,8 +228,12 @@ def _rival_config(config: StressConfig, parse: Parse) -> RewardConfig:
     if isinstance(section, str):
         section = read_config(find_config(section)).get("reward")
     if not isinstance(section, dict):
-        raise ConfigError(f"reward is {section!r}: {config.compare!r} has to be a file with it, or the section itself")
-    rival: RewardConfig = parse(StressConfig, ["--reward", json.dumps(section)], "the reward of compare").reward
+        raise ConfigError(
+            f"reward is {section!r}: {config.compare!r} has to be a file with it, or the section itself"
+        )
+    rival: RewardConfig = parse(
+        StressConfig, ["--reward", json.dumps(section)], "the reward of compare"
+    ).reward
     if rival.normalize != "none":
         raise ConfigError(f"reward.normalize is {rival.normalize!r}: expected none")
     return rival
@@ -218,7 +242,15 @@ def _rival_config(config: StressConfig, parse: Parse) -> RewardConfig:
 def is_constant(results: Results) -> bool:
     """Whether the reward gave all captions so far, those of the probes and the samples, the same score."""
     samples = results.get("scores", {"reward": []})["reward"]
-    return len({*results.get("probes", {"range": (0, 1)})["range"], *(score for own in samples for score in own)}) == 1
+    return (
+        len(
+            {
+                *results.get("probes", {"range": (0, 1)})["range"],
+                *(score for own in samples for score in own),
+            }
+        )
+        == 1
+    )
 
 
 def _stages(bench: Bench, parse: Parse) -> list[tuple[str, Callable[[Results], Any]]]:
@@ -236,7 +268,9 @@ def _stages(bench: Bench, parse: Parse) -> list[tuple[str, Callable[[Results], A
         rival = f"-{hash_text(bench.rival.reward.signature):x}"
         stages.append((f"comparison{rival}", partial(_comparison, bench, bench.rival)))
     if bench.budget.searched_images:
-        stages.append((f"exploits-{bench.budget.searched_images}", lambda results: _exploits(bench, results)))
+        stages.append(
+            (f"exploits-{bench.budget.searched_images}", lambda results: _exploits(bench, results))
+        )
     if bench.budget.kl_coefs:
         stages.append((f"mixing{rival}", lambda results: _mixing(bench, results)))
     if bench.in_world:
@@ -252,21 +286,30 @@ def _probes(bench: Bench) -> Any:
     """What the probes found, and the lowest and the highest score of all their captions."""
     probes = run_probes(bench.scorer, bench.rows, _pairs(bench), bench.config.examples)
     scores = bench.scorer.scores.values()
-    return {"range": [min(scores), max(scores)], "results": {name: asdict(found) for name, found in probes.items()}}
+    return {
+        "range": [min(scores), max(scores)],
+        "results": {name: asdict(found) for name, found in probes.items()},
+    }
 
 
 def _pairs(bench: Bench) -> dict[str, list[Pair]]:
     negatives, positives = _sources(bench.rows, bench.captions)
     english = bench.config.data.tokenizer == TOKENIZER
-    return probe_pairs(bench.rows, bench.captions, negatives, positives, english=english, seed=bench.config.seed)
+    return probe_pairs(
+        bench.rows, bench.captions, negatives, positives, english=english, seed=bench.config.seed
+    )
 
 
-def _sources(rows: Sequence[Row], captions: Sequence[str]) -> tuple[NegativeSource, PositiveSource | None]:
+def _sources(
+    rows: Sequence[Row], captions: Sequence[str]
+) -> tuple[NegativeSource, PositiveSource | None]:
     """False captions and paraphrases: exact ones of generated scenes, else rules and the data's own paraphrases."""
     if all(row.get("scene") is not None for row in rows):
         moving = any(isinstance(row["scene"], MovingScene) for row in rows)
         return SceneNegatives(list(EDITS)), None if moving else ScenePositives()
-    rules = RuleNegatives(captions, [rule for rule in RULES if rule in EDITS or rule.startswith("add_")])
+    rules = RuleNegatives(
+        captions, [rule for rule in RULES if rule in EDITS or rule.startswith("add_")]
+    )
     return rules, ColumnPositives() if all(row.get("positive_captions") for row in rows) else None
 
 
@@ -337,7 +380,9 @@ def _best_of_n(bench: Bench, results: Results) -> Any:
     config, rewards = bench.config, np.array(results["scores"]["reward"])
     gold = {name: np.array(scores) for name, scores in results["scores"]["gold"].items()}
     sizes, images = sample_sizes(config.num_samples), [row["image_id"] for row in bench.rows]
-    curves = best_of_n(rewards, {"reward": rewards} | gold, sizes, images, config.bootstrap, seed=config.seed)
+    curves = best_of_n(
+        rewards, {"reward": rewards} | gold, sizes, images, config.bootstrap, seed=config.seed
+    )
     return {
         "n": sizes,
         "kl": [kl_of_best_of_n(n) for n in sizes],
@@ -372,9 +417,14 @@ def _comparison(bench: Bench, rival: Scorer, results: Results) -> Any:
                 ordered[pair.row].append(float(is_right))
         columns["probes in the right order"] = [fmean(of_row) for of_row in ordered]
         ids = [row["image_id"] for row in bench.rows]
-        per_image = {image_id: {key: values[at] for key, values in columns.items()} for at, image_id in enumerate(ids)}
+        per_image = {
+            image_id: {key: values[at] for key, values in columns.items()}
+            for at, image_id in enumerate(ids)
+        }
         metrics = {key: fmean(values) for key, values in columns.items()}
-        evaluations.append(Evaluation(metrics, scorer.reward.signature, len(ids), per_image=per_image))
+        evaluations.append(
+            Evaluation(metrics, scorer.reward.signature, len(ids), per_image=per_image)
+        )
     return {
         "second": rival.reward.signature,
         "differences": compare(evaluations[0], evaluations[1], config.bootstrap, seed=config.seed),
@@ -384,17 +434,23 @@ def _comparison(bench: Bench, rival: Scorer, results: Results) -> Any:
 def _exploits(bench: Bench, results: Results) -> Any:
     """Edits of the first sample of some images that raise the reward while gold falls, the worst first."""
     gold_name, gold = next(iter(bench.gold.items()))
-    words = dict.fromkeys(word for texts in bench.references for text in texts for word in text.split())
+    words = dict.fromkeys(
+        word for texts in bench.references for text in texts for word in text.split()
+    )
     texts = [captions[0][0] for captions in results["samples"][: bench.budget.searched_images]]
 
     def of(score: Score) -> ScoreRows:
-        return lambda rows, captions: score([RowCaption(*pair) for pair in zip(rows, captions, strict=True)])
+        return lambda rows, captions: score(
+            [RowCaption(*pair) for pair in zip(rows, captions, strict=True)]
+        )
 
     edits = search_exploits(texts, of(bench.scorer), of(gold), list(words), seed=bench.config.seed)
     return {
         "gold": gold_name,
         "images": len(texts),
-        "edits": [edit._asdict() | {"image_id": bench.rows[edit.row]["image_id"]} for edit in edits],
+        "edits": [
+            edit._asdict() | {"image_id": bench.rows[edit.row]["image_id"]} for edit in edits
+        ],
     }
 
 
@@ -410,7 +466,10 @@ def _mixing(bench: Bench, results: Results) -> Any:
         for name, reward in rewards.items()
         if reward.signature not in leaves and reward.columns - {"finished"} <= columns
     }
-    others = {name: Scorer(reward, bench.rows, name)(captions).reshape(shape) for name, reward in rewards.items()}
+    others = {
+        name: Scorer(reward, bench.rows, name)(captions).reshape(shape)
+        for name, reward in rewards.items()
+    }
     if bench.rival is not None:
         others["the reward of compare"] = bench.rival(captions).reshape(shape)
     gold = np.array(next(iter(results["scores"]["gold"].values())))
@@ -418,7 +477,12 @@ def _mixing(bench: Bench, results: Results) -> Any:
     if len(images) < FEWEST_IMAGES:
         return []
     mixtures = best_mixtures(
-        np.array(results["scores"]["reward"]), others, gold, images, bench.config.bootstrap, seed=bench.config.seed
+        np.array(results["scores"]["reward"]),
+        others,
+        gold,
+        images,
+        bench.config.bootstrap,
+        seed=bench.config.seed,
     )
     return [asdict(mixture) for mixture in mixtures]
 

@@ -49,7 +49,14 @@ class Push(TypedDict):
 
 
 def push_config(
-    folder: Path, model: str, data: DataConfig, reward: RewardConfig, kl_coef: float, seed: int, steps: int, tokens: int
+    folder: Path,
+    model: str,
+    data: DataConfig,
+    reward: RewardConfig,
+    kl_coef: float,
+    seed: int,
+    steps: int,
+    tokens: int,
 ) -> ScstConfig:
     """The configuration of a run: that of ``configs/scenes_scst_watched.yaml``, ``steps`` steps long."""
     every = max(steps // 10, 1)
@@ -59,7 +66,12 @@ def push_config(
         rollout=RolloutConfig(num_samples=5, max_new_tokens=tokens),
         reward=reward,
         train=ScstTrainConfig(
-            max_steps=steps, batch_size=32, lr=2e-4, warmup_steps=min(20, steps), kl_coef=kl_coef, seed=seed
+            max_steps=steps,
+            batch_size=32,
+            lr=2e-4,
+            warmup_steps=min(20, steps),
+            kl_coef=kl_coef,
+            seed=seed,
         ),
         eval=CaptionEvalConfig(every=every, max_images=200, batch_size=200),
         monitor=MonitorConfig(best_by="val/reward", kl=True),
@@ -83,7 +95,9 @@ def push(config: ScstConfig, rows: Sequence[Row], gold: Score) -> Push | None:
     steps = [step for step, _ in rewards]
     gold_means = []
     for step in steps:
-        captions = [RowCaption(numbers[image_id], text) for image_id, text in run.predictions(step).items()]
+        captions = [
+            RowCaption(numbers[image_id], text) for image_id, text in run.predictions(step).items()
+        ]
         gold_means.append(float(gold(captions).mean()))
     divergences = run.series("policy/kl")
     before = [[value for at, value in divergences if at <= step] for step in steps]
@@ -94,7 +108,9 @@ def push(config: ScstConfig, rows: Sequence[Row], gold: Score) -> Push | None:
         reward=[value for _, value in rewards],
         gold=gold_means,
         kl=[values[-1] if values else None for values in before],
-        statistics={name: [value for _, value in run.series(key)] for name, key in STATISTICS.items()},
+        statistics={
+            name: [value for _, value in run.series(key)] for name, key in STATISTICS.items()
+        },
         alarms=run.alarms,
         evidence=list(run.first_alarm.get("evidence", [])),
     )

@@ -42,8 +42,15 @@ def starting_captioner(parse: Parse) -> Path | None:
     """
     config: XeConfig = parse(XeConfig, ["--config", START], "rl-caption xe")
     recipe = {key: value for key, value in asdict(config).items() if key != "run"}
-    digest = hashlib.sha256(json.dumps([__version__, recipe], sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rl_caption" / "start" / digest
+    digest = hashlib.sha256(json.dumps([__version__, recipe], sort_keys=True).encode()).hexdigest()[
+        :16
+    ]
+    folder = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "rl_caption"
+        / "start"
+        / digest
+    )
     if not is_complete(folder):
         train_xe(parse(XeConfig, ["--config", START, "--run.dir", str(folder)], "rl-caption xe"))
     return folder / "export" / "best" if is_complete(folder) else None
@@ -64,20 +71,29 @@ def sample_captions(
     ``references`` are those of the training images. Raises ``CaptionerError`` where ``model`` is no captioner, and
     ``ConfigError`` where its words are those of another tokenizer than ``data.tokenizer``, or it has too few positions.
     """
-    captioner = build_captioner(SavedModelConfig(init=model), references, data.cache_mb, data.tokenizer)
+    captioner = build_captioner(
+        SavedModelConfig(init=model), references, data.cache_mb, data.tokenizer
+    )
     check_positions(captioner, "max_new_tokens", max_new_tokens, rows)
     accelerator = Accelerator(**accelerator_kwargs())
     policy = captioner.policy.to(accelerator.device)
     decoding = Decoding(num_samples=num_samples, max_new_tokens=max_new_tokens, batch_size=8)
     candidates = decode_candidates(captioner, policy, rows, decoding, accelerator, "samples", seed)
     return [
-        [RowCaption(number, candidate.caption, candidate.finished) for candidate in candidates[row["image_id"]]]
+        [
+            RowCaption(number, candidate.caption, candidate.finished)
+            for candidate in candidates[row["image_id"]]
+        ]
         for number, row in enumerate(rows)
     ]
 
 
 def judged_captions(
-    rows: Sequence[Row], tokenizer: str = TOKENIZER, *, needs_references: bool = True, halve: bool = False
+    rows: Sequence[Row],
+    tokenizer: str = TOKENIZER,
+    *,
+    needs_references: bool = True,
+    halve: bool = False,
 ) -> tuple[list[Row], list[str]]:
     """Split the references of R rows: the rows with those that a reward sees, and [R] the one that is judged.
 
@@ -121,8 +137,13 @@ def gold_scores(
     if all(row.get("scene") is not None for row in rows):
         gold[SCENE_GOLD] = SceneOracle(rows)
     else:
-        unseen = [cast("Row", {**row, "references": texts}) for row, texts in zip(rows, held_out, strict=True)]
-        cider = build_judges({"cider": JudgeConfig()}, None, references, tokenizer=tokenizer)["cider"]
+        unseen = [
+            cast("Row", {**row, "references": texts})
+            for row, texts in zip(rows, held_out, strict=True)
+        ]
+        cider = build_judges({"cider": JudgeConfig()}, None, references, tokenizer=tokenizer)[
+            "cider"
+        ]
         gold[REFERENCE_GOLD] = Scorer(cider, unseen, REFERENCE_GOLD)
     for name, judge in build_judges(judges, reward, references, "judges", tokenizer).items():
         gold[name] = Scorer(judge, rows, f"judges.{name}")
@@ -144,4 +165,6 @@ class SceneOracle:
         for row, text in {(caption.row, caption.text) for caption in captions} - self.scores.keys():
             judgement = oracle(text, self.scenes[row])
             self.scores[row, text] = judgement.f1 * (1 - judgement.unparsed)
-        return np.array([self.scores[caption.row, caption.text] for caption in captions], np.float64)
+        return np.array(
+            [self.scores[caption.row, caption.text] for caption in captions], np.float64
+        )

@@ -38,13 +38,17 @@ class AlphaConfig:
         return [f"alpha={value:g}" for value in self.values]
 
     def __post_init__(self) -> None:
-        self.against = self.against or {"cider": RewardTerm()}  # as a default, the parser would refuse {cider: {}}
+        self.against = self.against or {
+            "cider": RewardTerm()
+        }  # as a default, the parser would refuse {cider: {}}
         _check_terms("terms", self.terms)
         _check_terms("against", self.against)
         if not self.values:
             raise ConfigError("values is empty: expected at least one number from 0 to 1")
         if both := sorted(self.terms.keys() & self.against):
-            raise ConfigError(f"terms and against both have {both}: expected different names (target names the reward)")
+            raise ConfigError(
+                f"terms and against both have {both}: expected different names (target names the reward)"
+            )
 
 
 @dataclass
@@ -68,7 +72,9 @@ class CellConfig:
             if not key.startswith(OVERRIDABLE):
                 starts = ", ".join(OVERRIDABLE)
                 same = "model and data are the same in all cells of a base"
-                raise ConfigError(f"overrides has {key}: expected a key that starts with {starts}; {same}")
+                raise ConfigError(
+                    f"overrides has {key}: expected a key that starts with {starts}; {same}"
+                )
 
 
 def _check_terms(key: str, terms: dict[str, RewardTerm]) -> None:
@@ -122,7 +128,9 @@ class AblateConfig(TrustConfig):
     policy: Literal["last", "best"] = "last"
     num_beams: Beams = 1
     length_penalty: LengthPenalty = 1.0
-    metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
+    metrics: list[str] = field(
+        default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"]
+    )
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     show_images: Annotated[int, Range(min=0, max=10**4)] = 12
@@ -137,13 +145,19 @@ class AblateConfig(TrustConfig):
         for key in [key for key in self.data if key not in options]:
             raise ConfigError(f"data.{key} is not an option: expected {', '.join(options)}")
         if (self.base is None) == (not self.bases):
-            raise ConfigError("set either base (one scst configuration) or bases (a mapping from names to them)")
+            raise ConfigError(
+                "set either base (one scst configuration) or bases (a mapping from names to them)"
+            )
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise ConfigError(f"seeds is {self.seeds}: expected different whole numbers, and at least one")
+            raise ConfigError(
+                f"seeds is {self.seeds}: expected different whole numbers, and at least one"
+            )
         self._check_labels()
         for name in self.judges:
             if not name.isprintable() or "|" in name or not name.strip():
-                raise ConfigError(f"judges has the name {name!r}: expected a heading for a table, without |")
+                raise ConfigError(
+                    f"judges has the name {name!r}: expected a heading for a table, without |"
+                )
         if unknown := [name for name in self.metrics if name not in SCORERS]:
             raise ConfigError(f"metrics has {unknown[0]!r}: expected some of {', '.join(SCORERS)}")
 
@@ -157,6 +171,8 @@ class AblateConfig(TrustConfig):
                     expected = "letters, digits and . _ = + - only, as it becomes a folder"
                     raise ConfigError(f"{key} has the name {name!r}: expected {expected}")
         if START in labels:
-            raise ConfigError(f"cells has the name {START!r}, which is that of the starting policy: choose another")
+            raise ConfigError(
+                f"cells has the name {START!r}, which is that of the starting policy: choose another"
+            )
         if twice := [label for label, count in Counter(labels).items() if count > 1]:
             raise ConfigError(f"cells and alpha have {twice[0]!r} twice")

@@ -35,7 +35,9 @@ class EndedJob(NamedTuple):
     seconds: float
 
 
-def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Generator[EndedJob, None, None]:
+def run_jobs(
+    jobs: Sequence[Job], devices: Sequence[str | None] = (None,)
+) -> Generator[EndedJob, None, None]:
     """Run all jobs, as many at a time as there are ``devices``, and yield each when it has ended.
 
     Each of ``devices`` is the ``CUDA_VISIBLE_DEVICES`` of one running job; None leaves the variable as it is. Closing
@@ -65,7 +67,9 @@ def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Ge
     with ThreadPoolExecutor(len(devices)) as pool:
         try:
             waiting = {pool.submit(run, job) for job in jobs}
-            while waiting:  # not for ever: a signal that comes just before the wait is handled after it
+            while (
+                waiting
+            ):  # not for ever: a signal that comes just before the wait is handled after it
                 ended, waiting = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
                 for future in ended:
                     yield future.result()
@@ -83,14 +87,22 @@ def _start(job: Job, devices: str | None) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C reaches this process only, which then asks the job to save and stop.
     with job.log.open("ab") as log:
         return subprocess.Popen(
-            job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
         )
 
 
 def _stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> None:
     if running:
         names = ", ".join(job.name for job, _ in running)
-        logger.info("stopping %s: running trainings save a checkpoint first; the same command continues from it", names)
+        logger.info(
+            "stopping %s: running trainings save a checkpoint first; the same command continues from it",
+            names,
+        )
     for _, process in running:
         process.terminate()
     deadline = time.monotonic() + SECONDS_TO_SAVE
@@ -102,14 +114,18 @@ def _stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> None:
             process.kill()
 
 
-def share_devices(num_parallel: int, count: int, environment: Mapping[str, str]) -> list[str | None]:
+def share_devices(
+    num_parallel: int, count: int, environment: Mapping[str, str]
+) -> list[str | None]:
     """``CUDA_VISIBLE_DEVICES`` for each job that runs at a time, out of the ``count`` GPUs that this process sees.
 
     It is None, which leaves all GPUs visible, where there are fewer than two jobs or GPUs.
     """
     if num_parallel < 2 or count < 2:
         return [None] * num_parallel
-    names = environment.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "") or ",".join(map(str, range(count)))
+    names = environment.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "") or ",".join(
+        map(str, range(count))
+    )
     devices, size = names.split(",")[:count], max(count // num_parallel, 1)
     firsts = [slot * size % count for slot in range(num_parallel)]
     return [",".join(devices[first : first + size]) for first in firsts]

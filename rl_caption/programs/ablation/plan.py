@@ -14,7 +14,13 @@ from transformers.utils import flatten_dict
 from rewards.base import Reward
 from rewards.registry import parameters
 from rl_caption.captioners.loading import is_captioner, weights_hash
-from rl_caption.config.build import ConfigError, build_data, build_reward, references_of, usable_split
+from rl_caption.config.build import (
+    ConfigError,
+    build_data,
+    build_reward,
+    references_of,
+    usable_split,
+)
 from rl_caption.config.overrides import FOR_ALL, Chain, Parse
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import RewardTerm, ScstConfig, XeConfig
@@ -157,12 +163,16 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
         UsageError: a configuration has keys that do not exist, or values that cannot be understood.
     """
     models: dict[str, EarlierRun] = {}
-    bases = {name: _make_base(name, file, config, parse, models) for name, file in base_files(config).items()}
+    bases = {
+        name: _make_base(name, file, config, parse, models)
+        for name, file in base_files(config).items()
+    }
     cells = [_resolve(cell, bases[cell.base], config, parse) for cell in make_cells(config)]
     changed = [
         f"\n  {cell.name}: {'; '.join(keys)}"
         for cell in cells
-        if (file := cell.run / "config.yaml").is_file() and (keys := changed_keys(file, cell.config))
+        if (file := cell.run / "config.yaml").is_file()
+        and (keys := changed_keys(file, cell.config))
     ]
     if changed:
         raise ConfigError(
@@ -172,7 +182,9 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
     return Plan(bases, cells, [model for model in models.values() if not is_complete(model.folder)])
 
 
-def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: dict[str, EarlierRun]) -> Base:
+def _make_base(
+    name: str, file: str, grid: AblateConfig, parse: Parse, models: dict[str, EarlierRun]
+) -> Base:
     """Read a base configuration, add the reward models that it needs to ``models``, and find its starting policy."""
     chain = _chain(file, grid, parse)
     config: ScstConfig = parse(ScstConfig, chain.arguments, "rl-caption scst")
@@ -183,14 +195,18 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
         folder = Path(run.run.dir)
         if not is_complete(folder):
             chain.check_alone(path, run)
-        words = [f"{FOR_ALL}{word[2:]}" for word in chain.words_for(path, run)]  # it has earlier runs, too
+        words = [
+            f"{FOR_ALL}{word[2:]}" for word in chain.words_for(path, run)
+        ]  # it has earlier runs, too
         return EarlierRun(program, path, folder, words)
 
     for path in [*grid.reward_models, *config.reward_models]:
         models.setdefault(path, earlier("reward_model", RewardModelConfig, path))
     start, warm_start = config.model.init, None
     if start is None:
-        raise ConfigError(f"{file}: model.init is not set: it is the policy that all cells start from")
+        raise ConfigError(
+            f"{file}: model.init is not set: it is the policy that all cells start from"
+        )
     if config.warm_start is not None:
         warm_start = earlier("xe", XeConfig, config.warm_start)
     if not is_captioner(start):
@@ -201,7 +217,9 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
             )
         export = warm_start.folder / "export" / "best"
         if Path(start).resolve() != export.resolve():
-            raise ConfigError(f"{file}: model.init is {start!r}, but warm_start writes {str(export)!r}: set it to that")
+            raise ConfigError(
+                f"{file}: model.init is {start!r}, but warm_start writes {str(export)!r}: set it to that"
+            )
     if line := chain.log_line():
         logger.info("%s", line)
     source = build_data(config.data)
@@ -216,9 +234,13 @@ def _num_processes(grid: AblateConfig, base: ScstConfig) -> int:
     if grid.launch is None:
         return 1
     try:
-        in_file = requested_processes(["--config_file", str(find_config(grid.launch)), "scst.py"], Path.cwd())
+        in_file = requested_processes(
+            ["--config_file", str(find_config(grid.launch)), "scst.py"], Path.cwd()
+        )
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"launch {grid.launch!r} is not a configuration of accelerate launch: {error}") from error
+        raise ConfigError(
+            f"launch {grid.launch!r} is not a configuration of accelerate launch: {error}"
+        ) from error
     return base.train.num_processes or in_file or max(torch.cuda.device_count() // grid.jobs, 1)
 
 
@@ -233,9 +255,16 @@ def _resolve(cell: Cell, base: Base, grid: AblateConfig, parse: Parse) -> Cell:
     threads = base.config.train.threads or cpu_threads(grid.jobs * base.processes)
     # The grid, not each cell, trains what comes before; the cell's own overrides come last.
     arguments = _chain(base_files(grid)[cell.base], grid, parse).arguments
-    arguments += ["--warm_start=null", "--reward_models=[]", f"--run.dir={cell.run}", f"--train.threads={threads}"]
+    arguments += [
+        "--warm_start=null",
+        "--reward_models=[]",
+        f"--run.dir={cell.run}",
+        f"--train.threads={threads}",
+    ]
     with config_errors(f"cell {cell.system!r}"):
-        config = parse(ScstConfig, [*arguments, *cell.arguments()], f"cell {cell.system!r}: rl-caption scst")
+        config = parse(
+            ScstConfig, [*arguments, *cell.arguments()], f"cell {cell.system!r}: rl-caption scst"
+        )
     return replace(cell, config=config)
 
 
@@ -248,15 +277,21 @@ def check_start(cell: Cell, base: Base, rewards: Mapping[str, str]) -> None:
         ConfigError: the starting policy or a reward has changed since.
     """
     note, now = cell.folder / "start.json", weights_hash(base.start)
-    if not note.is_file() or not (cell.run / "config.yaml").is_file():  # of a cell that has not begun, all may change
+    if (
+        not note.is_file() or not (cell.run / "config.yaml").is_file()
+    ):  # of a cell that has not begun, all may change
         write_json(note, {"model.init": base.start, "sha256": now, "rewards": dict(rewards)})
         return
     before = read_json(note, ConfigError, Start)
     told = before["rewards"].items()
-    changed = [f"{term} was {was}, now {rewards[term]}" for term, was in told if rewards[term] != was]
+    changed = [
+        f"{term} was {was}, now {rewards[term]}" for term, was in told if rewards[term] != was
+    ]
     remedy = f"Choose another out, or remove {cell.folder}"
     if changed:
-        raise ConfigError(f"{cell.name} was started on another reward: {'; '.join(changed)}. {remedy}")
+        raise ConfigError(
+            f"{cell.name} was started on another reward: {'; '.join(changed)}. {remedy}"
+        )
     if before["sha256"] != now:
         raise ConfigError(
             f"{cell.name} was started from {before['model.init']} with weights {before['sha256'][:8]}, and "
@@ -270,7 +305,9 @@ def untrained_models(files: Sequence[str], parse: Parse) -> list[Path]:
     while waiting:
         config = parse(RewardModelConfig, ["--config", waiting.pop()], "rl-caption reward_model")
         folder = Path(config.run.dir).resolve()
-        if folder not in folders and not is_complete(folder):  # a circle is refused by the program that trains them
+        if folder not in folders and not is_complete(
+            folder
+        ):  # a circle is refused by the program that trains them
             folders.append(folder)
             waiting += config.warm_start
     return folders
@@ -294,12 +331,17 @@ def build_rewards(
         reward, words = cell.config.reward, cell.config.data.tokenizer
         cell_key = f"cell {cell.system!r}"
         for name, term in reward.terms.items():
-            if _is_untrained(f"{cell_key}: reward.terms.{name}", term.target or name, term.kwargs, untrained):
+            if _is_untrained(
+                f"{cell_key}: reward.terms.{name}", term.target or name, term.kwargs, untrained
+            ):
                 continue
             single = replace(reward, terms={name: replace(term, weight=1.0, schedule=None)})
             key = json.dumps([asdict(single), words], sort_keys=True)
             with config_errors(cell_key):
-                built[key] = built.get(key) or build_reward(single, [["a dog"], ["a cat"]], tokenizer=words).signature
+                built[key] = (
+                    built.get(key)
+                    or build_reward(single, [["a dog"], ["a cat"]], tokenizer=words).signature
+                )
             signatures[cell.name][name] = built[key]
     ready = {
         name: judge
@@ -310,19 +352,29 @@ def build_rewards(
     for name, base in plan.bases.items():
         references = references_of(base.rows)
         tokenizer = words_tokenizer(config.tokenizer, base.config.data.tokenizer)
-        key = json.dumps([tokenizer, references])  # bases with the same references share their judges
-        judges[name] = built[key] = built.get(key) or build_judges(ready, None, references, "judges", tokenizer)
+        key = json.dumps(
+            [tokenizer, references]
+        )  # bases with the same references share their judges
+        judges[name] = built[key] = built.get(key) or build_judges(
+            ready, None, references, "judges", tokenizer
+        )
     return judges, signatures
 
 
-def _is_untrained(key: str, reward: str, arguments: Mapping[str, Any], untrained: Sequence[Path]) -> bool:
+def _is_untrained(
+    key: str, reward: str, arguments: Mapping[str, Any], untrained: Sequence[Path]
+) -> bool:
     """Whether an argument is a path below what an untrained model will export; if so, the names are checked."""
-    values = flatten_dict(dict(arguments)).values()  # also those of the rewards inside length_router
+    values = flatten_dict(
+        dict(arguments)
+    ).values()  # also those of the rewards inside length_router
     paths = [Path(value).resolve() for value in values if isinstance(value, str)]
     if not any(path.is_relative_to(run / "export" / "best") for path in paths for run in untrained):
         return False
     with config_errors(key):
         accepted = parameters(reward)
     if "kwargs" not in accepted and not set(arguments) <= set(accepted):
-        raise ConfigError(f"{key}.kwargs has {sorted(set(arguments) - set(accepted))}: {reward} takes {accepted}")
+        raise ConfigError(
+            f"{key}.kwargs has {sorted(set(arguments) - set(accepted))}: {reward} takes {accepted}"
+        )
     return True

@@ -13,7 +13,14 @@ from rl_caption.config.schema import RewardTerm
 from rl_caption.data.base import DataError, Row, thumbnail
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.evaluation.results import COLUMNS, LEFT_OUT, Column, csv_text, format_value, markdown
+from rl_caption.evaluation.results import (
+    COLUMNS,
+    LEFT_OUT,
+    Column,
+    csv_text,
+    format_value,
+    markdown,
+)
 from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.programs.ablation.plan import Cell, Plan, as_argument
 from rl_caption.programs.report.charts import image
@@ -34,7 +41,11 @@ IMAGE_SIZE = 256
 
 
 def write_report(
-    members: Sequence[Member], plan: Plan, config: AblateConfig, failures: Sequence[str], bounds: Bounds
+    members: Sequence[Member],
+    plan: Plan,
+    config: AblateConfig,
+    failures: Sequence[str],
+    bounds: Bounds,
 ) -> list[Path]:
     """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``, and ``alpha.svg`` for alphas.
 
@@ -75,16 +86,33 @@ def formula(cell: Cell) -> str:
     """
     plain, terms = asdict(RewardTerm()), []
     for name, term in cell.terms.items():
-        options = {key: value for key, value in asdict(term).items() if key != "weight" and value != plain[key]}
+        options = {
+            key: value
+            for key, value in asdict(term).items()
+            if key != "weight" and value != plain[key]
+        }
         terms.append(f"{term.weight:g} {name}" + (f" {json.dumps(options)}" if options else ""))
-    return "; ".join([" + ".join(terms), *(f"{key} = {as_argument(value)}" for key, value in cell.overrides.items())])
+    return "; ".join(
+        [
+            " + ".join(terms),
+            *(f"{key} = {as_argument(value)}" for key, value in cell.overrides.items()),
+        ]
+    )
 
 
 def columns_of(systems: Systems, bounds: Bounds) -> list[dict[str, Column]]:
     """The computed columns of the two tables: those of the L-CLIPScore paper, and signs of reward hacking."""
-    keys = {key for members in systems.values() for one in members for key in one.evaluation.scores["metrics"]}
+    keys = {
+        key
+        for members in systems.values()
+        for one in members
+        for key in one.evaluation.scores["metrics"]
+    }
     paper = {key: Column(f"{key} (x100)") for key in PAPER_KEYS if key in keys}
-    paper |= {JUDGE + name: Column(f"{name} [{low:g}, {high:g}]", 1.0, 4) for name, (low, high) in bounds.items()}
+    paper |= {
+        JUDGE + name: Column(f"{name} [{low:g}, {high:g}]", 1.0, 4)
+        for name, (low, high) in bounds.items()
+    }
     return [paper, {key: COLUMNS[key] for key in HACKING_KEYS if key in keys}]
 
 
@@ -97,7 +125,9 @@ def alarms_of(members: Sequence[Member]) -> tuple[int, list[int]]:
 def markdown_tables(systems: Systems, bounds: Bounds) -> str:
     """Two Markdown tables, a row for each system: mean over seeds ± standard deviation."""
     paper, hacking = columns_of(systems, bounds)
-    means = {name: over_seeds([one.evaluation for one in members]) for name, members in systems.items()}
+    means = {
+        name: over_seeds([one.evaluation for one in members]) for name, members in systems.items()
+    }
     watched = any(alarms_of(members)[0] for members in systems.values())
     tables = []
     for columns, with_alarm in ((paper, False), (hacking, watched)):
@@ -105,7 +135,11 @@ def markdown_tables(systems: Systems, bounds: Bounds) -> str:
         for name, members in systems.items():
             line = [name, LEFT_OUT if members[0].seed is None else str(len(members))]
             for key, column in columns.items():
-                numbers = [format_value(number, column) for number in means[name].get(key, ()) if number is not None]
+                numbers = [
+                    format_value(number, column)
+                    for number in means[name].get(key, ())
+                    if number is not None
+                ]
                 line.append(" ± ".join(numbers) or LEFT_OUT)
             if with_alarm:
                 count, steps = alarms_of(members)
@@ -120,21 +154,44 @@ def markdown_tables(systems: Systems, bounds: Bounds) -> str:
 
 def notes(members: Sequence[Member]) -> list[str]:
     """What was left out of the tables and why, the decoding, and the signatures of the metrics."""
-    left_out = [item for one in members for item in one.evaluation.scores.get("left_out", {}).items()]
-    reasons = [f"{key} is left out: {reason}" for key, reason in left_out if key in PAPER_KEYS + HACKING_KEYS]
+    left_out = [
+        item for one in members for item in one.evaluation.scores.get("left_out", {}).items()
+    ]
+    reasons = [
+        f"{key} is left out: {reason}"
+        for key, reason in left_out
+        if key in PAPER_KEYS + HACKING_KEYS
+    ]
     signatures = list(dict.fromkeys(one.evaluation.scores["signature"] for one in members))
-    heading = "signature" if len(signatures) == 1 else "the signatures differ, so the rows do not compare"
-    decoding = dict.fromkeys(how for one in members if (how := one.evaluation.scores.get("decoding")))
-    return [*dict.fromkeys(reasons), *(f"decoding: {how}" for how in decoding), f"{heading}: {'; '.join(signatures)}"]
+    heading = (
+        "signature" if len(signatures) == 1 else "the signatures differ, so the rows do not compare"
+    )
+    decoding = dict.fromkeys(
+        how for one in members if (how := one.evaluation.scores.get("decoding"))
+    )
+    return [
+        *dict.fromkeys(reasons),
+        *(f"decoding: {how}" for how in decoding),
+        f"{heading}: {'; '.join(signatures)}",
+    ]
 
 
 def summary_csv(systems: Systems, bounds: Bounds) -> str:
     """CSV, a row for each system: every column's mean and ``KEY.std``, as computed; empty where there is none."""
     keys = [key for columns in columns_of(systems, bounds) for key in columns]
-    head = ["system", "base", "alpha", "seeds", *(name for key in keys for name in (key, f"{key}.std"))]
+    head = [
+        "system",
+        "base",
+        "alpha",
+        "seeds",
+        *(name for key in keys for name in (key, f"{key}.std")),
+    ]
     lines: list[list[Any]] = [[*head, "alarms", "first_alarm"]]
     for name, members in systems.items():
-        means, (watched, steps) = over_seeds([one.evaluation for one in members]), alarms_of(members)
+        means, (watched, steps) = (
+            over_seeds([one.evaluation for one in members]),
+            alarms_of(members),
+        )
         values = [value for key in keys for value in means.get(key, (None, None))]
         seeds = sum(one.seed is not None for one in members)
         alarms = [len(steps) if watched else None, min(steps, default=None)]
@@ -149,16 +206,30 @@ def runs_csv(systems: Systems) -> str:
     lines: list[list[Any]] = [["system", "base", "alpha", "seed", *keys, "first_alarm"]]
     for one in ordered:
         values = [one.evaluation.scores["metrics"].get(key) for key in keys]
-        lines.append([one.system, one.base, one.alpha, one.seed, *values, next(iter(alarms_of([one])[1]), None)])
+        lines.append(
+            [
+                one.system,
+                one.base,
+                one.alpha,
+                one.seed,
+                *values,
+                next(iter(alarms_of([one])[1]), None),
+            ]
+        )
     return csv_text(lines)
 
 
-def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]], folder: Path) -> str:
+def captions_page(
+    rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]], folder: Path
+) -> str:
     """Markdown with the captions of each row by every system; ``systems`` maps a name to image id -> caption.
 
     Pictures are written to ``folder``. An image that cannot be read, such as region features, has no picture.
     """
-    blocks = ["# Captions of the same images", "One seed a cell. The first line of an image is one of its references."]
+    blocks = [
+        "# Captions of the same images",
+        "One seed a cell. The first line of an image is one of its references.",
+    ]
     for index, row in enumerate(rows):
         blocks.append(f"## {_escape_markdown(row['image_id'])}")
         with suppress(DataError):
@@ -167,10 +238,14 @@ def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]],
                 image.save(file, "PNG")
             blocks.append(f"![image {index}]({folder.name}/{index}.png)")
         lines = ["| system | caption |", "|---|---|"]
-        lines += [f"| reference | {_escape_markdown(reference)} |" for reference in row["references"][:1]]
+        lines += [
+            f"| reference | {_escape_markdown(reference)} |" for reference in row["references"][:1]
+        ]
         for name, captions in systems.items():
             caption = captions.get(row["image_id"])
-            lines.append(f"| {name} | {LEFT_OUT if caption is None else _escape_markdown(caption) or '(empty)'} |")
+            lines.append(
+                f"| {name} | {LEFT_OUT if caption is None else _escape_markdown(caption) or '(empty)'} |"
+            )
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
 
@@ -187,4 +262,7 @@ def alpha_image(systems: Systems, bounds: Bounds) -> str:
     """
     columns, _ = columns_of(systems, bounds)
     keys = ["CIDEr", *[key for key in columns if key.startswith(JUDGE)][:1]]
-    return image({columns[key].heading: alpha_series(systems, key) for key in keys if key in columns}, "alpha")
+    return image(
+        {columns[key].heading: alpha_series(systems, key) for key in keys if key in columns},
+        "alpha",
+    )

@@ -65,13 +65,17 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         )
     out = check_writable(config.out)
     quiet_libraries()
-    logging.getLogger("rl_caption.evaluation").setLevel(logging.WARNING)  # one line a captioner is enough here
+    logging.getLogger("rl_caption.evaluation").setLevel(
+        logging.WARNING
+    )  # one line a captioner is enough here
     with run_lock(out, wait_seconds=10.0), stop_requests(leave=True):
         for folder in out.glob("**/"):
             remove_leftovers(folder)
         plan = make_plan(config, parse)
         if plan.reward_models:
-            build_rewards(config, plan, untrained_models([model.file for model in plan.reward_models], parse))
+            build_rewards(
+                config, plan, untrained_models([model.file for model in plan.reward_models], parse)
+            )
         for index, model in enumerate(plan.reward_models):
             _train_first(model, out / "start" / f"reward_model{index}.log")
         judges, signatures = build_rewards(config, plan)
@@ -87,7 +91,11 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         for cell in plan.cells:
             check_start(cell, plan.bases[cell.base], signatures[cell.name])
         members, failures = _run_cells(config, plan, judges)
-        bounds = {name: judge.bounds for base_judges in judges.values() for name, judge in base_judges.items()}
+        bounds = {
+            name: judge.bounds
+            for base_judges in judges.values()
+            for name, judge in base_judges.items()
+        }
         for path in write_report([*starts, *members], plan, config, failures, bounds):
             _print(f"wrote {path}")
     for failure in failures:
@@ -105,12 +113,21 @@ def _train_first(run: EarlierRun, log: Path, launch: str | None = None, processe
         raise ConfigError(failure)
 
 
-def _command(program: str, file: str, overrides: list[str], launch: str | None, processes: int) -> list[str]:
+def _command(
+    program: str, file: str, overrides: list[str], launch: str | None, processes: int
+) -> list[str]:
     words = ["-m", "rl_caption", program, "--config", file, *overrides]
     if launch is None:
         return [sys.executable, *words]
     # Port 0: any free one, so that parallel runs do not meet.
-    options = ["--config_file", str(find_config(launch)), "--num_processes", str(processes), "--main_process_port", "0"]
+    options = [
+        "--config_file",
+        str(find_config(launch)),
+        "--num_processes",
+        str(processes),
+        "--main_process_port",
+        "0",
+    ]
     return [sys.executable, "-m", "rl_caption.runtime.launch", *options, *words]
 
 
@@ -118,7 +135,11 @@ def _failure(ended: EndedJob, run: Path) -> str | None:
     """A sentence that says why a training did not reach its end; None if it did."""
     if ended.code == 0 and is_complete(run):
         return None
-    how = f"failed (exit code {ended.code})" if ended.code else "was stopped: run the same command to continue"
+    how = (
+        f"failed (exit code {ended.code})"
+        if ended.code
+        else "was stopped: run the same command to continue"
+    )
     return f"{ended.job.name} {how}; its output is in {ended.job.log}"
 
 
@@ -126,16 +147,26 @@ def _run_cells(
     config: AblateConfig, plan: Plan, judges: Mapping[str, Mapping[str, Reward]]
 ) -> tuple[list[Member], list[str]]:
     """Train the cells that are not complete, evaluate all; return members in the order of the plan, and failures."""
-    cells, results, failures = {cell.name: cell for cell in plan.cells}, dict[str, Member](), list[str]()
+    cells, results, failures = (
+        {cell.name: cell for cell in plan.cells},
+        dict[str, Member](),
+        list[str](),
+    )
     complete = [cell for cell in plan.cells if is_complete(cell.run)]
     jobs = []
     for cell in plan.cells:
         if cell not in complete:
             file = cell.folder / "scst.yaml"
-            write_text(file, yaml.safe_dump(json.loads(json.dumps(asdict(cell.config))), sort_keys=False))
-            command = _command("scst", str(file), [], config.launch, plan.bases[cell.base].processes)
+            write_text(
+                file, yaml.safe_dump(json.loads(json.dumps(asdict(cell.config))), sort_keys=False)
+            )
+            command = _command(
+                "scst", str(file), [], config.launch, plan.bases[cell.base].processes
+            )
             jobs.append(Job(cell.name, command, cell.folder / "log.txt"))
-    _print(f"{len(cells)} runs: {len(complete)} complete, {len(jobs)} to train, {config.jobs} at a time")
+    _print(
+        f"{len(cells)} runs: {len(complete)} complete, {len(jobs)} to train, {config.jobs} at a time"
+    )
 
     def finish(cell: Cell, ended: EndedJob | None) -> None:
         """Evaluate a cell that has ended; keep its result or its failure."""
@@ -145,7 +176,9 @@ def _run_cells(
                 result = _evaluate_cell(cell, config, judges[cell.base])
                 results[cell.name] = result
                 how = f"trained in {clock(ended.seconds)}" if ended is not None else "kept"
-                _print(f"[{len(results)}/{len(cells)}] {cell.name}: {how}; {_headline(result.evaluation)}")
+                _print(
+                    f"[{len(results)}/{len(cells)}] {cell.name}: {how}; {_headline(result.evaluation)}"
+                )
             except EXPECTED as error:
                 failure = f"{cell.name} is trained but could not be judged: {error}"
         if failure is not None:
@@ -153,11 +186,15 @@ def _run_cells(
             _print(failure)
         bar.update()
 
-    with tqdm(total=len(cells), unit="run", desc="ablation", disable=None, dynamic_ncols=True) as bar:
+    with tqdm(
+        total=len(cells), unit="run", desc="ablation", disable=None, dynamic_ncols=True
+    ) as bar:
         for cell in complete:
             finish(cell, None)
         devices = share_devices(config.jobs, torch.cuda.device_count(), os.environ)
-        torch.set_num_threads(cpu_threads(config.jobs + 1))  # what is evaluated here shares the cores with the cells
+        torch.set_num_threads(
+            cpu_threads(config.jobs + 1)
+        )  # what is evaluated here shares the cores with the cells
         with closing(run_jobs(jobs, devices)) as running:
             for ended in running:
                 finish(cells[ended.job.name], ended)
@@ -180,7 +217,9 @@ def _evaluate_cell(cell: Cell, config: AblateConfig, judges: Mapping[str, Reward
             f"{model} is damaged or not there: rl-caption scst --config "
             f"{cell.folder / 'scst.yaml'} writes it from the newest checkpoint"
         )
-    evaluation = evaluate_captioner(model, cell.config, config, judges, cell.folder / f"{config.split}_{config.policy}")
+    evaluation = evaluate_captioner(
+        model, cell.config, config, judges, cell.folder / f"{config.split}_{config.policy}"
+    )
     return Member(cell.system, cell.base, cell.alpha, cell.seed, evaluation, read_run(cell.run))
 
 
@@ -216,7 +255,10 @@ def evaluate_captioner(
         tokenizer=config.tokenizer,
         out=str(folder),
     )
-    note, signatures = folder / "settings.json", {name: reward.signature for name, reward in judges.items()}
+    note, signatures = (
+        folder / "settings.json",
+        {name: reward.signature for name, reward in judges.items()},
+    )
     settings = settings_of(evaluate) | {"metrics": config.metrics, "judges": signatures}
     if not note.is_file() or read_json(note, CheckpointError) != settings:
         note.unlink(missing_ok=True)
@@ -232,7 +274,9 @@ def _headline(evaluation: EvaluationFolder) -> str:
     values = evaluation.scores["metrics"]
     figures = [f"CIDEr (x100) {100 * values['CIDEr']:.1f}"] if "CIDEr" in values else []
     judges = {key: column_of(key) for key in values if key.startswith(JUDGE)}
-    figures += [f"{column.heading} {format_value(values[key], column)}" for key, column in judges.items()]
+    figures += [
+        f"{column.heading} {format_value(values[key], column)}" for key, column in judges.items()
+    ]
     return ", ".join(figures) or "no CIDEr and no judge among its metrics"
 
 

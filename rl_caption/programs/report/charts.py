@@ -59,7 +59,9 @@ class Axis(NamedTuple):
 
     def at(self, value: float) -> float:
         """Coordinate of a value, to a tenth."""
-        return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
+        return round(
+            self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1
+        )
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
@@ -151,12 +153,19 @@ def image(charts: Mapping[str, Sequence[Series]], x_name: str) -> str:
         if series
     ]
     height = 226 + 14 * max((len(series) for _, series, _ in rows), default=0)
-    return templates().get_template("charts.svg").render(charts=rows, height=height, style=_style_of_images())
+    return (
+        templates()
+        .get_template("charts.svg")
+        .render(charts=rows, height=height, style=_style_of_images())
+    )
 
 
 def _finite(series: Sequence[Series]) -> list[Series]:
     """The series without values that are not finite, or beyond ``LARGEST``, and without those that have no other."""
-    finite = [one._replace(points=[point for point in one.points if abs(point[1]) <= LARGEST]) for one in series]
+    finite = [
+        one._replace(points=[point for point in one.points if abs(point[1]) <= LARGEST])
+        for one in series
+    ]
     return [one for one in finite if one.points]
 
 
@@ -170,11 +179,23 @@ def _chart(
 ) -> Markup:
     """The SVG element of ``figure``."""
     xs = [x for one in series for x, _ in one.points] + [0.0] * (x_name == "step")
-    ys = [y + sign * one.errors.get(x, 0.0) for one in series for x, y in one.points for sign in (-1, 1)]
+    ys = [
+        y + sign * one.errors.get(x, 0.0)
+        for one in series
+        for x, y in one.points
+        for sign in (-1, 1)
+    ]
     y = Axis(*_with_margin(min(ys), max(ys)), BOTTOM, TOP)
     left = max(LEFT, math.ceil(DIGIT * max(len(text) for _, text in y.ticks)) + 8)
-    x = Axis(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + max(1.0, abs(min(xs))), left, RIGHT)
-    data = {"x": x, "y": y, "xName": x_name, "series": [(one.name, _thin_out(one.points)) for one in series]}
+    x = Axis(
+        min(xs), max(xs) if max(xs) > min(xs) else min(xs) + max(1.0, abs(min(xs))), left, RIGHT
+    )
+    data = {
+        "x": x,
+        "y": y,
+        "xName": x_name,
+        "series": [(one.name, _thin_out(one.points)) for one in series],
+    }
     label = f"{title}: {', '.join(one.name for one in series)}"
     lines = [_line(one, x, y) for one in series]
     return macros().chart(label, json.dumps(data), x, y, x_name, lines, alarms, best, size)
@@ -186,7 +207,9 @@ def _style_of_images() -> str:
     css = str(templates().globals["style"])
     colours = dict(re.findall(r"--(\w+): light-dark\((#\w+)", css.partition("\n.c0")[0]))
     rules = [rule for rule in css.splitlines() if re.match(r"circle|\.chart [^{]", rule)]
-    rules = [re.sub(r"(stroke|fill|stroke-dasharray): var\(--(c|dash)\);? ?", "", rule) for rule in rules]
+    rules = [
+        re.sub(r"(stroke|fill|stroke-dasharray): var\(--(c|dash)\);? ?", "", rule) for rule in rules
+    ]
     rules = [re.sub(r"var\(--(\w+)\)", lambda match: colours[match[1]], rule) for rule in rules]
     for name, colour, dash in re.findall(
         r"^\.(c\d) \{ --c: light-dark\((#\w+),.*?\);(?: --dash: ([\d ]+);)? \}", css, re.M
@@ -203,10 +226,14 @@ def templates() -> Environment:
     loader = PackageLoader("rl_caption.programs.report")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     for name in ("style.css", "report.js", "web.js"):
-        text = resources.files("rl_caption.programs.report").joinpath(name).read_text(encoding="utf-8")
+        text = (
+            resources.files("rl_caption.programs.report").joinpath(name).read_text(encoding="utf-8")
+        )
         stem = name.partition(".")[0]
         environment.globals[stem] = Markup(text)
-        environment.globals[f"{stem}_digest"] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        environment.globals[f"{stem}_digest"] = base64.b64encode(
+            hashlib.sha256(text.encode()).digest()
+        ).decode()
     return environment
 
 
@@ -222,7 +249,9 @@ def _tidy(number: str) -> str:
 def _with_margin(low: float, high: float) -> tuple[float, float]:
     """A range with a margin around [low, high]; 0 is in it where it is near."""
     if high - low <= max(1 / LARGEST, 1e-12 * abs(low)):
-        return (low - abs(low) / 10, high + abs(high) / 10) if abs(low) > 1 / LARGEST else (0.0, 1.0)
+        return (
+            (low - abs(low) / 10, high + abs(high) / 10) if abs(low) > 1 / LARGEST else (0.0, 1.0)
+        )
     low = 0.0 if 0 < low < 0.35 * high else low
     high = 0.0 if 0.35 * low < high < 0 else high
     margin = 0.06 * (high - low)
@@ -237,7 +266,10 @@ def _thin_out(points: Sequence[Point]) -> Sequence[Point]:
     for first in range(0, len(points), stretch):
         stretch_points = points[first : first + stretch]
         kept += sorted(
-            {min(stretch_points, key=lambda point: point[1]), max(stretch_points, key=lambda point: point[1])}
+            {
+                min(stretch_points, key=lambda point: point[1]),
+                max(stretch_points, key=lambda point: point[1]),
+            }
         )
     return kept
 
@@ -250,9 +282,15 @@ def _line(series: Series, x: Axis, y: Axis) -> dict[str, Any]:
     errors, (first_x, first_y) = series.errors, series.points[0]
     return {
         "colour": f"c{series.colour % 8}",
-        "paths": ["M" + "L".join(f"{x.at(a)} {y.at(b)}" for a, b in _thin_out(points)) for points in lines],
+        "paths": [
+            "M" + "L".join(f"{x.at(a)} {y.at(b)}" for a, b in _thin_out(points)) for points in lines
+        ],
         "dots": [(x.at(a), y.at(b), a == 0) for a, b in drawn_points],
-        "bars": [(x.at(a), y.at(b - errors[a]), y.at(b + errors[a])) for a, b in drawn_points if a in errors],
+        "bars": [
+            (x.at(a), y.at(b - errors[a]), y.at(b + errors[a]))
+            for a, b in drawn_points
+            if a in errors
+        ],
         "start": y.at(first_y) if series.dots and first_x == 0 else None,
     }
 
@@ -288,18 +326,36 @@ HACKING = {
 }
 SPEED = "Optimisation and speed"
 TOTALS = ("reward/total", "reward/greedy", "val/reward")
-TIMES = {"time/step": "all", "time/rollout": "rollout", "time/reward": "reward", "time/update": "update"}
+TIMES = {
+    "time/step": "all",
+    "time/rollout": "rollout",
+    "time/reward": "reward",
+    "time/update": "update",
+}
 FIXED = (
-    Panel("Reward", "Advantage (reward less its baseline)", {"advantage/abs": "absolute", "advantage/mean": "mean"}),
+    Panel(
+        "Reward",
+        "Advantage (reward less its baseline)",
+        {"advantage/abs": "absolute", "advantage/mean": "mean"},
+    ),
     Panel("Reward", "Reward spread among samples", {"reward/std": "samples"}),
     Panel("Reward", "Images without a signal", {"advantage/zero_fraction": "share"}),
     Panel("Held-out judges", "CIDEr-D (x100)", {"val/cider": "validation"}),
-    *(Panel("Signs of hacking", title, {key: "samples", f"val/{key}": "validation"}) for key, title in HACKING.items()),
+    *(
+        Panel("Signs of hacking", title, {key: "samples", f"val/{key}": "validation"})
+        for key, title in HACKING.items()
+    ),
     Panel("Policy", "KL to the starting policy", {"policy/kl": "samples"}),
     Panel("Policy", "Entropy", {"policy/entropy": "samples"}),
-    Panel("Policy", "Length", {"completion/length": "samples, tokens", "val/length": "validation, words"}),
+    Panel(
+        "Policy",
+        "Length",
+        {"completion/length": "samples, tokens", "val/length": "validation, words"},
+    ),
     Panel("Policy", "Captions that end by themselves", {"completion/eos_fraction": "samples"}),
-    Panel(SPEED, "Loss", {"loss/total": "total", "loss/policy": "policy", "loss/xe": "cross-entropy"}),
+    Panel(
+        SPEED, "Loss", {"loss/total": "total", "loss/policy": "policy", "loss/xe": "cross-entropy"}
+    ),
     Panel(SPEED, "Gradient norm", {"grad/norm": "before clipping"}),
     Panel(SPEED, "Learning rate", {"train/lr": "learning rate"}),
     Panel(SPEED, "Time of a step", TIMES),
@@ -321,12 +377,17 @@ def curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
     run, single = runs[0], len(systems) == 1 == len(runs)
     figures: dict[str, list[Markup]] = {}
     for panel in _panels(runs, single):
-        keys = {key: name for key, name in panel.keys.items() if any(key in run.keys for run in runs)}
+        keys = {
+            key: name for key, name in panel.keys.items() if any(key in run.keys for run in runs)
+        }
         if single:
             first = next(iter(keys), "")
-            keys = {key: name for key, name in keys.items() if key == first or not run.equal(key, first)}
+            keys = {
+                key: name for key, name in keys.items() if key == first or not run.equal(key, first)
+            }
             lines = [
-                Series(name, _points_of(key, run, runs), dots=key.startswith("val/")) for key, name in keys.items()
+                Series(name, _points_of(key, run, runs), dots=key.startswith("val/"))
+                for key, name in keys.items()
             ]
             colours = iter((0, 2, 3, 4))
             lines = [line._replace(colour=1 if line.dots else next(colours)) for line in lines]
@@ -335,41 +396,64 @@ def curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
             key = next((key for key in keys if key.startswith("val/")), next(iter(keys), ""))
             means = {name: _mean_over_seeds(key, seeds, runs) for name, seeds in systems.items()}
             dots = key.startswith("val/")
-            drawn = _figure(panel.title, [key], [Series(*line, n, dots) for n, line in enumerate(means.items())])
+            drawn = _figure(
+                panel.title, [key], [Series(*line, n, dots) for n, line in enumerate(means.items())]
+            )
         if drawn:
             figures.setdefault(panel.heading, []).append(drawn)
-    note = macros().reading_note(run, smoothing_window(len(run.series("loss/total"))), not definitions(), not single)
-    return note + Markup("").join(macros().charts(panels, heading) for heading, panels in figures.items())
+    note = macros().reading_note(
+        run, smoothing_window(len(run.series("loss/total"))), not definitions(), not single
+    )
+    return note + Markup("").join(
+        macros().charts(panels, heading) for heading, panels in figures.items()
+    )
 
 
 def _panels(runs: Sequence[RunFolder], single: bool) -> list[Panel]:
     """The charts in their order; without keys that equal another in every run that has it."""
     keys = dict.fromkeys(key for run in runs for key in run.keys if key not in run.doubles)
-    samples, validation = {"reward/total": "samples", "reward/greedy": "greedy baseline"}, {"val/reward": "validation"}
+    samples, validation = (
+        {"reward/total": "samples", "reward/greedy": "greedy baseline"},
+        {"val/reward": "validation"},
+    )
     title = _with_factor("Reward", "reward/total", runs)
     panels = [Panel("Reward", title, samples | validation)]
     if not single or runs[0].config.get("reward", {}).get("normalize", "none") != "none":
-        panels = [Panel("Reward", f"{title} of samples (comparable where rewards are the same)", samples)]
+        panels = [
+            Panel("Reward", f"{title} of samples (comparable where rewards are the same)", samples)
+        ]
         panels += [Panel("Reward", f"{title} on the validation split", validation)]
-    terms = [key for key in keys if key.startswith("reward/") and key not in {*samples, "reward/std"}]
+    terms = [
+        key for key in keys if key.startswith("reward/") and key not in {*samples, "reward/std"}
+    ]
     if len(terms) > 1 or not all(run.equal(key, "reward/total") for key in terms for run in runs):
         for key in terms:
             title = _with_factor(f"Term {key.removeprefix('reward/')}", key)
             panels.append(Panel("Reward", title, {key: "samples", f"val/{key}": "validation"}))
     panels += FIXED
-    judges = {key: _with_factor(key.removeprefix("val/judge/"), key) for key in keys if key.startswith("val/judge/")}
+    judges = {
+        key: _with_factor(key.removeprefix("val/judge/"), key)
+        for key in keys
+        if key.startswith("val/judge/")
+    }
     panels += [Panel("Held-out judges", name, {key: "validation"}) for key, name in judges.items()]
-    drawn = {"hacking/alarm", *terms, *(f"val/{key}" for key in terms)}.union(*(panel.keys for panel in panels))
+    drawn = {"hacking/alarm", *terms, *(f"val/{key}" for key in terms)}.union(
+        *(panel.keys for panel in panels)
+    )
     for key in keys:
         if key not in drawn:
-            heading, legend = ("Validation", "validation") if key.startswith("val/") else ("Other", "training")
+            heading, legend = (
+                ("Validation", "validation") if key.startswith("val/") else ("Other", "training")
+            )
             panels.append(Panel(heading, title_of(key), {key: legend}))
     return panels
 
 
 def title_of(key: str) -> str:
     """What a validation key is called in tables."""
-    titles = {"val/cider": "CIDEr-D (x100)"} | {f"val/{key}": title for key, title in HACKING.items()}
+    titles = {"val/cider": "CIDEr-D (x100)"} | {
+        f"val/{key}": title for key, title in HACKING.items()
+    }
     prefix, _, name = key.removeprefix("val/").partition("/")
     plain = {"judge": f"Judge {name}", "reward": f"Reward term {name}"}.get(
         prefix if name else "", prefix.replace("_", " ")
@@ -398,7 +482,10 @@ def definitions() -> Sequence[Definition]:
     page = METRICS_PAGE.read_text(encoding="utf-8") if METRICS_PAGE.is_file() else ""
     page = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", page)
     rows = re.findall(r"^\| `([^`]+)` \| (.+) \| (.+) \| (.+) \|$", page, re.MULTILINE)
-    return [Definition(key, *(text.replace("`", "").replace("\\|", "|") for text in texts)) for key, *texts in rows]
+    return [
+        Definition(key, *(text.replace("`", "").replace("\\|", "|") for text in texts))
+        for key, *texts in rows
+    ]
 
 
 def define(key: str) -> Definition | None:
@@ -414,16 +501,25 @@ def define(key: str) -> Definition | None:
 
 
 def _figure(
-    title: str, keys: Iterable[str], lines: Sequence[Series], alarms: Sequence[int] = (), best: int | None = None
+    title: str,
+    keys: Iterable[str],
+    lines: Sequence[Series],
+    alarms: Sequence[int] = (),
+    best: int | None = None,
 ) -> Markup:
     meanings = [definition for definition in map(define, keys) if definition is not None]
     unit = meanings[0].unit if meanings else ""
-    if ";" in unit or unit in ("1", "the judge's"):  # a unit that depends on the task stands in the definition only
+    if ";" in unit or unit in (
+        "1",
+        "the judge's",
+    ):  # a unit that depends on the task stands in the definition only
         unit = ""
     return figure(title, lines, unit.partition(" (")[0], meanings, alarms=alarms, best=best)
 
 
-def _mean_over_seeds(key: str, seeds: Sequence[RunFolder], runs: Sequence[RunFolder]) -> list[Point]:
+def _mean_over_seeds(
+    key: str, seeds: Sequence[RunFolder], runs: Sequence[RunFolder]
+) -> list[Point]:
     """At every step, the mean over the seeds that logged it."""
     by_step: dict[float, list[float]] = {}
     for run in seeds:

@@ -45,7 +45,9 @@ def source_of(rows: Sequence[Row]) -> Source:
     """A source of rows, whose ``image`` may be missing."""
     rows_by_id = {row["image_id"]: row for row in (rows[index] for index in range(len(rows)))}
     without = all(row.get("image", "") == "" for row in rows_by_id.values())
-    return Source(rows_by_id, "No images are shown: no folder of images was named." if without else "")
+    return Source(
+        rows_by_id, "No images are shown: no folder of images was named." if without else ""
+    )
 
 
 def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
@@ -54,7 +56,10 @@ def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
     The configuration may be that of a run from elsewhere: a class in it has to be trusted (``rewards.trust``).
     """
     if not data:
-        return Source({}, "No references and images are shown: the folder does not say which data was captioned.")
+        return Source(
+            {},
+            "No references and images are shown: the folder does not say which data was captioned.",
+        )
     try:
         return source_of(build_data(received_data(data)).split(split))
     except (DataError, ConfigError, OSError, TypeError) as error:
@@ -74,7 +79,9 @@ def received_data(data: Mapping[str, Any]) -> DataConfig:
     return DataConfig(**data)
 
 
-def reference_scores(systems: Captions, rows: Mapping[str, Row], tokenizer: str = TOKENIZER) -> Scores:
+def reference_scores(
+    systems: Captions, rows: Mapping[str, Row], tokenizer: str = TOKENIZER
+) -> Scores:
     """CIDEr-D (times 100: 0 to 1000) and ROUGE-L (0 to 1) of every caption.
 
     Document frequencies are those of the captioned images' references, without EOS, as in ``val/cider``.
@@ -95,7 +102,9 @@ def reference_scores(systems: Captions, rows: Mapping[str, Row], tokenizer: str 
         texts, refs = [captions[i] for i in ids], [references[i] for i in ids]
         for heading, name in N_GRAM_SCORES.items():
             values = judges[name]([""] * len(ids), texts, references=refs) if ids else []
-            scores[heading][system] = {i: factor_of(name) * value for i, value in zip(ids, values, strict=True)}
+            scores[heading][system] = {
+                i: factor_of(name) * value for i, value in zip(ids, values, strict=True)
+            }
     return scores
 
 
@@ -124,7 +133,9 @@ def select_images(systems: Captions, scores: Scores, limit: int) -> tuple[list[s
     return [image_id for image_id in ids if image_id in chosen], sentence
 
 
-def gallery(systems: Captions, scores: Scores, source: Source, note: str, limit: int) -> dict[str, Any]:
+def gallery(
+    systems: Captions, scores: Scores, source: Source, note: str, limit: int
+) -> dict[str, Any]:
     """The values that the template shows: ``systems``, ``metrics``, ``note``, and ``items``, one for each image.
 
     An item has ``id``, ``image`` (a data URI or None), ``references``, ``scores`` [metrics][systems] (None: no score),
@@ -138,14 +149,20 @@ def gallery(systems: Captions, scores: Scores, source: Source, note: str, limit:
         picture = _picture(row)
         unreadable += row.get("image", "") != "" and picture is None
         texts = [captions.get(image_id) for captions in systems.values()]
-        values = [[by_system.get(name, {}).get(image_id) for name in systems] for by_system in scores.values()]
+        values = [
+            [by_system.get(name, {}).get(image_id) for name in systems]
+            for by_system in scores.values()
+        ]
         items.append(
             {
                 "id": image_id,
                 "image": picture,
                 "references": list(row.get("references", ()))[:MAX_REFERENCES],
                 "captions": [_mark_new_words(text, texts[0]) for text in texts],
-                "scores": [[None if v is None or not math.isfinite(v) else round(v, 6) for v in of] for of in values],
+                "scores": [
+                    [None if v is None or not math.isfinite(v) else round(v, 6) for v in of]
+                    for of in values
+                ],
             }
         )
     lost = f"{unreadable:,} images could not be read and have no picture." if unreadable else ""

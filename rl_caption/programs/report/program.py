@@ -29,7 +29,9 @@ logger = logging.getLogger(__name__)
 REPORT = "report.html"
 
 
-def make_page(paths: Sequence[Path], source: Source | None = None, images: int = MAX_IMAGES) -> pages.Page:
+def make_page(
+    paths: Sequence[Path], source: Source | None = None, images: int = MAX_IMAGES
+) -> pages.Page:
     """The report of a run, an evaluation, an ablation or a comparison, or of several runs or evaluations.
 
     Args:
@@ -46,12 +48,18 @@ def make_page(paths: Sequence[Path], source: Source | None = None, images: int =
         contents = ", ".join(f"{path} ({content})" for path, content in kinds.items())
         raise ReportError(f"only folders of the same kind can be compared, got: {contents}")
     if content in ("ablation", "comparison") and len(paths) > 1:
-        raise ReportError(f"a page shows only one {content}, got {len(paths)}: {', '.join(map(str, paths))}")
+        raise ReportError(
+            f"a page shows only one {content}, got {len(paths)}: {', '.join(map(str, paths))}"
+        )
     names = dict(zip(unique_names(paths), paths, strict=True))
     if content == "run":
-        return pages.runs_page({name: read_run(path) for name, path in names.items()}, source, images)
+        return pages.runs_page(
+            {name: read_run(path) for name, path in names.items()}, source, images
+        )
     if content == "evaluation":
-        return pages.evaluations_page({name: read_evaluation(path) for name, path in names.items()}, source, images)
+        return pages.evaluations_page(
+            {name: read_evaluation(path) for name, path in names.items()}, source, images
+        )
     if content == "comparison":
         return pages.comparison_page(*read_comparison(paths[0]), source, images)
     return pages.ablation_page(paths[0].resolve().name, *read_ablation(paths[0]), source, images)
@@ -73,21 +81,39 @@ def write_report(folder: Path, rows: Sequence[Any]) -> Path | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a page and print its path."""
-    parser = argparse.ArgumentParser(prog="rl-caption report", description=__doc__, allow_abbrev=False)
-    parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="FOLDER", help="a run, an evaluation, a comparison or an ablation"
+    parser = argparse.ArgumentParser(
+        prog="rl-caption report", description=__doc__, allow_abbrev=False
     )
-    parser.add_argument("--out", type=Path, help=f"HTML file to write (default: {REPORT} in the folder)")
+    parser.add_argument(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="FOLDER",
+        help="a run, an evaluation, a comparison or an ablation",
+    )
+    parser.add_argument(
+        "--out", type=Path, help=f"HTML file to write (default: {REPORT} in the folder)"
+    )
     parser.add_argument(
         "--images",
         type=int,
         default=MAX_IMAGES,
         help=f"maximum number of images in the gallery (default: {MAX_IMAGES})",
     )
-    parser.add_argument("--config", type=Path, help="YAML file whose data section says where references and images are")
-    parser.add_argument("--split", help="split of the data of --config (default: test, or val for runs)")
-    parser.add_argument("--references", type=Path, help="file with the references, instead of --config")
-    parser.add_argument("--image_folder", type=Path, help="folder with the images, together with --references")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="YAML file whose data section says where references and images are",
+    )
+    parser.add_argument(
+        "--split", help="split of the data of --config (default: test, or val for runs)"
+    )
+    parser.add_argument(
+        "--references", type=Path, help="file with the references, instead of --config"
+    )
+    parser.add_argument(
+        "--image_folder", type=Path, help="folder with the images, together with --references"
+    )
     add_trust(parser)
     chosen = parser.parse_args(argv)
     if chosen.images < 1:
@@ -95,9 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.out is None and len(chosen.folders) > 1:
         parser.error("several folders are compared in one page: set its file with --out FILE")
     if chosen.references is not None and (chosen.config is not None or chosen.split is not None):
-        parser.error("--references cannot be combined with --config or --split: use one or the other")
+        parser.error(
+            "--references cannot be combined with --config or --split: use one or the other"
+        )
     if chosen.image_folder is not None and chosen.references is None:
-        parser.error("--image_folder needs --references; with --config, the images are those of its data section")
+        parser.error(
+            "--image_folder needs --references; with --config, the images are those of its data section"
+        )
     if chosen.split is not None and chosen.config is None:
         parser.error("--split selects a split of the data of --config: set --config, too")
     source = None
@@ -107,10 +137,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         by: IdKey = captions[0].by if captions else "image_id"
         captioned = set[str]().union(*captions)
         references = read_references(chosen.references, by=by)
-        texts_by_id = {i: texts for i, texts in references.items() if i in captioned or not captions}
-        images = find_images(chosen.image_folder, texts_by_id) if chosen.image_folder else [""] * len(texts_by_id)
+        texts_by_id = {
+            i: texts for i, texts in references.items() if i in captioned or not captions
+        }
+        images = (
+            find_images(chosen.image_folder, texts_by_id)
+            if chosen.image_folder
+            else [""] * len(texts_by_id)
+        )
         pairs = zip(texts_by_id.items(), images, strict=True)
-        source = source_of([Row(image_id=i, image=file, references=texts) for (i, texts), file in pairs])
+        source = source_of(
+            [Row(image_id=i, image=file, references=texts) for (i, texts), file in pairs]
+        )
     elif chosen.config is not None:
         split = chosen.split or ("val" if kind_of(chosen.folders[0]) == "run" else "test")
         data = read_config(find_config(chosen.config)).get("data")

@@ -59,7 +59,12 @@ STATE_KEYS = {
 }
 
 
-SETTINGS_KEYS = {"data": dict[str, Any], "split": str, "weights": str | list[str], "predictions": str}
+SETTINGS_KEYS = {
+    "data": dict[str, Any],
+    "split": str,
+    "weights": str | list[str],
+    "predictions": str,
+}
 
 
 class Comparison(TypedDict):
@@ -127,7 +132,9 @@ class RunFolder:
     def rewards_cider_alone(self) -> bool:
         """Whether the reward is CIDEr-D and nothing else."""
         scaled = self.config.get("reward", {}).get("normalize", "none") != "none"
-        terms = [(name, term.get("target"), term.get("weight", 1)) for name, term in self.terms.items()]
+        terms = [
+            (name, term.get("target"), term.get("weight", 1)) for name, term in self.terms.items()
+        ]
         return len(terms) == 1 and "cider" in terms[0][:2] and terms[0][2] == 1 and not scaled
 
     @property
@@ -143,12 +150,20 @@ class RunFolder:
     @cached_property
     def keys(self) -> list[str]:
         """All logged keys except ``step``, in the order of the log."""
-        return [key for key in dict.fromkeys(key for line in self.lines for key in line) if key != "step"]
+        return [
+            key
+            for key in dict.fromkeys(key for line in self.lines for key in line)
+            if key != "step"
+        ]
 
     @cached_property
     def doubles(self) -> set[str]:
         """Keys of judges whose values equal ``val/cider``: they are not shown twice."""
-        return {key for key in self.keys if key.startswith("val/judge/") and self.equal(key, "val/cider")}
+        return {
+            key
+            for key in self.keys
+            if key.startswith("val/judge/") and self.equal(key, "val/cider")
+        }
 
     @property
     def validations(self) -> list[Mapping[str, Any]]:
@@ -158,7 +173,9 @@ class RunFolder:
     @property
     def last_step(self) -> int:
         """The last step that was logged or, for ``grpo_vlm``, noted in ``result.json``; 0 where there is none."""
-        return max((line["step"] for line in [self.state, *self.lines] if "step" in line), default=0)
+        return max(
+            (line["step"] for line in [self.state, *self.lines] if "step" in line), default=0
+        )
 
     @property
     def has_monitor(self) -> bool:
@@ -203,12 +220,18 @@ class RunFolder:
         ids, judges = content.get("image_id", []), content.get("judges", {})
         for name, scores in judges.items():
             if len(scores) != len(ids):
-                raise ReportError(f"{file}: judge {name!r} has {len(scores)} scores of {len(ids)} images")
+                raise ReportError(
+                    f"{file}: judge {name!r} has {len(scores)} scores of {len(ids)} images"
+                )
         return {name: dict(zip(ids, scores, strict=True)) for name, scores in judges.items()}
 
     def shown_steps(self) -> dict[str, int]:
         """Validations whose captions are shown: ``start`` (``first`` if not step 0), ``best``, ``last`` -> step."""
-        steps = [x["step"] for x in self.validations if (self._validation(x["step"]) / "predictions.json").is_file()]
+        steps = [
+            x["step"]
+            for x in self.validations
+            if (self._validation(x["step"]) / "predictions.json").is_file()
+        ]
         if not steps:
             return {}
         steps_by_name = {"start" if steps[0] == 0 else "first": steps[0]}
@@ -230,7 +253,12 @@ def kind_of(path: Path) -> str:
         )
     if (path / "config.yaml").is_file() and (path / "env.json").is_file():
         return "run"
-    signs = {"metrics.jsonl": "run", "scores.json": "evaluation", "runs.csv": "ablation", COMPARISON: "comparison"}
+    signs = {
+        "metrics.jsonl": "run",
+        "scores.json": "evaluation",
+        "runs.csv": "ablation",
+        COMPARISON: "comparison",
+    }
     for file, content in signs.items():
         if (path / file).is_file():
             return content
@@ -291,13 +319,16 @@ def read_ablation(path: Path) -> tuple[list[Member], list[str]]:
             rows = list(csv.DictReader(handle))
     except (csv.Error, UnicodeDecodeError) as error:
         raise ReportError(f"{file} is not CSV: {error}") from error
-    members = [_member(path, row, f"{file}, line {number}") for number, row in enumerate(rows, start=2)]
+    members = [
+        _member(path, row, f"{file}, line {number}") for number, row in enumerate(rows, start=2)
+    ]
     finished = {(member.system, member.seed) for member in members}
     cells = path / "cells"
     missing = [
         f"{cell.relative_to(path)} has no result: its output is in {cell / 'log.txt'}"
         for cell in sorted(config.parent for config in cells.rglob("scst.yaml"))
-        if (cell.parent.relative_to(cells).as_posix(), int(cell.name.removeprefix("seed"))) not in finished
+        if (cell.parent.relative_to(cells).as_posix(), int(cell.name.removeprefix("seed")))
+        not in finished
         and not any(cell.glob("*/settings.json"))  # else it is of an earlier grid in this folder
     ]
     return members, missing
@@ -307,7 +338,9 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
     """One line of ``runs.csv``, of which a starting policy has no alpha and no seed."""
     system, base, alpha, seed = (row.get(key) for key in ("system", "base", "alpha", "seed"))
     if system is None or base is None or alpha is None or seed is None:
-        raise ReportError(f"{where} was not written by ablate: expected the columns system, base, alpha and seed")
+        raise ReportError(
+            f"{where} was not written by ablate: expected the columns system, base, alpha and seed"
+        )
     try:
         numbers = float(alpha) if alpha else None, int(seed) if seed else None
     except ValueError as error:
@@ -315,14 +348,18 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
     # A system is called BASE/LABEL where there are several bases, and its folder is too.
     folder = path / "cells" / system / f"seed{seed}" if seed else path / "start" / base
     if not folder.resolve().is_relative_to(path.resolve()):
-        raise ReportError(f"{where}: {system!r} and {base!r} are paths outside of {path}: expected plain names")
+        raise ReportError(
+            f"{where}: {system!r} and {base!r} are paths outside of {path}: expected plain names"
+        )
     files = sorted(folder.glob("*/scores.json"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise ReportError(f"{where}: {system!r} has no */scores.json in {folder}")
     evaluations = [read_evaluation(file.parent) for file in files]
     # Other splits and policies may have been evaluated since: the one of these numbers, or else the newest.
     told = [
-        one for one in evaluations if all(row.get(key, str(x)) == str(x) for key, x in one.scores["metrics"].items())
+        one
+        for one in evaluations
+        if all(row.get(key, str(x)) == str(x) for key, x in one.scores["metrics"].items())
     ]
     run = read_run(folder / "run") if seed and (folder / "run").is_dir() else None
     return Member(system, base, *numbers, (told or evaluations)[-1], run)
@@ -330,7 +367,9 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
 
 def by_system(members: Sequence[Member]) -> dict[str, list[Member]]:
     """System -> its members (a starting policy, or the seeds of a cell), in the order in which systems first occur."""
-    return {one.system: [other for other in members if other.system == one.system] for one in members}
+    return {
+        one.system: [other for other in members if other.system == one.system] for one in members
+    }
 
 
 def over_seeds(evaluations: Sequence[EvaluationFolder]) -> dict[str, tuple[float, float | None]]:
@@ -354,7 +393,9 @@ def alpha_curve(
     """
     curve = []
     for members in systems.values():
-        mean, deviation = over_seeds([member.evaluation for member in members]).get(key, (None, None))
+        mean, deviation = over_seeds([member.evaluation for member in members]).get(
+            key, (None, None)
+        )
         if members[0].base == base and members[0].alpha is not None and mean is not None:
             curve.append((members[0].alpha, factor * mean, factor * (deviation or 0.0)))
     return sorted(curve)

@@ -32,9 +32,13 @@ def base(tmp_path: Path) -> dict[str, Any]:
     assert len(list(start.glob("*.safetensors"))) > 1
     records = []
     for number in range(8):
-        Image.new("RGB", (20, 24), (number * 30, 90, 255 - number * 30)).save(tmp_path / f"{number}.png")
+        Image.new("RGB", (20, 24), (number * 30, 90, 255 - number * 30)).save(
+            tmp_path / f"{number}.png"
+        )
         split = "train" if number < 4 else "val"
-        records.append({"image": f"{number}.png", "references": REFERENCES[number % 4], "split": split})
+        records.append(
+            {"image": f"{number}.png", "references": REFERENCES[number % 4], "split": split}
+        )
     (tmp_path / "photos.jsonl").write_text("\n".join(json.dumps(record) for record in records))
     data = {"format": "jsonl", "path": str(tmp_path / "photos.jsonl")}
     options = {"data": data, "model.name": "huggingface", "model.prompt": PROMPT}
@@ -42,7 +46,9 @@ def base(tmp_path: Path) -> dict[str, Any]:
     return scst_config(tmp_path / "unused", start, **options)
 
 
-def test_cells_train_in_two_processes_beside_each_other(base: dict[str, Any], tmp_path: Path) -> None:
+def test_cells_train_in_two_processes_beside_each_other(
+    base: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "scst.yaml").write_text(yaml.safe_dump(base))
     grid = {
         "base": str(tmp_path / "scst.yaml"),
@@ -57,7 +63,11 @@ def test_cells_train_in_two_processes_beside_each_other(base: dict[str, Any], tm
     }
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
     launch = str(REPOSITORY / "configs/accelerate/cpu2.yaml")
-    environment = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     arguments = ["ablate", "--config", str(tmp_path / "grid.yaml"), "--launch", launch]
     ended = run_arguments(arguments, tmp_path / "grid.log", environment=environment)
     cells = {name: tmp_path / f"grid/cells/{name}/seed0" for name in grid["cells"]}
@@ -67,4 +77,6 @@ def test_cells_train_in_two_processes_beside_each_other(base: dict[str, Any], tm
     start = captions(tmp_path / "grid/start/val/predictions.json")
     for cell in cells.values():
         assert [line["step"] for line in lines(cell / "run") if "loss/total" in line] == [1]
-        assert captions(cell / "run/eval/step-00000000/predictions.json") == start, "one prompt for start and cells"
+        assert captions(cell / "run/eval/step-00000000/predictions.json") == start, (
+            "one prompt for start and cells"
+        )

@@ -31,7 +31,12 @@ OPTIONS = {
     "train.grad_clip_norm": 0.1,  # gradients are two times as long
     "run.log_samples": 4,  # rank 0 holds the first four images of the batch of eight
 }
-SHARDED_FILES = {"manifest.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"}
+SHARDED_FILES = {
+    "manifest.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "trainer_state.json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +77,14 @@ def killed(trained: Path, tmp_path_factory: pytest.TempPathFactory):
     ("engine", "count"),
     [("zero1", 1), ("zero1", 2), ("zero2", 1), ("zero2", 2), ("zero3", 1), ("zero3", 2)],
 )
-def test_killed_resumed_and_exported_as_one_plain_process(trained, whole, killed, tmp_path, engine, count):
+def test_killed_resumed_and_exported_as_one_plain_process(
+    trained, whole, killed, tmp_path, engine, count
+):
     folder = shutil.copytree(killed(engine, count), tmp_path / "run")
     (checkpoint,) = (folder / "checkpoints").glob("step-*")
-    assert files(checkpoint) == SHARDED_FILES | {f"random_states_{rank}.pkl" for rank in range(count)}
+    assert files(checkpoint) == SHARDED_FILES | {
+        f"random_states_{rank}.pkl" for rank in range(count)
+    }
     config = scst_config(folder, trained, **OPTIONS)
     for ended in run_together(count, config, folder, "scst", engine=ENGINES[engine]):
         assert ended.code == 0, ended.output
@@ -88,11 +97,15 @@ def test_killed_resumed_and_exported_as_one_plain_process(trained, whole, killed
     assert files(folder / "export/best") == files(whole / "export/best")
 
 
-def test_several_updates_on_a_rollout_are_those_of_one_plain_process(trained: Path, tmp_path: Path) -> None:
+def test_several_updates_on_a_rollout_are_those_of_one_plain_process(
+    trained: Path, tmp_path: Path
+) -> None:
     options = OPTIONS | {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
     alone, folder = tmp_path / "alone", tmp_path / "run"
     checked_run(scst_config(alone, trained, **options), alone, "scst")
-    for ended in run_together(2, scst_config(folder, trained, **options), folder, "scst", engine=ENGINES["zero3"]):
+    for ended in run_together(
+        2, scst_config(folder, trained, **options), folder, "scst", engine=ENGINES["zero3"]
+    ):
         assert ended.code == 0, ended.output
     assert_close_runs(alone, folder, rel=2e-5)
 
@@ -106,19 +119,26 @@ def test_several_updates_on_a_rollout_are_those_of_one_plain_process(trained: Pa
     ],
     ids=lambda pair: f"{pair[0]}-{pair[1]}",
 )
-def test_a_run_goes_on_under_another_engine_and_number_of_processes(trained, whole, killed, tmp_path, before, after):
+def test_a_run_goes_on_under_another_engine_and_number_of_processes(
+    trained, whole, killed, tmp_path, before, after
+):
     folder = shutil.copytree(killed(*before), tmp_path / "run")
     config = scst_config(folder, trained, **OPTIONS)
     for ended in run_together(after[1], config, folder, "scst", engine=ENGINES[after[0]]):
         assert ended.code == 0, ended.output
     if before[1] != after[1]:
-        assert f"number of processes, {before[1]} (now {after[1]})" in (tmp_path / "run.0.log").read_text()
+        assert (
+            f"number of processes, {before[1]} (now {after[1]})"
+            in (tmp_path / "run.0.log").read_text()
+        )
     assert_close_runs(whole, folder, rel=2e-5)
     assert len(lines(folder, "samples.jsonl")) == 16
 
 
 @pytest.mark.parametrize("engine", ["plain", "zero2", "zero3"])
-def test_all_processes_refuse_to_write_weights_that_one_of_them_has_spoilt(tmp_path: Path, engine: str) -> None:
+def test_all_processes_refuse_to_write_weights_that_one_of_them_has_spoilt(
+    tmp_path: Path, engine: str
+) -> None:
     folder = tmp_path / "run"
     config = xe_config(folder, **{"eval.every": 4, "run.save_every": 1})
     for ended in run_together(2, config, folder, "xe", engine=ENGINES[engine], spoil=2):
@@ -132,7 +152,9 @@ def held(module: torch.nn.Module, engine: str) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multiprocessing.Queue) -> None:
+def _decode_alone(
+    rank: int, engine: str, port: int, model: str, queue: multiprocessing.Queue
+) -> None:
     """Rank 0 decodes one token of one image, rank 1 eight tokens of two images, three times; the second time fails.
 
     Both train a step after each.
@@ -153,7 +175,9 @@ def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multipro
     if engine == "zero3":
         config = accelerator.state.deepspeed_plugin.deepspeed_config
         fill_deepspeed_config(config, 2, 1, 2, None)
-        config["zero_optimization"]["stage3_param_persistence_threshold"] = 0  # spread the small ones too
+        config["zero_optimization"]["stage3_param_persistence_threshold"] = (
+            0  # spread the small ones too
+        )
     captioner = TransformerCaptioner.from_pretrained(model)
     policy = captioner.policy.eval()
     images = {"pixel_values": torch.ones(1 + rank, 3, 32, 32)}
@@ -161,20 +185,30 @@ def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multipro
     expected = captioner.generate(policy, images, decoding, None)
     whole = sum(parameter.numel() for parameter in policy.parameters())
     prepared, _ = prepare(accelerator, policy, torch.optim.AdamW(policy.parameters()))
-    hooks = [(dict(part._forward_hooks), dict(part._forward_pre_hooks)) for part in policy.modules()]
+    hooks = [
+        (dict(part._forward_hooks), dict(part._forward_pre_hooks)) for part in policy.modules()
+    ]
     found = []
     for fails in (False, True, False):
         found.append(held(policy, engine) < 0.6 * whole)
         try:
             with gathered_parameters(accelerator, prepared), torch.no_grad():
                 found.append(held(policy, engine) == whole)
-                found.append(torch.equal(captioner.generate(policy, images, decoding, None), expected))
+                found.append(
+                    torch.equal(captioner.generate(policy, images, decoding, None), expected)
+                )
                 if fails:
                     raise InterruptedError
         except InterruptedError:
             found.append(True)
         found.append(held(policy, engine) < 0.6 * whole)
-        found.append(hooks == [(dict(part._forward_hooks), dict(part._forward_pre_hooks)) for part in policy.modules()])
+        found.append(
+            hooks
+            == [
+                (dict(part._forward_hooks), dict(part._forward_pre_hooks))
+                for part in policy.modules()
+            ]
+        )
         share = [lambda: captioner.token_logits(prepared, images, expected.clamp(min=3)).mean()]
         backward_all(accelerator, prepared, share)
     queue.put(found)
@@ -187,7 +221,9 @@ def test_processes_decode_different_numbers_of_tokens(start: Path) -> None:
     context.set_forkserver_preload(PRELOAD)
     queue = context.Queue()
     processes = [
-        context.Process(target=_decode_alone, args=(rank, "zero3", port, str(start), queue), daemon=True)
+        context.Process(
+            target=_decode_alone, args=(rank, "zero3", port, str(start), queue), daemon=True
+        )
         for rank in range(2)
     ]
     for process in processes:
@@ -203,4 +239,6 @@ def test_memory_is_what_the_page_says() -> None:
     """Bytes a parameter of ZeRO-2 on two processes, by the second table of docs/scaling.md."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     row = engine_memory.measure_engine("zero2", 2, "forkserver")
-    assert [row[moment] for moment in engine_memory.MOMENTS] == pytest.approx((10, 10, 12.11, 12.11), abs=0.02)
+    assert [row[moment] for moment in engine_memory.MOMENTS] == pytest.approx(
+        (10, 10, 12.11, 12.11), abs=0.02
+    )

@@ -12,7 +12,16 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from rl_caption.captioners.loading import load_captioner
 from tests.hf_models_for_tests import save_model
-from tests.training_for_tests import ENGINES, checked_run, files, lines, run_together, scst_config, untimed, weights
+from tests.training_for_tests import (
+    ENGINES,
+    checked_run,
+    files,
+    lines,
+    run_together,
+    scst_config,
+    untimed,
+    weights,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -110,7 +119,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory):
         ("smolvlm_adapters", "zero3"),
     ],
 )
-def test_two_processes_train_and_export_as_one(plain, tmp_path: Path, trained: str, engine: str) -> None:
+def test_two_processes_train_and_export_as_one(
+    plain, tmp_path: Path, trained: str, engine: str
+) -> None:
     model, alone = plain(trained)
     folder, log_alone = tmp_path / "run", alone.with_suffix(".log").read_text()
     config = scst_config(folder, model, **OPTIONS, **TRAINED[trained][1])
@@ -120,13 +131,18 @@ def test_two_processes_train_and_export_as_one(plain, tmp_path: Path, trained: s
     counts = [re.findall(r"scst: ([\d,]+) trained", text) for text in (log, log_alone)]
     assert counts[0] == counts[1] != []
     assert f"engine {engine}, 2 x 2 images a step and process" in log
-    assert "Warning:" not in log  # of Python's, such as torch's of what it does with the wrapped module
+    assert (
+        "Warning:" not in log
+    )  # of Python's, such as torch's of what it does with the wrapped module
     # From one step's rewards to the next, for each micro-batch: sampling, and what a loss reads: policy, reference, XE.
     # The two images of a vision-language model's batch are encoded one by one where their tokens could be kept.
     calls = 1 if trained in ENCODED_ONCE else 4
     apart = trained in ("qwen_decoder", "smolvlm_adapters")
     here = 2 if apart and engine != "zero3" else 1
-    assert [encoder_calls(log), encoder_calls(log_alone)] == [2 * calls * here, 4 * calls * (1 + apart)]
+    assert [encoder_calls(log), encoder_calls(log_alone)] == [
+        2 * calls * here,
+        4 * calls * (1 + apart),
+    ]
     assert_same_steps(alone, folder)
     assert files(folder / "export/best") == files(alone / "export/best")
     assert_same_weights(model, alone, folder)
@@ -144,7 +160,9 @@ def test_states_with_gradient_are_shared_under_ddp(plain, tmp_path: Path, traine
     options = OPTIONS | TRAINED[trained][1] | {"train.micro_batch_size": 4}
     for ended in run_together(2, scst_config(folder, model, **options), folder, "scst"):
         assert ended.code == 0, ended.output
-    assert encoder_calls((tmp_path / "run.0.log").read_text()) == 3  # these, of the reference policy, of cross-entropy
+    assert (
+        encoder_calls((tmp_path / "run.0.log").read_text()) == 3
+    )  # these, of the reference policy, of cross-entropy
     assert_same_steps(alone, folder)
     assert_same_weights(model, alone, folder)
 
@@ -153,10 +171,14 @@ def test_states_in_bf16_are_read_by_the_reference_policy(plain, tmp_path: Path) 
     """The reference policy, which ZeRO-3 does not shard, computes in the same precision."""
     (model, alone), folder = plain("blip_decoder"), tmp_path / "run"
     options = OPTIONS | TRAINED["blip_decoder"][1] | {"train.mixed_precision": "bf16"}
-    for ended in run_together(2, scst_config(folder, model, **options), folder, "scst", None, ENGINES["zero3"]):
+    for ended in run_together(
+        2, scst_config(folder, model, **options), folder, "scst", None, ENGINES["zero3"]
+    ):
         assert ended.code == 0, ended.output
     assert encoder_calls((tmp_path / "run.0.log").read_text()) == 2
-    (expected, *_), (found, *_) = ([line for line in untimed(made) if "policy/kl" in line] for made in (alone, folder))
+    (expected, *_), (found, *_) = (
+        [line for line in untimed(made) if "policy/kl" in line] for made in (alone, folder)
+    )
     assert found["policy/kl"] == pytest.approx(0, abs=1e-3)  # of the starting policy to itself
     assert found["loss/xe"] == pytest.approx(expected["loss/xe"], rel=0.01)
     assert found["loss/xe"] != expected["loss/xe"]
@@ -185,11 +207,15 @@ def assert_same_steps(alone: Path, together: Path) -> None:
 
 def assert_same_weights(model: Path, alone: Path, together: Path) -> None:
     """Of the exports of two runs from the model: the same are changed, and they are equal to 1e-4."""
-    start, expected, found = (weights(folder) for folder in (model, alone / "export/best", together / "export/best"))
+    start, expected, found = (
+        weights(folder) for folder in (model, alone / "export/best", together / "export/best")
+    )
     assert start.keys() == expected.keys() == found.keys()
     changed = {name for name, tensor in expected.items() if not torch.equal(tensor, start[name])}
     assert changed
-    assert changed == {name for name, tensor in found.items() if not torch.equal(tensor, start[name])}
+    assert changed == {
+        name for name, tensor in found.items() if not torch.equal(tensor, start[name])
+    }
     for name, tensor in expected.items():
         # The bias of the keys has no gradient but rounding errors, which Adam scales up to full steps.
         if name.endswith(("c_attn.bias", "qkv.bias")):

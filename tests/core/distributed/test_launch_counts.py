@@ -27,24 +27,39 @@ accelerator.end_training()
 """
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 ACCELERATE = ["accelerate.commands.launch"]
-ADVISED = (
-    "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
-)
+ADVISED = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
 
 
-def start(launcher: list[str], tmp_path: Path, way: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def start(
+    launcher: list[str], tmp_path: Path, way: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run the program under ``python -m LAUNCHER...``, seeing no GPU and none of the user's default configuration."""
     script = tmp_path / "training.py"
     script.write_text(TRAINING)
     dropped = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     environment = {
-        name: value for name, value in os.environ.items() if name not in dropped and not name.startswith("ACCELERATE_")
+        name: value
+        for name, value in os.environ.items()
+        if name not in dropped and not name.startswith("ACCELERATE_")
     }
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path), **variables}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), environment.get("PYTHONPATH")]))
+    environment |= {
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "HF_HOME": str(tmp_path),
+        **variables,
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(REPOSITORY), environment.get("PYTHONPATH")])
+    )
     command = [sys.executable, "-m", *launcher, str(script), way]
     return subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        command,
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
 
 
@@ -56,7 +71,9 @@ def start(launcher: list[str], tmp_path: Path, way: str, **variables: str) -> su
     ],
     ids=["advised command, of a program that knows nothing of this package", "torchrun"],
 )
-def test_two_processes_train(launcher: list[str], way: str, variables: dict[str, str], tmp_path: Path) -> None:
+def test_two_processes_train(
+    launcher: list[str], way: str, variables: dict[str, str], tmp_path: Path
+) -> None:
     done = start(launcher, tmp_path, way, **variables)
     assert done.returncode == 0, done.stderr
     assert "rank 0 of 2: sum 3" in done.stdout
@@ -67,7 +84,11 @@ def test_two_processes_train(launcher: list[str], way: str, variables: dict[str,
     ("launcher", "way", "reason"),
     [
         (TORCHRUN, "bare", "WORLD_SIZE=2"),
-        ([*ACCELERATE, "--cpu", "--num_processes", "2"], "prepared", "asked for 2 processes and started 1"),
+        (
+            [*ACCELERATE, "--cpu", "--num_processes", "2"],
+            "prepared",
+            "asked for 2 processes and started 1",
+        ),
     ],
     ids=["unsynchronised copies", "one process for two"],
 )
@@ -76,4 +97,7 @@ def test_another_number_of_processes_stops_with_advice(launcher, way, reason, tm
     assert done.returncode != 0, done.stdout
     assert "sum" not in done.stdout, "it trained all the same"
     assert reason in done.stderr
-    assert "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 --num_machines 1" in done.stderr
+    assert (
+        "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 --num_machines 1"
+        in done.stderr
+    )

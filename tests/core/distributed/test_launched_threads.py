@@ -13,7 +13,17 @@ pytestmark = [
     pytest.mark.distributed,
     pytest.mark.skipif(sys.platform != "linux", reason="torch has libgomp on Linux"),
 ]
-ONE = ["--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+ONE = [
+    "--cpu",
+    "--num_processes",
+    "1",
+    "--num_machines",
+    "1",
+    "--mixed_precision",
+    "no",
+    "--dynamo_backend",
+    "no",
+]
 ACCELERATE = ["-m", "accelerate.commands.launch", *ONE]
 OURS = ["-m", "rl_caption.runtime.launch", *ONE]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -29,9 +39,18 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
         ([*TORCHRUN, "2", *MODULE], "", 2 * [max(granted_cores() // 2, 1)]),
         ([*TORCHRUN, "2", *SCRIPT], "3", [3, 3]),
     ],
-    ids=["accelerate", "accelerate, user", "accelerate, option", "ours", "torchrun", "torchrun, user"],
+    ids=[
+        "accelerate",
+        "accelerate, user",
+        "accelerate, option",
+        "ours",
+        "torchrun",
+        "torchrun, user",
+    ],
 )
-def test_threads_under_a_launcher(command: list[str], user: str, threads: list[int], tmp_path: Path) -> None:
+def test_threads_under_a_launcher(
+    command: list[str], user: str, threads: list[int], tmp_path: Path
+) -> None:
     found, spins = threads_of(command, tmp_path, **({"OMP_NUM_THREADS": user} if user else {}))
     assert [int(numbers.split()[0]) for numbers in found] == threads
     assert SPIN_COUNT in spins

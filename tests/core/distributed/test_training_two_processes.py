@@ -48,15 +48,23 @@ def test_cross_entropy_takes_the_same_steps(one_xe: Path, tmp_path: Path) -> Non
     assert "2 process(es)" in (tmp_path / "two.0.log").read_text()
     assert_close_runs(one_xe, folder)
     for line in [line for line in lines(folder) if "time/step" in line]:
-        assert line["train/images_per_second"] * line["time/step"] == pytest.approx(8), "of both processes"
+        assert line["train/images_per_second"] * line["time/step"] == pytest.approx(8), (
+            "of both processes"
+        )
     extra = {f"checkpoints/step-0000000{step}/random_states_1.pkl" for step in (4, 6)}
     assert files(folder) == files(one_xe) | extra
 
 
-Z_SCORES = {"reward.terms": {"cider": {"weight": 0.5}, "rouge_l": {"weight": 0.5}}, "reward.normalize": "per_term"}
+Z_SCORES = {
+    "reward.terms": {"cider": {"weight": 0.5}, "rouge_l": {"weight": 0.5}},
+    "reward.normalize": "per_term",
+}
 REUSE = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
 SCHEDULES = {
-    "reward.terms": {"cider": {"schedule": [[0, 1.0], [4, 0.5]]}, "rouge_l": {"length_ratio": [0.2, 3.0]}},
+    "reward.terms": {
+        "cider": {"schedule": [[0, 1.0], [4, 0.5]]},
+        "rouge_l": {"length_ratio": [0.2, 3.0]},
+    },
     "reward.normalize": "per_group",
     "rollout.temperature_schedule": [[0, 1.0], [4, 0.5]],
     "train.kl_target": 1e-4,
@@ -69,10 +77,14 @@ SCHEDULES = {
     ids=["raw", "z-scores", "two updates", "schedules"],
 )
 def test_self_critical_training_takes_the_same_steps(one_xe, tmp_path, advantage, changes):
-    options: dict[str, Any] = SHARED | changes | {"train.advantage": advantage, "train.micro_batch_size": 2}
+    options: dict[str, Any] = (
+        SHARED | changes | {"train.advantage": advantage, "train.micro_batch_size": 2}
+    )
     alone, together = tmp_path / "one", tmp_path / "two"
     checked_run(scst_config(alone, one_xe / "export/best", **options), alone, "scst")
-    for ended in run_two(scst_config(together, one_xe / "export/best", **options), together, "scst"):
+    for ended in run_two(
+        scst_config(together, one_xe / "export/best", **options), together, "scst"
+    ):
         assert ended.code == 0, ended.output
     assert_close_runs(alone, together)
     assert len(lines(together, "samples.jsonl")) == 16
@@ -88,7 +100,9 @@ def test_self_critical_training_takes_the_same_steps(one_xe, tmp_path, advantage
     ],
     ids=["in a step", "while saving", "before the rename", "while export/best is away"],
 )
-def test_killed_and_started_again(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, kill: Kill) -> None:
+def test_killed_and_started_again(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, kill: Kill
+) -> None:
     whole = tmp_path_factory.getbasetemp() / "whole-two"
     if not whole.exists():
         assert [ended.code for ended in run_two(xe_config(whole), whole, "xe")] == [0, 0]
@@ -134,7 +148,11 @@ def launched(tmp_path: Path) -> Iterator[Any]:
     ) -> subprocess.Popen[str]:
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
-        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+        environment |= {
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
+        }
         if launcher == SLURM:
             (tmp_path / "srun").write_text('#!/bin/sh\n"$@"\n')
             (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -144,11 +162,23 @@ def launched(tmp_path: Path) -> Iterator[Any]:
             environment |= {"LAUNCH": f"configs/accelerate/{configuration}"}
             command = ["bash", SLURM, str(tmp_path / "run.yaml")]
         else:
-            command = [sys.executable, "-m", launcher, "--config_file", f"configs/accelerate/{configuration}", *options]
+            command = [
+                sys.executable,
+                "-m",
+                launcher,
+                "--config_file",
+                f"configs/accelerate/{configuration}",
+                *options,
+            ]
             command += [f"scripts/{program}", "--config", str(tmp_path / "run.yaml")]
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(
-                command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True
+                command,
+                cwd=REPOSITORY,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
         started.append(psutil.Process(process.pid))
         return process
@@ -205,13 +235,19 @@ def test_a_signal_saves_before_the_launcher_ends(
     """What a scheduler does: a signal, to the launcher or to all processes of a job, and an end to all that is left."""
     folder, marker = tmp_path / "run", tmp_path / "slow"
     (tmp_path / "slow_reward.py").write_text(SLOW)
-    config = scst_config(folder, one_xe / "export/best", **{"train.max_steps": 1_000_000, "eval.every": 1_000_000})
-    config["reward"]["terms"] = {"slow": {"target": "slow_reward:Slow", "kwargs": {"marker": str(marker)}}}
+    config = scst_config(
+        folder, one_xe / "export/best", **{"train.max_steps": 1_000_000, "eval.every": 1_000_000}
+    )
+    config["reward"]["terms"] = {
+        "slow": {"target": "slow_reward:Slow", "kwargs": {"marker": str(marker)}}
+    }
     config["data"]["num_workers"] = int(everyone)
     job = launched(configuration, "scst.py", config, launcher=launcher)
     wait_for_steps(job.pid, folder, count)
     first = psutil.Process(job.pid)
-    if launcher == SLURM:  # it signals the processes of a step, but neither the script nor the srun that wait for it
+    if (
+        launcher == SLURM
+    ):  # it signals the processes of a step, but neither the script nor the srun that wait for it
         ((first,),) = (srun.children() for srun in first.children())
     family = [first, *first.children(recursive=True)]
     marker.touch()
@@ -226,7 +262,9 @@ def test_a_signal_saves_before_the_launcher_ends(
     assert "Traceback" not in log
     assert not left
     (checkpoint,) = (folder / "checkpoints").iterdir()
-    assert f"terminated: checkpoint of step {int(checkpoint.name.removeprefix('step-'))} saved" in log
+    assert (
+        f"terminated: checkpoint of step {int(checkpoint.name.removeprefix('step-'))} saved" in log
+    )
     assert lines(folder)[-1]["step"] == int(checkpoint.name.removeprefix("step-"))
 
 
@@ -252,12 +290,18 @@ class Failing:
 """
 
 
-@pytest.mark.parametrize(("configuration", "killed"), [("cpu2.yaml", True), ("deepspeed_zero3.yaml", False)])
-def test_a_rank_that_fails_or_is_killed_ends_the_job(one_xe, tmp_path, launched, configuration, killed):
+@pytest.mark.parametrize(
+    ("configuration", "killed"), [("cpu2.yaml", True), ("deepspeed_zero3.yaml", False)]
+)
+def test_a_rank_that_fails_or_is_killed_ends_the_job(
+    one_xe, tmp_path, launched, configuration, killed
+):
     folder = tmp_path / "run"
     (tmp_path / "failing_reward.py").write_text(FAILS_ON_RANK_1)
     config = scst_config(folder, one_xe / "export/best", **{"train.max_steps": 1_000_000})
-    config["reward"]["terms"] = {"mine": {"target": "failing_reward:Failing", "kwargs": {"killed": killed}}}
+    config["reward"]["terms"] = {
+        "mine": {"target": "failing_reward:Failing", "kwargs": {"killed": killed}}
+    }
     launcher = launched(configuration, "scst.py", config, "--num_processes", "2")
     family = psutil.Process(launcher.pid)
     code = launcher.wait(LONGEST)
@@ -269,7 +313,11 @@ def test_a_rank_that_fails_or_is_killed_ends_the_job(one_xe, tmp_path, launched,
     else:
         assert "error: reward term 'mine': reward 'failing' returned nan for caption 0" in log
     assert not family.is_running()
-    left = [p.pid for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    left = [
+        p.pid
+        for p in psutil.process_iter(["cmdline"])
+        if str(tmp_path) in " ".join(p.info["cmdline"] or [])
+    ]
     assert not left
 
 
@@ -298,14 +346,18 @@ class Waxing(Waning):
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["alarm", "failing judge"])
-def test_the_monitor_of_the_main_process_ends_both(one_xe: Path, tmp_path: Path, fails: bool) -> None:
+def test_the_monitor_of_the_main_process_ends_both(
+    one_xe: Path, tmp_path: Path, fails: bool
+) -> None:
     judges = {"waning": {"target": f"{__name__}:Waning", "kwargs": {"fails": fails}}}
     options = {
         "reward.terms": {"waxing": {"target": f"{__name__}:Waxing"}},
         "monitor": {"judges": judges, "stop": True},
         "train.advantage": "leave_one_out",
     }
-    for ended in run_two(scst_config(tmp_path / "two", one_xe / "export/best", **options), tmp_path / "two", "scst"):
+    for ended in run_two(
+        scst_config(tmp_path / "two", one_xe / "export/best", **options), tmp_path / "two", "scst"
+    ):
         assert ended.code == (1 if fails else 0), ended.output
         if fails:
             assert "judge 'waning': no score today" in ended.output

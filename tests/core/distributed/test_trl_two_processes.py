@@ -21,17 +21,23 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
     tiny_qwen2_vl(tmp_path / "qwen2_vl")
     six_images(tmp_path)
     folder = tmp_path / "two"
-    main, other = run_two(grpo_config(tmp_path, folder, **{"train.num_processes": 2}), folder, "grpo_vlm")
+    main, other = run_two(
+        grpo_config(tmp_path, folder, **{"train.num_processes": 2}), folder, "grpo_vlm"
+    )
     assert main.code == other.code == 0, f"{main.output}\n{other.output}"
     assert "step 2/2  cider " in main.output
     assert "step " not in other.output
     assert [line["step"] for line in lines(folder)] == [1, 2]
     assert (folder / "checkpoints/checkpoint-2/rng_state_1.pth").is_file()
 
-    rows: list[Row] = [{"image_id": str(i), "image": str(tmp_path / f"{i}.png"), "references": []} for i in (4, 5)]
+    rows: list[Row] = [
+        {"image_id": str(i), "image": str(tmp_path / f"{i}.png"), "references": []} for i in (4, 5)
+    ]
     captions = vlm_captions(folder / "export/last", rows)
     predictions = json.loads((folder / "eval/test/predictions.json").read_text())
-    assert {str(row["image_id"]): row["caption"] for row in predictions} == captions, "both have the weights"
+    assert {str(row["image_id"]): row["caption"] for row in predictions} == captions, (
+        "both have the weights"
+    )
 
 
 def exported(folder: Path) -> dict[str, torch.Tensor]:
@@ -48,7 +54,8 @@ def test_zero3_exports_the_weights_of_plain_processes_resumed_or_not(
     six_images(tmp_path)
     zero = {"stage": 3, "stage3_param_persistence_threshold": 0}  # spread the small ones too
     settings = dict.fromkeys(
-        ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
+        ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+        "auto",
     )
     (tmp_path / "zero3.json").write_text(json.dumps({"zero_optimization": zero, **settings}))
     zero3 = ENGINES["zero3"] | {"ACCELERATE_DEEPSPEED_CONFIG_FILE": str(tmp_path / "zero3.json")}
@@ -60,13 +67,21 @@ def test_zero3_exports_the_weights_of_plain_processes_resumed_or_not(
             assert process.code == 0, process.output
         return exported(tmp_path / name)
 
-    start, plain, sharded = load_file(tmp_path / "qwen2_vl/model.safetensors"), run("plain", {}), run("zero3", zero3)
-    assert max((plain[name] - start[name]).abs().max() for name in start) > 1e-4, "two steps of 0.001"
+    start, plain, sharded = (
+        load_file(tmp_path / "qwen2_vl/model.safetensors"),
+        run("plain", {}),
+        run("zero3", zero3),
+    )
+    assert max((plain[name] - start[name]).abs().max() for name in start) > 1e-4, (
+        "two steps of 0.001"
+    )
     torch.testing.assert_close(sharded, plain, rtol=0, atol=5e-6)
     folder = tmp_path / "zero3"
     (folder / "result.json").unlink()
     shutil.rmtree(folder / "export")
-    torch.testing.assert_close(run("zero3", zero3), sharded, rtol=0, atol=0)  # of the last checkpoint
+    torch.testing.assert_close(
+        run("zero3", zero3), sharded, rtol=0, atol=0
+    )  # of the last checkpoint
     (folder / "result.json").unlink()
     shutil.rmtree(folder / "checkpoints/checkpoint-2")
     torch.testing.assert_close(run("zero3", zero3), sharded, rtol=0, atol=5e-6)

@@ -20,7 +20,9 @@ NAME = "tests.core.extensions.test_advantage:step_norm"
 
 
 def step_norm(
-    rewards: Tensor, greedy_rewards: Tensor | None, epsilon: Annotated[float, Range(above=0, max=1)] = 1e-4
+    rewards: Tensor,
+    greedy_rewards: Tensor | None,
+    epsilon: Annotated[float, Range(above=0, max=1)] = 1e-4,
 ) -> Tensor:
     """Mean-centred by image, divided by the standard deviation of the whole step's rewards; [B, K] -> [B, K]."""
     centred = rewards.double() - rewards.double().mean(1, keepdim=True)
@@ -40,7 +42,11 @@ class Halfway:
         return rewards - self.share * greedy_rewards.unsqueeze(1)
 
 
-OPTIONS = {"train.advantage": NAME, "train.advantage_kwargs": {"epsilon": 0.01}, "rollout.num_samples": 3}
+OPTIONS = {
+    "train.advantage": NAME,
+    "train.advantage_kwargs": {"epsilon": 0.01},
+    "rollout.num_samples": 3,
+}
 
 
 @pytest.mark.distributed
@@ -48,10 +54,13 @@ def test_a_run_trains_with_it_in_one_process_or_two(start: Path, tmp_path: Path)
     one, two = tmp_path / "one", tmp_path / "two"
     ended = checked_run(scst_config(one, start, **OPTIONS), one, "scst")
     assert f"+{NAME}(epsilon=0.01)[nspi3]" in ended.output, "the signature names it"
-    for rank in run_two(scst_config(two, start, **OPTIONS, **{"train.micro_batch_size": 2}), two, "scst"):
+    for rank in run_two(
+        scst_config(two, start, **OPTIONS, **{"train.micro_batch_size": 2}), two, "scst"
+    ):
         assert rank.code == 0, rank.output
     alone, together = (
-        [line for line in lines(folder, "metrics.jsonl") if "advantage/abs" in line] for folder in (one, two)
+        [line for line in lines(folder, "metrics.jsonl") if "advantage/abs" in line]
+        for folder in (one, two)
     )
     assert len(alone) == 4
     for a, b in zip(alone, together, strict=True):
@@ -66,8 +75,13 @@ def test_it_sees_the_whole_step_however_it_is_split() -> None:
     whole = gradient(captioner, task, batches_of(captioner, 8, 8))
     for size in (4, 2):
         assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, size)))
-    halves = [gradient(captioner, task, batches_of(captioner, 8, 4)[half : half + 1]) for half in (0, 1)]
-    assert any(not torch.allclose(halves[0][name] + halves[1][name], 2 * whole[name], atol=1e-4) for name in whole)
+    halves = [
+        gradient(captioner, task, batches_of(captioner, 8, 4)[half : half + 1]) for half in (0, 1)
+    ]
+    assert any(
+        not torch.allclose(halves[0][name] + halves[1][name], 2 * whole[name], atol=1e-4)
+        for name in whole
+    )
 
 
 def test_greedy_captions_are_decoded_where_it_asks_for_them() -> None:
@@ -97,12 +111,18 @@ class RewardsAlone:
     [
         ("gredy", {}, "train.advantage is 'gredy' (did you mean greedy?)"),
         (NAME, {"rewards": 1}, "train.advantage_kwargs.rewards is"),
-        ("tests.core.extensions.test_advantage:Halfway", {}, "train.advantage_kwargs.share is not set"),
+        (
+            "tests.core.extensions.test_advantage:Halfway",
+            {},
+            "train.advantage_kwargs.share is not set",
+        ),
         ("tests.core.extensions.test_advantage:rewards_alone", {}, "train.advantage is"),
         ("tests.core.extensions.test_advantage:RewardsAlone", {}, "train.advantage is"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(name: str, kwargs: dict[str, Any], part: str) -> None:
+def test_what_cannot_be_used_is_refused_by_name(
+    name: str, kwargs: dict[str, Any], part: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         build_advantage(name, kwargs)
     assert part in str(refused.value)
@@ -129,5 +149,7 @@ def test_what_it_raises_is_told_with_its_own_line() -> None:
     captioner = tiny_captioner()
     task = scst_task(captioner)
     task.advantage = lambda rewards, greedy: rewards / greedy["missing"]
-    with pytest.raises(ConfigError, match=r"^train.advantage .*: .*test_advantage.py, line \d+: .*greedy\["):
+    with pytest.raises(
+        ConfigError, match=r"^train.advantage .*: .*test_advantage.py, line \d+: .*greedy\["
+    ):
         next(task.training_step(batches_of(captioner, 4, 4), 0))

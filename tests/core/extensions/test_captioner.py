@@ -60,7 +60,9 @@ class GruCaptioner(Captioner):
     def from_scratch(
         cls, references: Sequence[list[str]], width: Annotated[int, Range(min=1, max=1024)] = 8
     ) -> GruCaptioner:
-        return cls(sorted({word for texts in references for text in texts for word in text.split()}), width)
+        return cls(
+            sorted({word for texts in references for text in texts for word in text.split()}), width
+        )
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> GruCaptioner:
@@ -76,18 +78,32 @@ class GruCaptioner(Captioner):
         save_file(policy.state_dict(), path / "model.safetensors")
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        images = [np.asarray(load_image(row["image"]).resize((4, 4)), dtype=np.float32) for row in rows]
+        images = [
+            np.asarray(load_image(row["image"]).resize((4, 4)), dtype=np.float32) for row in rows
+        ]
         return {"colours": torch.from_numpy(np.stack(images)).flatten(1) / 255}
 
-    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
+    def encode(
+        self, texts: Sequence[str], max_tokens: int, row: Row | None = None
+    ) -> list[list[int]]:
         known = {word: number + 2 for number, word in enumerate(self.words)}
-        return [[*(known[word] for word in text.split() if word in known), EOS][:max_tokens] for text in texts]
+        return [
+            [*(known[word] for word in text.split() if word in known), EOS][:max_tokens]
+            for text in texts
+        ]
 
     def decode(self, token_ids: Tensor) -> list[str]:
-        return [" ".join(self.words[number - 2] for number in ids if number > EOS) for ids in token_ids.tolist()]
+        return [
+            " ".join(self.words[number - 2] for number in ids if number > EOS)
+            for ids in token_ids.tolist()
+        ]
 
     def token_logits(
-        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        token_ids: Tensor,
+        mask: Tensor | None = None,
     ) -> Tensor:
         logits = forbid(model(**inputs, token_ids=token_ids), self.forbidden)
         return logits if mask is None else logits[mask]
@@ -109,18 +125,33 @@ def tiny(seed: int = 0) -> GruCaptioner:
 
 def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
     start, folder = tmp_path / "xe", tmp_path / "scst"
-    checked_run(xe_config(start, model={"target": NAME, "kwargs": {"width": 12}}, **{"train.max_steps": 2}), start)
-    ended = run(scst_config(tmp_path / "untrusted", start / "export/best"), tmp_path / "untrusted", "scst")
+    checked_run(
+        xe_config(start, model={"target": NAME, "kwargs": {"width": 12}}, **{"train.max_steps": 2}),
+        start,
+    )
+    ended = run(
+        scst_config(tmp_path / "untrusted", start / "export/best"), tmp_path / "untrusted", "scst"
+    )
     assert ended.code == 1
     assert NAME in ended.output, "its config.json alone runs nothing"
-    scst = scst_config(folder, start / "export/best", **{"train.max_steps": 2, "model.target": NAME})
+    scst = scst_config(
+        folder, start / "export/best", **{"train.max_steps": 2, "model.target": NAME}
+    )
     checked_run(scst, folder, "scst")
     logged = [line for line in lines(folder) if "reward/total" in line]
     assert [line["step"] for line in logged] == [1, 2]
     before, after = weights(start / "export/best"), weights(folder / "checkpoints/step-00000002")
-    assert not any(torch.equal(before[name], after[name]) for name in before), "all of it is trained"
+    assert not any(torch.equal(before[name], after[name]) for name in before), (
+        "all of it is trained"
+    )
     model, out = folder / "export/best", tmp_path / "evaluation"
-    config = {"model": str(model), "trust": [NAME], "data": DATA, "split": "val", "metrics": ["cider"]}
+    config = {
+        "model": str(model),
+        "trust": [NAME],
+        "data": DATA,
+        "split": "val",
+        "metrics": ["cider"],
+    }
     more = {"tokenizer": "python", "decode": {"max_new_tokens": 8}, "out": str(out)}
     checked_run({**config, **more}, out, "evaluate")
     best = json.loads((folder / "result.json").read_text())["best_step"]
@@ -133,13 +164,21 @@ def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
 def test_captions_without_a_cache_are_those_of_each_caption_alone(fixed_shapes: bool) -> None:
     captioner = tiny()
     inputs, noise = captioner.preprocess(tiny_rows(3)), sampling_noise(0, 0, ["a", "b", "c"], 4, 8)
-    decoding = Decoding(num_samples=4, with_greedy=True, max_new_tokens=8, temperature=1.3, fixed_shapes=fixed_shapes)
+    decoding = Decoding(
+        num_samples=4,
+        with_greedy=True,
+        max_new_tokens=8,
+        temperature=1.3,
+        fixed_shapes=fixed_shapes,
+    )
     tokens = captioner.generate(captioner.policy, inputs, decoding, noise)
     mask = caption_mask(tokens, EOS)
     assert not mask.all(), "the case must hold a caption that ends early"
 
     def next_logits(one: dict[str, Tensor], ids: list[int]) -> Tensor:
-        return captioner.token_logits(captioner.policy, one, torch.tensor([[[*ids, PAD]]]))[0, 0, -1]
+        return captioner.token_logits(captioner.policy, one, torch.tensor([[[*ids, PAD]]]))[
+            0, 0, -1
+        ]
 
     expected, _ = sample_slowly(captioner, inputs, noise, 1.3, next_logits)
     assert torch.equal(tokens[:, :4], expected[..., : tokens.shape[-1]])
@@ -158,10 +197,16 @@ def test_its_step_does_not_depend_on_how_it_is_split() -> None:
     ("model", "part"),
     [
         ({"target": "nowhere.at_all:Gru"}, "model.target is 'nowhere.at_all:Gru': module"),
-        ({"target": "tests.core.extensions.test_captioner:Gru"}, "expected a class that inherits from"),
+        (
+            {"target": "tests.core.extensions.test_captioner:Gru"},
+            "expected a class that inherits from",
+        ),
         ({"target": NAME, "kwargs": {"widht": 3}}, "model.kwargs.widht is"),
         ({"target": NAME, "kwargs": {"width": 0}}, "model.kwargs.width is 0: expected at least 1"),
-        ({"target": NAME, "tokenizer": "words.json"}, "tokenizer is 'words.json': it is not for target"),
+        (
+            {"target": NAME, "tokenizer": "words.json"},
+            "tokenizer is 'words.json': it is not for target",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_any_work(model: dict[str, Any], part: str) -> None:
@@ -182,5 +227,7 @@ def test_what_it_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.init .* freeze"):
         build_captioner(SavedModelConfig(init=str(tmp_path), freeze=["gru.*"]), REFERENCES, 0)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "nowhere.at_all:Gru"}))
-    with pytest.raises(CaptionerError, match=r"model_type in.*config\.json is 'nowhere\.at_all:Gru': module"):
+    with pytest.raises(
+        CaptionerError, match=r"model_type in.*config\.json is 'nowhere\.at_all:Gru': module"
+    ):
         load_captioner(tmp_path)

@@ -30,16 +30,23 @@ class CsvCaptions:
     """
 
     def __init__(
-        self, path: str, image_root: str | None = None, val_every: Annotated[int, Range(min=2, max=1000)] = 5
+        self,
+        path: str,
+        image_root: str | None = None,
+        val_every: Annotated[int, Range(min=2, max=1000)] = 5,
     ) -> None:
         captions: dict[str, list[str]] = {}
         with open(path, encoding="utf-8", newline="") as file:
             for line in csv.DictReader(file):
                 if not line.get("image"):
-                    raise DataError(f"{path}: {line} has no image: expected the columns image and caption")
+                    raise DataError(
+                        f"{path}: {line} has no image: expected the columns image and caption"
+                    )
                 captions.setdefault(line["image"], []).append(line["caption"])
         root, found = Path(image_root or Path(path).parent), list(captions.items())
-        rows: list[Row] = [{"image_id": name, "image": root / name, "references": texts} for name, texts in found]
+        rows: list[Row] = [
+            {"image_id": name, "image": root / name, "references": texts} for name, texts in found
+        ]
         self.rows = {
             "train": [row for number, row in enumerate(rows, start=1) if number % val_every],
             "val": rows[val_every - 1 :: val_every],
@@ -62,7 +69,9 @@ def data(tmp_path: Path) -> dict[str, Any]:
     """Eight images of one colour, each with two captions."""
     (tmp_path / "images").mkdir()
     text = ["image,caption"]
-    for number, colour in enumerate(("red", "green", "blue", "white", "black", "yellow", "purple", "orange")):
+    for number, colour in enumerate(
+        ("red", "green", "blue", "white", "black", "yellow", "purple", "orange")
+    ):
         Image.new("RGB", (32, 32), colour).save(tmp_path / f"images/{number}.png")
         text += [f"{number}.png,a {colour} image", f'{number}.png,"{colour}, all over"']
     (tmp_path / "captions.csv").write_text("\n".join(text))
@@ -88,13 +97,18 @@ def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
     ("changes", "part"),
     [
         ({"target": "karpathy"}, "data.target is 'karpathy': expected package.module:Name"),
-        ({"target": "tests.core.extensions.test_data_format:NAME"}, "has no class or function 'NAME'"),
+        (
+            {"target": "tests.core.extensions.test_data_format:NAME"},
+            "has no class or function 'NAME'",
+        ),
         ({"kwargs": {"val_evry": 3}}, "data.kwargs.val_evry is"),
         ({"kwargs": {"val_every": 2000}}, "data.kwargs.val_every is 2000: expected at most 1000"),
         ({"flatten": True}, "data.flatten is"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(data: dict[str, Any], changes: dict[str, Any], part: str) -> None:
+def test_what_cannot_be_used_is_refused_by_name(
+    data: dict[str, Any], changes: dict[str, Any], part: str
+) -> None:
     with pytest.raises(ConfigError) as refused, section_errors("data"):
         DataConfig(**data | changes)
     assert part in str(refused.value)

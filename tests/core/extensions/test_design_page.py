@@ -10,9 +10,13 @@ PAGE = FOLDER.parents[2] / "docs/design.md"
 def test_examples_are_the_tested_code() -> None:
     tested = [path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("test_*.py"))]
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(examples) == 6, "a reward, an advantage, an objective, a data format, a reward model, a captioner"
+    assert len(examples) == 6, (
+        "a reward, an advantage, an objective, a data format, a reward model, a captioner"
+    )
     definitions = [part.strip() for example in examples for part in example.split("\n\n\n")]
-    untested = [part.splitlines()[0] for part in definitions if not any(part in text for text in tested)]
+    untested = [
+        part.splitlines()[0] for part in definitions if not any(part in text for text in tested)
+    ]
     assert untested == []
 
 

@@ -27,10 +27,16 @@ class LanguageModelNegatives:
         self.write, self.max_new_tokens = pipeline("text-generation", model=model), max_new_tokens
         self.known: dict[str, str] = {}
 
-    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
+    def __call__(
+        self, row: Row, caption: str, generator: np.random.Generator
+    ) -> list[tuple[str, str]]:
         if caption not in self.known:
             prompt = f"{self.examples}Caption: {caption}\nFalse:"
-            options = {"max_new_tokens": self.max_new_tokens, "do_sample": False, "return_full_text": False}
+            options = {
+                "max_new_tokens": self.max_new_tokens,
+                "do_sample": False,
+                "return_full_text": False,
+            }
             answer = self.write(prompt, **options)[0]["generated_text"]
             self.known[caption] = answer.strip().partition("\n")[0]
         false = self.known[caption]
@@ -38,7 +44,9 @@ class LanguageModelNegatives:
 
 
 def test_a_language_model_writes_negatives(tmp_path: Path) -> None:
-    source = load_target(NAME, "negatives.source", NEGATIVES)(str(tiny_gpt2(tmp_path)), max_new_tokens=4)
+    source = load_target(NAME, "negatives.source", NEGATIVES)(
+        str(tiny_gpt2(tmp_path)), max_new_tokens=4
+    )
     source.examples = ""  # the tiny model has 48 positions
     row: Row = {"image_id": "1", "image": tmp_path, "references": ["a dog"]}
     first = source(row, "a dog", np.random.default_rng(0))

@@ -44,12 +44,18 @@ class ClippedReinforce:
 
 
 def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
-    options = {"train.kl_coef": 0.0, "train.objective": NAME, "train.objective_kwargs": {"limit": 0.5}}
+    options = {
+        "train.kl_coef": 0.0,
+        "train.objective": NAME,
+        "train.objective_kwargs": {"limit": 0.5},
+    }
     folder, other = tmp_path / "scst", tmp_path / "other"
     ended = checked_run(scst_config(folder, start, **options), folder, "scst")
     logged = [line for line in lines(folder, "metrics.jsonl") if "policy/moved" in line]
     assert [line["step"] for line in logged] == [1, 2, 3, 4]
-    assert logged[0]["policy/moved"] == pytest.approx(0.0, abs=1e-5), "the first step is that of the starting policy"
+    assert logged[0]["policy/moved"] == pytest.approx(0.0, abs=1e-5), (
+        "the first step is that of the starting policy"
+    )
     assert logged[-1]["policy/moved"] != 0
     assert f"+{NAME}(limit=0.5)" in ended.output, "the signature names it"
     mistaken = scst_config(other, start, **options | {"train.objective_kwargs": {"limits": 0.5}})
@@ -63,7 +69,9 @@ def test_without_a_clip_it_is_reinforce() -> None:
     captioner = tiny_captioner()
     start = tiny_captioner(seed=9).policy.eval().requires_grad_(False)
     batches = batches_of(captioner, 4, 4)
-    found = gradient(captioner, scst_task(captioner, objective=ClippedReinforce(1e6), ref_policy=start), batches)
+    found = gradient(
+        captioner, scst_task(captioner, objective=ClippedReinforce(1e6), ref_policy=start), batches
+    )
     expected = gradient(captioner, scst_task(captioner, loss_reduction="sequence"), batches)
     assert_equal_gradients(found, expected)
 
@@ -71,12 +79,18 @@ def test_without_a_clip_it_is_reinforce() -> None:
 def test_the_count_may_be_any_total_of_weights() -> None:
     captioner, found, total = tiny_captioner(), [], 0.25
     for count in (torch.tensor(1.0), torch.tensor(total)):
-        task = scst_task(captioner, objective=lambda *given, count=count: (-given[0].sum(), count, {}))
+        task = scst_task(
+            captioner, objective=lambda *given, count=count: (-given[0].sum(), count, {})
+        )
         found.append(gradient(captioner, task, batches_of(captioner, 4, 4)))
-    assert_equal_gradients(found[0], {name: total * value for name, value in found[1].items()}, atol=1e-5)
+    assert_equal_gradients(
+        found[0], {name: total * value for name, value in found[1].items()}, atol=1e-5
+    )
 
 
-def five_arguments(logprobs: Tensor, old_logprobs: Tensor, ref: Tensor, mask: Tensor, scores: Any) -> None:
+def five_arguments(
+    logprobs: Tensor, old_logprobs: Tensor, ref: Tensor, mask: Tensor, scores: Any
+) -> None:
     """Takes one argument too few."""
 
 
@@ -104,10 +118,25 @@ def test_a_wrong_answer_is_an_error_of_the_objective(objective: Any) -> None:
         ("tests.core.extensions.test_objective:Loss", {}, {}, "has no class or function 'Loss'"),
         (NAME, {"limit": 0}, {}, "train.objective_kwargs.limit is 0: expected more than 0"),
         ("reinforce", {"kl_coef": 0.1}, {}, "train.kl_coef"),
-        ("ppo_clip", {"clip_low": 1.5}, {}, "train.objective_kwargs.clip_low is 1.5: expected at most 1"),
-        ("dico", {"temperature": 0}, {}, "train.objective_kwargs.temperature is 0: expected at least 1e-06"),
+        (
+            "ppo_clip",
+            {"clip_low": 1.5},
+            {},
+            "train.objective_kwargs.clip_low is 1.5: expected at most 1",
+        ),
+        (
+            "dico",
+            {"temperature": 0},
+            {},
+            "train.objective_kwargs.temperature is 0: expected at least 1e-06",
+        ),
         ("dico", {}, {"kl_coef": 0.1}, "train.kl_coef is 0.1: train.objective dico"),
-        ("risk", {}, {"loss_reduction": "sequence"}, "train.loss_reduction is 'sequence': train.objective risk"),
+        (
+            "risk",
+            {},
+            {"loss_reduction": "sequence"},
+            "train.loss_reduction is 'sequence': train.objective risk",
+        ),
         ("tests.core.extensions.test_objective:five_arguments", {}, {}, "train.objective is"),
     ],
 )
@@ -120,7 +149,11 @@ def test_what_cannot_be_used_is_refused_by_name(name, kwargs, shared, part):
 def test_reinforce_takes_the_keys_that_it_has() -> None:
     assert build_objective("reinforce", {}, "sequence", 0.3) == Reinforce("sequence", 0.3)
     assert vars(build_objective(NAME, {})) == {"limit": 1.0}
-    assert [Reinforce(kl_coef=weight).needs_reference for weight in (0.0, 1e-4, 2.0)] == [False, True, True]
+    assert [Reinforce(kl_coef=weight).needs_reference for weight in (0.0, 1e-4, 2.0)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_terms_may_have_means_of_their_own() -> None:
@@ -129,8 +162,12 @@ def test_terms_may_have_means_of_their_own() -> None:
     logprobs, reference = -torch.rand(1, 2, 3) * mask, -torch.rand(1, 2, 3) * mask
     scores = Scores(torch.tensor([[1.0, 2.0]]), None)
     advantages = torch.tensor([[-0.5, 0.5]])
-    total, count, metrics = Reinforce("sequence", 0.5)(logprobs, logprobs, reference, mask, scores, advantages)
+    total, count, metrics = Reinforce("sequence", 0.5)(
+        logprobs, logprobs, reference, mask, scores, advantages
+    )
     penalty = 0.5 * 0.5 * float((logprobs - reference).square().sum())
     assert count.tolist() == [2, 3]
-    assert total.tolist() == pytest.approx([0.5 * float(logprobs[0, 0].sum() - logprobs[0, 1].sum()), penalty])
+    assert total.tolist() == pytest.approx(
+        [0.5 * float(logprobs[0, 0].sum() - logprobs[0, 1].sum()), penalty]
+    )
     assert set(metrics) == {"loss/policy"}

@@ -39,11 +39,17 @@ class LengthMatch:
     def signature(self) -> str:
         return f"length_match[{self.words},unfinished{self.unfinished:g}]"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         texts = as_texts(completions)
-        finished = required_column({"finished": [True] * len(texts)} | columns, "finished", self.__name__, len(texts))
+        finished = required_column(
+            {"finished": [True] * len(texts)} | columns, "finished", self.__name__, len(texts)
+        )
         scores = [
-            max(0.0, 1 - abs(len(text.split()) - self.words) / self.words) if done else self.unfinished
+            max(0.0, 1 - abs(len(text.split()) - self.words) / self.words)
+            if done
+            else self.unfinished
             for text, done in zip(texts, finished, strict=True)
         ]
         return checked_scores(self, scores, len(texts))
@@ -56,20 +62,33 @@ class Closeness(LengthMatch):
 
 
 def test_a_run_trains_with_it(start: Path, tmp_path: Path) -> None:
-    terms = {"length": {"weight": 0.5, "target": NAME, "kwargs": {"words": 4}}, "cider": {"weight": 0.5}}
+    terms = {
+        "length": {"weight": 0.5, "target": NAME, "kwargs": {"words": 4}},
+        "cider": {"weight": 0.5},
+    }
     folder = tmp_path / "scst"
-    ended = checked_run(scst_config(folder, start, **{"train.max_steps": 2, "reward.terms": terms}), folder, "scst")
+    ended = checked_run(
+        scst_config(folder, start, **{"train.max_steps": 2, "reward.terms": terms}), folder, "scst"
+    )
     logged = [line for line in lines(folder, "metrics.jsonl") if "reward/length" in line]
     assert [line["step"] for line in logged] == [1, 2]
     for line in logged:
         assert 0 <= line["reward/length"] <= 1
-        assert line["reward/total"] == pytest.approx(0.5 * line["reward/length"] + 0.5 * line["reward/cider"], abs=1e-6)
+        assert line["reward/total"] == pytest.approx(
+            0.5 * line["reward/length"] + 0.5 * line["reward/cider"], abs=1e-6
+        )
     assert "0.5*[length_match[4,unfinished0]]" in ended.output, "the signature names it"
 
 
-def test_captions_in_files_are_scored_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_captions_in_files_are_scored_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     captions, out = tmp_path / "captions.json", tmp_path / "scores.json"
-    captions.write_text(json.dumps([{"image_id": "1", "caption": "a dog"}, {"image_id": "2", "caption": "a dog runs"}]))
+    captions.write_text(
+        json.dumps(
+            [{"image_id": "1", "caption": "a dog"}, {"image_id": "2", "caption": "a dog runs"}]
+        )
+    )
     name = NAME.replace("LengthMatch", "Closeness")
     words = ["--captions", str(captions), "--out", str(out), "--reward", name, "--kwargs"]
     assert main(["score", *words, '{"words": 2}']) == 0
@@ -88,7 +107,11 @@ def test_captions_in_files_are_scored_with_it(tmp_path: Path, capsys: pytest.Cap
 def test_it_is_a_reward_like_those_of_the_package() -> None:
     reward = build(NAME, words=3)
     assert isinstance(reward, Reward)
-    assert reward(None, ["a b c", "a", "a b c"], finished=[True, True, False]) == [1.0, pytest.approx(1 / 3), 0.0]
+    assert reward(None, ["a b c", "a", "a b c"], finished=[True, True, False]) == [
+        1.0,
+        pytest.approx(1 / 3),
+        0.0,
+    ]
     assert describe(NAME).endswith("at least 0. (in [0, 1]; columns: finished)")
 
 
@@ -101,7 +124,11 @@ def test_it_is_a_reward_like_those_of_the_package() -> None:
         (f"{__name__}:Path", {}, "which is not a reward"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(target: str, kwargs: dict[str, Any], part: str) -> None:
+def test_what_cannot_be_used_is_refused_by_name(
+    target: str, kwargs: dict[str, Any], part: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
-        build_reward(RewardConfig(terms={"mine": RewardTerm(target=target, kwargs=kwargs)}), [["a dog"]])
+        build_reward(
+            RewardConfig(terms={"mine": RewardTerm(target=target, kwargs=kwargs)}), [["a dog"]]
+        )
     assert part in str(refused.value)

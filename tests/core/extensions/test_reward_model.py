@@ -50,14 +50,26 @@ class SigmoidConfig(ClipConfig):
         pixels, tokens = image_inputs(self.data, model), text_inputs(context, model, stored=True)
         size = self.eval.batch_size
         validate = EmbeddingValidator(
-            context.accelerator, model.network, ("image", "text"), context.val_rows, pixels, tokens, size
+            context.accelerator,
+            model.network,
+            ("image", "text"),
+            context.val_rows,
+            pixels,
+            tokens,
+            size,
         )
-        collate = PairCollate(pixels, tokens, self.train.captions, self.data.augment, self.train.seed)
+        collate = PairCollate(
+            pixels, tokens, self.train.captions, self.data.augment, self.train.seed
+        )
         loss = partial(sigmoid, bias=self.loss.bias)
-        return embedding_recipe(context, model, "sigmoid", loss, collate, validate, decays=self.decays)
+        return embedding_recipe(
+            context, model, "sigmoid", loss, collate, validate, decays=self.decays
+        )
 
 
-def sigmoid(student: Embeddings, target: Embeddings, bias: float) -> tuple[Tensor, dict[str, Tensor]]:
+def sigmoid(
+    student: Embeddings, target: Embeddings, bias: float
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Each of the B x B pairs is classified as matching or not (Zhai et al. 2023); mean over images, nats."""
     logits = student["scale"] * cosine_matrix(student["image"], student["text"]) + bias
     signs = 2 * torch.eye(len(logits), device=logits.device) - 1
@@ -79,7 +91,9 @@ def test_a_run_trains_with_it_and_is_resumed_as_if_it_had_not_been_killed(tmp_pa
     checked_run(config_in(killed), killed, "reward_model")
     again = [line["loss/total"] for line in lines(killed, "metrics.jsonl") if "loss/total" in line]
     assert again == logged
-    best = [load_frozen_encoder(str(folder / "export/best")).fingerprint for folder in (whole, killed)]
+    best = [
+        load_frozen_encoder(str(folder / "export/best")).fingerprint for folder in (whole, killed)
+    ]
     assert best[0] == best[1]
     changed = run(config_in(killed, **{"loss.bias": -4.0}), killed, "reward_model")
     assert changed.code == 1
@@ -109,7 +123,9 @@ def test_the_loss_is_that_of_a_loop_over_the_pairs() -> None:
         ("nowhere.at_all:Config", [], "task"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(task: str, words: list[str], key: str, capsys: Any) -> None:
+def test_what_cannot_be_used_is_refused_by_name(
+    task: str, words: list[str], key: str, capsys: Any
+) -> None:
     with pytest.raises((ConfigError, SystemExit)) as refused:
         parse(RewardModelConfig, ["--task", task, *words], "test")
     assert key in str(refused.value) + capsys.readouterr().err

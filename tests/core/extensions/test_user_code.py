@@ -17,7 +17,12 @@ from rl_caption.config.build import build_captioner, build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.negatives import NEGATIVES, POSITIVES
-from rl_caption.lab.config import PositivesConfig, RecaptionConfig, RecaptionerConfig, TextToImageConfig
+from rl_caption.lab.config import (
+    PositivesConfig,
+    RecaptionConfig,
+    RecaptionerConfig,
+    TextToImageConfig,
+)
 from rl_caption.lab.recaption import make_positives, recaption
 from rl_caption.reward_models.negatives import caption_source
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code, user_errors
@@ -55,7 +60,9 @@ def in_a_library() -> Any:
         (in_a_library, "return signal.Signals(1000)", "ValueError: 1000 is not a valid Signals"),
     ],
 )
-def test_the_target_comes_first_and_then_the_own_line(call: Callable[[], Any], line: str, raised: str) -> None:
+def test_the_target_comes_first_and_then_the_own_line(
+    call: Callable[[], Any], line: str, raised: str
+) -> None:
     with pytest.raises(ConfigError) as failed, errors_of_user_code("data.target x:Y"):
         call()
     message = str(failed.value)
@@ -81,12 +88,20 @@ def test_an_installed_plugin_is_a_users_code_where_it_is_a_target(
 def test_what_is_not_the_users_passes() -> None:
     with pytest.raises(RewardError, match="as_it_is"), errors_of_user_code("key"):
         raise RewardError("as_it_is")
-    with pytest.raises(ConfigError, match="inner: "), errors_of_user_code("outer"), errors_of_user_code("inner"):
+    with (
+        pytest.raises(ConfigError, match="inner: "),
+        errors_of_user_code("outer"),
+        errors_of_user_code("inner"),
+    ):
         no_key()
 
 
 def test_a_signal_ends_the_program_while_a_users_code_runs() -> None:
-    with pytest.raises(SystemExit, match="143"), stop_requests(leave=True), errors_of_user_code("key"):
+    with (
+        pytest.raises(SystemExit, match="143"),
+        stop_requests(leave=True),
+        errors_of_user_code("key"),
+    ):
         signal.raise_signal(signal.SIGTERM)
 
 
@@ -148,7 +163,10 @@ def read(out: Path) -> Any:
 
 
 KINDS: dict[str, tuple[Callable[[Path], Any], list[Any]]] = {
-    f"recaptioner.target {NAME}": (recaptioned, [None, 7, "text", [None] * 32, [["a", 1]] * 32, ["a"], {}]),
+    f"recaptioner.target {NAME}": (
+        recaptioned,
+        [None, 7, "text", [None] * 32, [["a", 1]] * 32, ["a"], {}],
+    ),
     f"captions.target {NAME}": (captioned, [None, 7, "text", [None] * 32, ["a"] * 33]),
     f"images.target {NAME}": (drawn, [None, 7, "text", [], [None] * 1000]),
     "detector named": (detected, [None, 7, "dog", ["dog"], [["dog"], []], [[1]]]),
@@ -156,14 +174,23 @@ KINDS: dict[str, tuple[Callable[[Path], Any], list[Any]]] = {
     f"negatives.positive_source {NAME}": (reworded, [None, 7, "text", [1], [("a", "b")]]),
     f"data.target {DATA_NAME}": (
         read,
-        [None, 7, {}, {"image_id": "1"}, ROWS[0] | {"references": "a dog"}, ROWS[0] | {"image_id": 1}],
+        [
+            None,
+            7,
+            {},
+            {"image_id": "1"},
+            ROWS[0] | {"references": "a dog"},
+            ROWS[0] | {"image_id": 1},
+        ],
     ),
 }
 
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("does", [no_key, no_file, leaves])
-def test_a_target_that_fails_is_named(name: str, does: Callable[[], Any], tmp_path: Path, monkeypatch) -> None:
+def test_a_target_that_fails_is_named(
+    name: str, does: Callable[[], Any], tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(Named, "does", does)
     with pytest.raises((ConfigError, DataError, RewardError)) as failed:
         KINDS[name][0](tmp_path)
@@ -173,7 +200,9 @@ def test_a_target_that_fails_is_named(name: str, does: Callable[[], Any], tmp_pa
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_target_that_returns_something_else_is_named(name: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_target_that_returns_something_else_is_named(
+    name: str, tmp_path: Path, monkeypatch
+) -> None:
     call, answers = KINDS[name]
     for number, answer in enumerate(answers):
         monkeypatch.setattr(Named, "does", lambda answer=answer: answer)
@@ -205,7 +234,9 @@ class Unmade(GruCaptioner):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_captioner_that_fails_ends_the_run_with_one_line(tmp_path: Path, workers: int) -> None:
     target = f"{__name__}:Failing"
-    config = xe_config(tmp_path, model={"target": target, "kwargs": {"width": 4}}, **{"data.num_workers": workers})
+    config = xe_config(
+        tmp_path, model={"target": target, "kwargs": {"width": 4}}, **{"data.num_workers": workers}
+    )
     ended = run(config, tmp_path)
     assert ended.code == 1, ended.output
     assert f"error: model.target {target}: {__file__}, line " in ended.output
@@ -227,7 +258,9 @@ def test_what_nothing_else_names_is_named_at_the_end(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.startswith("error: ")
 
 
-@pytest.mark.parametrize("text", ["x = {}['y']", "import nowhere.at_all", "x = (", "raise OSError('no'"])
+@pytest.mark.parametrize(
+    "text", ["x = {}['y']", "import nowhere.at_all", "x = (", "raise OSError('no'"]
+)
 def test_a_module_that_cannot_be_imported_is_named(text: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     name = f"own_module_{np.abs(hash(text))}"

@@ -10,7 +10,17 @@ import torch
 import yaml
 
 from tests.conftest import REPOSITORY
-from tests.training_for_tests import DATA, Ended, changed, lines, run, run_arguments, scst_config, weights, xe_config
+from tests.training_for_tests import (
+    DATA,
+    Ended,
+    changed,
+    lines,
+    run,
+    run_arguments,
+    scst_config,
+    weights,
+    xe_config,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     xe = changed(xe_config(folder / "xe", **{"train.max_steps": 10}), {"data": WORLD})
     assert run(xe, folder / "xe").code == 0
     scst = changed(
-        scst_config(folder / "unused", folder / "xe/export/best", **{"train.max_steps": 12}), {"data": WORLD}
+        scst_config(folder / "unused", folder / "xe/export/best", **{"train.max_steps": 12}),
+        {"data": WORLD},
     )
     (folder / "scst.yaml").write_text(yaml.safe_dump(scst))
     return folder
@@ -147,7 +158,10 @@ def test_the_report_is_complete(story: Story) -> None:
 def test_what_is_judged_is_the_policy_after_the_last_step(story: Story) -> None:
     """The best one by CIDEr-D of a reward without CIDEr-D may well be the starting policy."""
     cell = story.folder / "grid/cells/alpha=1/seed0"
-    last, trained = weights(cell / "run/export/last"), weights(cell / "run/checkpoints/step-00000012")
+    last, trained = (
+        weights(cell / "run/export/last"),
+        weights(cell / "run/checkpoints/step-00000012"),
+    )
     assert all(torch.equal(last[name], trained[name]) for name in last)
     assert json.loads((cell / "test_last/settings.json").read_text())["split"] == "test"
     scores = json.loads((cell / "test_last/scores.json").read_text())["metrics"]
@@ -157,7 +171,10 @@ def test_what_is_judged_is_the_policy_after_the_last_step(story: Story) -> None:
 def test_a_failing_cell_leaves_its_neighbours_alone(story: Story) -> None:
     log = story.folder / "grid/cells/broken/seed0/log.txt"
     assert story.finished.code == 1
-    assert f"error: broken seed 0 failed (exit code 1); its output is in {log}" in story.finished.output
+    assert (
+        f"error: broken seed 0 failed (exit code 1); its output is in {log}"
+        in story.finished.output
+    )
     assert "no score today" in log.read_text()
     table = (story.folder / "grid/table.md").read_text()
     assert "\n| alpha=1 | 1 | " in table

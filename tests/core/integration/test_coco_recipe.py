@@ -27,22 +27,44 @@ SMALL = ["--train.threads", "1", "--train.epochs", "3", "--all.data.num_workers"
 
 def start(program: str, config: str, *overrides: str) -> str:
     """Run ``python -m rl_caption PROGRAM --config configs/CONFIG`` in the working directory and return its output."""
-    ended = run_arguments([program, "--config", f"configs/{config}.yaml", *overrides], Path(f"{config}.log").absolute())
+    ended = run_arguments(
+        [program, "--config", f"configs/{config}.yaml", *overrides],
+        Path(f"{config}.log").absolute(),
+    )
     assert ended.code == 0, ended.output
     return ended.output
 
 
-def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(REPOSITORY / "configs")
     images, features = write_photos(Path("photos")), write_features(Path("regions"))
-    prepare("data/coco", write_downloads(Path("downloads")), images, features, {"dim": 2048}, subset=True)
+    prepare(
+        "data/coco",
+        write_downloads(Path("downloads")),
+        images,
+        features,
+        {"dim": 2048},
+        subset=True,
+    )
     student = Path("runs/lclip/dual/export/best")
     student.parent.mkdir(parents=True)
     tiny_student(student)
     Path("runs/lclip/dual/result.json").write_text("{}")
 
-    start("xe", "coco_transformer_bu_xe", *XE_SIZES, *SMALL, "1", "--model.min_count", "1", "--train.decay_epochs", "1")
+    start(
+        "xe",
+        "coco_transformer_bu_xe",
+        *XE_SIZES,
+        *SMALL,
+        "1",
+        "--model.min_count",
+        "1",
+        "--train.decay_epochs",
+        "1",
+    )
     rates = [line["train/lr"] for line in lines(Path("runs/coco/bu_xe")) if "train/lr" in line]
     assert rates[-1] == pytest.approx(5e-4 * 0.8**2), "one step an epoch, a decay an epoch"
     start("scst", "coco_transformer_bu_scst_mix", *SMALL, "0")
@@ -51,18 +73,31 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(tmp_path: Path, m
     for term in ("cider", "ref_l_clipscore"):
         assert any(term in key for line in logged for key in line), f"{term} is not logged"
     model = ["--model", "runs/coco/bu_scst_mix/export/best"]
-    output = start("evaluate", "coco_evaluate", *model, "--metrics", "[cider,bleu]", "--tokenizer", "python")
+    output = start(
+        "evaluate", "coco_evaluate", *model, "--metrics", "[cider,bleu]", "--tokenizer", "python"
+    )
     assert "cider" in output.lower()
     predictions = json.loads(Path("runs/coco/evaluation/predictions.json").read_text())
     assert [row["image_id"] for row in predictions] == [114, 115, 116, 117]
 
     scores = json.loads(Path("runs/coco/evaluation/scores.json").read_text())["metrics"]
-    again = score_files("cider", "runs/coco/evaluation/predictions.json", "data/coco/captions_test.json")
-    assert again["mean"] == pytest.approx(scores["CIDEr"], rel=1e-12), "the references that were prepared"
+    again = score_files(
+        "cider", "runs/coco/evaluation/predictions.json", "data/coco/captions_test.json"
+    )
+    assert again["mean"] == pytest.approx(scores["CIDEr"], rel=1e-12), (
+        "the references that were prepared"
+    )
 
     photo = next(Path("photos/train2014").iterdir())
     photo.unlink()
-    mix = ["--config", "configs/coco_transformer_bu_scst_mix.yaml", "--run.dir", "runs/other", *SMALL, "0"]
+    mix = [
+        "--config",
+        "configs/coco_transformer_bu_scst_mix.yaml",
+        "--run.dir",
+        "runs/other",
+        *SMALL,
+        "0",
+    ]
     with pytest.raises(DataError, match=rf"1 of 14.*{photo.name}"):
         run_program("scst", mix)
     shutil.rmtree("runs/coco/bu_xe")
@@ -73,12 +108,23 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(tmp_path: Path, m
 
 def test_the_recipes_differ_in_reward_baseline_and_learning_rate_alone() -> None:
     def config(name: str) -> ScstConfig:
-        return parse(ScstConfig, ["--config", str(REPOSITORY / f"configs/coco_transformer_bu_{name}.yaml")], "test")
+        return parse(
+            ScstConfig,
+            ["--config", str(REPOSITORY / f"configs/coco_transformer_bu_{name}.yaml")],
+            "test",
+        )
 
     cider, mix, nsc = config("scst_cider"), config("scst_mix"), config("nsc")
     assert (cider.train.advantage, cider.train.lr, cider.train.epochs) == ("greedy", 1e-5, 25)
-    assert (nsc.train.advantage, nsc.train.lr, nsc.rollout.num_samples) == ("leave_one_out", 5e-6, 5)
-    assert {name: term.weight for name, term in mix.reward.terms.items()} == {"cider": 0.5, "ref_l_clipscore": 0.5}
+    assert (nsc.train.advantage, nsc.train.lr, nsc.rollout.num_samples) == (
+        "leave_one_out",
+        5e-6,
+        5,
+    )
+    assert {name: term.weight for name, term in mix.reward.terms.items()} == {
+        "cider": 0.5,
+        "ref_l_clipscore": 0.5,
+    }
     changed = {"run": cider.run, "reward": cider.reward, "reward_models": cider.reward_models}
     assert replace(mix, **changed) == cider
     train = replace(nsc.train, advantage=cider.train.advantage, lr=cider.train.lr)

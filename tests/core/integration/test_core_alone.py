@@ -33,7 +33,10 @@ def run_core(arguments: list[str], log: Path) -> None:
 def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> None:
     xe = changed(xe_config(tmp_path / "xe", **{"train.max_steps": 2}), {"data.kwargs.num_test": 4})
     best = str(tmp_path / "xe/export/best")
-    scst = changed(scst_config(tmp_path / "scst", Path(best), **{"train.max_steps": 2}), {"data.kwargs.num_test": 4})
+    scst = changed(
+        scst_config(tmp_path / "scst", Path(best), **{"train.max_steps": 2}),
+        {"data.kwargs.num_test": 4},
+    )
     grid = {
         "base": str(tmp_path / "scst.yaml"),
         "cells": {"cider": {"terms": {"cider": {"weight": 1.0}}}},
@@ -45,7 +48,9 @@ def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> 
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
     run_core(["xe", "--config", str(tmp_path / "xe.yaml")], tmp_path / "xe.log")
     run_core(["scst", "--config", str(tmp_path / "scst.yaml")], tmp_path / "scst.log")
-    run_core(["ablate", "--config", str(tmp_path / "grid.yaml"), "--jobs", "1"], tmp_path / "grid.log")
+    run_core(
+        ["ablate", "--config", str(tmp_path / "grid.yaml"), "--jobs", "1"], tmp_path / "grid.log"
+    )
     world = [f"--data.kwargs.{key}={value}" for key, value in xe["data"]["kwargs"].items()]
     evaluation = str(tmp_path / "evaluation")
     words = [
@@ -65,13 +70,24 @@ def test_the_programs_of_the_core_train_evaluate_and_compare(tmp_path: Path) -> 
     assert len(captions) == 4
     references = {entry["image_id"]: [entry["caption"]] for entry in captions}
     (tmp_path / "references.json").write_text(json.dumps(references))
-    words = ["score", "--reward", "rouge_l", "--captions", f"{evaluation}/predictions.json", "--out"]
+    words = [
+        "score",
+        "--reward",
+        "rouge_l",
+        "--captions",
+        f"{evaluation}/predictions.json",
+        "--out",
+    ]
     run_core(
-        [*words, str(tmp_path / "scores.json"), "--references", str(tmp_path / "references.json")], tmp_path / "s.log"
+        [*words, str(tmp_path / "scores.json"), "--references", str(tmp_path / "references.json")],
+        tmp_path / "s.log",
     )
     photo = str(REPOSITORY / "docs/images/before_and_after.png")
     run_core(["caption", "--model", best, photo], tmp_path / "caption.log")
-    run_core(["report", str(tmp_path / "scst"), "--out", str(tmp_path / "page.html")], tmp_path / "report.log")
+    run_core(
+        ["report", str(tmp_path / "scst"), "--out", str(tmp_path / "page.html")],
+        tmp_path / "report.log",
+    )
 
 
 def test_the_core_trains_reward_models(tmp_path: Path) -> None:
@@ -84,12 +100,16 @@ def test_the_core_trains_reward_models(tmp_path: Path) -> None:
 def test_other_programs_of_the_core_are_there(program: str) -> None:
     words = program.split() if program == "configs list" else [program, "--help"]
     code = f"{WITHOUT_LAB}\nfrom rl_caption.cli.main import main\nsys.exit(main({words!r}))"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stderr
 
 
 def test_a_program_of_the_lab_says_where_it_belongs() -> None:
     code = f"{WITHOUT_LAB}\nfrom rl_caption.cli.main import main\nsys.exit(main(['judge', '--set', 'scenes']))"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True
+    )
     assert ended.returncode == 2
     assert "judge comes with the lab" in ended.stderr

@@ -51,9 +51,20 @@ pytestmark = pytest.mark.slow
 
 SMALL = {
     **dict.fromkeys(("num_val", "num_test", "num_unseen"), 6),
-    **{"num_train": 12, "max_steps": 1, "batch_size": 4, "warmup_steps": 0, "every": 1, "pca_rank": 3},
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "image_blocks", "image_repeats", "text_repeats"), 1),
-    **dict.fromkeys(("d_model", "ffn_dim", "n_embd", "width", "image_width", "text_width", "embed_dim"), 32),
+    **{
+        "num_train": 12,
+        "max_steps": 1,
+        "batch_size": 4,
+        "warmup_steps": 0,
+        "every": 1,
+        "pca_rank": 3,
+    },
+    **dict.fromkeys(
+        ("encoder_layers", "decoder_layers", "image_blocks", "image_repeats", "text_repeats"), 1
+    ),
+    **dict.fromkeys(
+        ("d_model", "ffn_dim", "n_embd", "width", "image_width", "text_width", "embed_dim"), 32
+    ),
     **{"min_count": 1, "threads": 1, "mixed_precision": "no", "bootstrap": 10, "seeds": [0]},
 }
 """What is changed wherever a configuration has the key, so that a training takes about a second."""
@@ -98,8 +109,12 @@ def shrunk(config: Any, key: str = "") -> Any:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_a_block_needs_stands_in_its_title(page: Path) -> None:
     for number, (title, text) in enumerate(blocks(page)):
-        needed = set().union(*(needs(command) for command in commands(page) if command.block == number))
-        assert bool(title) == bool(needed), f"{title!r} is the title, and {needed} what is needed:\n{text}"
+        needed = set().union(
+            *(needs(command) for command in commands(page) if command.block == number)
+        )
+        assert bool(title) == bool(needed), (
+            f"{title!r} is the title, and {needed} what is needed:\n{text}"
+        )
         missing = {need for need in needed if need not in title}
         assert not missing, f"{missing} are not in the title {title!r} of\n{text}"
 
@@ -108,11 +123,15 @@ def test_needs_follow_from_words_and_configurations() -> None:
     for command, needed in {
         "python scripts/evaluate.py --predictions P.json --references R.json --out nowhere": set(),
         "python scripts/evaluate.py --predictions P.json --references theirs/R.json": {"theirs"},
-        "python scripts/caption.py --model runs/flickr8k/scst_cider/export/best photos/": {"data/flickr8k"},
+        "python scripts/caption.py --model runs/flickr8k/scst_cider/export/best photos/": {
+            "data/flickr8k"
+        },
         "python scripts/caption.py --model google/vit photos/": {"hub"},
         "python scripts/caption.py --model DIR/model photos/": {"DIR"},
         "python scripts/ablate.py --config configs/ablate_alpha.yaml --out runs/mine": set(),
-        "accelerate launch --config_file configs/accelerate/bf16.yaml scripts/scst.py --config demo": {"GPU"},
+        "accelerate launch --config_file configs/accelerate/bf16.yaml scripts/scst.py --config demo": {
+            "GPU"
+        },
         "pip install rl-caption": {"packages"},
         "python -m benchmarks.memory": {"minutes"},
     }.items():
@@ -123,7 +142,15 @@ def test_needs_follow_from_words_and_configurations() -> None:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder like the repository's root, with small configurations and files of the reader's own."""
     root = tmp_path_factory.mktemp("root")
-    for name in ("scripts", "benchmarks", "docs", "rl_caption", "rewards", "Makefile", "pyproject.toml"):
+    for name in (
+        "scripts",
+        "benchmarks",
+        "docs",
+        "rl_caption",
+        "rewards",
+        "Makefile",
+        "pyproject.toml",
+    ):
         (root / name).symlink_to(ROOT / name)
     for file in (ROOT / "configs").rglob("*.yaml"):
         copy = root / file.relative_to(ROOT)
@@ -151,7 +178,9 @@ def write_captions(root: Path) -> None:
     for name in ("references", "REFERENCES", "R"):
         (root / f"{name}.json").write_text(json.dumps(REFERENCES))
     annotations = [
-        {"image_id": int(n), "id": i, "caption": c} for n, cs in REFERENCES.items() for i, c in enumerate(cs)
+        {"image_id": int(n), "id": i, "caption": c}
+        for n, cs in REFERENCES.items()
+        for i, c in enumerate(cs)
     ]
     (root / "annotations").mkdir()
     images = [{"id": int(name), "file_name": f"{name}.jpg"} for name in CAPTIONS]
@@ -182,7 +211,9 @@ def run_python(words: list[str], root: Path) -> None:
         patched.setattr(runner, "run_jobs", run_jobs_here)
         patched.setattr(subprocess, "run", partial(run_here, subprocess.run))
         patched.setattr(
-            shutil, "which", lambda name, which=shutil.which, **how: None if name == "java" else which(name, **how)
+            shutil,
+            "which",
+            lambda name, which=shutil.which, **how: None if name == "java" else which(name, **how),
         )
         patched.setattr(ThreadingHTTPServer, "serve_forever", lambda _: None)
         try:
@@ -194,7 +225,9 @@ def run_python(words: list[str], root: Path) -> None:
 
 def run_here(run: Callable[..., Any], command: list[str], **how: Any) -> Any:
     """In place of ``subprocess.run``: a program of the package runs in this process; starting one takes seconds."""
-    if command[-1] == "import torchvision":  # it loads: torchvision_remedy has nothing to change in this environment
+    if (
+        command[-1] == "import torchvision"
+    ):  # it loads: torchvision_remedy has nothing to change in this environment
         return subprocess.CompletedProcess(command, 0, "", "")
     if command[1:3] != ["-m", "rl_caption"]:
         return run(command, **how)
@@ -216,7 +249,9 @@ PROGRAMS = {"task": "reward_model", "cells": "ablate", "rollout": "scst", "score
 def make(root: Path) -> Callable[[str, Path], None]:
     """Makes what a command of a page reads and other commands would have left."""
     files = sorted((root / "configs").rglob("*.yaml"))
-    owners = {folder: file for file in files if (folder := folder_of(yaml.safe_load(file.read_text())))}
+    owners = {
+        folder: file for file in files if (folder := folder_of(yaml.safe_load(file.read_text())))
+    }
 
     def made(path: str, page: Path) -> None:
         if any(root.glob(path.lstrip("/"))):
@@ -225,7 +260,14 @@ def make(root: Path) -> Callable[[str, Path], None]:
             made("runs/demo/xe", page)
             (root / path).symlink_to(root / "runs/demo/xe")
         if path.startswith("evaluation/"):
-            words = ["--predictions", "captions.json", "--references", "references.json", "--out", path]
+            words = [
+                "--predictions",
+                "captions.json",
+                "--references",
+                "references.json",
+                "--out",
+                path,
+            ]
             run_python(["python", "-m", "rl_caption", "evaluate", *words], root)
         for folder, file in owners.items():
             if f"{path}/".startswith(f"{folder}/"):
@@ -234,9 +276,22 @@ def make(root: Path) -> Callable[[str, Path], None]:
                 for needed in leaves(config):
                     if needed.startswith("runs/") and not f"{needed}/".startswith(f"{folder}/"):
                         made(needed, page)
-                run_python(["python", "-m", "rl_caption", program, "--config", str(file.relative_to(root))], root)
+                run_python(
+                    [
+                        "python",
+                        "-m",
+                        "rl_caption",
+                        program,
+                        "--config",
+                        str(file.relative_to(root)),
+                    ],
+                    root,
+                )
         for other in commands(page):
-            if any(option in WRITTEN and path.startswith(f"{out}/") for option, out in pairwise(other.words)):
+            if any(
+                option in WRITTEN and path.startswith(f"{out}/")
+                for option, out in pairwise(other.words)
+            ):
                 for needed in sorted(read_by(other)):
                     made(needed, page)
                 run_python(small_words(other), root)
@@ -256,7 +311,9 @@ def small_words(command: Command) -> list[str]:
     return [path for word in words for path in (sorted(glob(word)) if "/*" in word else [word])]
 
 
-@pytest.mark.parametrize("command", [pytest.param(command, id=command.id) for command in runnable()])
+@pytest.mark.parametrize(
+    "command", [pytest.param(command, id=command.id) for command in runnable()]
+)
 def test_command_runs(command, root, make, monkeypatch, capsys):
     monkeypatch.chdir(root)
     monkeypatch.setenv("XDG_CACHE_HOME", str(root / "cache"))  # the captioner of stress
@@ -276,7 +333,9 @@ def test_command_runs(command, root, make, monkeypatch, capsys):
             (root / redirected).write_text(capsys.readouterr().out)
     else:
         programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": programs}, check=True)
+        subprocess.run(
+            words, env=os.environ | {"PYTHONPATH": str(ROOT), "PATH": programs}, check=True
+        )
     for option, path in pairwise(words):
         assert option not in WRITTEN or Path(path).exists(), path
 
@@ -291,11 +350,15 @@ LEAVES = {
 """Tutorial -> a file that it leaves."""
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "docs/tutorials").glob("*.py")))
+@pytest.mark.parametrize(
+    "name", sorted(path.stem for path in (ROOT / "docs/tutorials").glob("*.py"))
+)
 def test_tutorial(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = (ROOT / f"docs/tutorials/{name}.py").read_text(encoding="utf-8")
     sizes = re.compile(rf"^({'|'.join(TINY)}) = \d+", re.MULTILINE)
-    (tmp_path / "tutorial.py").write_text(sizes.sub(lambda size: f"{size[1]} = {TINY[size[1]]}", source))
+    (tmp_path / "tutorial.py").write_text(
+        sizes.sub(lambda size: f"{size[1]} = {TINY[size[1]]}", source)
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
@@ -303,7 +366,12 @@ def test_tutorial(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (tmp_path / LEAVES[name]).stat().st_size > 0
     if name == "own_photos":
         for model in ("scst", "vlm"):
-            assert len(json.loads((tmp_path / f"evaluation/{model}/predictions.json").read_text())) == 20
+            assert (
+                len(json.loads((tmp_path / f"evaluation/{model}/predictions.json").read_text()))
+                == 20
+            )
     if name == "reward_of_your_own":
-        rows = re.findall(r"^\| *([\w-]+)", (tmp_path / "ablation/table.md").read_text(), re.MULTILINE)
+        rows = re.findall(
+            r"^\| *([\w-]+)", (tmp_path / "ablation/table.md").read_text(), re.MULTILINE
+        )
         assert {"CIDEr-D", "mixture", "colours"} <= set(rows)

@@ -25,14 +25,22 @@ pytestmark = [
 ]
 
 STEPS = 20
-OPTIONS = {"train.max_steps": STEPS, "eval.every": STEPS, "run.log_samples": 8, "train.lr": 1e-3, "train.kl_coef": 0.0}
+OPTIONS = {
+    "train.max_steps": STEPS,
+    "eval.every": STEPS,
+    "run.log_samples": 8,
+    "train.lr": 1e-3,
+    "train.kl_coef": 0.0,
+}
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
 WAYS = ("plain", "replayed", "DDP", "ZeRO-2")
 SECONDS = 900 if REHEARSAL else 120
 """A run that takes longer hangs; on the CPU all ways compete for its cores."""
 
 
-def start_run(program: str, config: dict, folder: Path, variables: dict[str, str]) -> subprocess.Popen:
+def start_run(
+    program: str, config: dict, folder: Path, variables: dict[str, str]
+) -> subprocess.Popen:
     """Start ``python -m rl_caption PROGRAM`` as a process of its own: a fork could not use the GPU."""
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(config))
@@ -40,7 +48,9 @@ def start_run(program: str, config: dict, folder: Path, variables: dict[str, str
         variables = ON_CPU
     with folder.with_suffix(".log").open("w") as log:
         line = [sys.executable, "-m", "rl_caption", program, "--config", str(file)]
-        return subprocess.Popen(line, cwd=REPOSITORY, env=os.environ | variables, stdout=log, stderr=log)
+        return subprocess.Popen(
+            line, cwd=REPOSITORY, env=os.environ | variables, stdout=log, stderr=log
+        )
 
 
 def wait_for(process: subprocess.Popen, folder: Path) -> None:
@@ -54,12 +64,18 @@ def wait_for(process: subprocess.Popen, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple]:
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple]:
     """The same self-critical run on the CPU and in every way that is tested, all at the same time."""
     root = tmp_path_factory.mktemp("gpu")
     xe = xe_config(root / "xe", **{"model.kwargs.dropout": 0.0, "train.max_steps": 30})
     wait_for(start_run("xe", xe, root / "xe", ON_CPU), root / "xe")
-    tested = {item.callspec.params["way"] for item in request.session.items if item.module is request.module}  # type: ignore[attr-defined]
+    tested = {
+        item.callspec.params["way"]
+        for item in request.session.items
+        if item.module is request.module
+    }  # type: ignore[attr-defined]
     variables = {
         "CPU": ON_CPU,
         "DDP": launched(0, 1, get_free_port()),
@@ -69,7 +85,10 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     for way in sorted(tested | {"CPU"}):
         folder = root / way
         config = scst_config(
-            folder, root / "xe/export/best", **OPTIONS, **{"rollout.cuda_graph": way == "replayed" and not REHEARSAL}
+            folder,
+            root / "xe/export/best",
+            **OPTIONS,
+            **{"rollout.cuda_graph": way == "replayed" and not REHEARSAL},
         )
         started[way] = start_run("scst", config, folder, variables.get(way, {})), folder
     return started

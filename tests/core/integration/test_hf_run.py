@@ -63,12 +63,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         shade = (number % 4 * 80, number * 10, 255 - number % 4 * 80)
         Image.new("RGB", (20, 24), shade).save(folder / f"{number}.png")
         split = "train" if number < 8 else "val"
-        records.append({"image": f"{number}.png", "references": REFERENCES[number % 4], "split": split})
+        records.append(
+            {"image": f"{number}.png", "references": REFERENCES[number % 4], "split": split}
+        )
     (folder / "photos.jsonl").write_text("\n".join(json.dumps(record) for record in records))
     return {"format": "jsonl", "path": str(folder / "photos.jsonl")}
 
 
-def evaluate(model: Path, data: dict[str, Any], folder: Path, max_new_tokens: int, *others: Path) -> dict[str, str]:
+def evaluate(
+    model: Path, data: dict[str, Any], folder: Path, max_new_tokens: int, *others: Path
+) -> dict[str, str]:
     """Captions that ``evaluate`` finds with nothing but the exported folder, or several together."""
     config = {
         **({"models": list(map(str, (model, *others)))} if others else {"model": str(model)}),
@@ -99,7 +103,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model("vit_gpt2", tmp_path_factory.mktemp("vit_gpt2") / "start")
 
 
-@pytest.mark.parametrize(("family", "tower"), [("vit_gpt2", "encoder."), ("smolvlm", "model.vision_model.")])
+@pytest.mark.parametrize(
+    ("family", "tower"), [("vit_gpt2", "encoder."), ("smolvlm", "model.vision_model.")]
+)
 def test_from_cross_entropy_to_self_critical_training_to_evaluation(family, tower, data, tmp_path):
     pair = save_model(family, tmp_path / "start")
     model = {"name": "huggingface", "init": str(pair), "prompt": PROMPT, "freeze": [f"{tower}*"]}
@@ -114,26 +120,43 @@ def test_from_cross_entropy_to_self_critical_training_to_evaluation(family, towe
     assert not any(name.startswith(tower) for name in changed)
     learned = evaluate(xe / "export/best", data, tmp_path / "evaluation", 12)
     assert learned == validated(xe)
-    card = Path(share(xe, out=tmp_path / "shared", evaluation=tmp_path / "evaluation")) / "README.md"
+    card = (
+        Path(share(xe, out=tmp_path / "shared", evaluation=tmp_path / "evaluation")) / "README.md"
+    )
     assert "4 captions of split `val` of `photos.jsonl`" in card.read_text()
     with pytest.raises(ReportError, match=weights_hash(pair)[:8]):
         share(pair, out=tmp_path / "shared_start", evaluation=tmp_path / "evaluation")
 
-    options = {"data": data, "train.max_steps": 2, "eval.every": 1, "model.gradient_checkpointing": True}
+    options = {
+        "data": data,
+        "train.max_steps": 2,
+        "eval.every": 1,
+        "model.gradient_checkpointing": True,
+    }
     options["rollout.max_new_tokens"] = 12
     checked_run(scst_config(scst, xe / "export/best", **options), scst, "scst")
     assert json.loads((scst / "export/best" / SETTINGS).read_text())["prompt"] == PROMPT
     assert {line["step"] for line in lines(scst) if "reward/total" in line} == {1, 2}
     start = captions(scst / "eval/step-00000000/predictions.json")
-    assert start == learned, "self-critical training starts from the captioner and prompt that were exported"
+    assert start == learned, (
+        "self-critical training starts from the captioner and prompt that were exported"
+    )
 
 
 @pytest.mark.parametrize(("family", "fewest"), [("blip2", False), ("qwen2_5_vl", True)])
-def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(family, fewest, data, tmp_path):
+def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(
+    family, fewest, data, tmp_path
+):
     pytest.importorskip("peft")
     start, whole = save_model(family, tmp_path / "start"), tmp_path / "whole"
     lora = {"r": 4, "alpha": 16.0, "dropout": 0.1, "export_adapters": True}
-    model = {"name": "huggingface", "init": str(start), "prompt": PROMPT, "lora": lora, "gradient_checkpointing": True}
+    model = {
+        "name": "huggingface",
+        "init": str(start),
+        "prompt": PROMPT,
+        "lora": lora,
+        "gradient_checkpointing": True,
+    }
     # Four steps do not raise CIDEr-D above 0; captions that change are better by this judge.
     judge = {"target": f"{__name__}:Letters", "kwargs": {"fewest": fewest}}
     monitor = {"judges": {"letters": judge}, "best_by": "letters"}
@@ -147,10 +170,17 @@ def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(fami
     assert before.keys() == after.keys(), "no trace of adapters"
     assert evaluate(whole / "export/best", data, tmp_path / "evaluation", 8) == validated(whole)
     checkpoint = weights(whole / "checkpoints/step-00000004")
-    changed = {name.removeprefix("model.") for name in checkpoint if "lora_B" in name and checkpoint[name].any()}
+    changed = {
+        name.removeprefix("model.")
+        for name in checkpoint
+        if "lora_B" in name and checkpoint[name].any()
+    }
     assert changed
     assert all(".q_proj." in name or ".v_proj." in name for name in changed)
-    alone = {name.removeprefix("base_model.model.") for name in weights(whole / "export/best" / ADAPTERS_FOLDER)}
+    alone = {
+        name.removeprefix("base_model.model.")
+        for name in weights(whole / "export/best" / ADAPTERS_FOLDER)
+    }
     assert alone >= {name.replace(".default.", ".") for name in changed}
 
 
@@ -159,7 +189,12 @@ def test_a_whole_vision_language_model_is_resumed_bit_for_bit(family, data, tmp_
     """In cross-entropy, and in DiCO from what it made; the tower is trained, too."""
     start = save_model(family, tmp_path / "start")
     model = {"name": "huggingface", "init": str(start), "prompt": PROMPT, "freeze": []}
-    dico = {"train.objective": "dico", "train.advantage": "mean", "train.kl_coef": 0.0, "data": data}
+    dico = {
+        "train.objective": "dico",
+        "train.advantage": "mean",
+        "train.kl_coef": 0.0,
+        "data": data,
+    }
 
     def config(program: str, folder: Path) -> dict[str, Any]:
         if program == "xe":
@@ -190,10 +225,19 @@ def test_videos_are_captioned_by_several_frames(family, tmp_path):
         records.append({"image": video.name, "references": REFERENCES[number % 4], "split": split})
     (tmp_path / "videos.jsonl").write_text("\n".join(map(json.dumps, records)))
     data = {"format": "jsonl", "path": str(tmp_path / "videos.jsonl"), "num_frames": 2}
-    model = {"name": "huggingface", "init": str(save_model(family, tmp_path / "start")), "prompt": PROMPT}
+    model = {
+        "name": "huggingface",
+        "init": str(save_model(family, tmp_path / "start")),
+        "prompt": PROMPT,
+    }
     xe, scst = tmp_path / "xe", tmp_path / "scst"
     options: dict[str, Any] = {"data": data, "train.batch_size": 4, "train.micro_batch_size": 2}
-    checked_run(xe_config(xe, model=model, **options | {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6}), xe)
+    checked_run(
+        xe_config(
+            xe, model=model, **options | {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6}
+        ),
+        xe,
+    )
     learned = evaluate(xe / "export/best", data, tmp_path / "evaluation", 12)
     assert learned == validated(xe)
     options |= {"train.max_steps": 1, "rollout.max_new_tokens": 12}
@@ -201,7 +245,11 @@ def test_videos_are_captioned_by_several_frames(family, tmp_path):
     assert captions(scst / "eval/step-00000000/predictions.json") == learned
     captioner = load_captioner(xe / "export/best")
     pictures = [
-        len(captioner.preprocess([{"image_id": "0", "image": frames, "references": []}])["input_ids"][0])
+        len(
+            captioner.preprocess([{"image_id": "0", "image": frames, "references": []}])[
+                "input_ids"
+            ][0]
+        )
         for frames in ([Image.new("RGB", (32, 32))] * 2, [Image.new("RGB", (32, 32))])
     ]
     assert pictures[0] > pictures[1], "each frame has tokens of its own"
@@ -210,11 +258,18 @@ def test_videos_are_captioned_by_several_frames(family, tmp_path):
 def test_moments_of_one_block_are_not_given_to_another_of_the_same_shapes(pair, data, tmp_path):
     folder = tmp_path / "run"
     for frozen, code in ((0, 0), (1, 1)):
-        model = {"name": "huggingface", "init": str(pair), "freeze": ["enc*", "*.w?e.*", "*.ln_f.*", f"*.h.{frozen}.*"]}
+        model = {
+            "name": "huggingface",
+            "init": str(pair),
+            "freeze": ["enc*", "*.w?e.*", "*.ln_f.*", f"*.h.{frozen}.*"],
+        }
         options = {"model": model, "data": data, "train.max_steps": 1 + frozen, "run.resume": True}
         ended = run(xe_config(folder, **options), folder)
         assert ended.code == code, ended.output
-    assert "are trained in the checkpoint or in this run only, such as 'model.decoder.transformer.h.0." in ended.output
+    assert (
+        "are trained in the checkpoint or in this run only, such as 'model.decoder.transformer.h.0."
+        in ended.output
+    )
 
 
 MESSAGES = [
@@ -242,14 +297,21 @@ def answering(asked: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
     start, xe, scst = folder / "start", folder / "xe", folder / "scst"
     save_model("qwen2_5_vl", start)
     model = {"name": "huggingface", "init": str(start), "prompt": MESSAGES}
-    options: dict[str, Any] = {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6, "data": asked}
+    options: dict[str, Any] = {
+        "train.max_steps": 12,
+        "train.lr": 0.02,
+        "eval.every": 6,
+        "data": asked,
+    }
     checked_run(xe_config(xe, model=model, **options), xe)
     options = {"data": asked, "train.max_steps": 2, "eval.every": 1, "rollout.max_new_tokens": 12}
     checked_run(scst_config(scst, xe / "export/best", **options), scst, "scst")
     return xe, scst
 
 
-def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(answering, asked, tmp_path):
+def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(
+    answering, asked, tmp_path
+):
     xe, scst = answering
     for folder in answering:
         assert json.loads((folder / "export/best" / SETTINGS).read_text())["prompt"] == MESSAGES
@@ -260,14 +322,25 @@ def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(answe
     for record in map(json.loads, Path(asked["path"]).read_text().splitlines()):
         if record["split"] == "val":
             image = Path(asked["path"]).parent / record["image"]
-            prompt = MESSAGES[1] | {"content": record["prompt"]} if "prompt" in record else MESSAGES[1]
-            row: Any = {"image_id": "alone", "image": image, "references": [], "prompt": [MESSAGES[0], prompt]}
+            prompt = (
+                MESSAGES[1] | {"content": record["prompt"]} if "prompt" in record else MESSAGES[1]
+            )
+            row: Any = {
+                "image_id": "alone",
+                "image": image,
+                "references": [],
+                "prompt": [MESSAGES[0], prompt],
+            }
             with torch.no_grad():
-                ids = captioner.generate(captioner.policy, captioner.preprocess([row]), Decoding(max_new_tokens=12))
+                ids = captioner.generate(
+                    captioner.policy, captioner.preprocess([row]), Decoding(max_new_tokens=12)
+                )
             assert captioner.decode(ids[:, 0]) == [found[record["image"]]]
 
 
-def test_a_vision_language_model_is_averaged_joined_captioning_and_reported(answering, asked, data, tmp_path, capsys):
+def test_a_vision_language_model_is_averaged_joined_captioning_and_reported(
+    answering, asked, data, tmp_path, capsys
+):
     xe, scst = (folder / "export/best" for folder in answering)
     mean = tmp_path / "mean"
     assert main(["average", "--models", str(xe), str(scst), "--out", str(mean)]) == 0
@@ -281,7 +354,9 @@ def test_a_vision_language_model_is_averaged_joined_captioning_and_reported(answ
     alone = evaluate(mean, asked, tmp_path / "mean-evaluation", 24)
     assert caption == alone["9.png"], "a row without a prompt of its own"
     twice = evaluate(xe, data, tmp_path / "twice", 12, shutil.copytree(xe, tmp_path / "twin"))
-    assert twice == evaluate(xe, data, tmp_path / "once", 12), "an ensemble of equal captioners is that captioner"
+    assert twice == evaluate(xe, data, tmp_path / "once", 12), (
+        "an ensemble of equal captioners is that captioner"
+    )
     evaluate(xe, data, tmp_path / "two", 12, mean)
     settings = json.loads((tmp_path / "two/settings.json").read_text())
     assert settings["weights"] == [weights_hash(xe), weights_hash(mean)]
@@ -301,8 +376,13 @@ def test_a_grid_trains_a_vision_language_model(answering, asked, tmp_path):
         "out": str(tmp_path / "grid"),
     }  # fmt: skip
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
-    words, environment = ["ablate", "--config", str(tmp_path / "grid.yaml")], {"PYTHONPATH": str(REPOSITORY)}
-    ended = run_arguments(words, tmp_path / "log", environment=environment | {"OMP_NUM_THREADS": "1"})
+    words, environment = (
+        ["ablate", "--config", str(tmp_path / "grid.yaml")],
+        {"PYTHONPATH": str(REPOSITORY)},
+    )
+    ended = run_arguments(
+        words, tmp_path / "log", environment=environment | {"OMP_NUM_THREADS": "1"}
+    )
     assert ended.code == 0, ended.output
     before = weights(answering[0] / "export/best")
     for name in grid["cells"]:
@@ -333,7 +413,9 @@ def test_long_captions_are_rewarded_by_their_length(data, tmp_path):
     reward, lengths = build("length_router", **router), []
     for line in lines(folder, "samples.jsonl"):
         images = [Path(data["path"]).parent / line["image_id"]] * len(line["samples"])
-        assert line["rewards"] == pytest.approx(reward(None, line["samples"], image=images), abs=1e-4)
+        assert line["rewards"] == pytest.approx(
+            reward(None, line["samples"], image=images), abs=1e-4
+        )
         lengths += map(count_tokens, line["samples"])
     assert min(lengths) < 60 <= max(lengths)
     assert max(lengths) > 100

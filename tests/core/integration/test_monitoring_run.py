@@ -9,7 +9,17 @@ import torch
 
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.world import SHAPES
-from tests.training_for_tests import DATA, Ended, Kill, assert_same_run, lines, run, scst_config, weights, xe_config
+from tests.training_for_tests import (
+    DATA,
+    Ended,
+    Kill,
+    assert_same_run,
+    lines,
+    run,
+    scst_config,
+    weights,
+    xe_config,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +52,12 @@ SPOILED: dict[str, Any] = {
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A captioner that says different, mostly sensible things."""
     folder = tmp_path_factory.mktemp("start") / "xe"
-    options = {"train.max_steps": 200, "train.lr": 0.01, "eval.every": 200, "model.kwargs.dropout": 0.0}
+    options = {
+        "train.max_steps": 200,
+        "train.lr": 0.01,
+        "eval.every": 200,
+        "model.kwargs.dropout": 0.0,
+    }
     ended = run(xe_config(folder, **options, **{"data.kwargs.num_val": 40}), folder)
     assert ended.code == 0, ended.output
     return folder / "export/best"
@@ -70,7 +85,9 @@ def hacking_notes(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text())["notes"]["hacking"]
 
 
-def test_the_alarm_goes_off_names_the_evidence_and_keeps_the_scores(spoiled: tuple[Path, Ended]) -> None:
+def test_the_alarm_goes_off_names_the_evidence_and_keeps_the_scores(
+    spoiled: tuple[Path, Ended],
+) -> None:
     folder, ended = spoiled
     log = validations(folder)
     assert log[-1]["val/reward"] > log[0]["val/reward"]
@@ -85,14 +102,18 @@ def test_the_alarm_goes_off_names_the_evidence_and_keeps_the_scores(spoiled: tup
     assert "stopped" not in ended.output
     for line in log:
         kept = json.loads((folder / f"eval/step-{line['step']:08d}/judges.json").read_text())
-        captions = json.loads((folder / f"eval/step-{line['step']:08d}/predictions.json").read_text())
+        captions = json.loads(
+            (folder / f"eval/step-{line['step']:08d}/predictions.json").read_text()
+        )
         assert kept["image_id"] == [record["image_id"] for record in captions]
         (scores,) = kept["judges"].values()
         assert sum(scores) / len(scores) == pytest.approx(line["val/judge/cider"])
         assert line["val/judge/cider"] == pytest.approx(line["val/cider"])
 
 
-def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(start: Path, tmp_path: Path) -> None:
+def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(
+    start: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     ended = spoil(folder, start, **{"monitor": {"stop": True, "judges": {"rouge_l": {}}}})
     assert ended.code == 0, ended.output
@@ -104,7 +125,11 @@ def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(start: Path, 
     assert "done: best val/judge/rouge_l" in ended.output
     result = json.loads((folder / "result.json").read_text())
     assert result["best_metric"] == max(line["val/judge/rouge_l"] for line in log)
-    best = weights(start if result["best_step"] == 0 else folder / f"checkpoints/step-{result['best_step']:08d}")
+    best = weights(
+        start
+        if result["best_step"] == 0
+        else folder / f"checkpoints/step-{result['best_step']:08d}"
+    )
     exported = weights(folder / "export/best")
     assert all(torch.equal(tensor, exported[name]) for name, tensor in best.items())
     again = spoil(folder, start, **{"monitor": {"stop": True, "judges": {"rouge_l": {}}}})
@@ -112,10 +137,15 @@ def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(start: Path, 
     assert validations(folder) == log
     onward = spoil(folder, start, **{"monitor": {"judges": {"rouge_l": {}}}, "run.resume": "true"})
     assert onward.code == 0, onward.output
-    assert "val/cider chooses the best model from here on, in place of val/judge/rouge_l" in onward.output
+    assert (
+        "val/cider chooses the best model from here on, in place of val/judge/rouge_l"
+        in onward.output
+    )
     assert [line["step"] for line in validations(folder)] == [0, 5, 10, 15, 20]
     result = json.loads((folder / "result.json").read_text())
-    assert result["best_metric"] == max(line["val/cider"] for line in validations(folder) if line["step"] > stop)
+    assert result["best_metric"] == max(
+        line["val/cider"] for line in validations(folder) if line["step"] > stop
+    )
 
 
 @pytest.mark.parametrize("step", [3, 12])
@@ -135,7 +165,9 @@ def test_watching_the_divergence_does_not_change_the_training(start, spoiled, tm
     assert ended.code == 0, ended.output
     rewards = {line["step"]: line["val/reward"] for line in validations(folder)}
     result = json.loads((folder / "result.json").read_text())
-    assert (result["best_step"], result["best_metric"]) == max(rewards.items(), key=lambda item: item[1])
+    assert (result["best_step"], result["best_metric"]) == max(
+        rewards.items(), key=lambda item: item[1]
+    )
     assert result["best_step"] > 0, "CIDEr-D, which falls, would have chosen the start"
     divergence = [line["policy/kl"] for line in lines(folder) if "policy/kl" in line]
     assert divergence[0] == 0.0
@@ -147,11 +179,19 @@ def test_watching_the_divergence_does_not_change_the_training(start, spoiled, tm
 
 
 def test_what_cannot_be_watched_is_refused_before_training(start: Path, tmp_path: Path) -> None:
-    mixture = {"reward.terms.repetition": {"weight": 1.0}}  # whose scales on samples are printed before training
+    mixture = {
+        "reward.terms.repetition": {"weight": 1.0}
+    }  # whose scales on samples are printed before training
     for monitor, message in (
-        ({"best_by": "rouge_l"}, "monitor.best_by is 'rouge_l': expected one of ['cider', 'val/cider'"),
+        (
+            {"best_by": "rouge_l"},
+            "monitor.best_by is 'rouge_l': expected one of ['cider', 'val/cider'",
+        ),
         ({"best_by": "val/reward/rouge_l"}, "'val/reward/repetition'"),
-        ({"judges": {"mine": {"target": "word_reward:Circles"}}}, "monitor.judges.mine is the reward's term 'circles'"),
+        (
+            {"judges": {"mine": {"target": "word_reward:Circles"}}},
+            "monitor.judges.mine is the reward's term 'circles'",
+        ),
     ):
         ended = spoil(tmp_path / "run", start, monitor=monitor, **mixture)
         assert ended.code == 1
@@ -160,7 +200,9 @@ def test_what_cannot_be_watched_is_refused_before_training(start: Path, tmp_path
         assert "scales of the terms" not in ended.output
 
 
-def test_objects_of_scenes_are_a_term_a_watched_score_and_a_judge(start: Path, tmp_path: Path) -> None:
+def test_objects_of_scenes_are_a_term_a_watched_score_and_a_judge(
+    start: Path, tmp_path: Path
+) -> None:
     """Precision is trained on, recall is a term of weight 0, and whole captions are judged."""
     detector = "rl_caption.data.scenes.oracle:SceneObjects"
     kwargs = {"synonyms": [*SHAPES], "references": False, "detector": detector}
@@ -168,8 +210,15 @@ def test_objects_of_scenes_are_a_term_a_watched_score_and_a_judge(start: Path, t
     def chair(measure: str) -> dict[str, Any]:
         return {"target": "chair", "kwargs": kwargs | {"measure": measure}}
 
-    terms = {"precision": {"weight": 1.0, **chair("precision")}, "recall": {"weight": 0.0, **chair("recall")}}
-    changes = {"reward.terms": terms, "monitor": {"judges": {"whole": chair("caption")}}, "train.max_steps": 1}
+    terms = {
+        "precision": {"weight": 1.0, **chair("precision")},
+        "recall": {"weight": 0.0, **chair("recall")},
+    }
+    changes = {
+        "reward.terms": terms,
+        "monitor": {"judges": {"whole": chair("caption")}},
+        "train.max_steps": 1,
+    }
     ended = run(scst_config(tmp_path / "run", start, **changes), tmp_path / "run", "scst")
     assert ended.code == 0, ended.output
     step = next(line for line in lines(tmp_path / "run") if "reward/total" in line)

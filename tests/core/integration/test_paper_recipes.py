@@ -40,13 +40,21 @@ SMALL = {
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Drawings in the layouts of the published data: ShareGPT4V's JSON, and JSON lines of web pages."""
     folder = tmp_path_factory.mktemp("world")
-    rows = [*ScenesData(**DATA["kwargs"]).split("val"), *ScenesData(**DATA["kwargs"]).split("train")]
+    rows = [
+        *ScenesData(**DATA["kwargs"]).split("val"),
+        *ScenesData(**DATA["kwargs"]).split("train"),
+    ]
     (folder / "coco").mkdir()
     conversations, pages = [], []
     for number, row in enumerate(rows):
         load_image(row["image"]).save(folder / f"coco/{number}.png")
-        turns = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": row["long_reference"]}]
-        conversations.append({"id": str(number), "image": f"coco/{number}.png", "conversations": turns})
+        turns = [
+            {"from": "human", "value": "<image>"},
+            {"from": "gpt", "value": row["long_reference"]},
+        ]
+        conversations.append(
+            {"id": str(number), "image": f"coco/{number}.png", "conversations": turns}
+        )
         page = {
             "image": f"coco/{number}.png",
             "references": row["references"][:1],
@@ -56,7 +64,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sharegpt4v.json").write_text(json.dumps(conversations))
     (folder / "pages.jsonl").write_text("\n".join(map(json.dumps, pages)))
     negatives = [
-        page | {"references": [page["long_reference"]], "negatives": [[f"No. {page['long_reference']}"]]}
+        page
+        | {"references": [page["long_reference"]], "negatives": [[f"No. {page['long_reference']}"]]}
         for page in pages
     ]
     (folder / "negatives.jsonl").write_text("\n".join(map(json.dumps, negatives)))
@@ -71,9 +80,19 @@ def guided(world: Path, folder: Path) -> dict[str, Any]:
     return {
         "data.path": str(world / "pages.jsonl"),
         "model.image.kwargs": {
-            "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16}
+            "vision_cfg": {
+                "image_size": 32,
+                "patch_size": 16,
+                "width": 32,
+                "layers": 1,
+                "head_width": 16,
+            }
         },
-        "model.text": {"encoder": f"transformers:{gpt2}", "kwargs": {"bidirectional_blocks": 1}, "train_blocks": 1},
+        "model.text": {
+            "encoder": f"transformers:{gpt2}",
+            "kwargs": {"bidirectional_blocks": 1},
+            "train_blocks": 1,
+        },
         "model.kwargs.embed_dim": 16,
     }
 
@@ -87,7 +106,10 @@ def shrunken(folder: Path, **changes_of: dict[str, Any]) -> Callable[[str], Path
         text = (shipped.get(f"reward_models/{name}") or shipped[name]).read_text(encoding="utf-8")
         for place in ("configs/reward_models/", "configs/"):
             text = text.replace(place, f"{folder}/")
-        config = changed(yaml.safe_load(text.replace("runs/", f"{folder}/runs/")), SMALL | changes_of.get(name, {}))
+        config = changed(
+            yaml.safe_load(text.replace("runs/", f"{folder}/runs/")),
+            SMALL | changes_of.get(name, {}),
+        )
         file = folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(config))
         return file
@@ -117,11 +139,21 @@ def test_specs_and_a_student_of_it_with_as_many_positions(world: Path, tmp_path:
     row = ScenesData(**DATA["kwargs"]).split("val")[0]
     longer = f"{row['long_reference']} {'It is a red circle. ' * 20}"
     specs = Specs(backbone=str(tmp_path / "runs/specs/model/export/best"))
-    for reward in (specs, LClipScore(backbone=str(folder)), Specs(backbone=str(folder), truncate=True)):
+    for reward in (
+        specs,
+        LClipScore(backbone=str(folder)),
+        Specs(backbone=str(folder), truncate=True),
+    ):
         first, second = reward(["", ""], [row["long_reference"], longer], image=[row["image"]] * 2)
         assert first != second, "both read the long captions"
 
-    other = ["reward_model", "--config", str(files["student"]), "--teacher.name", str(world / "clip/export/best")]
+    other = [
+        "reward_model",
+        "--config",
+        str(files["student"]),
+        "--teacher.name",
+        str(world / "clip/export/best"),
+    ]
     ended = run_arguments([*other, "--run.dir", str(tmp_path / "of_clip")], tmp_path / "log")
     assert ended.code != 0, "the towers are of another teacher"
     assert "image_init" in ended.output
@@ -130,12 +162,16 @@ def test_specs_and_a_student_of_it_with_as_many_positions(world: Path, tmp_path:
 @pytest.mark.parametrize("teacher", ["pac", "guidance"])
 def test_a_student_of_another_teacher(teacher: str, world: Path, tmp_path: Path) -> None:
     if teacher == "pac":
-        config = reward_model_config(tmp_path / "teacher", "positive_augmented", **{"data.kwargs.positives": True})
+        config = reward_model_config(
+            tmp_path / "teacher", "positive_augmented", **{"data.kwargs.positives": True}
+        )
         config["model"] = {"init": str(world / "clip/export/best")}
         positions = 24
     else:
         config = yaml.safe_load(
-            shrunken(tmp_path, guided_recaptions=guided(world, tmp_path))("guided_recaptions").read_text()
+            shrunken(tmp_path, guided_recaptions=guided(world, tmp_path))(
+                "guided_recaptions"
+            ).read_text()
         )
         positions = 128
     checked_run(config, Path(config["run"]["dir"]), "reward_model")
@@ -148,7 +184,12 @@ def test_a_student_of_another_teacher(teacher: str, world: Path, tmp_path: Path)
     write = shrunken(tmp_path, student=student, **towers)
     for name in towers:
         write(name)
-    words = ["--config", str(write("student")), "--all.teacher.name", f"{config['run']['dir']}/export/best"]
+    words = [
+        "--config",
+        str(write("student")),
+        "--all.teacher.name",
+        f"{config['run']['dir']}/export/best",
+    ]
     ended = run_arguments(["reward_model", *words], tmp_path / "log")
     assert ended.code == 0, ended.output
     row = ScenesData(**DATA["kwargs"]).split("val")[0]
@@ -166,19 +207,31 @@ def test_a_recipe_whose_data_are_missing_says_what_they_take_before_any_run(tmp_
         write(name)
     ended = run_arguments(["reward_model", "--config", str(write("student"))], tmp_path / "log")
     assert ended.code == 1
-    for part in ("specs/long_clip", "share-captioner_coco_lcs_sam_1246k_1107.json", "1.5 GB", "SA-1B"):
+    for part in (
+        "specs/long_clip",
+        "share-captioner_coco_lcs_sam_1246k_1107.json",
+        "1.5 GB",
+        "SA-1B",
+    ):
         assert part in ended.output
     assert not (tmp_path / "runs").exists()
 
 
-def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(world: Path, tmp_path: Path) -> None:
+def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(
+    world: Path, tmp_path: Path
+) -> None:
     write = shrunken(
         tmp_path,
         guided_recaptions=guided(world, tmp_path),
-        guided_negatives={"data.path": str(world / "negatives.jsonl"), "model.text.train_blocks": 1},
+        guided_negatives={
+            "data.path": str(world / "negatives.jsonl"),
+            "model.text.train_blocks": 1,
+        },
     )
     write("guided_recaptions")
-    ended = run_arguments(["reward_model", "--config", str(write("guided_negatives"))], tmp_path / "log")
+    ended = run_arguments(
+        ["reward_model", "--config", str(write("guided_negatives"))], tmp_path / "log"
+    )
     assert ended.code == 0, ended.output
     metrics = (tmp_path / "runs/guided/negatives/metrics.jsonl").read_text()
     assert "val/hard_negatives" in metrics
@@ -192,19 +245,25 @@ def in_parquet(folder: Path, world: Path) -> dict[str, Any]:
     for split in ("train", "val"):
         rows = [page for page in pages if page["split"] == split]
         images = [{"bytes": (world / row["image"]).read_bytes(), "path": None} for row in rows]
-        table = datasets.Dataset.from_dict({"jpg": images, "txt": [row["references"][0] for row in rows]})
+        table = datasets.Dataset.from_dict(
+            {"jpg": images, "txt": [row["references"][0] for row in rows]}
+        )
         table.to_parquet(folder / f"data/{split}.parquet")
     columns = {"image": "jpg", "references": "txt"}
     return {"data.format": "parquet", "data.path": str(folder / "data"), "data.columns": columns}
 
 
-def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(world: Path, tmp_path: Path) -> None:
+def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(
+    world: Path, tmp_path: Path
+) -> None:
     changes = in_parquet(tmp_path, world) | {
         "model.image.encoder": save_vit(tmp_path / "vit"),
         "model.text.encoder": save_text_encoder(tmp_path / "bert"),
         "model.kwargs.context_length": 40,
     }
-    config = yaml.safe_load(shrunken(tmp_path, icc_dual_encoder=changes)("icc_dual_encoder").read_text())
+    config = yaml.safe_load(
+        shrunken(tmp_path, icc_dual_encoder=changes)("icc_dual_encoder").read_text()
+    )
     folder = Path(config["run"]["dir"])
     checked_run(config, folder, "reward_model")
     assert json.loads((folder / "export/best/config.json").read_text())["model_type"] == MODEL_TYPE
@@ -213,14 +272,25 @@ def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(world: Path, t
 def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swin = SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4)
+    swin = SwinConfig(
+        image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=4
+    )
     torch.manual_seed(0)
     SwinModel(swin).save_pretrained(tmp_path / "swin")
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "swin")
     tokenizer = byte_tokenizer("<|endoftext|>", "<|endoftext|>", None, starts=False)
     end = tokenizer.eos_token_id
-    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 48, "bos_token_id": end, "eos_token_id": end}
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape)).save_pretrained(tmp_path / "gpt2")
+    shape = {
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 48,
+        "bos_token_id": end,
+        "eos_token_id": end,
+    }
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape)).save_pretrained(
+        tmp_path / "gpt2"
+    )
     tokenizer.save_pretrained(tmp_path / "gpt2")
     code = python_of("icc.md", "swin_gpt2").replace(
         "microsoft/swin-base-patch4-window7-224-in22k", str(tmp_path / "swin")
@@ -232,7 +302,14 @@ def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
     folder = Path(config["run"]["dir"])
     ended = run(config, folder, "xe")
     assert ended.code == 0, ended.output
-    words = ["--model", str(folder / "export/best"), "--out", str(tmp_path / "scores"), "--metrics", "cider"]
+    words = [
+        "--model",
+        str(folder / "export/best"),
+        "--out",
+        str(tmp_path / "scores"),
+        "--metrics",
+        "cider",
+    ]
     for key, value in changes.items():
         if key.startswith("data."):
             words += [f"--{key}", json.dumps(value) if isinstance(value, dict) else value]
@@ -245,7 +322,12 @@ def test_swin_and_gpt2_are_joined_as_the_page_says_and_trained(
 def test_people_are_a_row_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captions = [f"caption {number}" for number in range(5)]
     images = [
-        {"cocoid": number, "filename": "a.jpg", "split": "test", "sentences": [{"raw": text} for text in captions]}
+        {
+            "cocoid": number,
+            "filename": "a.jpg",
+            "split": "test",
+            "sentences": [{"raw": text} for text in captions],
+        }
         for number in range(20)
     ]
     (tmp_path / "data/coco").mkdir(parents=True)
@@ -262,6 +344,8 @@ def python_of(page: str, word: str) -> str:
     """The one block of Python of a page that has a word."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     (code,) = [
-        block.partition("```")[0] for block in text.split("```python\n")[1:] if word in block.partition("```")[0]
+        block.partition("```")[0]
+        for block in text.split("```python\n")[1:]
+        if word in block.partition("```")[0]
     ]
     return code

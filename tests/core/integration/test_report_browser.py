@@ -17,7 +17,9 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 BROWSER = os.environ.get("RL_CAPTION_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH"),
+    pytest.mark.skipif(
+        BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH"
+    ),
 ]
 
 
@@ -49,7 +51,9 @@ def test_the_page_works_in_a_browser(tmp_path: Path, kind: str) -> None:
         "run": lambda: [write_run(tmp_path / "run")],
         "comparison": lambda: [write_comparison(tmp_path / "pair")],
         "ablation": lambda: [write_ablation(tmp_path / "grid")],
-        "evaluations": lambda: [write_evaluation(tmp_path / name, 1.0, name) for name in ("red", "blue")],
+        "evaluations": lambda: [
+            write_evaluation(tmp_path / name, 1.0, name) for name in ("red", "blue")
+        ],
     }[kind]()
     page = written(folders, tmp_path)
     document, console = opened(page, "--dump-dom", "--window-size=1280,900")
@@ -78,20 +82,29 @@ document.title = seen.join("|");
 
 def test_charts_are_read_by_keys_and_captions_sorted_and_searched(tmp_path: Path) -> None:
     page = written([write_run(tmp_path / "run")], tmp_path)
-    text = re.sub(r"<meta http-equiv.*?>", "", page.read_text())  # the page's policy forbids other scripts
+    text = re.sub(
+        r"<meta http-equiv.*?>", "", page.read_text()
+    )  # the page's policy forbids other scripts
     page.write_text(text.replace("</body>", f"<script>{PROBE}</script></body>"))
     document, console = opened(page, "--dump-dom")
     assert console == []
     found = re.findall(r"<title>(.*?)</title>", document)[0].split("|")
-    assert found[:2] == ["step 0,0.125 (1),0.5", "step 1,0.125,0.5 (0)"], "samples of step 1, a validation of step 0"
+    assert found[:2] == ["step 0,0.125 (1),0.5", "step 1,0.125,0.5 (0)"], (
+        "samples of step 1, a validation of step 0"
+    )
     assert found[2:4] == ["step 20,0.875,0.9688", "step 20,0.8750,0.9688"]
-    falls = [last - start for start, _, last in (json.loads(x)[1] for x in re.findall(r"data-scores='(.*?)'", text))]
+    falls = [
+        last - start
+        for start, _, last in (json.loads(x)[1] for x in re.findall(r"data-scores='(.*?)'", text))
+    ]
     assert found[4:] == ["val-000000", f"val-{falls.index(min(falls)):06d}", "val-000029"]
 
 
 def test_an_error_of_the_page_would_be_seen(tmp_path: Path) -> None:
     page = written([write_run(tmp_path / "run")], tmp_path)
-    page.write_text(page.read_text().replace('"use strict";', '"use strict"; throw new Error("seen");'))
+    page.write_text(
+        page.read_text().replace('"use strict";', '"use strict"; throw new Error("seen");')
+    )
     document, console = opened(page, "--dump-dom")
     assert 'data-ready="true"' not in document
     assert console, "neither the error nor the refusal of a changed script was written"
@@ -102,7 +115,9 @@ def test_screenshot(tmp_path: Path, width: int, dark: bool) -> None:
     page = written([write_run(tmp_path / "run")], tmp_path)
     shot = tmp_path / "shot.png"
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
-    _, console = opened(page, f"--screenshot={shot}", f"--window-size={width},900", "--hide-scrollbars", scheme)
+    _, console = opened(
+        page, f"--screenshot={shot}", f"--window-size={width},900", "--hide-scrollbars", scheme
+    )
     assert console == []
     with Image.open(shot) as image:
         pixels = image.convert("L")

@@ -50,13 +50,21 @@ KILLS = {
     "in the middle of the manifest": Kill("rl_caption.training.checkpoint:write_json", 6, "half"),
     "between manifest and rename": Kill("rl_caption.training.checkpoint:seal", 4, "after"),
     "between rename and prune": Kill("rl_caption.training.checkpoint:os.rename", 6, "after"),
-    "between hiding and removing an old checkpoint": Kill("rl_caption.training.checkpoint:os.rename", 7, "after"),
-    "in the middle of removing an old checkpoint": Kill("rl_caption.training.checkpoint:shutil.rmtree", 2, "half"),
+    "between hiding and removing an old checkpoint": Kill(
+        "rl_caption.training.checkpoint:os.rename", 7, "after"
+    ),
+    "in the middle of removing an old checkpoint": Kill(
+        "rl_caption.training.checkpoint:shutil.rmtree", 2, "half"
+    ),
     "before the first export": Kill("rl_caption.training.checkpoint:os.rename", 1),
-    "in the middle of the export's weights": Kill("transformers.modeling_utils:safe_save_file", 2, "half"),
+    "in the middle of the export's weights": Kill(
+        "transformers.modeling_utils:safe_save_file", 2, "half"
+    ),
     "while export/best is away": Kill("rl_caption.training.checkpoint:os.rename", 3, "after"),
     "after the new export/best": Kill("rl_caption.training.checkpoint:os.rename", 4, "after"),
-    "in the middle of removing the old export": Kill("rl_caption.training.checkpoint:shutil.rmtree", 1, "half"),
+    "in the middle of removing the old export": Kill(
+        "rl_caption.training.checkpoint:shutil.rmtree", 1, "half"
+    ),
     "before env.json has its name": Kill("rewards.files:os.replace", 2),
     "before the captions of a validation have their name": Kill("rewards.files:os.replace", 3),
     "before the result": Kill("rl_caption.training.loop:write_result", 1),
@@ -99,7 +107,10 @@ def copy_of(whole: Path, folder: Path) -> tuple[dict[str, Any], Path]:
 
 
 def test_an_uninterrupted_run_leaves_exactly_these_files(whole_xe: Path) -> None:
-    assert {path.name for path in (whole_xe / "checkpoints").iterdir()} == {"step-00000004", "step-00000006"}
+    assert {path.name for path in (whole_xe / "checkpoints").iterdir()} == {
+        "step-00000004",
+        "step-00000006",
+    }
     for checkpoint in (whole_xe / "checkpoints").iterdir():
         assert files(checkpoint) == CHECKPOINT_FILES
     assert {path.name for path in whole_xe.iterdir()} == {
@@ -119,7 +130,9 @@ def test_an_uninterrupted_run_leaves_exactly_these_files(whole_xe: Path) -> None
 
 
 @pytest.mark.parametrize("moment", sorted(KILLS))
-def test_cross_entropy_killed_and_started_again(whole_xe: Path, tmp_path: Path, moment: str) -> None:
+def test_cross_entropy_killed_and_started_again(
+    whole_xe: Path, tmp_path: Path, moment: str
+) -> None:
     folder = tmp_path / "run"
     checked_run(xe_config(folder), folder, kill=KILLS[moment])
     checked_run(xe_config(folder), folder)
@@ -151,7 +164,9 @@ def test_self_critical_training_killed_and_started_again(whole_xe, whole_scst, t
     assert_same_run(folder, whole_scst)
 
 
-def test_killed_between_the_updates_of_a_rollout_and_started_again(whole_xe: Path, tmp_path: Path) -> None:
+def test_killed_between_the_updates_of_a_rollout_and_started_again(
+    whole_xe: Path, tmp_path: Path
+) -> None:
     """Updates 1 to 8 in steps 1 to 4, a checkpoint after step 2: step 3 is sampled again and taken from its start."""
     reuse = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
     whole, folder = tmp_path / "whole", tmp_path / "run"
@@ -163,7 +178,9 @@ def test_killed_between_the_updates_of_a_rollout_and_started_again(whole_xe: Pat
     assert_same_run(folder, whole)
 
 
-def test_schedules_and_the_adapted_kl_coefficient_go_on_where_they_were(whole_xe: Path, tmp_path: Path) -> None:
+def test_schedules_and_the_adapted_kl_coefficient_go_on_where_they_were(
+    whole_xe: Path, tmp_path: Path
+) -> None:
     options = {
         "reward.terms": {
             "cider": {"schedule": [[0, 1.0], [4, 0.0]]},
@@ -184,7 +201,10 @@ def test_schedules_and_the_adapted_kl_coefficient_go_on_where_they_were(whole_xe
     expected = [0.05 * factor for factor in (1, 0.92, 0.92 * 1.08, 0.92 * 1.08**2)]
     assert [line["train/kl_coef"] for line in steps] == pytest.approx(expected)
     signature = json.loads((whole / "env.json").read_text())["signature"]
-    assert "+schedule[cider,0:1,4:0]+schedule[rouge_l,0:0,4:1]+schedule[rollout.temperature," in signature
+    assert (
+        "+schedule[cider,0:1,4:0]+schedule[rouge_l,0:0,4:1]+schedule[rollout.temperature,"
+        in signature
+    )
     config = scst_config(folder, whole_xe / "export/best", **options)
     checked_run(config, folder, "scst", kill=Kill("rl_caption.training.loop:Trainer._step", 4))
     checked_run(config, folder, "scst")
@@ -199,8 +219,12 @@ def test_killed_again_and_again_at_any_moment(whole_xe: Path, tmp_path: Path) ->
     assert_same_run(folder, whole_xe)
 
 
-@pytest.mark.parametrize(("step", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT), (6, signal.SIGHUP)])
-def test_a_signal_saves_ends_with_0_and_resumes_to_the_same_weights(whole_xe, tmp_path, step, number):
+@pytest.mark.parametrize(
+    ("step", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT), (6, signal.SIGHUP)]
+)
+def test_a_signal_saves_ends_with_0_and_resumes_to_the_same_weights(
+    whole_xe, tmp_path, step, number
+):
     folder = tmp_path / "run"
     stop = Kill("rl_caption.training.loop:Trainer._step", step, number=number)
     stopped = checked_run(xe_config(folder), folder, kill=stop)
@@ -218,10 +242,17 @@ def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(whole_xe, whole
     teacher = reward_model_config(tmp_path / "teacher", "contrastive", **{"train.max_steps": 2})
     for name, stage in {"xe": xe_config(tmp_path / "xe"), "teacher": teacher}.items():
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(stage))
-    chain = {"warm_start": str(tmp_path / "xe.yaml"), "reward_models": [str(tmp_path / "teacher.yaml")]}
+    chain = {
+        "warm_start": str(tmp_path / "xe.yaml"),
+        "reward_models": [str(tmp_path / "teacher.yaml")],
+    }
     config = scst_config(tmp_path / "scst", tmp_path / "xe/export/best", **chain)
     # Steps of each call of the command: 3 of 6; the other 3, and 1 of 2 of the teacher; the other one, and 2 of 4.
-    for steps, newest in ((3, "xe/checkpoints/step-00000003"), (4, "teacher/checkpoints/step-00000001"), (3, "scst")):
+    for steps, newest in (
+        (3, "xe/checkpoints/step-00000003"),
+        (4, "teacher/checkpoints/step-00000001"),
+        (3, "scst"),
+    ):
         stop = Kill("rl_caption.training.loop:Trainer._step", steps, number=signal.SIGTERM)
         stopped = checked_run(config, tmp_path / "scst", "scst", kill=stop)
         assert stopped.output.count("terminated: checkpoint of step") == 1
@@ -238,7 +269,9 @@ def test_a_finished_run_started_again_changes_nothing(whole_xe: Path, tmp_path: 
     assert_same_run(folder, whole_xe)
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(whole_xe: Path, tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    whole_xe: Path, tmp_path: Path
+) -> None:
     config, folder = copy_of(whole_xe, tmp_path / "run")
     newest = folder / "checkpoints/step-00000006"
     os.truncate(newest / "optimizer.bin", 1000)
@@ -249,11 +282,17 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(whole_xe: Path
     assert_same_run(folder, whole_xe)
 
 
-def test_true_accepts_a_changed_configuration_that_auto_refuses(whole_xe: Path, tmp_path: Path) -> None:
+def test_true_accepts_a_changed_configuration_that_auto_refuses(
+    whole_xe: Path, tmp_path: Path
+) -> None:
     config, folder = copy_of(whole_xe, tmp_path / "run")
     refused = run(changed(config, {"train.lr": 0.1, "model.kwargs.dropout": 0.5}), folder)
     assert refused.code == 1
-    for part in ("train.lr: 0.003 -> 0.1", "model.kwargs.dropout: 0.2 -> 0.5", "run.resume to true"):
+    for part in (
+        "train.lr: 0.003 -> 0.1",
+        "model.kwargs.dropout: 0.2 -> 0.5",
+        "run.resume to true",
+    ):
         assert part in refused.output
     unfit = run(changed(config, {"model.kwargs.d_model": 8, "run.resume": True}), folder)
     assert "cannot be loaded into this model" in unfit.output
@@ -261,10 +300,19 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(whole_xe: Path, 
     assert "vocabular" in more.output
     checked_run(config, folder)
     assert_same_run(folder, whole_xe)
-    changes = {"train.max_steps": 8, "train.weight_decay": 0.5, "train.betas": [0.5, 0.9], "run.resume": True}
-    ended = checked_run(changed(config, changes | {"eval.max_images": 4, "train.max_target_tokens": 10}), folder)
+    changes = {
+        "train.max_steps": 8,
+        "train.weight_decay": 0.5,
+        "train.betas": [0.5, 0.9],
+        "run.resume": True,
+    }
+    ended = checked_run(
+        changed(config, changes | {"eval.max_images": 4, "train.max_target_tokens": 10}), folder
+    )
     measured = r"{} images \(\w{{16}}\), split val, num_beams None, length_penalty None, {} tokens, tokenizer ptb"
-    assert re.search(f"here on, on {measured.format(4, 10)}, before on {measured.format(6, 12)}", ended.output)
+    assert re.search(
+        f"here on, on {measured.format(4, 10)}, before on {measured.format(6, 12)}", ended.output
+    )
     assert json.loads((folder / "result.json").read_text())["best_step"] == 8
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == list(range(1, 9))
     (group,) = torch.load(folder / "checkpoints/step-00000008/optimizer.bin")["param_groups"]
@@ -272,31 +320,45 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(whole_xe: Path, 
     assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["max_steps"] == 8
 
 
-def test_a_path_goes_on_from_that_checkpoint_and_drops_what_came_after_it(whole_xe: Path, tmp_path: Path) -> None:
+def test_a_path_goes_on_from_that_checkpoint_and_drops_what_came_after_it(
+    whole_xe: Path, tmp_path: Path
+) -> None:
     config, folder = copy_of(whole_xe, tmp_path / "run")
-    config = changed(config, {"run.resume": str(folder / "checkpoints/step-00000004"), "run.save_every": 5})
+    config = changed(
+        config, {"run.resume": str(folder / "checkpoints/step-00000004"), "run.save_every": 5}
+    )
     checked_run(config, folder)
     assert untimed(folder) == untimed(whole_xe)
     one, other = (weights(place / "checkpoints/step-00000006") for place in (folder, whole_xe))
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-def test_a_path_into_another_folder_exports_a_best_model_there(whole_xe: Path, tmp_path: Path) -> None:
+def test_a_path_into_another_folder_exports_a_best_model_there(
+    whole_xe: Path, tmp_path: Path
+) -> None:
     folder, path = tmp_path / "onward", str(whole_xe / "checkpoints/step-00000006")
     changes = {"run.resume": path, "train.max_steps": 8, "train.lr": 1e-12}
     ended = checked_run(xe_config(folder, **changes), folder)
     assert (
-        f"val/cider chooses the best model from here on, as {folder}/export/best is not that of {path}" in ended.output
+        f"val/cider chooses the best model from here on, as {folder}/export/best is not that of {path}"
+        in ended.output
     )
     assert json.loads((folder / "result.json").read_text())["best_step"] == 8
     best, last = weights(folder / "export/best"), weights(folder / "checkpoints/step-00000008")
     assert all(torch.equal(best[name], last[name]) for name in best)
 
 
-def test_a_changed_run_exports_a_best_model_in_place_of_that_of_a_step_it_does_not_know(tmp_path: Path) -> None:
-    folder, steady = tmp_path / "run", {"train.lr": 0.01, "train.schedule": "constant", "train.warmup_steps": 0}
+def test_a_changed_run_exports_a_best_model_in_place_of_that_of_a_step_it_does_not_know(
+    tmp_path: Path,
+) -> None:
+    folder, steady = (
+        tmp_path / "run",
+        {"train.lr": 0.01, "train.schedule": "constant", "train.warmup_steps": 0},
+    )
     config = xe_config(folder, **steady, **{"eval.every": 1, "run.save_every": 3})
-    checked_run(config, folder, kill=Kill("rl_caption.training.loop:Trainer._step", 5))  # step 4 was exported
+    checked_run(
+        config, folder, kill=Kill("rl_caption.training.loop:Trainer._step", 5)
+    )  # step 4 was exported
     ended = checked_run(changed(config, {"train.lr": 1e-12, "run.resume": True}), folder)
     assert "export/best is not that of" in ended.output
     assert json.loads((folder / "result.json").read_text())["best_step"] == 4
@@ -304,10 +366,14 @@ def test_a_changed_run_exports_a_best_model_in_place_of_that_of_a_step_it_does_n
     assert all(torch.allclose(best[name], last[name], atol=1e-9) for name in best)
 
 
-def test_a_finished_run_keeps_the_metric_that_chose_its_best_model(whole_scst: Path, tmp_path: Path) -> None:
+def test_a_finished_run_keeps_the_metric_that_chose_its_best_model(
+    whole_scst: Path, tmp_path: Path
+) -> None:
     config, folder = copy_of(whole_scst, tmp_path / "run")
     checked_run(changed(config, {"monitor.best_by": "rouge_l", "run.resume": True}), folder, "scst")
-    results = [json.loads((run_folder / "result.json").read_text()) for run_folder in (folder, whole_scst)]
+    results = [
+        json.loads((run_folder / "result.json").read_text()) for run_folder in (folder, whole_scst)
+    ]
     assert results[0] == results[1]
 
 

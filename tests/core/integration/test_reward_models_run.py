@@ -56,7 +56,9 @@ def trained_run(config: dict[str, Any], folder: Path, **changes: Any) -> Ended:
     return checked_run(changed(config, {"run.dir": str(folder)} | changes), folder, "reward_model")
 
 
-def refused(config: dict[str, Any], folder: Path, program: str = "reward_model", **changes: Any) -> str:
+def refused(
+    config: dict[str, Any], folder: Path, program: str = "reward_model", **changes: Any
+) -> str:
     """What a run says that must be refused before it trains."""
     ended = run(changed(config, {"run.dir": str(folder)} | changes), folder, program)
     assert ended.code in (1, 2), ended.output
@@ -77,7 +79,10 @@ def alone(folder: Path, stage: str) -> dict[str, Any]:
         lines = [f"{caption}\thttp://somewhere" for row in rows for caption in row["references"]]
         (folder / "train.tsv").write_text("\n".join(lines))
         data = {"format": "captions", "path": str(folder / "train.tsv")}
-    return {"data": data | {"kwargs": {"val_fraction": 0.3} | ({"column": 0} if stage == "text" else {})}}
+    return {
+        "data": data
+        | {"kwargs": {"val_fraction": 0.3} | ({"column": 0} if stage == "text" else {})}
+    }
 
 
 def best(folder: Path) -> float:
@@ -110,7 +115,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_command_trains_the_chain(trained: Path) -> None:
     for name in CHAIN:
         assert (trained / name / "result.json").is_file()
-        assert [line["step"] for line in lines(trained / name) if "loss/total" in line] == [1, 2, 3, 4, 5, 6]
+        assert [line["step"] for line in lines(trained / name) if "loss/total" in line] == [
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+        ]
     model = {"manifest.json", "config.json", "model.safetensors"}
     assert files(trained / "dual/export/best") == files(trained / "image/export/best") == model
     assert files(trained / "teacher/export/best") == {
@@ -125,14 +137,18 @@ def test_one_command_trains_the_chain(trained: Path) -> None:
     assert log.count("teacher: embedding 32 images once") == 2
 
 
-def test_a_finished_chain_is_not_trained_again_and_another_configuration_is_warned_of(trained, tmp_path):
+def test_a_finished_chain_is_not_trained_again_and_another_configuration_is_warned_of(
+    trained, tmp_path
+):
     before = {name: (trained / name / "metrics.jsonl").stat().st_mtime_ns for name in CHAIN}
     ended = trained_run(written(trained)["dual"], trained / "dual")
     assert before["teacher"] == (trained / "teacher/metrics.jsonl").stat().st_mtime_ns
     assert "distill_image:" not in ended.output
     assert "WARNING" not in ended.output
     teacher = yaml.safe_load((trained / "teacher.yaml").read_text())
-    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(changed(teacher, {"train.lr": 0.5, "run.log_every": 3})))
+    (tmp_path / "teacher.yaml").write_text(
+        yaml.safe_dump(changed(teacher, {"train.lr": 0.5, "run.log_every": 3}))
+    )
     changes = {"warm_start": [str(tmp_path / "teacher.yaml")], "train.max_steps": 1}
     ended = trained_run(chain(trained)["text"], tmp_path / "text", **changes)
     (warning,) = (line for line in ended.output.splitlines() if line.startswith("WARNING"))
@@ -142,17 +158,28 @@ def test_a_finished_chain_is_not_trained_again_and_another_configuration_is_warn
 
 def test_a_student_learns_of_hard_negatives(trained: Path, tmp_path: Path) -> None:
     """In two micro-batches as in one; of captions without images, too."""
-    changes = {"negatives": {"count": 2, "source": "scenes"}, "loss": {"hard": 0.5}, "train.freeze_text": False}
+    changes = {
+        "negatives": {"count": 2, "source": "scenes"},
+        "loss": {"hard": 0.5},
+        "train.freeze_text": False,
+    }
     config = changed(chain(trained)["dual"], changes | {"train.max_steps": 1})
     trained_run(config, tmp_path / "with", **{"train.micro_batch_size": 8})
     trained_run(config, tmp_path / "split")
     folders = (tmp_path / "with", tmp_path / "split", trained / "dual")
-    own, split, without = ([line for line in lines(each) if "loss/total" in line] for each in folders)
-    assert [line["loss/total"] for line in own] == pytest.approx([line["loss/total"] for line in split], rel=1e-4)
+    own, split, without = (
+        [line for line in lines(each) if "loss/total" in line] for each in folders
+    )
+    assert [line["loss/total"] for line in own] == pytest.approx(
+        [line["loss/total"] for line in split], rel=1e-4
+    )
     assert own[0]["distill/l1_text"] != pytest.approx(without[0]["distill/l1_text"], rel=1e-3)
     assert own[0]["distill/hard"] == pytest.approx(split[0]["distill/hard"], rel=1e-4)
     assert 0 <= lines(tmp_path / "with")[0]["val/hard_negatives"] <= 1
-    words = alone(tmp_path / "words", "text") | {"negatives": {"count": 1, "source": REVERSED}, "train.max_steps": 1}
+    words = alone(tmp_path / "words", "text") | {
+        "negatives": {"count": 1, "source": REVERSED},
+        "train.max_steps": 1,
+    }
     trained_run(chain(trained)["text"], tmp_path / "words/run", **words)
     assert not any("val/hard_negatives" in line for line in lines(tmp_path / "words/run"))
 
@@ -167,7 +194,10 @@ def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:
         (tmp_path / name / "manifest.json").unlink()
     starts = {"model.image_init": str(tmp_path / "image"), "train.max_steps": 1}
     ended = trained_run(chain(trained)["dual"], tmp_path / "dual", **starts)
-    assert f"WARNING: model.image_init {tmp_path / 'image'} does not record its teacher" in ended.output
+    assert (
+        f"WARNING: model.image_init {tmp_path / 'image'} does not record its teacher"
+        in ended.output
+    )
 
 
 def test_a_teacher_that_is_gone_is_named_with_what_to_do(trained: Path, tmp_path: Path) -> None:
@@ -201,14 +231,20 @@ def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path
         ({}, {"model.init": "elsewhere"}, "model.init is 'elsewhere', but "),
     ],
 )
-def test_mistakes_of_self_critical_training_come_before_its_warm_start(tmp_path, start, fine_tuning, message):
+def test_mistakes_of_self_critical_training_come_before_its_warm_start(
+    tmp_path, start, fine_tuning, message
+):
     (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path / "xe", **start)))
-    config = scst_config(tmp_path / "scst", tmp_path / "xe/export/best", warm_start=str(tmp_path / "xe.yaml"))
+    config = scst_config(
+        tmp_path / "scst", tmp_path / "xe/export/best", warm_start=str(tmp_path / "xe.yaml")
+    )
     assert message in refused(config, tmp_path / "scst", "scst", **fine_tuning)
     assert not (tmp_path / "xe").exists()
 
 
-def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validations(trained: Path) -> None:
+def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validations(
+    trained: Path,
+) -> None:
     teacher = load_file(trained / "teacher/export/best/open_clip_model.safetensors")
     image = load_file(trained / "image/export/best/model.safetensors")
     text = load_file(trained / "text/export/best/model.safetensors")
@@ -223,7 +259,9 @@ def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validation
         ("dual", "val/retrieval_r1"),
     ):
         values = [line[key] for line in lines(trained / name) if key in line]
-        assert len(values) == (4 if name == "dual" else 3), "a run that starts from trained towers validates them first"
+        assert len(values) == (4 if name == "dual" else 3), (
+            "a run that starts from trained towers validates them first"
+        )
         assert best(trained / name) == max(values)
     losses = [line["loss/total"] for line in lines(trained / "image") if "loss/total" in line]
     assert losses[-1] < losses[0]
@@ -255,11 +293,15 @@ def test_tuned_on_positives_it_is_a_model_for_pac_s(trained: Path, tmp_path: Pat
     logged = [line for line in lines(folder) if "loss/total" in line]
     for line in logged:
         terms = [line[f"positive/{name}"] for name in ("pairs", "images", "captions")]
-        assert line["loss/total"] == pytest.approx(terms[0] + 0.05 * terms[1] + 0.1 * terms[2], rel=1e-5)
+        assert line["loss/total"] == pytest.approx(
+            terms[0] + 0.05 * terms[1] + 0.1 * terms[2], rel=1e-5
+        )
     values = [line["val/retrieval_r1"] for line in lines(folder) if "val/retrieval_r1" in line]
     assert values[0] == pytest.approx(best(trained / "teacher"))
     losses = [line["val/loss"] for line in lines(folder) if "val/loss" in line]
-    assert (len(losses), best(folder)) == (2, min(losses)), "of the start and the end; lower is better"
+    assert (len(losses), best(folder)) == (2, min(losses)), (
+        "of the start and the end; lower is better"
+    )
     before = load_file(start / "open_clip_model.safetensors")
     after = load_file(folder / "export/best/open_clip_model.safetensors")
     assert before.keys() == after.keys(), "updates are merged"
@@ -276,7 +318,9 @@ def test_with_augmentation_the_teacher_sees_the_same_view(trained: Path, tmp_pat
 
 
 @pytest.mark.parametrize("stage", ["image", "text"])
-def test_a_tower_learns_from_images_or_captions_alone(trained: Path, tmp_path: Path, stage: str) -> None:
+def test_a_tower_learns_from_images_or_captions_alone(
+    trained: Path, tmp_path: Path, stage: str
+) -> None:
     config = changed(chain(trained)[stage], alone(tmp_path / "data", stage))
     trained_run(config, tmp_path / "whole")
     metrics = [line for line in lines(tmp_path / "whole") if f"val/teacher_cosine_{stage}" in line]
@@ -287,7 +331,9 @@ def test_a_tower_learns_from_images_or_captions_alone(trained: Path, tmp_path: P
     assert best(tmp_path / "whole") == max(line[f"val/teacher_cosine_{stage}"] for line in metrics)
     folder = tmp_path / "killed"
     config = changed(config, {"run.dir": str(folder)})
-    checked_run(config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4))
+    checked_run(
+        config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4)
+    )
     checked_run(config, folder, "reward_model")
     assert_same_run(folder, tmp_path / "whole")
 
@@ -296,7 +342,10 @@ def photos_of(folder: Path, of_row: dict[str, Any]) -> tuple[dict[str, Any], lis
     """A configuration of photos in JSON lines, six of them for validation, each with ``of_row``; and the rows."""
     alone(folder, "image")
     names = [file.name for file in sorted(folder.glob("*.png"))]
-    rows = [{"image": name, "split": "val" if n < 6 else "train"} | of_row for n, name in enumerate(names)]
+    rows = [
+        {"image": name, "split": "val" if n < 6 else "train"} | of_row
+        for n, name in enumerate(names)
+    ]
     return {"format": "jsonl", "path": str(folder / "photos.jsonl")}, rows
 
 
@@ -304,12 +353,16 @@ def write_rows(data: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     Path(data["path"]).write_text("\n".join(map(json.dumps, rows)))
 
 
-def test_rows_of_other_formats_may_lack_captions_for_the_image_tower_only(trained: Path, tmp_path: Path) -> None:
+def test_rows_of_other_formats_may_lack_captions_for_the_image_tower_only(
+    trained: Path, tmp_path: Path
+) -> None:
     data, rows = photos_of(tmp_path / "data", {"references": []})
     write_rows(data, rows)
     changes = {"data": data, "train.max_steps": 1}
     trained_run(chain(trained)["image"], tmp_path / "image", **changes)
-    assert "images without references" in refused(chain(trained)["dual"], tmp_path / "dual", **changes)
+    assert "images without references" in refused(
+        chain(trained)["dual"], tmp_path / "dual", **changes
+    )
 
 
 def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_path: Path) -> None:
@@ -318,8 +371,13 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_
     write_rows(data, rows)
     changes: dict[str, Any] = {"data": data, "negatives": {"count": 1, "source": "data"}}
     config, last = reward_model_config(tmp_path, "contrastive"), rows[-1]["image"]
-    assert f"image '{last}' has no negatives for 'a dog'" in refused(config, tmp_path / "run", **changes)
-    changes |= {"negatives": {"count": 1, "kwargs": {"kinds": ["replace_count"]}}, "eval.best_by": "val/hard_negatives"}
+    assert f"image '{last}' has no negatives for 'a dog'" in refused(
+        config, tmp_path / "run", **changes
+    )
+    changes |= {
+        "negatives": {"count": 1, "kwargs": {"kinds": ["replace_count"]}},
+        "eval.best_by": "val/hard_negatives",
+    }
     said = refused(config, tmp_path / "run", **changes)
     assert "eval.best_by is 'val/hard_negatives', but negatives.source" in said
     rows = [row | {"long_reference": "A dog. It runs."} for row in rows]
@@ -327,10 +385,15 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_
     write_rows(data, rows)
     changes = {"data": data | {"long_captions": True}, "loss": {"short": 1.0, "pca_rank": 2}}
     said = refused(config, tmp_path / "run", **changes, **{"train.short_captions": "references"})
-    assert f"1 of {len(rows) - 6} training images have no references besides the long one (first: '{last}')" in said
+    assert (
+        f"1 of {len(rows) - 6} training images have no references besides the long one (first: '{last}')"
+        in said
+    )
 
 
-def test_a_grammar_head_is_a_reward_and_goes_on_from_its_folder(trained: Path, tmp_path: Path) -> None:
+def test_a_grammar_head_is_a_reward_and_goes_on_from_its_folder(
+    trained: Path, tmp_path: Path
+) -> None:
     """From captions alone, over a tower whose last block is open; then from that head."""
     config = changed(chain(trained)["grammar"], alone(tmp_path / "data", "text"))
     trained_run(config, tmp_path / "head")
@@ -338,40 +401,66 @@ def test_a_grammar_head_is_a_reward_and_goes_on_from_its_folder(trained: Path, t
     assert all(0 <= line["grammar/accuracy"] <= 1 for line in logged if "loss/total" in line)
     for line in logged:
         if "val/grammar_accuracy" in line:
-            kinds = [line[f"val/grammar_{kind}"] for kind in ("repeat", "remove", "insert", "swap", "shuffle")]
+            kinds = [
+                line[f"val/grammar_{kind}"]
+                for kind in ("repeat", "remove", "insert", "swap", "shuffle")
+            ]
             mean = (line["val/grammar_references"] + sum(kinds) / 5) / 2
             assert line["val/grammar_accuracy"] == pytest.approx(mean)
     assert best(tmp_path / "head") == max(line.get("val/grammar_accuracy", 0.0) for line in logged)
     before = load_file(trained / "text/export/best/model.safetensors")
     after = load_file(tmp_path / "head/checkpoints/step-00000006/model.safetensors")
     prefix = "towers.text.text_encoder.model."
-    moved = {name for name, value in before.items() if not torch.equal(value, after.get(prefix + name, value))}
+    moved = {
+        name
+        for name, value in before.items()
+        if not torch.equal(value, after.get(prefix + name, value))
+    }
     assert moved
     assert all(name.startswith(("blocks.0.", "norm.")) for name in moved)
     reward = build("grammar", head=str(tmp_path / "head/export/best"))
     assert all(0 <= score <= 1 for score in reward(None, ["a red circle", "circle a a red"]))
-    again = {"model": {"init": str(tmp_path / "head/export/best")}, "train.max_steps": 1, "warm_start": []}
+    again = {
+        "model": {"init": str(tmp_path / "head/export/best")},
+        "train.max_steps": 1,
+        "warm_start": [],
+    }
     trained_run(config, tmp_path / "again", **again)
     assert lines(tmp_path / "again")[0]["step"] == 0
-    assert lines(tmp_path / "again")[0]["val/grammar_accuracy"] == pytest.approx(best(tmp_path / "head"))
+    assert lines(tmp_path / "again")[0]["val/grammar_accuracy"] == pytest.approx(
+        best(tmp_path / "head")
+    )
 
 
 def test_embeddings_on_disk_are_raw_and_give_the_same_run(trained: Path, tmp_path: Path) -> None:
     rows = ScenesData(**DATA["kwargs"]).split("val")
     captions = {caption for row in rows for caption in row["references"]}
-    trained_run(chain(trained)["image"], tmp_path / "image", **{"teacher.cache_dir": str(tmp_path / "cache")})
+    trained_run(
+        chain(trained)["image"],
+        tmp_path / "image",
+        **{"teacher.cache_dir": str(tmp_path / "cache")},
+    )
     assert_same_run(tmp_path / "image", trained / "image")
     kept = files(tmp_path / "cache")
-    assert len(kept) == 32 + 6 + len(captions | {"a"}), "images; captions of validation, and one that tells the width"
+    assert len(kept) == 32 + 6 + len(captions | {"a"}), (
+        "images; captions of validation, and one that tells the width"
+    )
     assert all(name.split("/")[0].endswith("-raw") for name in kept)
 
 
 def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> None:
     folder, other = tmp_path / "image", tmp_path / "other"
     shutil.copytree(trained / "image", folder)
-    trained_run(reward_model_config(other, "contrastive"), other, **{"train.max_steps": 1, "train.seed": 5})
-    resumed = {"teacher.name": str(other / "export/best"), "run.resume": str(folder / "checkpoints/step-00000004")}
-    ended = run(changed(chain(trained)["image"], {"run.dir": str(folder)} | resumed), folder, "reward_model")
+    trained_run(
+        reward_model_config(other, "contrastive"), other, **{"train.max_steps": 1, "train.seed": 5}
+    )
+    resumed = {
+        "teacher.name": str(other / "export/best"),
+        "run.resume": str(folder / "checkpoints/step-00000004"),
+    }
+    ended = run(
+        changed(chain(trained)["image"], {"run.dir": str(folder)} | resumed), folder, "reward_model"
+    )
     assert ended.code == 1
     assert "was trained on the teacher 'distill_image[best," in ended.output
 
@@ -387,11 +476,20 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
             row["image"].render().save(folder / f"data/images/{row['image_id']}.png")
             sentences = [{"raw": caption} for caption in row["references"]]
             records.append(
-                {"imgid": row["image_id"], "filename": f"{row['image_id']}.png", "split": split, "sentences": sentences}
+                {
+                    "imgid": row["image_id"],
+                    "filename": f"{row['image_id']}.png",
+                    "split": split,
+                    "sentences": sentences,
+                }
             )
     (folder / "data/dataset.json").write_text(json.dumps({"images": records}))
     encode_features(
-        "tests.encoders_for_tests:TinyImageEncoder", folder / "data", folder / "grids", "images", dtype="float32"
+        "tests.encoders_for_tests:TinyImageEncoder",
+        folder / "data",
+        folder / "grids",
+        "images",
+        dtype="float32",
     )
     return folder
 
@@ -406,24 +504,32 @@ def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(phot
     for name, value in encoder.state_dict().items():
         assert torch.equal(start.text_encoder.state_dict()[name], value)
     assert start.logit_scale <= math.log(12) + 1e-6
-    assert best(photos / "hybrid") > lines(photos / "hybrid")[0].get("val/teacher_cosine_image", -1.0)
+    assert best(photos / "hybrid") > lines(photos / "hybrid")[0].get(
+        "val/teacher_cosine_image", -1.0
+    )
     score = LClipScore(backbone=str(photos / "dual/export/best"))
     row = ScenesData(**DATA["kwargs"]).split("val")[0]
     assert 0 <= score([""], row["references"][:1], image=[row["image"]])[0] <= 2.5
 
 
-@pytest.mark.parametrize("heads", [{}, {"image_pool": "max"}, {"image_pool": "max", "cell_width": 6}])
+@pytest.mark.parametrize(
+    "heads", [{}, {"image_pool": "max"}, {"image_pool": "max", "cell_width": 6}]
+)
 def test_features_of_pixels_and_of_files_train_the_same_dual(
     photos: Path, tmp_path: Path, heads: dict[str, Any]
 ) -> None:
     """Frozen encoders may run before training, or in every step."""
-    changes = {"train.micro_batch_size": 8} | {f"model.kwargs.{key}": value for key, value in heads.items()}
+    changes = {"train.micro_batch_size": 8} | {
+        f"model.kwargs.{key}": value for key, value in heads.items()
+    }
     config = changed(pretrained_chain(photos)["dual"], {"model.kwargs.dropout": 0.0} | changes)
     trained_run(config, tmp_path / "files")
     trained_run(config, tmp_path / "pixels", **{"data.features_root": None, "data.cache_mb": 0})
     rel = 1e-3 if "cell_width" in heads else 1e-4  # a grid is kept as float16
     for a, b in zip(lines(tmp_path / "files"), lines(tmp_path / "pixels"), strict=True):
-        for name in [name for name in a if name.startswith(("loss/", "val/")) and name != "val/seconds"]:
+        for name in [
+            name for name in a if name.startswith(("loss/", "val/")) and name != "val/seconds"
+        ]:
             assert a[name] == pytest.approx(b[name], rel=rel, abs=1e-5), name
     if "cell_width" in heads:
         cell_head = PretrainedDual.from_pretrained(tmp_path / "files/export/best").cell_head
@@ -432,11 +538,15 @@ def test_features_of_pixels_and_of_files_train_the_same_dual(
 
 def test_features_of_another_encoder_are_refused(photos: Path, tmp_path: Path) -> None:
     other = {"model.image.kwargs": {"seed": 1}}
-    assert "prepare_features" in refused(pretrained_chain(photos)["dual"], tmp_path / "run", **other)
+    assert "prepare_features" in refused(
+        pretrained_chain(photos)["dual"], tmp_path / "run", **other
+    )
     shutil.copytree(photos / "grids", tmp_path / "grids")
     (tmp_path / "grids/encoder.json").unlink()
     unnamed = {"data.features_root": str(tmp_path / "grids")}
-    assert "prepare_features" in refused(pretrained_chain(photos)["dual"], tmp_path / "other", **unnamed)
+    assert "prepare_features" in refused(
+        pretrained_chain(photos)["dual"], tmp_path / "other", **unnamed
+    )
 
 
 def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
@@ -446,19 +556,31 @@ def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
     config["model"]["image"] = {"encoder": "open_clip:ViT-B-32", "kwargs": {"vision_cfg": vision}}
     for part in ("image", "text"):
         config["model"][part] |= {"pretrained": False, "train_blocks": None}
-    trained_run(config, tmp_path / "run", **{"data.features_root": None, "train.max_steps": 1, "train.lr": 1e-9})
+    trained_run(
+        config,
+        tmp_path / "run",
+        **{"data.features_root": None, "train.max_steps": 1, "train.lr": 1e-9},
+    )
     dual = PretrainedDual.from_pretrained(tmp_path / "run/export/best")
     assert dual.preprocessing.size == 32
     named = load_text_encoder(config["model"]["text"]["encoder"]).state_dict()
     found = dual.text_encoder.state_dict()
-    assert not any(torch.allclose(found[name], named[name], atol=1e-3) for name in named if "query.weight" in name)
+    assert not any(
+        torch.allclose(found[name], named[name], atol=1e-3)
+        for name in named
+        if "query.weight" in name
+    )
 
 
 def test_blocks_that_are_open_are_trained(photos: Path, tmp_path: Path) -> None:
     """The last block of the text encoder (of GPT-2) and the norm after it, and nothing before."""
     config = pretrained_chain(photos)["dual"]
     encoder = f"transformers:{tiny_gpt2(tmp_path / 'gpt2')}"
-    config["model"]["text"] = {"encoder": encoder, "kwargs": {"bidirectional_blocks": 1}, "train_blocks": 1}
+    config["model"]["text"] = {
+        "encoder": encoder,
+        "kwargs": {"bidirectional_blocks": 1},
+        "train_blocks": 1,
+    }
     trained_run(config, tmp_path / "run", **{"train.max_steps": 2})
     trained = PretrainedDual.from_pretrained(tmp_path / "run/export/last").text_encoder.state_dict()
     before = load_text_encoder(encoder).state_dict()
@@ -475,7 +597,10 @@ def positives(photos: Path) -> Path:
     options = {
         "data": {"format": "karpathy", "path": str(photos / "data"), "image_root": "images"},
         "splits": ["train", "val"],
-        "captions": {"target": "captioner", "kwargs": {"model": str(photos / "captioner"), "num_samples": 2}},
+        "captions": {
+            "target": "captioner",
+            "kwargs": {"model": str(photos / "captioner"), "num_samples": 2},
+        },
         "images": {"target": "scenes", "kwargs": {"size": 32}},
         "out": str(photos / "positives"),
     }
@@ -483,7 +608,9 @@ def positives(photos: Path) -> Path:
     return photos / "positives/positives.jsonl"
 
 
-def test_a_captioners_captions_tune_a_dual_of_frozen_parts(photos: Path, positives: Path, tmp_path: Path) -> None:
+def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
+    photos: Path, positives: Path, tmp_path: Path
+) -> None:
     """Over features of images and cached states of captions, positive ones among them; the tuned model is a judge."""
     dual = pretrained_chain(photos)["dual"]
     (photos / "dual.yaml").write_text(yaml.safe_dump(dual))
@@ -496,22 +623,30 @@ def test_a_captioners_captions_tune_a_dual_of_frozen_parts(photos: Path, positiv
     }
     trained_run(config, tmp_path / "tuned", **{"eval.best_by": "val/loss"})
     logged = lines(tmp_path / "tuned")
-    assert best(tmp_path / "tuned") == min(line["val/loss"] for line in logged if "val/loss" in line)
+    assert best(tmp_path / "tuned") == min(
+        line["val/loss"] for line in logged if "val/loss" in line
+    )
     assert "positive/images" not in logged[-2]
     judge = {
         "set": "scenes",
         "scenes": {"data": DATA, "split": "val"},
         "metrics": "",
-        "judges": {"pac_s": {"kwargs": {"backbone": str(tmp_path / "tuned/export/best"), "prefix": ""}}},
+        "judges": {
+            "pac_s": {"kwargs": {"backbone": str(tmp_path / "tuned/export/best"), "prefix": ""}}
+        },
         "trust": ["tests.encoders_for_tests:TinyImageEncoder"],
         "bootstrap": 0,
         "out": str(tmp_path / "agreement"),
     }
     assert "| pac_s |" in checked_run(judge, tmp_path / "agreement", "judge").output
-    assert "positive_images needs pixels" in refused(config, tmp_path / "images", **{"loss.positive_images": 0.1})
+    assert "positive_images needs pixels" in refused(
+        config, tmp_path / "images", **{"loss.positive_images": 0.1}
+    )
 
 
-def test_positives_made_for_references_train_and_rows_without_them_are_named(trained, positives, tmp_path):
+def test_positives_made_for_references_train_and_rows_without_them_are_named(
+    trained, positives, tmp_path
+):
     """Of pixels, with images of references; the loss of validation needs positives in its split, too."""
     data = {"data": {"format": "jsonl", "path": str(positives)}}
     config = changed(chain(trained)["pac"], data | {"train.max_steps": 2})
@@ -524,5 +659,7 @@ def test_positives_made_for_references_train_and_rows_without_them_are_named(tra
             del row["positive_captions"]
     (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, rows)))
     path = {"data.path": str(tmp_path / "some.jsonl")}
-    assert "val 'val-000000' has no positive_captions" in refused(config, tmp_path / "other", **path)
+    assert "val 'val-000000' has no positive_captions" in refused(
+        config, tmp_path / "other", **path
+    )
     trained_run(config, tmp_path / "retrieval", **path, **{"eval.best_by": None})

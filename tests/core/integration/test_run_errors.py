@@ -59,7 +59,10 @@ def test_nan_in_the_weights_stops_before_the_update(tmp_path: Path) -> None:
     ended = run(xe_config(folder), folder, poison=3)
     good = folder / "checkpoints/step-00000002"
     assert_one_message(
-        ended, "loss/total is nan and grad/norm is nan at step 3", "The weights were not changed", f"checkpoint: {good}"
+        ended,
+        "loss/total is nan and grad/norm is nan at step 3",
+        "The weights were not changed",
+        f"checkpoint: {good}",
     )
     (message,) = (line for line in ended.output.splitlines() if "images of the step: " in line)
     ids = json.JSONDecoder().raw_decode(message.split("images of the step: ")[1])[0]
@@ -114,7 +117,11 @@ def data(path=""):
 def test_user_code_that_exits_ends_with_an_error_and_its_line(start, key, value, tmp_path):
     (tmp_path / "exiting.py").write_text(EXITING)
     folder = tmp_path / "run"
-    changes = {key: value, "train.kl_coef": 0, "data": DATA if key != "data.target" else {"target": value}}
+    changes = {
+        key: value,
+        "train.kl_coef": 0,
+        "data": DATA if key != "data.target" else {"target": value},
+    }
     ended = run(scst_config(folder, start, **changes), folder, "scst", python_path=str(tmp_path))
     assert_one_message(ended, "exiting.py, line ", "sys.exit(0)", "SystemExit: 0")
 
@@ -142,10 +149,19 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
         ({"train.batch_size": 0}, "train.batch_size is 0: expected at least 1"),
         ({"data.kwargs.image_size": 4}, "data.kwargs.image_size is 4: expected at least 16"),
         ({"data.kwargs.images": 4}, "data.kwargs.images is"),
-        ({"rollout.num_samples": 1, "train.advantage": "leave_one_out"}, "leave_one_out compares at least 2"),
-        ({"rollout.num_samples": 1, "train.objective": "risk", "train.kl_coef": 0}, "train.objective risk compares"),
+        (
+            {"rollout.num_samples": 1, "train.advantage": "leave_one_out"},
+            "leave_one_out compares at least 2",
+        ),
+        (
+            {"rollout.num_samples": 1, "train.objective": "risk", "train.kl_coef": 0},
+            "train.objective risk compares",
+        ),
         ({"train.updates_per_rollout": 2}, "train.updates_per_rollout is 2"),
-        ({"rollout.cuda_graph": True, "rollout.dropout": True}, "rollout.cuda_graph and rollout.dropout are both on"),
+        (
+            {"rollout.cuda_graph": True, "rollout.dropout": True},
+            "rollout.cuda_graph and rollout.dropout are both on",
+        ),
         ({"rollout.temperature": 1e-9}, "rollout.temperature is 1e-09: expected at least 1e-06"),
     ],
     ids=str,
@@ -153,7 +169,9 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
 def test_settings_that_cannot_work_are_named_when_they_are_read(
     tmp_path: Path, changes: dict[str, Any], part: str
 ) -> None:
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(scst_config(tmp_path / "run", Path("init"), **changes)))
+    (tmp_path / "run.yaml").write_text(
+        yaml.safe_dump(scst_config(tmp_path / "run", Path("init"), **changes))
+    )
     with pytest.raises(ConfigError) as refused:
         parse(ScstConfig, ["--config", str(tmp_path / "run.yaml")], "scst.py")
     assert part in str(refused.value)
@@ -162,18 +180,36 @@ def test_settings_that_cannot_work_are_named_when_they_are_read(
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"train.micro_batch_size": 3}, "train.micro_batch_size 3 does not divide the 8 images of a process"),
-        ({"train.max_target_tokens": 17}, "train.max_target_tokens is 17: the captioner has positions for 16"),
+        (
+            {"train.micro_batch_size": 3},
+            "train.micro_batch_size 3 does not divide the 8 images of a process",
+        ),
+        (
+            {"train.max_target_tokens": 17},
+            "train.max_target_tokens is 17: the captioner has positions for 16",
+        ),
         ({"model.kwargs.d_model": 15}, "d_model 15 is not a multiple of num_heads 2"),
-        ({"model.kwargs.d_model": 30, "model.kwargs.position_init": "sincos"}, "d_model 30 is not a multiple of 4"),
+        (
+            {"model.kwargs.d_model": 30, "model.kwargs.position_init": "sincos"},
+            "d_model 30 is not a multiple of 4",
+        ),
         ({"model": {"init": "nowhere"}}, "'nowhere' is not a saved captioner"),
         ({"eval.split": "dev"}, "split 'dev' is not in the data"),
         ({"data.kwargs.num_val": 1}, "eval.split 'val' has 1 usable image"),
         ({"data.format": "jsonl", "data.path": "/none.jsonl", "data.kwargs": {}}, "none.jsonl"),
-        ({"train.mixed_precision": "fp16"}, "train.mixed_precision is fp16, which a CPU cannot train in"),
+        (
+            {"train.mixed_precision": "fp16"},
+            "train.mixed_precision is fp16, which a CPU cannot train in",
+        ),
         ({"train.num_processes": 2}, "train.num_processes is 2, but 1 train together"),
-        ({"rollout.cuda_graph": True}, "rollout.cuda_graph is on: it needs a CUDA device, this run is on cpu"),
-        ({"rollout.max_new_tokens": 40}, "rollout.max_new_tokens is 40: the captioner has positions for 16"),
+        (
+            {"rollout.cuda_graph": True},
+            "rollout.cuda_graph is on: it needs a CUDA device, this run is on cpu",
+        ),
+        (
+            {"rollout.max_new_tokens": 40},
+            "rollout.max_new_tokens is 40: the captioner has positions for 16",
+        ),
         ({"reward.terms": {"ciderr": {"weight": 1.0}}}, "reward.terms.ciderr"),
         ({"reward.terms": {}}, "reward.terms is empty"),
         ({"reward.terms.cider.weight": 0}, "reward.terms cider all have weight 0"),
@@ -183,7 +219,9 @@ def test_settings_that_cannot_work_are_named_when_they_are_read(
     ],
     ids=str,
 )
-def test_values_that_cannot_work_are_named(start: Path, tmp_path: Path, changes: dict[str, Any], part: str) -> None:
+def test_values_that_cannot_work_are_named(
+    start: Path, tmp_path: Path, changes: dict[str, Any], part: str
+) -> None:
     folder = tmp_path / "run"
     if next(iter(changes)).startswith(("rollout", "reward")) or changes == {"model.init": None}:
         ended = run(scst_config(folder, start, **changes), folder, "scst")
@@ -195,7 +233,9 @@ def test_values_that_cannot_work_are_named(start: Path, tmp_path: Path, changes:
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "file" / "run"
     (tmp_path / "file").write_text("not a folder")
-    assert_one_message(run(xe_config(folder), tmp_path / "run"), f"cannot write to the run folder {folder}")
+    assert_one_message(
+        run(xe_config(folder), tmp_path / "run"), f"cannot write to the run folder {folder}"
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -212,7 +252,9 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path: Path) -
     for largest in (40_000, 120_000):  # the weights do not fit, or the optimizer does not
         ended = run(xe_config(folder, **options), folder, largest_file=largest)
         newest = folder / "checkpoints/step-00000004"
-        assert_one_message(ended, "step-00000006 could not be written", f"the newest good checkpoint is {newest}")
+        assert_one_message(
+            ended, "step-00000006 could not be written", f"the newest good checkpoint is {newest}"
+        )
         assert contents(folder / "checkpoints") == before
         assert not list(folder.rglob(".partial-*"))
 
@@ -224,7 +266,9 @@ def dataset(folder: Path, **broken: Any) -> dict[str, Any]:
     for index in range(6):
         Image.new("RGB", (16, 16), (index * 40, 0, 0)).save(folder / f"{index}.png")
         split = "val" if index > 3 else "train"
-        rows.append({"image": f"{index}.png", "references": ["a red square", "red"], "split": split})
+        rows.append(
+            {"image": f"{index}.png", "references": ["a red square", "red"], "split": split}
+        )
     rows[2] |= broken
     file = folder / "captions.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -237,7 +281,9 @@ def dataset(folder: Path, **broken: Any) -> dict[str, Any]:
     [({"references": []}, "2.png"), ({"image": "lost.png"}, "lost.png")],
     ids=["references", "image"],
 )
-def test_unusable_rows_are_named_before_training(tmp_path: Path, broken: dict[str, Any], part: str) -> None:
+def test_unusable_rows_are_named_before_training(
+    tmp_path: Path, broken: dict[str, Any], part: str
+) -> None:
     folder, data = tmp_path / "run", dataset(tmp_path / "data", **broken) | {"train.max_steps": 1}
     assert_one_message(run(xe_config(folder, **data), folder), part)
     skipped = checked_run(xe_config(folder, **data, **{"data.on_bad": "skip"}), folder)
@@ -259,14 +305,19 @@ except BaseException:  # as some libraries do where they look for others
     [
         ("yaml", ["-m", "rl_caption", "scst"]),
         ("yaml", [str(ROOT / "scripts" / "scst.py")]),
-        ("yaml", ["-c", "from rl_caption.__main__ import main; raise SystemExit(main())"]),  # the command
+        (
+            "yaml",
+            ["-c", "from rl_caption.__main__ import main; raise SystemExit(main())"],
+        ),  # the command
         ("psutil", ["-m", "rl_caption.runtime.launch"]),
     ],
 )
 def test_an_interruption_while_modules_are_imported_is_one_line(tmp_path, module, command):
     (tmp_path / f"{module}.py").write_text(INTERRUPTED)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    ended = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 
 

@@ -46,13 +46,20 @@ def test_training_stops_when_patience_ends_and_stays_stopped(tmp_path: Path) -> 
 
 def test_accumulation_takes_the_same_steps_and_bf16_those_that_it_rounds_to(tmp_path: Path) -> None:
     still = {"model.kwargs.dropout": 0.0, "train.max_steps": 2}
-    ways = {"whole": {"micro_batch_size": 8}, "split": {"micro_batch_size": 2}, "bf16": {"mixed_precision": "bf16"}}
+    ways = {
+        "whole": {"micro_batch_size": 8},
+        "split": {"micro_batch_size": 2},
+        "bf16": {"mixed_precision": "bf16"},
+    }
     whole, split, bf16 = (tmp_path / name for name in ways)
     for name, options in ways.items():
         changes = still | {f"train.{key}": value for key, value in options.items()}
         checked_run(xe_config(tmp_path / name, **changes), tmp_path / name)
     assert_close_runs(whole, split)
-    losses = [[line["loss/total"] for line in lines(path) if "loss/total" in line] for path in (bf16, whole)]
+    losses = [
+        [line["loss/total"] for line in lines(path) if "loss/total" in line]
+        for path in (bf16, whole)
+    ]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
@@ -64,11 +71,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(trained: Path, tmp_path: Path) -> None:
+def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(
+    trained: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    options = {"train.max_steps": 1, "train.kl_coef": 0.05, "train.xe_weight": 0.0, "train.warmup_steps": 4}
+    options = {
+        "train.max_steps": 1,
+        "train.kl_coef": 0.05,
+        "train.xe_weight": 0.0,
+        "train.warmup_steps": 4,
+    }
     ended = checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
-    states = torch.load(folder / "checkpoints/step-00000001/optimizer.bin", weights_only=True)["state"]
+    states = torch.load(folder / "checkpoints/step-00000001/optimizer.bin", weights_only=True)[
+        "state"
+    ]
     assert {float(state["step"]) for state in states.values()} == {1.0}
     (rate,) = (line["train/lr"] for line in lines(folder) if "train/lr" in line)
     assert rate == 0.003 / 4
@@ -78,7 +94,9 @@ def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(tra
     assert changes.max() <= rate * 1.01
     assert (changes > rate * 0.99).float().mean() > 0.3
     digest = hashlib.sha256((trained / "export/best/model.safetensors").read_bytes()).hexdigest()
-    saved = json.loads((folder / "checkpoints/step-00000001/trainer_state.json").read_text())["signature"]
+    saved = json.loads((folder / "checkpoints/step-00000001/trainer_state.json").read_text())[
+        "signature"
+    ]
     assert saved.startswith("STANDARD_wInit+Cider-D[n4,s6.0]+df[")
     assert saved.endswith(f"]+greedy[nspi2]+kl[0.05,{digest[:8]}]")
     assert json.loads((folder / "env.json").read_text())["signature"] == saved
@@ -86,13 +104,17 @@ def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(tra
     assert SCALES not in ended.output, "a single term has nothing to be compared with"
 
 
-def test_a_run_of_several_terms_begins_with_their_scales_a_resumed_one_does_not(trained: Path, tmp_path: Path) -> None:
+def test_a_run_of_several_terms_begins_with_their_scales_a_resumed_one_does_not(
+    trained: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     terms = {"cider": {"weight": 0.5}, "rouge_l": {"weight": 0.5}, "repetition": {"weight": 1e-4}}
     options = {"reward.terms": terms, "reward.normalize": "per_term", "train.max_steps": 1}
     ended = checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
     assert ended.output.count(SCALES) == 1
-    assert ended.output.index(SCALES) < ended.output.index("scst: ") < ended.output.index("step 1/1")
+    assert (
+        ended.output.index(SCALES) < ended.output.index("scst: ") < ended.output.index("step 1/1")
+    )
     assert "reward signature: per_term(0.5*[" in ended.output
     options |= {"train.max_steps": 2, "run.resume": True}
     ended = checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
@@ -134,7 +156,10 @@ def features(tmp_path: Path) -> dict:
         row = {
             "image": f"{index}.jpg",
             "image_id": f"image{index}",
-            "references": [*REFERENCES[index % 4], *(["a sign that reads 猫"] if index == 0 else [])],
+            "references": [
+                *REFERENCES[index % 4],
+                *(["a sign that reads 猫"] if index == 0 else []),
+            ],
             "split": split,
         }
         rows.append(json.dumps(row))
@@ -152,7 +177,9 @@ def features(tmp_path: Path) -> dict:
     }
 
 
-def test_a_captioner_over_region_features_trains_by_both_stages(features: dict, tmp_path: Path) -> None:
+def test_a_captioner_over_region_features_trains_by_both_stages(
+    features: dict, tmp_path: Path
+) -> None:
     xe, scst = tmp_path / "xe", tmp_path / "scst"
     checked_run(xe_config(xe, **features, **{"train.max_steps": 1}), xe)
     options = {"data": features["data"], "train.batch_size": 4, "train.max_steps": 2}
@@ -163,7 +190,9 @@ def test_a_captioner_over_region_features_trains_by_both_stages(features: dict, 
     assert f"+PTB-python[1 of {count} texts not compared with Java]" in signature
 
 
-def test_features_that_the_captioner_cannot_read_or_would_not_are_refused(features: dict, tmp_path: Path) -> None:
+def test_features_that_the_captioner_cannot_read_or_would_not_are_refused(
+    features: dict, tmp_path: Path
+) -> None:
     xe = tmp_path / "xe"
     ended = run(xe_config(xe, **{**features, "model.kwargs.feature_dim": 7}), xe)
     assert ended.code == 1
@@ -179,13 +208,22 @@ def test_features_that_the_captioner_cannot_read_or_would_not_are_refused(featur
 
 def test_a_subword_tokenizer_is_saved_with_the_model(tmp_path: Path) -> None:
     tokenizer = Tokenizer(WordPiece(unk_token="<unk>"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = Lowercase(), Whitespace(), WordPieceDecoder()
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = (
+        Lowercase(),
+        Whitespace(),
+        WordPieceDecoder(),
+    )
     texts = ["a red circle on a grey field", "two blue squares", "there is a shape on a background"]
     special = ["<pad>", "<bos>", "<eos>", "<unk>"]
     tokenizer.train_from_iterator(texts, WordPieceTrainer(vocab_size=60, special_tokens=special))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     xe = tmp_path / "xe"
-    checked_run(xe_config(xe, **{"model.tokenizer": str(tmp_path / "tokenizer.json"), "train.max_steps": 1}), xe)
+    checked_run(
+        xe_config(
+            xe, **{"model.tokenizer": str(tmp_path / "tokenizer.json"), "train.max_steps": 1}
+        ),
+        xe,
+    )
     captioner = TransformerCaptioner.from_pretrained(xe / "export/best")
     (ids,) = captioner.encode(["A red square"], 16)
     assert len(ids) > 3, "the word square is cut into pieces"

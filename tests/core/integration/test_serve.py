@@ -80,8 +80,12 @@ class Width:
 @contextmanager
 def served(reward: Reward | MixedReward, **options: Any) -> Iterator[str]:
     """The address of a server of ``reward`` in a thread."""
-    mixture = reward if isinstance(reward, MixedReward) else MixedReward({reward.__name__: (reward, 1.0)})
-    server = uvicorn.Server(uvicorn.Config(build_app(ServeConfig(**options), mixture), log_level="warning"))
+    mixture = (
+        reward if isinstance(reward, MixedReward) else MixedReward({reward.__name__: (reward, 1.0)})
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(build_app(ServeConfig(**options), mixture), log_level="warning")
+    )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # a request waits until the server has started
@@ -108,10 +112,18 @@ def client_of(url: str, **options: Any) -> RewardClient:
 
 def mixture() -> MixedReward:
     cider = build("cider", df=DocumentFrequencies.from_texts(REFERENCES, eos=True))
-    return MixedReward({"cider": (cider, 1.0), "rouge": (build("rouge_l"), 0.5), "again": (build("repetition"), -0.1)})
+    return MixedReward(
+        {
+            "cider": (cider, 1.0),
+            "rouge": (build("rouge_l"), 0.5),
+            "again": (build("repetition"), -0.1),
+        }
+    )
 
 
-def status_of(url: str, path: str, content: bytes | None, **headers: str) -> tuple[int, dict[str, Any]]:
+def status_of(
+    url: str, path: str, content: bytes | None, **headers: str
+) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(url + path, content, headers)
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
@@ -138,7 +150,10 @@ def test_requests_that_arrive_meanwhile_share_a_call_and_a_bad_one_fails_alone()
     with served(reward, window_ms=0.0) as url, ThreadPoolExecutor(4) as pool:
         first = pool.submit(client_of(url).score, ["a"])
         wait_until(lambda: reward.sizes)
-        later = [pool.submit(client_of(url).score, captions) for captions in (["b"], ["c", "bad"], ["d", "e"])]
+        later = [
+            pool.submit(client_of(url).score, captions)
+            for captions in (["b"], ["c", "bad"], ["d", "e"])
+        ]
         wait_until(lambda: client_of(url).health()["pending"] == 6)
         reward.gate.set()
         assert first.result().total == [1.0]
@@ -167,7 +182,9 @@ def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(
     with served(reward, window_ms=0.0, max_batch=max_batch) as url, ThreadPoolExecutor(8) as pool:
         first = pool.submit(client_of(url).score, CAPTIONS[:1], references=REFERENCES[:1])
         wait_until(lambda: sizes)
-        good = [pool.submit(client_of(url).score, CAPTIONS, references=REFERENCES) for _ in range(4)]
+        good = [
+            pool.submit(client_of(url).score, CAPTIONS, references=REFERENCES) for _ in range(4)
+        ]
         wait_until(lambda: client_of(url).health()["pending"] == 9)
         gate.set()
         expected = score(None, CAPTIONS, references=REFERENCES)["rouge"]
@@ -195,11 +212,18 @@ def test_of_two_requests_that_share_a_call_the_bad_one_fails_alone() -> None:
 
 def test_captions_that_are_compared_with_those_of_their_call_share_none() -> None:
     reward = MixedReward(
-        {"diversity": (build("diversity", df=DocumentFrequencies.from_texts(REFERENCES, eos=True)), 1.0)}
+        {
+            "diversity": (
+                build("diversity", df=DocumentFrequencies.from_texts(REFERENCES, eos=True)),
+                1.0,
+            )
+        }
     )
     groups = [["a dog runs", "a dog", "a cat"], ["a dog runs", "a dog runs", "two dogs"]]
     with served(reward, window_ms=50.0) as url, ThreadPoolExecutor(2) as pool:
-        requests = [pool.submit(client_of(url).score, captions, image_id=["1"] * 3) for captions in groups]
+        requests = [
+            pool.submit(client_of(url).score, captions, image_id=["1"] * 3) for captions in groups
+        ]
         scores = [request.result().total for request in requests]
     assert scores == [reward(None, captions, image_id=["1"] * 3) for captions in groups]
 
@@ -229,18 +253,30 @@ def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_s
         ("/score", b'{"captions": []}', 422, "captions"),
         ("/score", b'{"captions": ["a", 1]}', 422, "captions"),
         ("/score", b'{"captions": ["a"]}', 422, "references"),
-        ("/score", b'{"captions": ["a"], "columns": {"references": ["x", "y"]}}', 422, "references"),
+        (
+            "/score",
+            b'{"captions": ["a"], "columns": {"references": ["x", "y"]}}',
+            422,
+            "references",
+        ),
         ("/score", b'{"captions": ["a"], "columns": {"reference": [["x"]]}}', 422, "reference"),
         ("/score", b'{"captions": ["a"], "columns": {"references": [7]}}', 422, None),
         ("/score", b'{"captions": ["' + b"a" * 2**21 + b'"]}', 413, None),
         ("/score", rb'{"captions": ["a"], "\ud800": 1}', 422, "\ud800"),
         ("/score", rb'{"captions": ["a"], "columns": {"\ud800": [1]}}', 422, "\ud800"),
-        ("/openrlhf", b'{"query": ["Say: a"], "prompts": ["Tell: "], "labels": ["{}"]}', 422, "query"),
+        (
+            "/openrlhf",
+            b'{"query": ["Say: a"], "prompts": ["Tell: "], "labels": ["{}"]}',
+            422,
+            "query",
+        ),
         ("/openrlhf", b'{"query": ["a"], "prompts": [""], "labels": ["["]}', 422, "labels"),
         ("/llamafactory", b'{"model": "model"}', 422, "messages"),
     ],
 )
-def test_a_bad_request_is_refused_with_row_and_field(path: str, content: bytes, status: int, field: str | None) -> None:
+def test_a_bad_request_is_refused_with_row_and_field(
+    path: str, content: bytes, status: int, field: str | None
+) -> None:
     with served(MixedReward({"rouge": (build("rouge_l"), 1.0)}), max_mb=1.0) as url:
         code, answer = status_of(url, path, content)
         assert (code, answer["field"]) == (status, field) if status != 422 or field else code == 422
@@ -264,8 +300,13 @@ def test_brackets_of_any_depth_are_refused() -> None:
 
 def test_a_body_that_does_not_arrive_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_caption.integrations.requests.BODY_SECONDS", 0.5)
-    with served(mixture()) as url, socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), 30) as client:
-        client.sendall(b'POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"captions": [')
+    with (
+        served(mixture()) as url,
+        socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), 30) as client,
+    ):
+        client.sendall(
+            b'POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"captions": ['
+        )
         assert client.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
@@ -286,7 +327,13 @@ def test_images_come_from_below_named_folders_or_as_bytes(tmp_path: Path) -> Non
         large = io.BytesIO()
         Image.new("RGB", (2000, 2000)).save(large, "PNG")
         for image in (
-            *("root/missing.png", "root/../outside.png", "root/link.png", "root/large.png", "root/text.png"),
+            *(
+                "root/missing.png",
+                "root/../outside.png",
+                "root/link.png",
+                "root/large.png",
+                "root/text.png",
+            ),
             *(
                 "root/pipe.png",
                 "root/loop.png",
@@ -295,13 +342,23 @@ def test_images_come_from_below_named_folders_or_as_bytes(tmp_path: Path) -> Non
                 "other/inside.png",
                 "http://127.0.0.1:1/a.png",
             ),
-            *(large.getvalue(), b"no image", 7, None, ["root/inside.png"], {"base64": 1}, {"base64": "!"}),
+            *(
+                large.getvalue(),
+                b"no image",
+                7,
+                None,
+                ["root/inside.png"],
+                {"base64": 1},
+                {"base64": "!"},
+            ),
         ):
             with pytest.raises(ServerError, match="422: row 1: image"):
                 client.score(["a", "b"], image=["root/inside.png", image])
 
 
-def test_images_of_a_request_are_decoded_one_at_a_time_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+def test_images_of_a_request_are_decoded_one_at_a_time_and_a_damaged_one_is_named(
+    tmp_path: Path,
+) -> None:
     files = []
     for number in range(3):
         buffer = io.BytesIO()
@@ -309,14 +366,18 @@ def test_images_of_a_request_are_decoded_one_at_a_time_and_a_damaged_one_is_name
         files.append(buffer.getvalue())
     path = tmp_path / "same.png"
     path.write_bytes(files[0])
-    assert image_identity(EncodedImage(files[0])) == image_identity(path), "one entry of a cache for both"
+    assert image_identity(EncodedImage(files[0])) == image_identity(path), (
+        "one entry of a cache for both"
+    )
     with served(Width()) as url:
         assert client_of(url).score(["a", "b"], image=files[:2]).total == [30.0, 31.0]
         with pytest.raises(ServerError, match=r"422.*image"):
             client_of(url).score(["a", "b"], image=[files[0], files[2][:200]])
 
 
-def test_the_reward_is_called_by_one_thread_also_to_find_the_row_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reward_is_called_by_one_thread_also_to_find_the_row_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     threads: list[int] = []
     reward = MixedReward({"rouge": (build("rouge_l"), 1.0)})
     score = reward.terms
@@ -372,14 +433,18 @@ def test_addresses_are_fetched_where_that_is_allowed(tmp_path: Path) -> None:
         assert photos.stdout is not None
         port = photos.stdout.readline().split("port ")[1].split()[0]
         try:
-            assert client_of(url).score(["a"], image=[f"http://127.0.0.1:{port}/a.png"]).total == [30.0]
+            assert client_of(url).score(["a"], image=[f"http://127.0.0.1:{port}/a.png"]).total == [
+                30.0
+            ]
             with pytest.raises(ServerError, match="422: row 0: image"):
                 client_of(url).score(["a"], image=[f"http://127.0.0.1:{port}/b.png"])
         finally:
             photos.terminate()
 
 
-def test_a_token_is_required_where_there_is_one_and_other_hosts_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_required_where_there_is_one_and_other_hosts_need_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("RL_CAPTION_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="RL_CAPTION_TOKEN"):
         ServeConfig(host="0.0.0.0")
@@ -407,10 +472,18 @@ def test_adapters_score_as_their_frameworks_call_them(monkeypatch: pytest.Monkey
     with served(reward) as url:
         monkeypatch.setenv("RL_CAPTION_URL", url)
         row = asyncio.run(
-            verl.compute_score("coco", CAPTIONS[0], REFERENCES[0], extra_info={"index": 3, "split": "train"}, url=url)
+            verl.compute_score(
+                "coco",
+                CAPTIONS[0],
+                REFERENCES[0],
+                extra_info={"index": 3, "split": "train"},
+                url=url,
+            )
         )
         assert row == {"score": expected[0], **{name: scores[0] for name, scores in terms.items()}}
-        monkeypatch.setitem(sys.modules, VERL_MANAGER, SimpleNamespace(RewardManagerBase=VerlRewardManager))
+        monkeypatch.setitem(
+            sys.modules, VERL_MANAGER, SimpleNamespace(RewardManagerBase=VerlRewardManager)
+        )
         from rl_caption.integrations.verl_manager import ServedRewardManager
 
         settings = {"custom_reward_function": {"path": None, "reward_kwargs": {"url": url}}}
@@ -420,7 +493,10 @@ def test_adapters_score_as_their_frameworks_call_them(monkeypatch: pytest.Monkey
             compute_score=None,
             reward_router_address=None,
         )
-        items = [manager.run_single(verl_data(CAPTIONS[0], REFERENCES[0], finished)) for finished in (True, False)]
+        items = [
+            manager.run_single(verl_data(CAPTIONS[0], REFERENCES[0], finished))
+            for finished in (True, False)
+        ]
         finished_scores = [asyncio.run(item)["reward_score"] for item in items]
         assert finished_scores == [expected[0], unfinished[0]]
         labels = [json.dumps({"references": references}) for references in REFERENCES]
@@ -429,31 +505,46 @@ def test_adapters_score_as_their_frameworks_call_them(monkeypatch: pytest.Monkey
             for caption, label in zip(CAPTIONS, labels, strict=True)
         ]
         assert [scores["overall"] for scores in easyr1.compute_score(inputs)] == expected
-        queries = [f"<|im_start|>Describe.\n{caption}<|im_end|>\n<|endoftext|>" for caption in CAPTIONS]
+        queries = [
+            f"<|im_start|>Describe.\n{caption}<|im_end|>\n<|endoftext|>" for caption in CAPTIONS
+        ]
         prompts = ["<|im_start|>Describe.\n"] * 2
         assert openrlhf.reward_func(queries, prompts, labels)["rewards"] == expected
-        assert openrlhf.reward_func([prompts[0] + CAPTIONS[0]], prompts[:1], labels[:1])["rewards"] == unfinished[:1]
+        assert (
+            openrlhf.reward_func([prompts[0] + CAPTIONS[0]], prompts[:1], labels[:1])["rewards"]
+            == unfinished[:1]
+        )
         with pytest.raises(ValueError, match="<eot>"):
             openrlhf.reward_func([f"{prompts[0]}{CAPTIONS[0]}<eot>"], prompts[:1], labels[:1])
         body = {"query": queries, "prompts": prompts, "labels": labels}
         status, answer = status_of(url, "/openrlhf", json.dumps(body).encode())
         assert (status, answer["rewards"], answer["extra_logs"]) == (200, expected, terms)
         rewards = ServedReward(args=SimpleNamespace())
-        assert rewards(CAPTIONS, references=REFERENCES, solution=["", ""], trainer_state=None) == expected
+        assert (
+            rewards(CAPTIONS, references=REFERENCES, solution=["", ""], trainer_state=None)
+            == expected
+        )
         reasons = {"finish_reason": ["stop", "length"], "is_truncated": [False, True]}
         assert rewards(CAPTIONS, references=REFERENCES, **reasons) == [expected[0], unfinished[1]]
         assert rewards(CAPTIONS, references=REFERENCES, finish_reason=[None, None]) == expected
     samples = [
-        SimpleNamespace(id=str(row), image=f"{row}.jpg", references=REFERENCES[row], prediction=CAPTIONS[row])
+        SimpleNamespace(
+            id=str(row), image=f"{row}.jpg", references=REFERENCES[row], prediction=CAPTIONS[row]
+        )
         for row in range(2)
     ]
     assert as_metric(reward)(samples) == {"0": expected[0], "1": expected[1]}
     with served(MixedReward({"again": (build("repetition"), 1.0)})) as url:
-        texts = ["<|im_start|>user\na dog<|im_end|>\n<|im_start|>assistant\na dog a dog a dog<|im_end|>"]
+        texts = [
+            "<|im_start|>user\na dog<|im_end|>\n<|im_start|>assistant\na dog a dog a dog<|im_end|>"
+        ]
         address = "/llamafactory?after=%3C%7Cim_start%7C%3Eassistant%0A"
         body = json.dumps({"model": "model", "messages": texts}).encode()
         assert status_of(url, address, body)[1]["scores"] == [-0.6], "of the caption alone"
-        for path, field in (("/llamafactory", "after"), ("/llamafactory?after=ASSISTANT", "messages")):
+        for path, field in (
+            ("/llamafactory", "after"),
+            ("/llamafactory?after=ASSISTANT", "messages"),
+        ):
             status, answer = status_of(url, path, body)
             assert (status, answer["field"]) == (422, field)
 
@@ -491,8 +582,15 @@ def verl_data(caption: str, references: list[str], finished: bool) -> VerlRow:
     """A caption of verl's rollout, padded to 40 tokens, after a prompt of three."""
     ids = [ord(letter) for letter in caption] + [1] * finished
     padding = [0] * (40 - len(ids))
-    batch = {"responses": torch.tensor(ids + padding), "attention_mask": torch.tensor([1] * (3 + len(ids)) + padding)}
-    columns = {"data_source": "coco", "reward_model": {"ground_truth": references}, "extra_info": {"index": 0}}
+    batch = {
+        "responses": torch.tensor(ids + padding),
+        "attention_mask": torch.tensor([1] * (3 + len(ids)) + padding),
+    }
+    columns = {
+        "data_source": "coco",
+        "reward_model": {"ground_truth": references},
+        "extra_info": {"index": 0},
+    }
     return VerlRow(batch, columns)
 
 
@@ -527,7 +625,10 @@ def test_the_client_and_the_adapters_need_only_the_standard_library() -> None:
     from rl_caption.integrations import capevalkit, client, easyr1, openrlhf, swift, verl
     print(sorted({"torch", "numpy", "PIL", "fastapi", "transformers"} & set(sys.modules)))
     """
-    assert subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True).strip() == "[]"
+    assert (
+        subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True).strip()
+        == "[]"
+    )
 
 
 SLOW_REWARD = """

@@ -31,7 +31,9 @@ BEHIND = "tests.core.integration.test_simulated_device:LeftBehind"
 class LeftBehind:
     """An objective that makes a tensor on the CPU wherever the log-probabilities are."""
 
-    def __call__(self, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Any, mask: Tensor, *_: Any) -> Any:
+    def __call__(
+        self, logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Any, mask: Tensor, *_: Any
+    ) -> Any:
         return (logprobs * torch.ones(logprobs.shape)).sum(), mask.sum(), {}
 
 
@@ -46,7 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scst(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     student = {"weight": 0.5, "kwargs": {"backbone": str(folder / "student")}}
-    terms = {"cider": {"weight": 0.5}, "l_clipscore": student, "ref_l_clipscore": student, "retrieval": student}
+    terms = {
+        "cider": {"weight": 0.5},
+        "l_clipscore": student,
+        "ref_l_clipscore": student,
+        "retrieval": student,
+    }
     options = {"reward.terms": terms, "train.max_steps": 2}
     return scst_config(folder / name, folder / "xe/export/best", **options, **changes)
 
@@ -63,7 +70,11 @@ def test_cross_entropy_and_its_resumption(folder: Path) -> None:
     "changes",
     [
         {},
-        {"train.objective": "ppo_clip", "train.updates_per_rollout": 2, "train.micro_batch_size": 4},
+        {
+            "train.objective": "ppo_clip",
+            "train.updates_per_rollout": 2,
+            "train.micro_batch_size": 4,
+        },
         {
             "train.objective": "dico",
             "train.kl_coef": 0.0,
@@ -76,7 +87,9 @@ def test_cross_entropy_and_its_resumption(folder: Path) -> None:
 )
 def test_self_critical_training(changes: dict[str, Any], folder: Path, tmp_path: Path) -> None:
     for name in ("cpu", "simulated"):
-        config = scst(folder, name, **changes) | {"run": {"dir": str(tmp_path / name), "log_every": 1}}
+        config = scst(folder, name, **changes) | {
+            "run": {"dir": str(tmp_path / name), "log_every": 1}
+        }
         checked_run(config, tmp_path / name, "scst", simulated=name == "simulated")
     assert_close_runs(tmp_path / "simulated", tmp_path / "cpu", rel=1e-4)
 
@@ -88,9 +101,16 @@ def assert_close_logs(one: Path, other: Path, atol: float) -> None:
 
 
 def test_a_hugging_face_captioner_with_adapters(folder: Path, tmp_path: Path) -> None:
-    model = {"name": "huggingface", "init": str(save_model("blip2", tmp_path / "blip2")), "lora": {"r": 2}}
+    model = {
+        "name": "huggingface",
+        "init": str(save_model("blip2", tmp_path / "blip2")),
+        "lora": {"r": 2},
+    }
     for name in ("cpu", "simulated"):
-        config = scst(folder, name, **{"eval.num_beams": 2}) | {"model": model, "run": {"dir": str(tmp_path / name)}}
+        config = scst(folder, name, **{"eval.num_beams": 2}) | {
+            "model": model,
+            "run": {"dir": str(tmp_path / name)},
+        }
         checked_run(config, tmp_path / name, "scst", simulated=name == "simulated")
     assert_close_logs(tmp_path / "simulated", tmp_path / "cpu", 1e-6)
 
@@ -107,24 +127,61 @@ def test_the_chain_of_reward_models(tmp_path: Path) -> None:
 
 
 def test_evaluation(folder: Path) -> None:
-    data = [f"--data.kwargs.{key}={value}" for key, value in (DATA["kwargs"] | {"num_test": 6}).items()]
-    judge = ["--judges.L.target", "l_clipscore", "--judges.L.kwargs.backbone", str(folder / "student")]
-    arguments = ["evaluate", "--model", str(folder / "xe/export/best"), "--data.format", "scenes", *data, *judge]
+    data = [
+        f"--data.kwargs.{key}={value}" for key, value in (DATA["kwargs"] | {"num_test": 6}).items()
+    ]
+    judge = [
+        "--judges.L.target",
+        "l_clipscore",
+        "--judges.L.kwargs.backbone",
+        str(folder / "student"),
+    ]
+    arguments = [
+        "evaluate",
+        "--model",
+        str(folder / "xe/export/best"),
+        "--data.format",
+        "scenes",
+        *data,
+        *judge,
+    ]
     for name in ("cpu", "simulated"):
         out = folder / f"evaluation_{name}"
         ended = run_arguments(
-            [*arguments, "--decode.num_beams", "3", "--metrics", "cider", "--tokenizer", "python", "--out", str(out)],
+            [
+                *arguments,
+                "--decode.num_beams",
+                "3",
+                "--metrics",
+                "cider",
+                "--tokenizer",
+                "python",
+                "--out",
+                str(out),
+            ],
             folder / f"{name}.log",
             simulated=name == "simulated",
         )
         assert ended.code == 0, ended.output
-    found = [(folder / f"evaluation_{name}/predictions.json").read_text() for name in ("cpu", "simulated")]
+    found = [
+        (folder / f"evaluation_{name}/predictions.json").read_text()
+        for name in ("cpu", "simulated")
+    ]
     assert found[0] == found[1]
 
 
 def test_a_tensor_left_behind_is_found(folder: Path, tmp_path: Path) -> None:
-    config = scst(folder, "behind", **{"train.objective": BEHIND, "train.kl_coef": 0.0, "train.xe_weight": 0.0})
+    config = scst(
+        folder,
+        "behind",
+        **{"train.objective": BEHIND, "train.kl_coef": 0.0, "train.xe_weight": 0.0},
+    )
     assert run(config, tmp_path / "cpu", "scst").code == 0
-    ended = run(config | {"run": {"dir": str(tmp_path / "simulated")}}, tmp_path / "simulated", "scst", simulated=True)
+    ended = run(
+        config | {"run": {"dir": str(tmp_path / "simulated")}},
+        tmp_path / "simulated",
+        "scst",
+        simulated=True,
+    )
     assert ended.code != 0
     assert "same device" in ended.output

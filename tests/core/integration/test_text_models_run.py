@@ -32,7 +32,9 @@ from tests.training_for_tests import (
 pytestmark = pytest.mark.slow
 
 TASKS = ("language_model", "semantic_bottleneck", "text_regression")
-CAPTIONS = [caption for row in ScenesData(**DATA["kwargs"]).split("val") for caption in row["references"]]
+CAPTIONS = [
+    caption for row in ScenesData(**DATA["kwargs"]).split("val") for caption in row["references"]
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +58,21 @@ def test_the_loss_falls_and_the_best_model_is_exported(trained: Path, task: str)
     if task == "semantic_bottleneck":
         assert exported == files(trained / task / "export/best"), "the frozen models are not copied"
     else:
-        assert exported | {"tokenizer.json", "tokenizer_config.json"} <= files(trained / task / "export/best")
+        assert exported | {"tokenizer.json", "tokenizer_config.json"} <= files(
+            trained / task / "export/best"
+        )
 
 
 def test_the_language_model_is_a_perplexity_reward(trained: Path) -> None:
     folder = trained / "language_model/export/best"
     reward = Perplexity(str(folder), floor=-50.0)
     tokens = [len(reward._frozen.tokenizer(caption)["input_ids"]) + 1 for caption in CAPTIONS]
-    mean = sum(score * count for score, count in zip(reward(None, CAPTIONS), tokens, strict=True)) / sum(tokens)
-    assert mean == pytest.approx(json.loads((trained / "language_model/result.json").read_text())["best_metric"])
+    mean = sum(
+        score * count for score, count in zip(reward(None, CAPTIONS), tokens, strict=True)
+    ) / sum(tokens)
+    assert mean == pytest.approx(
+        json.loads((trained / "language_model/result.json").read_text())["best_metric"]
+    )
 
 
 @pytest.mark.parametrize("is_decoder", [False, True])
@@ -77,7 +85,10 @@ def test_the_regression_is_an_icc_reward(trained: Path, tmp_path: Path, is_decod
         config = changed(text_chain(trained)["text_regression"], {"run.dir": str(run_folder)})
         config["model"] = {"init": str(tiny_llama_regressor(tmp_path / "llama"))}
         checked_run(config, run_folder, "reward_model")
-        without = changed(config, {"run.dir": str(tmp_path / "not"), "model.init": str(tiny_gpt2(tmp_path / "gpt2"))})
+        without = changed(
+            config,
+            {"run.dir": str(tmp_path / "not"), "model.init": str(tiny_gpt2(tmp_path / "gpt2"))},
+        )
         assert "no padding token" in run(without, tmp_path / "not", "reward_model").output
     targets = torch.tensor([row["target"] for row in rows])
     reward = Icc(str(run_folder / "export/best"), clip=False)
@@ -96,7 +107,9 @@ def test_only_the_linear_layer_of_a_bottleneck_is_trained(trained: Path) -> None
 
 
 def test_likelihood_is_that_of_token_after_token(trained: Path) -> None:
-    frozen = load_frozen("AutoModelForCausalLM", str(trained / "language_model/export/best"), "test", "cpu")
+    frozen = load_frozen(
+        "AutoModelForCausalLM", str(trained / "language_model/export/best"), "test", "cpu"
+    )
     writer = CaptionWriter(frozen, "eos", soft_tokens=2)
     soft = torch.randn(2, 2, 16, generator=torch.Generator().manual_seed(0))
     rows = writer.token_ids(["a red circle", "the small blue square is here"])
@@ -110,14 +123,20 @@ def test_likelihood_is_that_of_token_after_token(trained: Path) -> None:
             inputs = torch.cat([start, embed(torch.tensor(row[:place], dtype=torch.long))])
             logits = frozen.network(inputs_embeds=inputs[None]).logits[0, -1]
             expected -= float(logits.log_softmax(-1)[token])
-    assert float(writer.negative_log_likelihood(soft, ids, mask)) == pytest.approx(expected, rel=1e-5)
+    assert float(writer.negative_log_likelihood(soft, ids, mask)) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_a_newline_ends_a_caption_where_that_is_asked_for(trained: Path) -> None:
-    frozen = load_frozen("AutoModelForCausalLM", str(trained / "language_model/export/best"), "test", "cpu")
+    frozen = load_frozen(
+        "AutoModelForCausalLM", str(trained / "language_model/export/best"), "test", "cpu"
+    )
     ids = CaptionWriter(frozen, "newline").token_ids(["a  red\ncircle"])[0]
     assert frozen.tokenizer.decode(ids) == " a red circle \n"
-    assert len(CaptionWriter(frozen, "newline").token_ids(["a" * 200])[0]) == GPT2["n_positions"] - 2
+    assert (
+        len(CaptionWriter(frozen, "newline").token_ids(["a" * 200])[0]) == GPT2["n_positions"] - 2
+    )
 
 
 def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
@@ -134,7 +153,9 @@ def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
         assert "\n" not in beam
     by_words = SemanticBottleneck(folder, num_beams=3, max_new_tokens=12, similarity="rouge_l")
     rouge = build("rouge_l")
-    assert by_words(None, captions[:1])[0] == pytest.approx(max(rouge(None, beams[0], references=[captions[:1]] * 3)))
+    assert by_words(None, captions[:1])[0] == pytest.approx(
+        max(rouge(None, beams[0], references=[captions[:1]] * 3))
+    )
     assert by_words.signature != reward.signature
     other = tiny_gpt2(tmp_path / "other")
     with pytest.raises(ValueError, match=r"sba.*semantic_bottleneck/export/best"):
@@ -143,18 +164,31 @@ def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
         SemanticBottleneck(str(trained / "language_model/export/best"))
 
 
-def test_a_bottleneck_that_goes_on_names_its_models_where_they_are_now(trained: Path, tmp_path: Path) -> None:
+def test_a_bottleneck_that_goes_on_names_its_models_where_they_are_now(
+    trained: Path, tmp_path: Path
+) -> None:
     moved = shutil.copytree(trained / "language_model/export/best", tmp_path / "moved")
     model = {"init": str(trained / "semantic_bottleneck/export/best"), "language_model": str(moved)}
     changes = {"run.dir": str(tmp_path / "run"), "model": model, "train.max_steps": 1}
-    checked_run(changed(text_chain(trained)["semantic_bottleneck"], changes), tmp_path / "run", "reward_model")
-    assert Bottleneck.from_pretrained(tmp_path / "run/export/best").config.language_model == str(moved)
+    checked_run(
+        changed(text_chain(trained)["semantic_bottleneck"], changes),
+        tmp_path / "run",
+        "reward_model",
+    )
+    assert Bottleneck.from_pretrained(tmp_path / "run/export/best").config.language_model == str(
+        moved
+    )
 
 
 def test_a_bottleneck_learns_to_repeat_a_few_captions(trained: Path, tmp_path: Path) -> None:
     """Through a frozen language model of random weights, below the ln 320 = 5.77 of a guess."""
     file = tmp_path / "captions.txt"
-    learnt = ["a large red circle", "two small blue squares", "a plain green heart", "three dotted stars"]
+    learnt = [
+        "a large red circle",
+        "two small blue squares",
+        "a plain green heart",
+        "three dotted stars",
+    ]
     file.write_text("\n".join(learnt * 4))
     config = changed(
         text_chain(trained)["semantic_bottleneck"],
@@ -177,7 +211,9 @@ def test_a_bottleneck_learns_to_repeat_a_few_captions(trained: Path, tmp_path: P
 def test_killed_and_started_again(trained: Path, tmp_path: Path, task: str) -> None:
     folder = tmp_path / task
     config = changed(text_chain(trained)[task], {"run.dir": str(folder)})
-    checked_run(config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4))
+    checked_run(
+        config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4)
+    )
     checked_run(config, folder, "reward_model")
     assert_same_run(folder, trained / task)
 

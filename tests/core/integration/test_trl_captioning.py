@@ -88,7 +88,9 @@ def settings(folder: Path, run: Path, **changes: Any) -> GrpoVlmConfig:
 
 
 def untimed(run: Path) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "step_time"} for line in lines(run)]
+    return [
+        {key: value for key, value in line.items() if key != "step_time"} for line in lines(run)
+    ]
 
 
 def equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
@@ -97,12 +99,17 @@ def equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -
 
 def moved(start: Path, run: Path) -> set[str]:
     """Names of the weights that the training changed."""
-    before, after = load_file(start / "model.safetensors"), load_file(run / "export/last/model.safetensors")
+    before, after = (
+        load_file(start / "model.safetensors"),
+        load_file(run / "export/last/model.safetensors"),
+    )
     assert before.keys() == after.keys(), "adapters are merged"
     return {name for name in before if not torch.equal(before[name], after[name])}
 
 
-def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Path, capfd: Any) -> None:
+def test_grpo_with_lora_trains_exports_and_is_judged(
+    folder: Path, tmp_path: Path, capfd: Any
+) -> None:
     run = tmp_path / "run"
     changes = {"eval.before": True, "train.max_steps": 4}
     table = fine_tune(settings(folder, run, **changes))
@@ -117,23 +124,35 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     # No settings are inherited: the model's own generation_config has top_k 1, with which samples would be equal, and
     # bans most words.
     assert len(Recorder.calls) == 4
-    assert set(BANNED) & {token for call in Recorder.calls for ids in call["completion_ids"] for token in ids}
+    assert set(BANNED) & {
+        token for call in Recorder.calls for ids in call["completion_ids"] for token in ids
+    }
     for call, line in zip(Recorder.calls, logged, strict=True):
         texts = [completion[-1]["content"] for completion in call["completions"]]
         assert len(texts) == 4
         assert len(set(texts)) > 2
         assert call["image_id"][0] == call["image_id"][1] != call["image_id"][2]
-        assert call["image"][0] is call["image"][1], "equal images are one object, so that they are encoded once"
+        assert call["image"][0] is call["image"][1], (
+            "equal images are one object, so that they are encoded once"
+        )
         assert all(own[1] == "two small stars ." for own in call["references"])
         assert call["finished"] == [ids[-1] in (0, 2) for ids in call["completion_ids"]]
-        assert not {1, 3, 4, 5, 6} & {token for ids in call["completion_ids"] for token in ids}, "a special token"
+        assert not {1, 3, 4, 5, 6} & {token for ids in call["completion_ids"] for token in ids}, (
+            "a special token"
+        )
         words = [len(text.split()) for text in texts]
         assert line["rewards/words/mean"] == pytest.approx(sum(words) / 4)
-        assert line["reward"] == pytest.approx(line["rewards/cider/mean"] + 0.1 * line["rewards/words/mean"], rel=1e-5)
+        assert line["reward"] == pytest.approx(
+            line["rewards/cider/mean"] + 0.1 * line["rewards/words/mean"], rel=1e-5
+        )
     asked = {
-        i: p[0]["content"][1]["text"] for c in Recorder.calls for i, p in zip(c["image_id"], c["prompts"], strict=True)
+        i: p[0]["content"][1]["text"]
+        for c in Recorder.calls
+        for i, p in zip(c["image_id"], c["prompts"], strict=True)
     }
-    assert asked == {str(i): "what do you see ?" if i == 0 else "describe this image" for i in range(4)}
+    assert asked == {
+        str(i): "what do you see ?" if i == 0 else "describe this image" for i in range(4)
+    }
 
     result = json.loads((run / "result.json").read_text())
     assert result["step"] == 4
@@ -144,18 +163,28 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
 
     share(run, out=tmp_path / "shared", evaluation=run / "eval/test")
     card = (tmp_path / "shared/README.md").read_text()
-    assert all(part in card for part in ("GRPO (TRL), 4 steps", "| the last step |", "`test` of `data.jsonl`"))
+    assert all(
+        part in card
+        for part in ("GRPO (TRL), 4 steps", "| the last step |", "`test` of `data.jsonl`")
+    )
     with pytest.raises(ReportError, match=weights_hash(run / "export/last")[:8]):
         share(run, out=tmp_path / "start", evaluation=run / "eval/test-before")
 
-    after, changed = load_file(run / "export/last/model.safetensors"), moved(folder / "qwen2_vl", run)
+    after, changed = (
+        load_file(run / "export/last/model.safetensors"),
+        moved(folder / "qwen2_vl", run),
+    )
     assert changed
     assert all("visual" not in name and re.search(r"(proj)\.weight$", name) for name in changed)
     exported = load_vlm(VlmConfig(name=str(run / "export/last")), "float32")
     assert exported.generation_config.eos_token_id == [2, 0], "TRL changes it, the export does not"
-    rows: list[Row] = [{"image_id": str(i), "image": str(folder / f"{i}.png"), "references": []} for i in (4, 5)]
+    rows: list[Row] = [
+        {"image_id": str(i), "image": str(folder / f"{i}.png"), "references": []} for i in (4, 5)
+    ]
     captions = vlm_captions(run / "export/last", rows)
-    assert [captions[str(row["image_id"])] for row in predictions] == [row["caption"] for row in predictions]
+    assert [captions[str(row["image_id"])] for row in predictions] == [
+        row["caption"] for row in predictions
+    ]
 
     # Stopped in its second pass, it goes on to the same result; a checkpoint that was cut off is passed over.
     order = [call["image_id"] for call in Recorder.calls]
@@ -169,8 +198,12 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
         shutil.copytree(run, other)
         (other / "result.json").unlink()
         (other / "checkpoints/checkpoint-4/manifest.json").unlink()  # as in older versions
-        (other / "checkpoints/checkpoint-4/inputs.json").write_text(json.dumps(recorded | {key: value}))
-        with pytest.raises(CheckpointError, match=f"{key}.*{'another' if key == 'reward' else 'train texts'}"):
+        (other / "checkpoints/checkpoint-4/inputs.json").write_text(
+            json.dumps(recorded | {key: value})
+        )
+        with pytest.raises(
+            CheckpointError, match=f"{key}.*{'another' if key == 'reward' else 'train texts'}"
+        ):
             fine_tune(settings(folder, other, **changes))
     for name in ("optimizer.pt", "scheduler.pt"):
         damaged = tmp_path / f"damaged-{name}"
@@ -199,7 +232,13 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     assert "is complete" in capfd.readouterr().err
     with pytest.raises(CheckpointError, match=r"train.lr: 0.01 -> 0.02"):
         fine_tune(settings(folder, stopped, **{**changes, "train.lr": 0.02}))
-    new = {"train.lr": 0.02, "train.weight_decay": 0.5, "train.max_steps": 5, "eval.before": False, "eval.split": None}
+    new = {
+        "train.lr": 0.02,
+        "train.weight_decay": 0.5,
+        "train.max_steps": 5,
+        "eval.before": False,
+        "eval.split": None,
+    }
     fine_tune(settings(folder, stopped, **{**changes, **new, "run.resume": True}))
     assert [line["learning_rate"] for line in lines(stopped)] == [0.01] * 4 + [0.02]
     groups = torch.load(stopped / "checkpoints/checkpoint-5/optimizer.pt")["param_groups"]
@@ -208,11 +247,17 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
         fine_tune(settings(folder, stopped, **{"run.resume": False}))
 
 
-def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
     model, data = tmp_path / "model", tmp_path / "data"
     shutil.copytree(folder / "qwen2_vl", model)
     shutil.copytree(folder, data, ignore=lambda *_: ["qwen2_vl", "idefics3"])
-    changes = {"model.name": str(model), "data.path": str(data / "data.jsonl"), "train.max_steps": 1}
+    changes = {
+        "model.name": str(model),
+        "data.path": str(data / "data.jsonl"),
+        "train.max_steps": 1,
+    }
     changes |= {"eval.split": None}
     fine_tune(settings(folder, tmp_path / "other", **changes, **{"train.lr": 0.02}))
     run = tmp_path / "run"
@@ -229,10 +274,17 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(folder: Path, t
             fine_tune(again)
         (checkpoint / name).write_bytes(content)
 
-    for file, key in ((model / "model.safetensors", r"model\.name"), (data / "data.jsonl", "train texts")):
+    for file, key in (
+        (model / "model.safetensors", r"model\.name"),
+        (data / "data.jsonl", "train texts"),
+    ):
         content = file.read_bytes()
         rows = content.splitlines(keepends=True)
-        file.write_bytes(content[:-4] + bytes(4) if key != "train texts" else b"".join([rows[1], rows[0], *rows[2:]]))
+        file.write_bytes(
+            content[:-4] + bytes(4)
+            if key != "train texts"
+            else b"".join([rows[1], rows[0], *rows[2:]])
+        )
         with pytest.raises(CheckpointError, match=key):
             fine_tune(again)
         file.write_bytes(content)
@@ -245,7 +297,9 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_refused(folder: Path, t
 def test_rloo_with_all_weights_trains_and_is_judged(folder, tmp_path, monkeypatch):
     loaded: list[dict[str, Any]] = []
     load = rloo_trainer.create_model_from_path
-    monkeypatch.setattr(rloo_trainer, "create_model_from_path", lambda *a, **k: (loaded.append(k), load(*a, **k))[1])
+    monkeypatch.setattr(
+        rloo_trainer, "create_model_from_path", lambda *a, **k: (loaded.append(k), load(*a, **k))[1]
+    )
     run = tmp_path / "run"
     changes = {
         "trainer": "rloo", "model.name": str(folder / "idefics3"), "lora": None, "data": SCENES, "train.kl_coef": 0.1,
@@ -262,25 +316,38 @@ def test_rloo_with_all_weights_trains_and_is_judged(folder, tmp_path, monkeypatc
     assert {"rewards/cider/mean", "rewards/words/mean", "kl", "entropy"} <= logged[0].keys()
     assert logged[0]["kl"] == pytest.approx(0, abs=1e-5)
     assert logged[1]["kl"] != 0
-    assert [given["revision"] for given in loaded] == ["main"], "the reference model is the starting model"
+    assert [given["revision"] for given in loaded] == ["main"], (
+        "the reference model is the starting model"
+    )
     assert not any("scene" in call for call in Recorder.calls), "the truth is for the oracle alone"
     hidden = {"<image>", "<global-img>", "<row_1_col_1>", "<row_2_col_2>", "<pad>", "<|im_start|>"}
     vlm = load_vlm(VlmConfig(name=str(folder / "idefics3")), "float32")
     hidden = set(vlm.processor.tokenizer.convert_tokens_to_ids(sorted(hidden)))
     assert hidden <= set(vlm.suppressed)
-    assert not hidden & {token for call in Recorder.calls for ids in call["completion_ids"] for token in ids}
-    after, changed = load_file(run / "export/last/model.safetensors"), moved(folder / "idefics3", run)
+    assert not hidden & {
+        token for call in Recorder.calls for ids in call["completion_ids"] for token in ids
+    }
+    after, changed = (
+        load_file(run / "export/last/model.safetensors"),
+        moved(folder / "idefics3", run),
+    )
     assert changed
     assert not any("vision" in name for name in changed)
-    assert [path.name for path in (run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"], "after the last step"
+    assert [path.name for path in (run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"], (
+        "after the last step"
+    )
     # Killed after its last step, it is exported and judged; so it is from a checkpoint in another place.
     (run / "checkpoints/checkpoint-2").rename(tmp_path / "kept")
-    other = settings(folder, tmp_path / "other", **changes, **{"run.resume": str(tmp_path / "kept")})
+    other = settings(
+        folder, tmp_path / "other", **changes, **{"run.resume": str(tmp_path / "kept")}
+    )
     assert fine_tune(other) == table
     assert equal(load_file(tmp_path / "other/export/last/model.safetensors"), after)
 
 
-def test_all_weights_are_resumed_where_files_have_other_names_for_them(folder: Path, tmp_path: Path) -> None:
+def test_all_weights_are_resumed_where_files_have_other_names_for_them(
+    folder: Path, tmp_path: Path
+) -> None:
     run, changes = tmp_path / "run", {"lora": None, "eval.split": None, "train.max_steps": 3}
     fine_tune(settings(folder, run, **changes))
     expected = load_file(run / "export/last/model.safetensors")
@@ -295,7 +362,12 @@ def test_all_weights_are_resumed_where_files_have_other_names_for_them(folder: P
 @pytest.mark.parametrize("name", ["qwen2_vl", "idefics3"])
 def test_captions_do_not_depend_on_the_batch(folder: Path, name: str) -> None:
     rows: list[Row] = [
-        {"image_id": str(i), "image": str(folder / f"{i}.png"), "references": [], "prompt": "describe " * (1 + i % 3)}
+        {
+            "image_id": str(i),
+            "image": str(folder / f"{i}.png"),
+            "references": [],
+            "prompt": "describe " * (1 + i % 3),
+        }
         for i in range(5)
     ]
     one_by_one = vlm_captions(folder / name, rows, batch_size=1)
@@ -306,7 +378,10 @@ def test_captions_do_not_depend_on_the_batch(folder: Path, name: str) -> None:
 def test_mistakes_are_named_before_training(folder: Path, tmp_path: Path) -> None:
     for changes, message in (
         ({"rollout.num_samples": 1}, r"rollout.num_samples is 1.*2"),
-        ({"reward.terms": {"cider": {"weight": 0}, "bleu": {"weight": 0}}}, r"reward\.terms bleu, cider"),
+        (
+            {"reward.terms": {"cider": {"weight": 0}, "bleu": {"weight": 0}}},
+            r"reward\.terms bleu, cider",
+        ),
         ({"lora": None, "model.dtype": "float16"}, r"model.dtype is 'float16'"),
         ({"model.freeze": ["*visuel*"]}, r"model.freeze has '\*visuel\*'"),
         ({"eval.before": True, "run.trackers": ["tensorbord"]}, "TRL refuses .*tensorbord"),
@@ -318,7 +393,10 @@ def test_mistakes_are_named_before_training(folder: Path, tmp_path: Path) -> Non
         ({"train.kwargs": {"use_vllm": True}}, "use_vllm"),
         ({"train.kwargs": {"beta": 0.1}}, r"train.kwargs has \['beta'\]"),
         ({"train.batch_size": 5}, r"train.batch_size is 5.*4"),
-        ({"reward.terms": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}}, r"\['depth'\]"),
+        (
+            {"reward.terms": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}},
+            r"\['depth'\]",
+        ),
         ({"eval.judges": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}}, "judges.w"),
         ({"model.name": "no/where", "data.path": "no/where"}, r"model.name 'no/where'"),
         ({"lora.target_modules": ["q"]}, r"lora.target_modules"),
@@ -326,9 +404,15 @@ def test_mistakes_are_named_before_training(folder: Path, tmp_path: Path) -> Non
         ({"train.lr": 0.0}, r"train.lr is 0.0.*0"),
         ({"eval.metrics": ["cidre"]}, r"eval.metrics has \['cidre'\].*bleu"),
         ({"train.micro_batch_size": 3}, "micro_batch_size"),
-        ({"train.kwargs": {"steps_per_generation": 1, "generation_batch_size": 4}}, "'steps_per_generation'"),
+        (
+            {"train.kwargs": {"steps_per_generation": 1, "generation_batch_size": 4}},
+            "'steps_per_generation'",
+        ),
         ({"eval.split": "tset"}, "split 'tset'"),
-        ({"reward.terms": {"l_clipscore": {"kwargs": {"backbone": "no/where"}}}}, "reward.terms.l_clipscore: student"),
+        (
+            {"reward.terms": {"l_clipscore": {"kwargs": {"backbone": "no/where"}}}},
+            "reward.terms.l_clipscore: student",
+        ),
         ({"lora": None, "model.freeze": ["*visuel*"]}, r"model.freeze has"),
     ):
         with pytest.raises((ConfigError, DataError, ValueError), match=message):
@@ -368,18 +452,26 @@ def test_images_are_opened_once_a_batch(folder: Path, monkeypatch: pytest.Monkey
     dataset: Any = rows.trl_dataset(some, "describe this image")
     for numbers in ([0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 2, 2]):
         examples = dataset.__getitems__(numbers)
-        assert [example["image_id"] for example in examples] == [images[number] for number in numbers]
+        assert [example["image_id"] for example in examples] == [
+            images[number] for number in numbers
+        ]
         assert examples[0]["image"] is examples[1]["image"]
-        assert examples[0]["image"].getpixel((3, 5)) == load_image(images[numbers[0]]).getpixel((3, 5))
+        assert examples[0]["image"].getpixel((3, 5)) == load_image(images[numbers[0]]).getpixel(
+            (3, 5)
+        )
     assert opened == images
 
 
-def test_engines_that_were_not_tried_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_were_not_tried_are_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as `accelerate launch --use_fsdp` does
     with pytest.raises(LaunchError, match="ACCELERATE_USE_FSDP"):
         fine_tune(settings(folder, tmp_path / "run"))
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
-    engine = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3), fsdp=None, ds3_gather_for_generation=True)
+    engine = SimpleNamespace(
+        deepspeed_plugin=SimpleNamespace(zero_stage=3), fsdp=None, ds3_gather_for_generation=True
+    )
     check_engine(engine)
     engine.ds3_gather_for_generation = False
     with pytest.raises(ConfigError, match="ds3_gather_for_generation"):
@@ -392,9 +484,17 @@ def test_engines_that_were_not_tried_are_refused(folder: Path, tmp_path: Path, m
 
 
 def test_missing_images_and_a_broken_reward_end_the_run(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "data.jsonl").write_text(json.dumps({"image": "gone.png", "references": ["a"]}) + "\n")
+    (tmp_path / "data.jsonl").write_text(
+        json.dumps({"image": "gone.png", "references": ["a"]}) + "\n"
+    )
     with pytest.raises(DataError, match=r"gone\.png"):
-        fine_tune(settings(folder, tmp_path / "a", **{"data.path": str(tmp_path / "data.jsonl"), "eval.split": None}))
+        fine_tune(
+            settings(
+                folder,
+                tmp_path / "a",
+                **{"data.path": str(tmp_path / "data.jsonl"), "eval.split": None},
+            )
+        )
     broken = {"broken": {"target": RECORDER, "kwargs": {"breaks": True}}}
     with pytest.raises(RewardError, match=r"term 'broken'.*caption 0"):
         fine_tune(settings(folder, tmp_path / "b", **{"reward.terms": broken, "eval.split": None}))
@@ -406,7 +506,9 @@ def test_models_that_trl_cannot_train_are_told(folder: Path, tmp_path: Path) -> 
     (bare / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match=r"model\.name '.*bare'"):
         load_vlm(VlmConfig(name=str(bare)), "float32")
-    (bare / "config.json").write_text(json.dumps({"model_type": "vision-encoder-decoder", "is_encoder_decoder": True}))
+    (bare / "config.json").write_text(
+        json.dumps({"model_type": "vision-encoder-decoder", "is_encoder_decoder": True})
+    )
     with pytest.raises(ConfigError, match=r"model\.name"):
         load_vlm(VlmConfig(name=str(bare)), "float32")
     prefix = save_vlm("paligemma", tmp_path / "prefix")
@@ -416,11 +518,20 @@ def test_models_that_trl_cannot_train_are_told(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("file", ["grpo_vlm.yaml", "grpo_vlm_clip.yaml", "rloo_vlm.yaml"])
-def test_shipped_configurations_are_understood_by_trl(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in (GRPOConfig, RLOOConfig):  # as where a process sees four devices, of which TRL refuses DataParallel
+def test_shipped_configurations_are_understood_by_trl(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in (
+        GRPOConfig,
+        RLOOConfig,
+    ):  # as where a process sees four devices, of which TRL refuses DataParallel
         prepare = kind.__post_init__
-        monkeypatch.setattr(kind, "__post_init__", lambda own, old=prepare: (old(own), setattr(own, "_n_gpu", 4)))
-    config = parse(GrpoVlmConfig, ["--config", str(REPOSITORY / "configs/trl" / file)], "grpo_vlm.py")
+        monkeypatch.setattr(
+            kind, "__post_init__", lambda own, old=prepare: (old(own), setattr(own, "_n_gpu", 4))
+        )
+    config = parse(
+        GrpoVlmConfig, ["--config", str(REPOSITORY / "configs/trl" / file)], "grpo_vlm.py"
+    )
     config.train.mixed_precision = "no"
     arguments = trl_arguments(config, 1)
     assert arguments.n_gpu == 1
@@ -428,16 +539,29 @@ def test_shipped_configurations_are_understood_by_trl(file: str, monkeypatch: py
     assert file.startswith(config.trainer)
     completions = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
     assert completions == config.train.batch_size * config.rollout.num_samples
-    assert (arguments.top_k, arguments.top_p, arguments.min_p, arguments.temperature) == (0, 1.0, None, 1.0)
-    assert (arguments.beta, arguments.disable_dropout, arguments.remove_unused_columns) == (0.0, True, False)
+    assert (arguments.top_k, arguments.top_p, arguments.min_p, arguments.temperature) == (
+        0,
+        1.0,
+        None,
+        1.0,
+    )
+    assert (arguments.beta, arguments.disable_dropout, arguments.remove_unused_columns) == (
+        0.0,
+        True,
+        False,
+    )
 
 
-def test_the_example_of_the_documentation_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_the_documentation_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (REPOSITORY / "docs/trl.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert 8 <= len(example.splitlines()) <= 20
     example = example.replace("Qwen/Qwen2-VL-2B-Instruct", str(folder / "qwen2_vl"))
-    example = example.replace("photos/", f"{folder}/").replace("max_steps=500", "max_steps=1, use_cpu=True, bf16=False")
+    example = example.replace("photos/", f"{folder}/").replace(
+        "max_steps=500", "max_steps=1, use_cpu=True, bf16=False"
+    )
     monkeypatch.chdir(tmp_path)
     found: dict[str, Any] = {}
     exec(compile(example, "docs/trl.md", "exec"), found)

@@ -32,7 +32,9 @@ def call(*command: str | Path, folder: Path) -> str:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     how = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 300}
     done = subprocess.run(command, check=False, **how)
-    assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, (
+        f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
     return done.stdout
 
 
@@ -44,7 +46,12 @@ def build_wheel(folder: Path) -> Path:
     for name in ("rl_caption", "rewards", "configs"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / name, folder / name, symlinks=True, ignore=ignore)
-    call(sys.executable, "-c", "from setuptools import build_meta; build_meta.build_sdist('dist')", folder=folder)
+    call(
+        sys.executable,
+        "-c",
+        "from setuptools import build_meta; build_meta.build_sdist('dist')",
+        folder=folder,
+    )
     (archive,) = (folder / "dist").glob("*.tar.gz")
     offline = ("--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", "dist")
     call(sys.executable, "-m", "pip", "wheel", *offline, archive, folder=folder)
@@ -59,11 +66,23 @@ def install(wheel: Path, environment: Path) -> Path:
     # Of folders that a .pth file names, .pth files are not read: an editable rl_caption is not there, nor the remedy.
     packages = dict.fromkeys(sysconfig.get_path(key) for key in ("purelib", "platlib"))
     (site / "packages.pth").write_text("".join(f"{path}\n" for path in packages))
-    for file in Path(sysconfig.get_path("purelib")).glob("*rl_caption_torchvision_remedy.p*"):  # where it was needed
+    for file in Path(sysconfig.get_path("purelib")).glob(
+        "*rl_caption_torchvision_remedy.p*"
+    ):  # where it was needed
         shutil.copy(file, site)
     programs = environment / "bin"
     options = ("--no-deps", "--no-index", "--no-compile", "--ignore-installed")
-    call(sys.executable, "-m", "pip", "--python", programs / "python", "install", *options, wheel, folder=environment)
+    call(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        programs / "python",
+        "install",
+        *options,
+        wheel,
+        folder=environment,
+    )
     return programs
 
 
@@ -73,7 +92,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     if (installed := os.environ.get("RL_CAPTION_INSTALLED")) is not None:
         programs = Path(installed).resolve()
     else:
-        programs = install(build_wheel(tmp_path_factory.mktemp("build")), tmp_path_factory.mktemp("environment"))
+        programs = install(
+            build_wheel(tmp_path_factory.mktemp("build")), tmp_path_factory.mktemp("environment")
+        )
     folder = tmp_path_factory.mktemp("empty")
 
     def run(program: str, *arguments: str | Path) -> str:
@@ -99,13 +120,18 @@ def test_what_is_imported_is_the_wheel(run: Run) -> None:
 def test_the_citation_is_of_this_version() -> None:
     cited = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
     assert (cited["version"], cited["license"]) == (__version__, "Apache-2.0")
-    assert all({"type", "title", "authors", "year"} <= paper.keys() for paper in cited["references"])
+    assert all(
+        {"type", "title", "authors", "year"} <= paper.keys() for paper in cited["references"]
+    )
 
 
 def test_recipes(run: Run) -> None:
     listed = re.findall(r"^  (\S+)", run("rl-caption", "configs", "list"), re.MULTILINE)
     assert sorted(listed) == sorted(shipped_configs())
-    assert run("rl-caption", "configs", "show", "demo") == (REPOSITORY / "configs" / "demo.yaml").read_text()
+    assert (
+        run("rl-caption", "configs", "show", "demo")
+        == (REPOSITORY / "configs" / "demo.yaml").read_text()
+    )
     code = (
         "from rl_caption.cli.configuration import parse\n"
         "from rl_caption.config.schema import ScstConfig, XeConfig\n"

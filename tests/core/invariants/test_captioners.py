@@ -19,7 +19,13 @@ from rl_caption.captioners.transformer import TransformerCaptioner, build_vocabu
 from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
-from tests.captioners_for_tests import REFERENCES, region_inputs, sample_slowly, tiny_captioner, tiny_rows
+from tests.captioners_for_tests import (
+    REFERENCES,
+    region_inputs,
+    sample_slowly,
+    tiny_captioner,
+    tiny_rows,
+)
 from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
 
 
@@ -36,15 +42,22 @@ def any_case(request, tmp_path_factory):
         captioner = tiny_hf_captioner(request.param, tmp_path_factory.mktemp("model"), PROMPT)
     else:
         captioner = tiny_captioner(input_kind=request.param)
-    return captioner, region_inputs() if request.param == "regions" else captioner.preprocess(tiny_rows(3))
+    return captioner, region_inputs() if request.param == "regions" else captioner.preprocess(
+        tiny_rows(3)
+    )
 
 
 def test_a_prefix_stands_for_all_captions_that_begin_with_it():
     ids = [[[5, 6, 2, 0], [5, 2, 0, 0], [5, 6, 2, 0], [5, 6, 7, 2]], [[5, 6, 2, 0]] * 4]
-    ids.append([[5, 6, 7, 2], [8, 6, 7, 2], [5, 6, 7, 2], [5, 9, 7, 2]])  # later words alike, earlier ones not
+    ids.append(
+        [[5, 6, 7, 2], [8, 6, 7, 2], [5, 6, 7, 2], [5, 9, 7, 2]]
+    )  # later words alike, earlier ones not
     ids = torch.tensor(ids)
     first, node = unique_prefixes(ids, caption_mask(ids, 2))
-    expected = [[[1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]], [[1, 1, 1, 0]] + [[0] * 4] * 3]
+    expected = [
+        [[1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]],
+        [[1, 1, 1, 0]] + [[0] * 4] * 3,
+    ]
     expected.append([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1]])
     assert torch.equal(first, torch.tensor(expected, dtype=torch.bool))
     assert node[0].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]]
@@ -54,7 +67,11 @@ def test_a_prefix_stands_for_all_captions_that_begin_with_it():
 
 def test_each_rate_of_dropout_is_that_of_its_own_layers():
     policy = tiny_captioner(input_kind="regions", dropout=0.1, feature_dropout=0.5).policy
-    rates = {name: module.p for name, module in policy.named_modules() if isinstance(module, torch.nn.Dropout)}
+    rates = {
+        name: module.p
+        for name, module in policy.named_modules()
+        if isinstance(module, torch.nn.Dropout)
+    }
     assert rates.pop("encoder.embedding.dropout") == 0.5
     assert len(rates) > 6
     assert set(rates.values()) == {0.1}
@@ -71,7 +88,9 @@ def test_dropout_is_drawn_wherever_the_transformer_has_it():
     ids = torch.tensor([[policy.config.bos_token_id, 5, 6]])
     policy.train()(**inputs, decoder_input_ids=ids)
     layers = [f"encoder.layers.0.{name}" for name in ("dropout", "dropout", "ffn.2")]
-    layers += [f"layers.{n}.{name}" for n in (0, 1) for name in ("dropout", "dropout", "dropout", "ffn.2")]
+    layers += [
+        f"layers.{n}.{name}" for n in (0, 1) for name in ("dropout", "dropout", "dropout", "ffn.2")
+    ]
     assert drawn == Counter([*layers, "encoder.dropout", "embedding_dropout"])
     for module in policy.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -84,13 +103,17 @@ def test_embeddings_and_pixels_are_those_of_the_definition():
     captioner = tiny_captioner(num_frames=2, position_init="normal")
     policy, width = captioner.policy, captioner.policy.config.d_model
     tokens, positions = torch.tensor([5, 6, 5]), torch.tensor([0, 3, 7])
-    expected = (policy.token_embedding.weight[tokens] + policy.position_embedding.weight[positions]) * width**0.5
+    expected = (
+        policy.token_embedding.weight[tokens] + policy.position_embedding.weight[positions]
+    ) * width**0.5
     assert torch.allclose(policy._embed(tokens, positions), expected)
     for parameter in (policy.encoder.embedding.frame, policy.encoder.embedding.position):
         assert 0.01 < parameter.std() < 0.03
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 24, 3), dtype=np.uint8))
     square = np.asarray(photo.resize((16, 16), Image.Resampling.BICUBIC), dtype=np.float64)
-    (found,) = tiny_captioner().preprocess([{"image_id": "a", "image": photo, "references": []}])["pixel_values"]
+    (found,) = tiny_captioner().preprocess([{"image_id": "a", "image": photo, "references": []}])[
+        "pixel_values"
+    ]
     assert np.allclose(found.numpy(), square.transpose(2, 0, 1) / 127.5 - 1, atol=1e-6)
 
 
@@ -113,9 +136,15 @@ def test_padding_and_shared_prefixes_are_not_computed_and_change_nothing(case):
     ids[:, 2, :2] = ids[:, 3, :2]
     ids[1, 3] = ids[1, 1].where(mask[1, 3], 0)  # cut off where the other goes on
     computed = []
-    hook = policy.lm_head.register_forward_hook(lambda module, args, out: computed.append(out.shape[:-1].numel()))
-    everything = gradients(policy, token_logprobs(captioner.token_logits(policy, inputs, ids), ids)[mask])
-    packed = gradients(policy, token_logprobs(captioner.token_logits(policy, inputs, ids, mask), ids[mask]))
+    hook = policy.lm_head.register_forward_hook(
+        lambda module, args, out: computed.append(out.shape[:-1].numel())
+    )
+    everything = gradients(
+        policy, token_logprobs(captioner.token_logits(policy, inputs, ids), ids)[mask]
+    )
+    packed = gradients(
+        policy, token_logprobs(captioner.token_logits(policy, inputs, ids, mask), ids[mask])
+    )
     logits, row = captioner.prefix_logits(policy, inputs, ids, mask)
     shared = gradients(policy, token_logprobs(logits, ids[mask], 1.0, row))
     hook.remove()
@@ -133,7 +162,9 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
     case, monkeypatch, temperature
 ):
     captioner, inputs = case
-    captioner.policy.norm.bias.add_(3 * captioner.policy.lm_head.weight[captioner.eos_token_id])  # captions do end
+    captioner.policy.norm.bias.add_(
+        3 * captioner.policy.lm_head.weight[captioner.eos_token_id]
+    )  # captions do end
     decoding = Decoding(6, True, max_new_tokens=16, temperature=temperature)
     noise = sampling_noise(0, 0, ["a", "b", "c"], 6, 16)
 
@@ -152,7 +183,9 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
     going_on = [3]
     for length in range(1, tokens.shape[-1]):
         of = [
-            (image, tuple(ids)) for image in range(3) for ids in tokens[image, mask[image, :, length], :length].tolist()
+            (image, tuple(ids))
+            for image in range(3)
+            for ids in tokens[image, mask[image, :, length], :length].tolist()
         ]
         going_on.append(len(set(of)))
     assert rows == going_on
@@ -160,7 +193,9 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
     assert rows[-1] < max(rows), "and some end before others"
 
     def next_logits(one, ids):
-        return captioner.policy(**one, decoder_input_ids=torch.tensor([[captioner.bos_token_id, *ids]])).logits[0, -1]
+        return captioner.policy(
+            **one, decoder_input_ids=torch.tensor([[captioner.bos_token_id, *ids]])
+        ).logits[0, -1]
 
     expected, scores = sample_slowly(captioner, inputs, noise, temperature, next_logits)
     samples, mask = tokens[:, :6], mask[:, :6]
@@ -192,7 +227,9 @@ def test_a_cache_with_room_holds_what_transformers_own_holds():
     roomy, plain = preallocated_cache(3), DynamicCache()  # room for fewer tokens than come
     for tokens, chosen in ((2, None), (1, [0, 2, 3]), (1, None), (2, [1, 1, 0])):
         keys, values = torch.randn(2, 4 if roomy.get_seq_length() < 3 else 3, 2, tokens, 5)
-        for one, other in zip(roomy.update(keys, values, 0), plain.update(keys, values, 0), strict=True):
+        for one, other in zip(
+            roomy.update(keys, values, 0), plain.update(keys, values, 0), strict=True
+        ):
             assert torch.equal(one, other)
         if chosen is not None:
             for cache in (roomy, plain):
@@ -200,20 +237,29 @@ def test_a_cache_with_room_holds_what_transformers_own_holds():
 
 
 @torch.no_grad()
-def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_least_as_likely(any_case):
+def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_least_as_likely(
+    any_case,
+):
     captioner, inputs = any_case
     noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 6)
-    greedy = captioner.generate(captioner.policy, inputs, Decoding(2, True, max_new_tokens=6), noise)[:, 2:]
+    greedy = captioner.generate(
+        captioner.policy, inputs, Decoding(2, True, max_new_tokens=6), noise
+    )[:, 2:]
     decoding = Decoding(num_beams=8, max_new_tokens=6, length_penalty=0.0)
     beam = captioner.generate(captioner.policy, inputs, decoding, None)
     totals = []
     for ids in (greedy, beam):
-        logits, mask = captioner.token_logits(captioner.policy, inputs, ids), caption_mask(ids, captioner.eos_token_id)
+        logits, mask = (
+            captioner.token_logits(captioner.policy, inputs, ids),
+            caption_mask(ids, captioner.eos_token_id),
+        )
         totals.append((token_logprobs(logits, ids) * mask).sum(-1))
         if ids is greedy:
             assert torch.equal(logits.argmax(-1)[mask], ids[mask])
     assert (totals[1] >= totals[0] - 1e-4).all()
-    alike = captioner.token_logits(captioner.policy, inputs, torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1))
+    alike = captioner.token_logits(
+        captioner.policy, inputs, torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
+    )
     assert (alike[0] - alike[1]).abs().max() > 1e-3, "the image matters"
 
 
@@ -222,7 +268,9 @@ def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(any_case):
     rows, decoding = tiny_rows(3), Decoding(4, True, max_new_tokens=6)
 
     def texts(chosen):
-        batch = CaptionBatch(rows[chosen], {name: tensor[chosen] for name, tensor in inputs.items()})
+        batch = CaptionBatch(
+            rows[chosen], {name: tensor[chosen] for name, tensor in inputs.items()}
+        )
         rollout = sample_captions(captioner, captioner.policy, batch, decoding, seed=7, step=3)
         return dict(zip(batch.image_ids, rollout.texts, strict=True))
 
@@ -258,12 +306,17 @@ def test_noise_differs_by_seed_step_image_and_sample():
 def test_padded_regions_change_nothing():
     captioner, inputs = tiny_captioner(input_kind="regions"), region_inputs()
     ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
-    noisy = dict(inputs, region_features=inputs["region_features"] + 100 * ~inputs["region_mask"].unsqueeze(-1))
+    noisy = dict(
+        inputs,
+        region_features=inputs["region_features"] + 100 * ~inputs["region_mask"].unsqueeze(-1),
+    )
     plain = captioner.token_logits(captioner.policy, inputs, ids)
     assert torch.allclose(plain, captioner.token_logits(captioner.policy, noisy, ids), atol=1e-5)
     assert not torch.allclose(
         plain,
-        captioner.token_logits(captioner.policy, {**noisy, "region_mask": torch.ones_like(inputs["region_mask"])}, ids),
+        captioner.token_logits(
+            captioner.policy, {**noisy, "region_mask": torch.ones_like(inputs["region_mask"])}, ids
+        ),
         atol=1e-3,
     )
 
@@ -295,7 +348,9 @@ def test_words_survive_encoding_and_decoding_which_joins_them_as_the_tokenizer_d
     (cut,) = captioner.encode([REFERENCES[0][0]], 4)
     assert len(cut) == 4
     assert captioner.eos_token_id not in cut
-    ids = torch.randint(0, len(captioner.tokenizer), (50, 9), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        0, len(captioner.tokenizer), (50, 9), generator=torch.Generator().manual_seed(0)
+    )
     expected = captioner.tokenizer.batch_decode(
         ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
@@ -305,13 +360,21 @@ def test_words_survive_encoding_and_decoding_which_joins_them_as_the_tokenizer_d
 def test_names_of_special_tokens_in_references_are_no_further_words():
     tokenizer = build_vocabulary([["a <unk> dog <eos>", "a <pad> cat"]], min_count=1)
     assert sorted(tokenizer.get_vocab().values()) == list(range(7))
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 4]) == ["<pad>", "<bos>", "<eos>", "<unk>", "a"]
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 4]) == [
+        "<pad>",
+        "<bos>",
+        "<eos>",
+        "<unk>",
+        "a",
+    ]
     assert tokenizer("a <unk> dog", add_special_tokens=False)["input_ids"] == [4, 3, 6]
     with pytest.raises(ValueError, match="1 times"):
         build_vocabulary([["<unk>"]], min_count=1)
 
 
-def test_sincos_positions_are_of_the_row_and_the_column_and_training_goes_on_from_those_that_are_saved(tmp_path):
+def test_sincos_positions_are_of_the_row_and_the_column_and_training_goes_on_from_those_that_are_saved(
+    tmp_path,
+):
     captioner = tiny_captioner(image_size=24, position_init="sincos")  # 3 x 3 patches, width 32
     position = captioner.policy.encoder.embedding.position
     for row, column in [(0, 0), (1, 0), (0, 2), (2, 1)]:
@@ -328,10 +391,14 @@ def test_sincos_positions_are_of_the_row_and_the_column_and_training_goes_on_fro
     captioner.save_pretrained(captioner.policy, tmp_path)
     loaded = TransformerCaptioner.from_pretrained(tmp_path)
     assert torch.equal(loaded.policy.encoder.embedding.position, position)
-    assert not torch.equal(position, tiny_captioner(image_size=24).policy.encoder.embedding.position)
+    assert not torch.equal(
+        position, tiny_captioner(image_size=24).policy.encoder.embedding.position
+    )
 
 
-def test_a_captioner_saved_before_it_could_read_videos_or_choose_the_start_of_its_positions_loads(tmp_path):
+def test_a_captioner_saved_before_it_could_read_videos_or_choose_the_start_of_its_positions_loads(
+    tmp_path,
+):
     captioner = tiny_captioner(image_size=24)
     captioner.save_pretrained(captioner.policy, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

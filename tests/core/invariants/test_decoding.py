@@ -11,7 +11,12 @@ from accelerate import Accelerator
 
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.decoding import beam_search, logits_without_cache, penalise_trigrams, refuse_bad_endings
+from rl_caption.captioners.decoding import (
+    beam_search,
+    logits_without_cache,
+    penalise_trigrams,
+    refuse_bad_endings,
+)
 from rl_caption.captioners.ensemble import Ensemble
 from rl_caption.captioners.tokens import caption_mask, forbid, sample_tokens
 from rl_caption.captioners.transformer import TransformerCaptioner
@@ -38,26 +43,43 @@ def ending_captioner(seed=0, ends=3.0):
 def trimmed(token_ids, captioner):
     """Lists of token ids up to EOS."""
     mask = caption_mask(token_ids, captioner.eos_token_id)
-    return [ids[own].tolist() for ids, own in zip(token_ids.flatten(0, -2), mask.flatten(0, -2), strict=True)]
+    return [
+        ids[own].tolist()
+        for ids, own in zip(token_ids.flatten(0, -2), mask.flatten(0, -2), strict=True)
+    ]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("seed", "beams", "count", "limit", "length_penalty", "ngram"),
-    [(0, 4, 4, 8, 1.0, 0), (1, 5, 3, 12, 0.0, 0), (2, 4, 4, 12, 2.0, 2), (3, 3, 2, 12, 0.0, 1), (4, 5, 5, 12, -1.0, 3)],
+    [
+        (0, 4, 4, 8, 1.0, 0),
+        (1, 5, 3, 12, 0.0, 0),
+        (2, 4, 4, 12, 2.0, 2),
+        (3, 3, 2, 12, 0.0, 1),
+        (4, 5, 5, 12, -1.0, 3),
+    ],
 )
-def test_the_best_beams_and_their_scores_are_those_of_transformers(seed, beams, count, limit, length_penalty, ngram):
+def test_the_best_beams_and_their_scores_are_those_of_transformers(
+    seed, beams, count, limit, length_penalty, ngram
+):
     captioner, inputs = ending_captioner(seed)
     options = {"num_beams": beams, "max_new_tokens": limit, "length_penalty": length_penalty}
     options |= {"num_return_sequences": count, "no_repeat_ngram_size": ngram}
     found = captioner.generate_with_scores(captioner.policy, inputs, Decoding(**options))
     # A policy that cannot say what no caption may contain.
-    hook = captioner.policy.lm_head.register_forward_hook(lambda module, args, out: forbid(out, captioner.forbidden))
-    own = captioner.policy.generate(**inputs, return_dict_in_generate=True, output_scores=True, **options)
+    hook = captioner.policy.lm_head.register_forward_hook(
+        lambda module, args, out: forbid(out, captioner.forbidden)
+    )
+    own = captioner.policy.generate(
+        **inputs, return_dict_in_generate=True, output_scores=True, **options
+    )
     hook.remove()
     assert trimmed(found.token_ids, captioner) == trimmed(own.sequences[:, 1:], captioner)
     assert torch.allclose(found.scores.flatten(), own.sequences_scores, atol=1e-5)
-    best = captioner.generate(captioner.policy, inputs, Decoding(**options | {"num_return_sequences": 1}))
+    best = captioner.generate(
+        captioner.policy, inputs, Decoding(**options | {"num_return_sequences": 1})
+    )
     assert trimmed(best, captioner) == trimmed(found.token_ids[:, :1], captioner)
 
 
@@ -71,10 +93,14 @@ def test_the_best_beams_and_their_scores_are_those_of_transformers(seed, beams, 
         {"top_k": 8, "top_p": 0.8, "typical_p": 0.7, "temperature": 1.4, "no_repeat_ngram_size": 1},
     ],
 )
-def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_random_numbers(options, monkeypatch):
+def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_random_numbers(
+    options, monkeypatch
+):
     captioner, inputs = ending_captioner(ends=1.0)
     noise = sampling_noise(5, 0, IDS, 4, 10)
-    found = captioner.generate(captioner.policy, inputs, Decoding(4, True, max_new_tokens=10, **options), noise)
+    found = captioner.generate(
+        captioner.policy, inputs, Decoding(4, True, max_new_tokens=10, **options), noise
+    )
     numbers = iter(noise.flatten(0, 1).T)
 
     def multinomial(probabilities, num_samples):
@@ -82,19 +108,29 @@ def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_ran
 
     monkeypatch.setattr(torch, "multinomial", multinomial)
     shared = {"max_new_tokens": 10, "no_repeat_ngram_size": options.get("no_repeat_ngram_size", 0)}
-    sampling = {"temperature": 1.0, "top_k": 0, "do_sample": True, "num_return_sequences": 4} | shared | options
-    drawn = captioner.policy.generate(**inputs, **sampling)  # its settings suppress what no caption may contain
+    sampling = (
+        {"temperature": 1.0, "top_k": 0, "do_sample": True, "num_return_sequences": 4}
+        | shared
+        | options
+    )
+    drawn = captioner.policy.generate(
+        **inputs, **sampling
+    )  # its settings suppress what no caption may contain
     assert trimmed(found[:, :4], captioner) == trimmed(drawn[:, 1:], captioner)
     greedy = captioner.policy.generate(**inputs, do_sample=False, **shared)
     assert trimmed(found[:, 4:], captioner) == trimmed(greedy[:, 1:], captioner)
     full = captioner.generate(captioner.policy, inputs, Decoding(4, True, max_new_tokens=10), noise)
-    assert trimmed(full, captioner) != trimmed(found, captioner), "the case must hold a token that is left out"
+    assert trimmed(full, captioner) != trimmed(found, captioner), (
+        "the case must hold a token that is left out"
+    )
 
 
 GROUPS = json.loads((Path(__file__).parents[1] / "golden" / "group_beam_search.json").read_text())
 
 
-@pytest.mark.parametrize("case", GROUPS["cases"], ids=lambda case: f"{case['num_beams']}-{case['num_beam_groups']}")
+@pytest.mark.parametrize(
+    "case", GROUPS["cases"], ids=lambda case: f"{case['num_beams']}-{case['num_beam_groups']}"
+)
 def test_diverse_beam_search_is_that_of_transformers_4(case):
     logits, first = torch.tensor(GROUPS["logits"]), torch.tensor([3, 5, 7, 9])
     table = SimpleNamespace(eos_token_id=1, pad_token_id=0, forbidden=(0,))
@@ -115,9 +151,17 @@ def test_diverse_beam_search_is_that_of_transformers_4(case):
 @torch.no_grad()
 def test_groups_of_beams_are_the_same_without_a_cache():
     captioner, inputs = ending_captioner(1, ends=1.0)
-    decoding = Decoding(num_beams=6, num_beam_groups=3, diversity_penalty=0.5, num_return_sequences=6, max_new_tokens=8)
+    decoding = Decoding(
+        num_beams=6,
+        num_beam_groups=3,
+        diversity_penalty=0.5,
+        num_return_sequences=6,
+        max_new_tokens=8,
+    )
     found = captioner.generate_with_scores(captioner.policy, inputs, decoding)
-    slow = beam_search(captioner, logits_without_cache(captioner, captioner.policy, inputs), 3, decoding)
+    slow = beam_search(
+        captioner, logits_without_cache(captioner, captioner.policy, inputs), 3, decoding
+    )
     assert torch.equal(found.token_ids, slow.token_ids)
     assert torch.allclose(found.scores, slow.scores, atol=1e-5)
 
@@ -126,7 +170,9 @@ def test_groups_of_beams_are_the_same_without_a_cache():
 def test_scores_of_constrained_beams_are_the_models_log_probabilities(tmp_path):
     captioner = tiny_hf_captioner("git", tmp_path, PROMPT)
     inputs = captioner.preprocess(tiny_rows(3))
-    decoding = Decoding(num_beams=4, num_return_sequences=4, max_new_tokens=6, no_repeat_ngram_size=1)
+    decoding = Decoding(
+        num_beams=4, num_return_sequences=4, max_new_tokens=6, no_repeat_ngram_size=1
+    )
     decoding = replace(decoding, remove_bad_endings=True)
     ids, scores = captioner.generate_with_scores(captioner.policy, inputs, decoding)
     mask = caption_mask(ids, captioner.eos_token_id)
@@ -145,7 +191,9 @@ def test_no_caption_that_ends_ends_badly(num_beams):
     captioner, inputs = ending_captioner(seed=3)
     assert set(captioner.words) >= BAD_WORDS
     samples = 0 if num_beams > 1 else 40
-    decoding = Decoding(samples, not samples, 1.0, 12, num_beams, 0.0, num_return_sequences=num_beams)
+    decoding = Decoding(
+        samples, not samples, 1.0, 12, num_beams, 0.0, num_return_sequences=num_beams
+    )
     noise = sampling_noise(0, 0, IDS, samples, 12) if samples else None
 
     def endings(one):
@@ -160,17 +208,29 @@ def test_no_caption_that_ends_ends_badly(num_beams):
 
 def test_words_are_looked_at_and_not_their_tokens():
     logits = torch.zeros(3, 5)
-    assert refuse_bad_endings(torch.empty(3, 0, dtype=torch.long), logits, lambda ids: [""] * 3, 2) is logits
-    found = refuse_bad_endings(torch.ones(3, 2), logits, lambda ids: ["a dog on", "a cabin", "he is behind the"], 2)
+    assert (
+        refuse_bad_endings(torch.empty(3, 0, dtype=torch.long), logits, lambda ids: [""] * 3, 2)
+        is logits
+    )
+    found = refuse_bad_endings(
+        torch.ones(3, 2), logits, lambda ids: ["a dog on", "a cabin", "he is behind the"], 2
+    )
     assert found.isinf().nonzero().tolist() == [[0, 2], [2, 2]]
 
 
 def test_a_repeated_trigram_costs_what_self_critical_pytorch_takes():
     """Its lines: alpha = 2.0; logprobs + mask * -0.693 * alpha, mask counting earlier occurrences."""
-    tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6], [5, 6, 8, 5, 6, 7, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8], [4] * 8])
+    tokens = torch.tensor(
+        [[5, 6, 7, 5, 6, 7, 5, 6], [5, 6, 8, 5, 6, 7, 5, 6], [1, 2, 3, 4, 5, 6, 7, 8], [4] * 8]
+    )
     found = penalise_trigrams(tokens, torch.zeros(4, 9), alpha=2.0)
     expected = torch.zeros(4, 9)
-    expected[0, 7], expected[1, 7], expected[1, 8], expected[3, 4] = -2 * 1.386, -1.386, -1.386, -6 * 1.386
+    expected[0, 7], expected[1, 7], expected[1, 8], expected[3, 4] = (
+        -2 * 1.386,
+        -1.386,
+        -1.386,
+        -6 * 1.386,
+    )
     assert torch.allclose(found, expected)
     assert penalise_trigrams(tokens[:, :2], expected, alpha=2.0) is expected
 
@@ -209,12 +269,20 @@ def test_options_that_do_not_fit_are_refused(options, message):
 
 
 def test_a_decoding_says_all_that_captions_depend_on():
-    beams = Decoding(num_beams=6, num_beam_groups=2, diversity_penalty=0.5, length_penalty=0.0, no_repeat_ngram_size=3)
+    beams = Decoding(
+        num_beams=6,
+        num_beam_groups=2,
+        diversity_penalty=0.5,
+        length_penalty=0.0,
+        no_repeat_ngram_size=3,
+    )
     assert beams.describe() == (
         "beam search of width 6, length penalty 0, 2 groups with diversity penalty 0.5, no repeated 3-grams, "
         "at most 24 tokens"
     )
-    samples = Decoding(5, False, 0.8, top_k=50, top_p=0.9, block_trigrams=2.0, remove_bad_endings=True)
+    samples = Decoding(
+        5, False, 0.8, top_k=50, top_p=0.9, block_trigrams=2.0, remove_bad_endings=True
+    )
     assert samples.describe() == (
         "5 sampled at temperature 0.8, top_k 50, top_p 0.9, block_trigrams 2, no bad endings, at most 24 tokens"
     )
@@ -226,7 +294,10 @@ def test_a_decoding_says_all_that_captions_depend_on():
 
 @pytest.fixture(scope="module")
 def members():
-    return {name: ending_captioner(seed, ends=1.0)[0] for seed, name in enumerate(("one", "two", "three"))}
+    return {
+        name: ending_captioner(seed, ends=1.0)[0]
+        for seed, name in enumerate(("one", "two", "three"))
+    }
 
 
 @torch.no_grad()
@@ -237,9 +308,15 @@ def test_an_ensemble_decodes_the_mean_of_its_distributions(members, average):
     own = next(iter(members.values())).preprocess(tiny_rows(3))
 
     def mean(ids):
-        each = [one.token_logits(one.policy, own, ids).double().softmax(-1) for one in members.values()]
+        each = [
+            one.token_logits(one.policy, own, ids).double().softmax(-1) for one in members.values()
+        ]
         product = torch.stack(each).log().mean(0).exp()
-        return torch.stack(each).mean(0) if average == "probabilities" else product / product.sum(-1, keepdim=True)
+        return (
+            torch.stack(each).mean(0)
+            if average == "probabilities"
+            else product / product.sum(-1, keepdim=True)
+        )
 
     greedy = ensemble.generate(ensemble.policy, inputs, Decoding(max_new_tokens=8))
     mask = caption_mask(greedy, ensemble.eos_token_id)
@@ -267,7 +344,9 @@ def test_an_ensemble_of_equal_captioners_is_that_captioner(members):
 
 
 def test_captioners_that_share_no_vocabulary_are_refused(members):
-    other = TransformerCaptioner.from_scratch([*REFERENCES, ["a zebra"]], 1, image_size=16, patch_size=8, **SHAPE)
+    other = TransformerCaptioner.from_scratch(
+        [*REFERENCES, ["a zebra"]], 1, image_size=16, patch_size=8, **SHAPE
+    )
     with pytest.raises(CaptionerError, match=r"'one' has 'zebra' not, 'new' has 'zebra' as \d+"):
         Ensemble({"one": members["one"], "new": other})
     with pytest.raises(CaptionerError, match="'gru'"):
@@ -277,7 +356,9 @@ def test_captioners_that_share_no_vocabulary_are_refused(members):
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10**6])
-def test_a_batch_has_at_most_the_images_that_there_are(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_has_at_most_the_images_that_there_are(
+    batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captioner, rows, sizes = tiny_captioner(), tiny_rows(3), []
     original = type(captioner).preprocess
 
@@ -285,7 +366,9 @@ def test_a_batch_has_at_most_the_images_that_there_are(batch_size: int, monkeypa
         sizes.append(len(batch))
         return original(captioner, batch)
 
-    expected = decode_candidates(captioner, captioner.policy, rows, Decoding(max_new_tokens=8), Accelerator())
+    expected = decode_candidates(
+        captioner, captioner.policy, rows, Decoding(max_new_tokens=8), Accelerator()
+    )
     monkeypatch.setattr(type(captioner), "preprocess", preprocess)
     decoding = Decoding(max_new_tokens=8, batch_size=batch_size)
     assert decode_candidates(captioner, captioner.policy, rows, decoding, Accelerator()) == expected

@@ -48,7 +48,11 @@ BART = {
     "max_position_embeddings": 32,
 }
 ROBERTA = {**TEXT, "intermediate_size": 48, "vocab_size": VOCABULARY, "max_position_embeddings": 40}
-OTHERS = {"bart": BartConfig(**BART), "trocr": TrOCRConfig(**BART), "roberta": RobertaConfig(**ROBERTA)}
+OTHERS = {
+    "bart": BartConfig(**BART),
+    "trocr": TrOCRConfig(**BART),
+    "roberta": RobertaConfig(**ROBERTA),
+}
 """Decoders beside those of the families' tests."""
 CROSS_ATTENTION = ["blip", "vit_gpt2", "vit_bert", *OTHERS]
 
@@ -61,16 +65,22 @@ def tiny_policy(kind: str, folder: Path) -> HuggingFacePolicy:
         transformers.ViTConfig(**VISION), copy.deepcopy(OTHERS[kind])
     )
     conventions = Conventions(start=(5, 7), eos=2, pad=0, vocab_size=VOCABULARY)
-    return HuggingFacePolicy(VisionEncoderDecoderModel(config), HF_FAMILIES[config.model_type], conventions).eval()
+    return HuggingFacePolicy(
+        VisionEncoderDecoderModel(config), HF_FAMILIES[config.model_type], conventions
+    ).eval()
 
 
 @pytest.fixture(scope="module", params=CROSS_ATTENTION)
-def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFacePolicy:
+def shared(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> HuggingFacePolicy:
     return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, "bart"])
-def every(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFacePolicy:
+def every(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> HuggingFacePolicy:
     return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
 
 
@@ -103,7 +113,11 @@ def copied(policy: HuggingFacePolicy, pixels: Tensor, ids: Tensor) -> Tensor:
 def gradients(policy: HuggingFacePolicy, logprobs: Tensor) -> dict[str, Tensor]:
     policy.zero_grad()
     (logprobs * torch.linspace(-1, 1, logprobs.numel()).view_as(logprobs)).sum().backward()
-    return {name: value.grad.clone() for name, value in policy.named_parameters() if value.grad is not None}
+    return {
+        name: value.grad.clone()
+        for name, value in policy.named_parameters()
+        if value.grad is not None
+    }
 
 
 @pytest.mark.parametrize("how", ["plain", "checkpointed adapters"])
@@ -128,7 +142,9 @@ def test_the_output_layer_computes_the_positions_that_are_asked_for(every, pixel
         every.share_prefix = share_prefix
         whole = every(pixel_values=pixels, token_ids=ids)
         assert whole.shape[:3] == ids.shape
-        handle = layer.register_forward_hook(lambda module, arguments, output: seen.append(output.shape[:-1].numel()))
+        handle = layer.register_forward_hook(
+            lambda module, arguments, output: seen.append(output.shape[:-1].numel())
+        )
         some = every(pixel_values=pixels, token_ids=ids, mask=mask)
         one = every(pixel_values=pixels, token_ids=ids[..., :1], mask=mask[..., :1])
         handle.remove()
@@ -149,13 +165,16 @@ def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels,
         before = list(range(len(known))) if origins is None else origins
         tokens = ids.flatten(0, 1)[: len(before), position]
         known = [
-            [known[origin][0], [*known[origin][1], int(token)]] for origin, token in zip(before, tokens, strict=True)
+            [known[origin][0], [*known[origin][1], int(token)]]
+            for origin, token in zip(before, tokens, strict=True)
         ]
         images = torch.tensor([image for image, _ in known])
         origin = None if origins is None else torch.tensor(origins)
         logits = every(prefixes=Prefixes(tokens, origin, images), decode_state=state)
         for row, (image, prefix) in enumerate(known):
-            whole = every(pixel_values=pixels[image : image + 1], token_ids=torch.tensor([[[*prefix, 5]]]))
+            whole = every(
+                pixel_values=pixels[image : image + 1], token_ids=torch.tensor([[[*prefix, 5]]])
+            )
             assert torch.allclose(logits[row], whole[0, 0, -1], atol=1e-4), (position, row)
             assert torch.allclose(first[image], whole[0, 0, 0], atol=1e-4)
         assert {layer.keys.shape[0] for layer in state.tokens.layers} == {len(known)}
@@ -186,7 +205,10 @@ def test_an_image_is_kept_once_in_the_cache_and_for_the_backward_pass(shared, pi
         with torch.no_grad():
             _, state = shared(pixel_values=pixels, max_tokens=L)
             images = torch.arange(B).repeat_interleave(captions)
-            shared(prefixes=Prefixes(torch.full((B * captions,), 5), images, images), decode_state=state)
+            shared(
+                prefixes=Prefixes(torch.full((B * captions,), 5), images, images),
+                decode_state=state,
+            )
         assert cached(state.cache.cross_attention_cache) == once
         of_tokens.append(cached(state.tokens))
     assert of_tokens[1] == K * of_tokens[0]
@@ -201,12 +223,20 @@ def test_an_image_is_kept_once_in_the_cache_and_for_the_backward_pass(shared, pi
 def test_the_model_alone_computes_what_it_did(family, tmp_path, pixels, ids):
     policy = tiny_hf_captioner(family, tmp_path).policy
     fresh = type(policy.model).from_pretrained(tmp_path).eval()
-    text, alone = policy.model.get_submodule(policy.family.text_model), fresh.get_submodule(policy.family.text_model)
+    text, alone = (
+        policy.model.get_submodule(policy.family.text_model),
+        fresh.get_submodule(policy.family.text_model),
+    )
     states = policy.family.encode(fresh, pixels)
     whole = ids[:, 0]
     found = text(input_ids=whole, encoder_hidden_states=states).logits
-    assert torch.allclose(found, alone(input_ids=whole, encoder_hidden_states=states).logits, atol=1e-5)
-    for options in ({"do_sample": False, "num_beams": 3}, {"do_sample": True, "num_return_sequences": 3}):
+    assert torch.allclose(
+        found, alone(input_ids=whole, encoder_hidden_states=states).logits, atol=1e-5
+    )
+    for options in (
+        {"do_sample": False, "num_beams": 3},
+        {"do_sample": True, "num_return_sequences": 3},
+    ):
         drawn = []
         for model in (policy.model, fresh):
             torch.manual_seed(0)
@@ -235,7 +265,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[BlipForConditionalGen
     return models
 
 
-def test_logits_and_gradients_are_the_same_with_padded_texts_and_no_probabilities_are_kept(pair, pixels, ids):
+def test_logits_and_gradients_are_the_same_with_padded_texts_and_no_probabilities_are_kept(
+    pair, pixels, ids
+):
     ids = ids[:, 0]
     padding = torch.ones_like(ids)
     padding[1, 3:] = 0
@@ -244,11 +276,20 @@ def test_logits_and_gradients_are_the_same_with_padded_texts_and_no_probabilitie
     for model in pair:
         model.zero_grad()
         kept: list[Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, kept=kept: kept.append(x) or x, lambda x: x
+        ):
             logits = model(pixel_values=pixels, input_ids=ids, attention_mask=padding).logits
-        squares.append(sum(tensor.shape[-2:] in ((states, states), (L, states), (L, L)) for tensor in kept))
+        squares.append(
+            sum(tensor.shape[-2:] in ((states, states), (L, states), (L, L)) for tensor in kept)
+        )
         (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
-        found.append((logits.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
+        found.append(
+            (
+                logits.detach(),
+                {n: p.grad for n, p in model.named_parameters() if p.grad is not None},
+            )
+        )
     (logits, expected), (logits_fused, found_fused) = found
     assert torch.allclose(logits, logits_fused, atol=1e-4)
     assert_close_gradients(found_fused, expected)
@@ -265,7 +306,10 @@ def test_every_cache_holds_what_it_did(pair, pixels, ids):
             cache = cache_of()
             parts = [
                 model.text_decoder(
-                    input_ids=ids[:, start:end], encoder_hidden_states=states, use_cache=True, **{CACHE: cache}
+                    input_ids=ids[:, start:end],
+                    encoder_hidden_states=states,
+                    use_cache=True,
+                    **{CACHE: cache},
                 )
                 for start, end in ((0, 3), (3, 4), (4, 6))
             ]
@@ -274,7 +318,9 @@ def test_every_cache_holds_what_it_did(pair, pixels, ids):
         assert torch.allclose(*logits, atol=1e-4)
         for one, other in zip(*caches, strict=True):
             for tensor, fused in zip(one, other, strict=True):
-                assert (tensor is None and fused is None) or torch.allclose(tensor, fused, atol=1e-4)
+                assert (tensor is None and fused is None) or torch.allclose(
+                    tensor, fused, atol=1e-4
+                )
 
 
 def test_dropout_acts_in_training_and_not_otherwise(pair, pixels, ids):

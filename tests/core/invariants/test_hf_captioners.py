@@ -25,7 +25,11 @@ from tests.hf_models_for_tests import FAMILIES, PROMPT, assert_close_gradients, 
 K, L = 4, 6
 SLOW = ("florence2",)
 PROMPTED = [
-    pytest.param((family, prompt), id=f"{family}-{prompt or 'plain'}", marks=[pytest.mark.slow] * (family in SLOW))
+    pytest.param(
+        (family, prompt),
+        id=f"{family}-{prompt or 'plain'}",
+        marks=[pytest.mark.slow] * (family in SLOW),
+    )
     for family in FAMILIES
     for prompt in (PROMPT, "")
 ]
@@ -39,7 +43,9 @@ def case(request, tmp_path_factory):
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(family, marks=[pytest.mark.slow] * (family in SLOW)) for family in FAMILIES],
+    params=[
+        pytest.param(family, marks=[pytest.mark.slow] * (family in SLOW)) for family in FAMILIES
+    ],
 )
 def family_case(request, tmp_path_factory):
     """Every family with a prompt."""
@@ -56,7 +62,10 @@ def own_logits(captioner, pixel_values, ids):
     model, name = captioner.policy.model, captioner.family.name
     ids = torch.tensor([ids])
     if name == "Florence-2":
-        task, tokenizer = captioner.family.tasks.get(captioner.prompt, captioner.prompt), captioner.tokenizer
+        task, tokenizer = (
+            captioner.family.tasks.get(captioner.prompt, captioner.prompt),
+            captioner.tokenizer,
+        )
         text = f"{'<image>' * 5}<s>{task}</s>"
         read = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
         return model(pixel_values=pixel_values, input_ids=read, decoder_input_ids=ids).logits[0]
@@ -65,13 +74,18 @@ def own_logits(captioner, pixel_values, ids):
     if name in ("BLIP", "GIT"):
         return model(pixel_values=pixel_values, input_ids=ids).logits[0, -ids.shape[1] :]
     queries = torch.full((1, model.config.num_query_tokens), model.config.image_token_index)
-    prompt = {key: torch.tensor([value]) for key, value in captioner.policy.conventions.prompt_inputs.items()}
+    prompt = {
+        key: torch.tensor([value])
+        for key, value in captioner.policy.conventions.prompt_inputs.items()
+    }
     whole = torch.cat([queries, ids], dim=1)
     return model(pixel_values=pixel_values, input_ids=whole, **prompt).logits[0, -ids.shape[1] :]
 
 
 @torch.no_grad()
-def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_were_sampled_with(case):
+def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_were_sampled_with(
+    case,
+):
     captioner, inputs = case
     noise = sampling_noise(2, 0, ["a", "b", "c"], 2, L)
     start = captioner.policy.conventions.start
@@ -87,7 +101,9 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
     tokens = captioner.generate(captioner.policy, inputs, decoding, noise)[:, :2]
     assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
     mask = caption_mask(tokens, captioner.eos_token_id)
-    assert mask[:, 0].sum(-1).tolist() == [1, 2, 3], "captions of different lengths stand in one batch"
+    assert mask[:, 0].sum(-1).tolist() == [1, 2, 3], (
+        "captions of different lengths stand in one batch"
+    )
     assert (tokens[~mask] == captioner.pad_token_id).all()
     rescored = token_logprobs(captioner.token_logits(captioner.policy, inputs, tokens), tokens, 1.3)
     assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4)
@@ -98,7 +114,9 @@ OWN_PROMPTS = ("a dog", None, "two blue squares on a", "", "the red")
 """The order by length, in which they are decoded, is not that by which they are put back."""
 
 
-@pytest.fixture(scope="module", params=[family for family in FAMILIES if family not in ("instructblip", *SLOW)])
+@pytest.fixture(
+    scope="module", params=[family for family in FAMILIES if family not in ("instructblip", *SLOW)]
+)
 def prompted(request, tmp_path_factory):
     """A captioner, rows of which some have prompts of their own, and for each row a captioner of its prompt alone."""
     folder = tmp_path_factory.mktemp("model")
@@ -121,7 +139,11 @@ def test_captions_that_go_on_from_prompts_of_their_rows_are_those_of_each_prompt
     decodings = [Decoding(K, True, max_new_tokens=L, temperature=1.3), beams]
     decodings.append(Decoding(1, True, max_new_tokens=60))  # more than there are positions for
     for decoding in decodings:
-        numbers = None if decoding is beams else noise[:, : decoding.num_samples, : decoding.max_new_tokens]
+        numbers = (
+            None
+            if decoding is beams
+            else noise[:, : decoding.num_samples, : decoding.max_new_tokens]
+        )
         tokens, scores = captioner.generate_with_scores(captioner.policy, inputs, decoding, numbers)
         for index, single in enumerate(alone):
             image = {"pixel_values": inputs["pixel_values"][index : index + 1]}
@@ -137,12 +159,16 @@ def test_scores_and_references_after_prompts_of_rows_are_those_of_each_prompt_al
     captioner, rows, alone = prompted
     inputs = captioner.preprocess(rows)
     noise = sampling_noise(2, 0, [row["image_id"] for row in rows], K, L)
-    tokens = captioner.generate(captioner.policy, inputs, Decoding(K, True, max_new_tokens=L), noise)[:, :K]
+    tokens = captioner.generate(
+        captioner.policy, inputs, Decoding(K, True, max_new_tokens=L), noise
+    )[:, :K]
     mask = caption_mask(tokens, captioner.eos_token_id)
     expected = []
     for index, (row, single) in enumerate(zip(rows, alone, strict=True)):
         image = {"pixel_values": inputs["pixel_values"][index : index + 1]}
-        expected.append(single.token_logits(single.policy, image, tokens[index : index + 1])[0][mask[index]])
+        expected.append(
+            single.token_logits(single.policy, image, tokens[index : index + 1])[0][mask[index]]
+        )
         assert captioner.encode(row["references"], 9, row) == single.encode(row["references"], 9)
         assert captioner.max_tokens_of(row) == single.max_tokens
     for given in (inputs, captioner.image_states(captioner.policy, inputs)):
@@ -153,20 +179,30 @@ def test_scores_and_references_after_prompts_of_rows_are_those_of_each_prompt_al
             assert torch.allclose(logits, torch.cat(expected), atol=1e-4)
     # Captions that fill all positions are the longer, the shorter their prompt is.
     lengths = torch.tensor([single.max_tokens for single in alone])
-    ids = torch.randint(5, 9, (len(rows), 1, int(lengths.max())), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        5, 9, (len(rows), 1, int(lengths.max())), generator=torch.Generator().manual_seed(0)
+    )
     mask = (torch.arange(ids.shape[-1]) < lengths.unsqueeze(-1)).unsqueeze(1)
     expected = []
     for index, single in enumerate(alone):
         image = {"pixel_values": inputs["pixel_values"][index : index + 1]}
-        expected.append(single.token_logits(single.policy, image, ids[index : index + 1, :, : lengths[index]])[0, 0])
-    assert torch.allclose(captioner.token_logits(captioner.policy, inputs, ids, mask), torch.cat(expected), atol=1e-4)
+        expected.append(
+            single.token_logits(single.policy, image, ids[index : index + 1, :, : lengths[index]])[
+                0, 0
+            ]
+        )
+    assert torch.allclose(
+        captioner.token_logits(captioner.policy, inputs, ids, mask), torch.cat(expected), atol=1e-4
+    )
 
 
 def test_a_prompt_that_cannot_be_read_is_refused_with_its_row(tmp_path):
     row = tiny_rows(1)[0]
     captioner = tiny_hf_captioner("instructblip", tmp_path / "instructblip")
     assert (
-        captioner.eos_token_id == captioner.tokenizer.eos_token_id != captioner.policy.config.text_config.eos_token_id
+        captioner.eos_token_id
+        == captioner.tokenizer.eos_token_id
+        != captioner.policy.config.text_config.eos_token_id
     )
     with pytest.raises(DataError, match=r"image-0.*'a dog'.*InstructBLIP"):
         captioner.preprocess([row | {"prompt": "a dog"}])
@@ -188,19 +224,35 @@ def own_inputs(captioner, images):
     """What Transformers' own processor makes of images and prompt, as the models' pages say."""
     name, prompt = captioner.name, captioner.prompt
     if captioner.family.name in ("VisionEncoderDecoder", "GIT"):
-        inputs = dict(AutoImageProcessor.from_pretrained(name, backend="pil")(images=images, return_tensors="pt"))
+        inputs = dict(
+            AutoImageProcessor.from_pretrained(name, backend="pil")(
+                images=images, return_tensors="pt"
+            )
+        )
         if prompt:
             tokenizer = AutoTokenizer.from_pretrained(name)
-            start = captioner.policy.model.config.decoder_start_token_id if "Vision" in captioner.family.name else None
+            start = (
+                captioner.policy.model.config.decoder_start_token_id
+                if "Vision" in captioner.family.name
+                else None
+            )
             ids = [tokenizer.cls_token_id if start is None else start]
             ids += tokenizer(prompt, add_special_tokens=False)["input_ids"]
-            inputs["input_ids" if start is None else "decoder_input_ids"] = torch.tensor([ids] * len(images))
+            inputs["input_ids" if start is None else "decoder_input_ids"] = torch.tensor(
+                [ids] * len(images)
+            )
         return inputs
     reads = prompt or captioner.family.name in ("InstructBLIP", "Florence-2")
     texts = [prompt] * len(images) if reads else None
-    inputs = dict(AutoProcessor.from_pretrained(name, backend="pil")(images=images, text=texts, return_tensors="pt"))
+    inputs = dict(
+        AutoProcessor.from_pretrained(name, backend="pil")(
+            images=images, text=texts, return_tensors="pt"
+        )
+    )
     if captioner.family.name == "Florence-2":
-        inputs["decoder_input_ids"] = torch.tensor([captioner.policy.conventions.start] * len(images))
+        inputs["decoder_input_ids"] = torch.tensor(
+            [captioner.policy.conventions.start] * len(images)
+        )
     return inputs
 
 
@@ -223,10 +275,15 @@ def test_florence_reads_one_prompt_whose_padding_would_move_its_positions(tmp_pa
             decoder_input_ids=start,
         ).logits[0]  # fmt: skip
 
-    ones, zeros = torch.ones(1, 5 + ids.shape[1], dtype=torch.long), torch.zeros(1, 2, dtype=torch.long)
+    ones, zeros = (
+        torch.ones(1, 5 + ids.shape[1], dtype=torch.long),
+        torch.zeros(1, 2, dtype=torch.long),
+    )
     right = read(images, ids, padding, mask=torch.cat([ones, zeros], 1))
     assert torch.allclose(right, expected, atol=1e-4)
-    assert (read(padding, images, ids, mask=torch.cat([zeros, ones], 1)) - expected).abs().max() > 0.05, "the trap"
+    assert (
+        read(padding, images, ids, mask=torch.cat([zeros, ones], 1)) - expected
+    ).abs().max() > 0.05, "the trap"
     assert (read(images, ids, padding) - expected).abs().max() > 0.05, "the other"
     scores = captioner.policy(**inputs, token_ids=start[None, :, 2:])[0, 0]
     assert torch.allclose(scores, expected[1:-1], atol=1e-4)
@@ -238,9 +295,13 @@ def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_gener
     images = [row["image"].resize((31 - 3 * i, 20 + i)) for i, row in enumerate(tiny_rows(7))] + [
         Image.new("L", (18, 40), 90)
     ]
-    rows = [{"image_id": str(i), "image": image, "references": []} for i, image in enumerate(images)]
+    rows = [
+        {"image_id": str(i), "image": image, "references": []} for i, image in enumerate(images)
+    ]
     inputs = captioner.preprocess(rows)
-    ours = captioner.decode(captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L), None)[:, 0])
+    ours = captioner.decode(
+        captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L), None)[:, 0]
+    )
     theirs = own_inputs(captioner, [image.convert("RGB") for image in images])
     assert torch.equal(theirs["pixel_values"], inputs["pixel_values"])
     settings = GenerationConfig(
@@ -252,7 +313,9 @@ def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_gener
         bos_token_id=captioner.policy.conventions.start[0],
         decoder_start_token_id=captioner.policy.conventions.start[0],
     )
-    with pytest.MonkeyPatch.context() as patch:  # of whose settings ``generate`` would take what it is not told
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # of whose settings ``generate`` would take what it is not told
         patch.setattr(captioner.policy.model, "generation_config", GenerationConfig())
         generated = captioner.policy.model.generate(**theirs, generation_config=settings)
     tokenizer = AutoTokenizer.from_pretrained(captioner.name)
@@ -261,7 +324,9 @@ def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_gener
     assert len(set(ours)) > 1
 
 
-def test_in_training_with_recomputed_activations_captions_scores_and_gradients_are_those_without_dropout(family_case):
+def test_in_training_with_recomputed_activations_captions_scores_and_gradients_are_those_without_dropout(
+    family_case,
+):
     plain, inputs = copy.deepcopy(family_case)
     plain.policy.zero_grad()
     plain.adapt(frozen=[], lora=None, checkpointed=False)
@@ -278,7 +343,9 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
     def measured(captioner):
         """Captions, their scores, gradients, and the number of tensors that are kept for the backward pass."""
         samples, kept = captioner.generate(captioner.policy, inputs, decoding, noise), []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: kept.append(x.numel()) or x, lambda x: x
+        ):
             logits = captioner.token_logits(captioner.policy, inputs, ids)
             loss = token_logprobs(logits, ids).sum()
         loss.backward()
@@ -288,7 +355,10 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
     for captioner in (plain, saving):
         captioner.policy.train()
         captioner.policy.model.generation_config = GenerationConfig(  # which changes nothing
-            suppress_tokens=expected[0].flatten().tolist(), repetition_penalty=9.0, max_length=2, no_repeat_ngram_size=1
+            suppress_tokens=expected[0].flatten().tolist(),
+            repetition_penalty=9.0,
+            max_length=2,
+            no_repeat_ngram_size=1,
         )
         with dropout_off(captioner.policy):
             found = measured(captioner)
@@ -298,11 +368,15 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
         with torch.no_grad():
             logits = captioner.token_logits(captioner.policy, inputs, ids)
         assert not torch.allclose(logits, expected[1], atol=1e-2), "dropout"
-    kept = 0.6 if plain.family.name == "Florence-2" else 0.5  # whose vision tower has no layers of this kind
+    kept = (
+        0.6 if plain.family.name == "Florence-2" else 0.5
+    )  # whose vision tower has no layers of this kind
     assert found[3] < expected[3] * kept, "the layers' activations are not kept"
 
 
-def test_captions_at_once_and_with_prefixes_that_they_share_have_the_gradient_of_one_at_a_time(family_case):
+def test_captions_at_once_and_with_prefixes_that_they_share_have_the_gradient_of_one_at_a_time(
+    family_case,
+):
     captioner, inputs = family_case
     policy = captioner.policy
     policy.zero_grad()
@@ -312,14 +386,19 @@ def test_captions_at_once_and_with_prefixes_that_they_share_have_the_gradient_of
     weights = torch.linspace(-1, 2, int(mask.sum()))
     alone = []
     for image, caption in itertools.product(range(3), range(4)):
-        one, chosen = {"pixel_values": inputs["pixel_values"][image : image + 1]}, ids[image, caption].view(1, 1, -1)
+        one, chosen = (
+            {"pixel_values": inputs["pixel_values"][image : image + 1]},
+            ids[image, caption].view(1, 1, -1),
+        )
         logprobs = token_logprobs(captioner.token_logits(policy, one, chosen), chosen)
         alone.append(logprobs[0, 0][mask[image, caption]])
     expected = torch.cat(alone)
     (expected * weights).sum().backward()
     gradient = gradients(policy)
     trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
-    assert gradient.keys() == trained, "processes that train together would wait for the missing gradients"
+    assert gradient.keys() == trained, (
+        "processes that train together would wait for the missing gradients"
+    )
     shared, row = captioner.prefix_logits(policy, inputs, ids, mask)
     assert len(shared) == 3 * 5
     for logits, rows in ((captioner.token_logits(policy, inputs, ids, mask), None), (shared, row)):
@@ -333,12 +412,20 @@ def test_captions_at_once_and_with_prefixes_that_they_share_have_the_gradient_of
 def test_the_image_is_encoded_once_for_all_captions(family_case):
     captioner, inputs = family_case
     model = captioner.policy.model
-    towers = {"GIT": "git.image_encoder", "VisionEncoderDecoder": "encoder", "Florence-2": "model.vision_tower"}
+    towers = {
+        "GIT": "git.image_encoder",
+        "VisionEncoderDecoder": "encoder",
+        "Florence-2": "model.vision_tower",
+    }
     tower = model.get_submodule(towers.get(captioner.family.name, "vision_model"))
     seen = []
-    hook = tower.register_forward_hook(lambda module, arguments, output: seen.append(output[0].shape[0]))
+    hook = tower.register_forward_hook(
+        lambda module, arguments, output: seen.append(output[0].shape[0])
+    )
     noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
-    tokens = captioner.generate(captioner.policy, inputs, Decoding(K, True, max_new_tokens=L), noise)
+    tokens = captioner.generate(
+        captioner.policy, inputs, Decoding(K, True, max_new_tokens=L), noise
+    )
     captioner.token_logits(captioner.policy, inputs, tokens)
     captioner.generate(captioner.policy, inputs, Decoding(num_beams=3, max_new_tokens=L), None)
     hook.remove()
@@ -346,21 +433,29 @@ def test_the_image_is_encoded_once_for_all_captions(family_case):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gradient(family_case, frozen):
+def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gradient(
+    family_case, frozen
+):
     captioner, inputs = copy.deepcopy(family_case)
     policy = captioner.policy
     policy(pixel_values=inputs["pixel_values"], encode=True).sum().backward()
     for parameter in policy.parameters():
-        parameter.requires_grad_(parameter.requires_grad and not (frozen and parameter.grad is not None))
+        parameter.requires_grad_(
+            parameter.requires_grad and not (frozen and parameter.grad is not None)
+        )
     policy.zero_grad()
     ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(3, 1, 1)
     captioner.encoder_trained, modes = None, []
     policy.train().register_forward_pre_hook(lambda module, _: modes.append(module.training))
     with torch.no_grad():
         without = captioner.image_states(policy, inputs)
-    assert modes == [False] + [True] * frozen, "dropout that is drawn to find out is drawn again in a resumed run"
+    assert modes == [False] + [True] * frozen, (
+        "dropout that is drawn to find out is drawn again in a resumed run"
+    )
     policy.eval()
-    assert (without is inputs) != frozen, "states without gradient would leave a trained encoder without one"
+    assert (without is inputs) != frozen, (
+        "states without gradient would leave a trained encoder without one"
+    )
     states = captioner.image_states(policy, inputs)
     assert states.keys() == {"states"}
     assert states["states"].requires_grad != frozen
@@ -382,9 +477,14 @@ def test_texts_survive_encoding_and_decoding_and_the_prompt_is_part_of_none(case
     captioner, _ = case
     texts = ["a small dog", "two squares\non a  green field"]
     encoded = captioner.encode(texts, 40)
-    assert all(ids[-1] == captioner.eos_token_id and captioner.eos_token_id not in ids[:-1] for ids in encoded)
+    assert all(
+        ids[-1] == captioner.eos_token_id and captioner.eos_token_id not in ids[:-1]
+        for ids in encoded
+    )
     longest = max(map(len, encoded))
-    padded = torch.tensor([ids + [captioner.pad_token_id] * (longest - len(ids)) for ids in encoded])
+    padded = torch.tensor(
+        [ids + [captioner.pad_token_id] * (longest - len(ids)) for ids in encoded]
+    )
     assert captioner.decode(padded) == ["a small dog", "two squares on a green field"]
     (cut,) = captioner.encode(texts[:1], 2)
     assert cut == encoded[0][:2]
@@ -394,7 +494,9 @@ def test_texts_survive_encoding_and_decoding_and_the_prompt_is_part_of_none(case
     assert tokenizer.decode(start) == captioner.prompt
     whole = f"{captioner.prompt} a small dog".strip()
     ids = [*start, *encoded[0][:-1]]
-    assert ids == tokenizer(whole, add_special_tokens=False)["input_ids"], "the caption goes on from the prompt"
+    assert ids == tokenizer(whole, add_special_tokens=False)["input_ids"], (
+        "the caption goes on from the prompt"
+    )
 
 
 def test_rewards_read_the_words_of_a_caption_whatever_tokens_it_is_made_of(tmp_path):
@@ -407,7 +509,9 @@ def test_rewards_read_the_words_of_a_caption_whatever_tokens_it_is_made_of(tmp_p
 
 
 @torch.no_grad()
-def test_save_and_load_keep_every_bit_and_transformers_own_classes_load_the_folder(family_case, tmp_path):
+def test_save_and_load_keep_every_bit_and_transformers_own_classes_load_the_folder(
+    family_case, tmp_path
+):
     captioner, inputs = family_case
     captioner.save_pretrained(captioner.policy, tmp_path)
     again = load_captioner(tmp_path)
@@ -420,7 +524,8 @@ def test_save_and_load_keep_every_bit_and_transformers_own_classes_load_the_fold
     ids = torch.tensor([[[5, 6, 7], [8, 9, 5]]]).repeat(3, 1, 1)
     assert torch.equal(again.preprocess(tiny_rows(3))["pixel_values"], inputs["pixel_values"])
     assert torch.equal(
-        captioner.token_logits(captioner.policy, inputs, ids), again.token_logits(again.policy, inputs, ids)
+        captioner.token_logits(captioner.policy, inputs, ids),
+        again.token_logits(again.policy, inputs, ids),
     )
     if captioner.family.processor_class is not None:
         processor = transformers.AutoProcessor.from_pretrained(tmp_path)

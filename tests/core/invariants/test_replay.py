@@ -33,7 +33,9 @@ class Counting:
 
     recorded = 0
 
-    def __call__(self, function: Callable[..., Tensor], example: dict[str, Tensor]) -> Callable[..., Tensor]:
+    def __call__(
+        self, function: Callable[..., Tensor], example: dict[str, Tensor]
+    ) -> Callable[..., Tensor]:
         self.recorded += 1
         return function
 
@@ -41,7 +43,9 @@ class Counting:
 class Tracing(Counting):
     """Records by tracing."""
 
-    def __call__(self, function: Callable[..., Tensor], example: dict[str, Tensor]) -> Callable[..., Tensor]:
+    def __call__(
+        self, function: Callable[..., Tensor], example: dict[str, Tensor]
+    ) -> Callable[..., Tensor]:
         self.recorded += 1
         names = list(example)
         traced = make_fx(
@@ -81,12 +85,16 @@ def regions() -> tuple[Any, dict[str, Tensor], Tensor]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("decoding", [SAMPLING, replace(SAMPLING, with_greedy=False), Decoding(max_new_tokens=L)])
+@pytest.mark.parametrize(
+    "decoding", [SAMPLING, replace(SAMPLING, with_greedy=False), Decoding(max_new_tokens=L)]
+)
 def test_captions_of_fixed_shapes_are_those_of_the_tree(made, decoding):
     captioner, inputs = made
     noise = sampling_noise(3, 0, IDS, decoding.num_samples, L) if decoding.num_samples else None
     tree = captioner.generate(captioner.policy, inputs, decoding, noise)
-    fixed = captioner.generate(captioner.policy, inputs, replace(decoding, fixed_shapes=True), noise)
+    fixed = captioner.generate(
+        captioner.policy, inputs, replace(decoding, fixed_shapes=True), noise
+    )
     assert fixed.shape == (3, decoding.captions_per_image, L)
     assert torch.equal(fixed[..., : tree.shape[-1]], tree)
     assert (fixed[..., tree.shape[-1] :] == captioner.pad_token_id).all()
@@ -100,7 +108,10 @@ def test_a_recording_gives_the_captions_of_other_images_noise_and_weights(case):
     seen = []
     for step in range(3):
         noise = sampling_noise(0, step, IDS, K, L)
-        changed = {name: tensor + step if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+        changed = {
+            name: tensor + step if tensor.is_floating_point() else tensor
+            for name, tensor in inputs.items()
+        }
         found = generate(captioner.policy, changed, SAMPLING, noise)
         assert torch.equal(found, captioner.generate(captioner.policy, changed, SAMPLING, noise))
         seen.append(found.tolist())
@@ -122,12 +133,18 @@ def test_every_shape_and_decoding_is_recorded_until_there_are_too_many_and_all_a
     cooler = replace(short, temperature=0.5)
 
     def found(images, decoding):
-        part, numbers = {name: tensor[:images] for name, tensor in inputs.items()}, noise[:images, :, :2]
+        part, numbers = (
+            {name: tensor[:images] for name, tensor in inputs.items()},
+            noise[:images, :, :2],
+        )
         tokens = generate(captioner.policy, part, decoding, numbers)
         assert torch.equal(tokens, captioner.generate(captioner.policy, part, decoding, numbers))
         return tokens.tolist()
 
-    before = [found(*one) for one in ((3, short), (2, short), (3, short), (3, cooler), (1, short), (1, cooler))]
+    before = [
+        found(*one)
+        for one in ((3, short), (2, short), (3, short), (3, cooler), (1, short), (1, cooler))
+    ]
     assert counting.recorded == 3
     assert sum("more than 3 shapes" in message for message in caplog.messages) == 1
     for parameter in captioner.policy.parameters():
@@ -166,7 +183,10 @@ def test_the_decode_of_the_tree_cannot_be_traced(regions):
 def test_a_step_that_replays_has_the_same_captions_and_the_same_gradient():
     captioner = tiny_captioner()
     batches = batches_of(captioner, 4, 2)
-    plain, replayed = scst_task(captioner, advantage="greedy"), scst_task(captioner, advantage="greedy")
+    plain, replayed = (
+        scst_task(captioner, advantage="greedy"),
+        scst_task(captioner, advantage="greedy"),
+    )
     counting = Counting()
     replayed.generate = ReplayedGenerate(captioner, counting)
     for step in range(2):
@@ -187,8 +207,13 @@ def test_a_cuda_graph_gives_the_same_captions(case):
         with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.bfloat16):
             for step in range(3):
                 noise = sampling_noise(0, step, IDS, K, L).cuda()
-                given = {name: (t + step if t.is_floating_point() else t).cuda() for name, t in inputs.items()}
-                fixed = captioner.generate(captioner.policy, given, replace(SAMPLING, fixed_shapes=True), noise)
+                given = {
+                    name: (t + step if t.is_floating_point() else t).cuda()
+                    for name, t in inputs.items()
+                }
+                fixed = captioner.generate(
+                    captioner.policy, given, replace(SAMPLING, fixed_shapes=True), noise
+                )
                 found = generate(captioner.policy, given, SAMPLING, noise)
                 assert torch.equal(found, fixed[..., : found.shape[-1]])
                 for parameter in captioner.policy.parameters():

@@ -30,7 +30,10 @@ def pairs(count: int, seed: int = 0) -> dict[str, Tensor]:
 
 def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
     count = len(inputs["image"])
-    parts = [{name: value[start : start + size] for name, value in inputs.items()} for start in range(0, count, size)]
+    parts = [
+        {name: value[start : start + size] for name, value in inputs.items()}
+        for start in range(0, count, size)
+    ]
     rows: Any = [{"image_id": str(index), "image": "", "references": []} for index in range(count)]
     captions = ["a", "b", "a", "c", "d", "a", "b", "e"][:count]
     spans = [slice(index * size, (index + 1) * size) for index in range(len(parts))]
@@ -58,7 +61,9 @@ class Lookup:
 
     def __init__(self, count: int) -> None:
         generator = torch.Generator().manual_seed(8)
-        self.table = {name: torch.randn(count, 16, generator=generator) for name in ("image", "text")}
+        self.table = {
+            name: torch.randn(count, 16, generator=generator) for name in ("image", "text")
+        }
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
         index = [int(row["image_id"]) for row in batch.rows]
@@ -74,12 +79,20 @@ def objective(task: str) -> Any:
     return config_of(task, **model).objective()
 
 
-def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
+def step(
+    network: nn.Module, task: str, batches: list[PairBatch]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The gradient of one step by parameter, and what was logged."""
     network.zero_grad()
     accelerator = Accelerator(cpu=True)
-    (log,) = EmbeddingTask(accelerator, network, objective(task), target_of(task)).training_step(batches, 0)
-    found = {name: value.grad.clone() for name, value in network.named_parameters() if value.grad is not None}
+    (log,) = EmbeddingTask(accelerator, network, objective(task), target_of(task)).training_step(
+        batches, 0
+    )
+    found = {
+        name: value.grad.clone()
+        for name, value in network.named_parameters()
+        if value.grad is not None
+    }
     return found, log.reduce(accelerator)
 
 
@@ -87,13 +100,17 @@ def gradient_of(network: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     """The gradient of ``loss`` by parameter."""
     network.zero_grad()
     loss.backward()
-    return {name: value.grad for name, value in network.named_parameters() if value.grad is not None}
+    return {
+        name: value.grad for name, value in network.named_parameters() if value.grad is not None
+    }
 
 
 def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     """Equal up to the rounding of float32, which goes with the size of a parameter's gradient (up to 20 here)."""
     assert one.keys() == other.keys()
-    assert torch.stack([value.norm() for value in one.values()]).norm() > 1e-2, "a gradient of zero proves nothing"
+    assert torch.stack([value.norm() for value in one.values()]).norm() > 1e-2, (
+        "a gradient of zero proves nothing"
+    )
     for name in one:
         atol = 1e-6 * max(1.0, one[name].abs().max().item())
         assert torch.allclose(one[name], other[name], atol=atol), name
@@ -174,9 +191,17 @@ def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:
 PROJECTIONS = {"clip.visual.proj", "clip.text_projection", "clip.logit_scale"}
 
 
-@pytest.mark.parametrize(("what", "tower"), [("projections", "ViT"), ("projections", "ResNet"), ("lora", "ViT")])
-def test_only_what_is_trained_gets_a_gradient_and_micro_batches_do_not_change_it(what: Any, tower: str) -> None:
-    shape = {"layers": [1, 1, 1, 1], "width": 8, "head_width": 8, "patch_size": None} if tower == "ResNet" else {}
+@pytest.mark.parametrize(
+    ("what", "tower"), [("projections", "ViT"), ("projections", "ResNet"), ("lora", "ViT")]
+)
+def test_only_what_is_trained_gets_a_gradient_and_micro_batches_do_not_change_it(
+    what: Any, tower: str
+) -> None:
+    shape = (
+        {"layers": [1, 1, 1, 1], "width": 8, "head_width": 8, "patch_size": None}
+        if tower == "ResNet"
+        else {}
+    )
     network, inputs = clip_towers(**shape), pairs(8)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     train_only(network.clip, what)
@@ -187,11 +212,15 @@ def test_only_what_is_trained_gets_a_gradient_and_micro_batches_do_not_change_it
     assert again == pytest.approx(logged, rel=1e-5)
     if what == "lora":
         assert all(name.endswith((".lora_a", ".lora_b")) for name in whole)
-        assert len(whole) == 2 * (4 + 4 + 1), "four weights of a block in either tower, and the patches' kernel"
+        assert len(whole) == 2 * (4 + 4 + 1), (
+            "four weights of a block in either tower, and the patches' kernel"
+        )
     elif tower == "ViT":
         assert whole.keys() == PROJECTIONS
     else:
         pool = {name for name in before if name.startswith("clip.visual.attnpool.")}
         assert whole.keys() == pool | {"clip.text_projection", "clip.logit_scale"}
     after = network.state_dict()
-    assert all(torch.equal(after[name], value) for name, value in before.items() if name in after), "batch norm's, too"
+    assert all(
+        torch.equal(after[name], value) for name, value in before.items() if name in after
+    ), "batch norm's, too"

@@ -24,7 +24,15 @@ from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.schedules import AdaptiveKl
 from rl_caption.scst.step import SelfCriticalTask
 from tests.captioners_for_tests import tiny_captioner
-from tests.steps_for_tests import LENGTH, WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task
+from tests.steps_for_tests import (
+    LENGTH,
+    WordCount,
+    assert_equal_gradients,
+    batches_of,
+    gradient,
+    norm,
+    scst_task,
+)
 
 
 @pytest.fixture
@@ -65,26 +73,35 @@ def perturbed(captioner: TransformerCaptioner) -> torch.nn.Module:
     """A frozen reference policy that differs from the captioner's."""
     other = tiny_captioner(seed=9)
     with torch.no_grad():
-        for mine, start in zip(other.policy.parameters(), captioner.policy.parameters(), strict=True):
+        for mine, start in zip(
+            other.policy.parameters(), captioner.policy.parameters(), strict=True
+        ):
             mine.mul_(0.1).add_(start)
     return other.policy.eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
-@pytest.mark.parametrize("terms", [{}, {"kl_coef": 0.3}, {"xe_weight": 0.5}, {"kl_coef": 0.3, "xe_weight": 0.5}])
+@pytest.mark.parametrize(
+    "terms", [{}, {"kl_coef": 0.3}, {"xe_weight": 0.5}, {"kl_coef": 0.3, "xe_weight": 0.5}]
+)
 def test_two_micro_batches_of_four_are_one_of_eight(captioner, reduction, terms):
     if "kl_coef" in terms:
         terms = terms | {"ref_policy": perturbed(captioner)}
     task = scst_task(captioner, loss_reduction=reduction, **terms)
     whole = gradient(captioner, task, batches_of(captioner, 8, 8))
-    loss, captions = task.log.reduce(task.accelerator)["loss/total"], [s["samples"] for s in task.samples]
+    loss, captions = (
+        task.log.reduce(task.accelerator)["loss/total"],
+        [s["samples"] for s in task.samples],
+    )
     split = gradient(captioner, task, batches_of(captioner, 8, 4))
     assert [s["samples"] for s in task.samples] == captions
     assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(loss, rel=1e-5)
     assert_equal_gradients(whole, split)
 
 
-def trained(captioner: TransformerCaptioner, batches: list[CaptionBatch], steps: int, **options: Any) -> list[Tensor]:
+def trained(
+    captioner: TransformerCaptioner, batches: list[CaptionBatch], steps: int, **options: Any
+) -> list[Tensor]:
     """Weights after some steps of plain gradient descent from those of ``captioner``, which stays as it is."""
     captioner = copy.deepcopy(captioner)
     task = scst_task(captioner, **options)
@@ -123,11 +140,19 @@ def test_one_update_of_the_clipped_surrogate_is_reinforce_to_the_bit(captioner, 
 
 def test_a_second_update_weighs_the_same_samples_by_their_ratio(captioner, batches):
     """By hand: samples and old log-probabilities of the first weights, then two gradients of the surrogate."""
-    found = trained(captioner, batches, 1, objective=PpoClip(clip_low=0.02, clip_high=0.03), updates_per_rollout=2)
+    found = trained(
+        captioner,
+        batches,
+        1,
+        objective=PpoClip(clip_low=0.02, clip_high=0.03),
+        updates_per_rollout=2,
+    )
     decoding, (batch,) = scst_task(captioner).decoding, batches
     rollout = sample_captions(captioner, captioner.policy, batch, decoding, 0, 0)
     ids, mask = rollout.token_ids, rollout.mask
-    weights = leave_one_out(torch.tensor([WordCount()(None, texts) for texts in rollout.texts])).unsqueeze(-1)
+    weights = leave_one_out(
+        torch.tensor([WordCount()(None, texts) for texts in rollout.texts])
+    ).unsqueeze(-1)
     optimizer = torch.optim.SGD(captioner.policy.parameters(), lr=0.1)
     old, ratio = None, torch.ones(())
     for _ in range(2):
@@ -160,20 +185,30 @@ def test_z_scores_are_over_the_whole_step_however_it_is_split(captioner, advanta
         assert logged[key] > 0.1, "terms are logged raw"
     half = gradient(captioner, task, batches_of(captioner, 4, 4))
     assert [r["samples"] for r in task.samples] == [r["samples"] for r in records[:4]]
-    assert [r["rewards"] for r in task.samples] != [r["rewards"] for r in records[:4]], "each half has other moments"
+    assert [r["rewards"] for r in task.samples] != [r["rewards"] for r in records[:4]], (
+        "each half has other moments"
+    )
     assert norm(half) > 0
 
 
 @pytest.mark.parametrize("normalize", ["per_term", "per_group"])
 def test_z_scores_see_neither_unit_nor_origin_of_a_term(captioner, batches, normalize):
-    plain = gradient(captioner, normalised_task(captioner, Letters(), "leave_one_out", normalize), batches)
-    other = gradient(captioner, normalised_task(captioner, Letters(1e4, 77.0), "leave_one_out", normalize), batches)
+    plain = gradient(
+        captioner, normalised_task(captioner, Letters(), "leave_one_out", normalize), batches
+    )
+    other = gradient(
+        captioner,
+        normalised_task(captioner, Letters(1e4, 77.0), "leave_one_out", normalize),
+        batches,
+    )
     assert_equal_gradients(plain, other)
 
 
 @pytest.mark.parametrize("normalize", ["per_term", "per_group"])
 def test_a_term_that_tells_nothing_apart_changes_no_gradient(captioner, batches, normalize):
-    constant = gradient(captioner, normalised_task(captioner, Letters(0.0, 0.1), "greedy", normalize), batches)
+    constant = gradient(
+        captioner, normalised_task(captioner, Letters(0.0, 0.1), "greedy", normalize), batches
+    )
     alone = scst_task(captioner, advantage="greedy")
     alone.reward = MixedReward({"words": (WordCount(), 0.7)}, normalize=normalize)
     assert_equal_gradients(constant, gradient(captioner, alone, batches), atol=0)
@@ -205,9 +240,15 @@ def test_a_scheduled_step_is_that_of_the_values_at_its_step(captioner, batches):
     found = gradient(captioner, scheduled, batches, step=3)
     assert_equal_gradients(found, gradient(captioner, plain, batches, step=3), atol=0)
     logged = scheduled.log.reduce(scheduled.accelerator)
-    expected = {"schedule/weight/words": 0.7 * 0.25, "schedule/temperature": 1.75, "train/kl_coef": 0.4}
+    expected = {
+        "schedule/weight/words": 0.7 * 0.25,
+        "schedule/temperature": 1.75,
+        "train/kl_coef": 0.4,
+    }
     assert {key: logged[key] for key in expected} == expected
-    assert scheduled.adaptive_kl.coef == pytest.approx(0.4 * (1 + 0.2 * 16 / 160)), "16 captions too far from the start"
+    assert scheduled.adaptive_kl.coef == pytest.approx(0.4 * (1 + 0.2 * 16 / 160)), (
+        "16 captions too far from the start"
+    )
     assert "train/kl_coef" not in plain.log.sums
 
 
@@ -252,7 +293,9 @@ def test_samples_equal_to_the_greedy_caption_give_no_gradient(captioner):
         assert set(record["samples"]) == {record["greedy"]}
 
 
-def naive_loss(captioner: TransformerCaptioner, task: SelfCriticalTask, batch: CaptionBatch, step: int) -> Tensor:
+def naive_loss(
+    captioner: TransformerCaptioner, task: SelfCriticalTask, batch: CaptionBatch, step: int
+) -> Tensor:
     """REINFORCE with a leave-one-out baseline, KL (k2) and cross-entropy, one caption and one token at a time."""
     rollout = sample_captions(captioner, captioner.policy, batch, task.decoding, task.seed, step)
     reward, samples = WordCount(), task.decoding.num_samples
@@ -264,16 +307,22 @@ def naive_loss(captioner: TransformerCaptioner, task: SelfCriticalTask, batch: C
             others = [rewards[other] for other in range(samples) if other != sample]
             advantage = rewards[sample] - sum(others) / len(others)
             ids = rollout.token_ids[image, sample].tolist()
-            length = ids.index(captioner.eos_token_id) + 1 if captioner.eos_token_id in ids else len(ids)
+            length = (
+                ids.index(captioner.eos_token_id) + 1 if captioner.eos_token_id in ids else len(ids)
+            )
             captions += 1
             for position in range(length):
                 prefix = torch.tensor([[captioner.bos_token_id, *ids[:position]]])
-                logprobs = allowed_logprobs(captioner, captioner.policy, one, prefix, task.decoding.temperature)
+                logprobs = allowed_logprobs(
+                    captioner, captioner.policy, one, prefix, task.decoding.temperature
+                )
                 policy = policy - advantage * logprobs[ids[position]]
                 tokens += 1
                 if task.ref_policy is not None:
                     with torch.no_grad():
-                        reference = allowed_logprobs(captioner, task.ref_policy, one, prefix, task.decoding.temperature)
+                        reference = allowed_logprobs(
+                            captioner, task.ref_policy, one, prefix, task.decoding.temperature
+                        )
                     kl = kl + 0.5 * (logprobs[ids[position]] - reference[ids[position]]) ** 2
     assert isinstance(task.objective, Reinforce)
     loss = policy / (tokens if task.objective.loss_reduction == "token" else captions)
@@ -282,7 +331,11 @@ def naive_loss(captioner: TransformerCaptioner, task: SelfCriticalTask, batch: C
 
 
 def allowed_logprobs(
-    captioner: TransformerCaptioner, policy: Any, inputs: dict[str, Tensor], prefix: Tensor, temperature: float = 1.0
+    captioner: TransformerCaptioner,
+    policy: Any,
+    inputs: dict[str, Tensor],
+    prefix: Tensor,
+    temperature: float = 1.0,
 ) -> Tensor:
     logits = policy(**inputs, decoder_input_ids=prefix).logits[0, -1]
     allowed = torch.ones(len(logits), dtype=torch.bool)
@@ -326,7 +379,12 @@ def test_loss_and_gradient_equal_the_slow_obvious_way(captioner, reduction, temp
     assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
     assert_equal_gradients(expected, found, atol=3e-6)
     assert norm(found) == pytest.approx(norm(expected), rel=1e-4)
-    assert {name.split(".")[0] for name in found} >= {"encoder", "token_embedding", "layers", "norm"}
+    assert {name.split(".")[0] for name in found} >= {
+        "encoder",
+        "token_embedding",
+        "layers",
+        "norm",
+    }
 
 
 def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
@@ -334,7 +392,9 @@ def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
     start = perturbed(captioner)
     for parameter in start.parameters():
         parameter.mul_(1.3)
-    task = scst_task(captioner, num_samples=3, temperature=1.5, ref_policy=start, kl_coef=0.2, xe_weight=0.5)
+    task = scst_task(
+        captioner, num_samples=3, temperature=1.5, ref_policy=start, kl_coef=0.2, xe_weight=0.5
+    )
     gradient(captioner, task, batches)
     logged, (batch,) = task.log.reduce(task.accelerator), batches
     captioner.policy.eval()
@@ -344,13 +404,18 @@ def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
         (captioner.token_logits(policy, batch.inputs, ids) / 1.5).log_softmax(-1)
         for policy in (captioner.policy, start)
     ]
-    policy, reference = (each.gather(-1, ids.unsqueeze(-1)).squeeze(-1)[mask] for each in distributions)
+    policy, reference = (
+        each.gather(-1, ids.unsqueeze(-1)).squeeze(-1)[mask] for each in distributions
+    )
     kl = ((reference - policy).exp() - (reference - policy) - 1).mean()
     assert abs(kl - ((policy - reference).exp() - (policy - reference) - 1).mean()) > 0.1 * kl
     entropy = torch.distributions.Categorical(logits=distributions[0][mask]).entropy().mean()
     rewards = torch.tensor([WordCount()(None, texts) for texts in rollout.texts])
     weights = leave_one_out(rewards).unsqueeze(-1).expand(mask.shape)[mask]
-    loss = {"loss/policy": -(weights * policy).mean(), "loss/xe": naive_cross_entropy(captioner, batch)}
+    loss = {
+        "loss/policy": -(weights * policy).mean(),
+        "loss/xe": naive_cross_entropy(captioner, batch),
+    }
     penalty = 0.5 * (policy - reference).square().mean()
     total = loss["loss/policy"] + 0.2 * penalty + 0.5 * loss["loss/xe"]
     expected = {"policy/kl": kl, "policy/entropy": entropy, "loss/total": total} | loss
@@ -371,7 +436,9 @@ def test_the_times_of_a_step_are_those_of_its_stages(captioner, batches, monkeyp
         "time/reward": 2.0,
         "time/update": 4.0,
     }
-    assert {key: value for key, value in second.items() if key.startswith("time/")} == {"time/update": 16.0}
+    assert {key: value for key, value in second.items() if key.startswith("time/")} == {
+        "time/update": 16.0
+    }
 
 
 @pytest.mark.parametrize("dropout", [False, True])
@@ -379,7 +446,9 @@ def test_equal_beginnings_are_scored_once_unless_dropout_tells_them_apart(captio
     task = scst_task(captioner, num_samples=4, temperature=0.5, dropout=dropout)
     scored = []
     hook = captioner.policy.lm_head.register_forward_hook(
-        lambda module, arguments, output: scored.append(len(output)) if torch.is_grad_enabled() else None
+        lambda module, arguments, output: (
+            scored.append(len(output)) if torch.is_grad_enabled() else None
+        )
     )
     gradient(captioner, task, batches_of(captioner, 3, 3))
     hook.remove()
@@ -397,7 +466,11 @@ def test_dropout_is_off_in_self_critical_training_unless_asked_for_and_on_in_cro
     captioner = tiny_captioner(dropout=0.3)
     batches = batches_of(captioner, 4, 4)
     cross_entropy = CrossEntropyTask(Accelerator(cpu=True), captioner, captioner.policy)
-    for task, noisy in ((scst_task(captioner), 0), (scst_task(captioner, dropout=True), 1), (cross_entropy, 1)):
+    for task, noisy in (
+        (scst_task(captioner), 0),
+        (scst_task(captioner, dropout=True), 1),
+        (cross_entropy, 1),
+    ):
         one, other = gradient(captioner, task, batches), gradient(captioner, task, batches)
         difference = norm({name: one[name] - other[name] for name in one})
         assert difference > 1e-3 if noisy else difference == 0
@@ -420,7 +493,11 @@ def test_kl_to_the_starting_policy_is_0_in_bf16(captioner):
     try:
         accelerator = Accelerator(cpu=True, mixed_precision="bf16")
         model = accelerator.prepare_model(captioner.policy)
-        task = replace(scst_task(captioner, ref_policy=start, kl_coef=0.1), accelerator=accelerator, model=model)
+        task = replace(
+            scst_task(captioner, ref_policy=start, kl_coef=0.1),
+            accelerator=accelerator,
+            model=model,
+        )
         gradient(captioner, task, batches_of(captioner, 4, 4))
         assert task.log.reduce(accelerator)["policy/kl"] == 0
     finally:
@@ -429,7 +506,11 @@ def test_kl_to_the_starting_policy_is_0_in_bf16(captioner):
 
 def test_the_same_step_twice_is_the_same_to_the_bit(captioner):
     one, other = (
-        gradient(captioner, scst_task(captioner, advantage="greedy", xe_weight=0.5), batches_of(captioner, 4, 2))
+        gradient(
+            captioner,
+            scst_task(captioner, advantage="greedy", xe_weight=0.5),
+            batches_of(captioner, 4, 2),
+        )
         for _ in range(2)
     )
     assert_equal_gradients(one, other, atol=0)
@@ -439,14 +520,22 @@ def test_the_same_step_twice_is_the_same_to_the_bit(captioner):
     ("micro_batches", "options", "expected"),
     [
         (1, {}, 1),
-        (2, {}, 2 * 2),  # all are decoded before the first is scored: their states would have to be kept
+        (
+            2,
+            {},
+            2 * 2,
+        ),  # all are decoded before the first is scored: their states would have to be kept
         (1, {"dropout": True}, 2),
         (1, {"xe_weight": 0.5}, 1 + 1),
     ],
 )
-def test_an_image_is_encoded_once_where_its_states_can_be_kept(captioner, micro_batches, options, expected):
+def test_an_image_is_encoded_once_where_its_states_can_be_kept(
+    captioner, micro_batches, options, expected
+):
     seen = []
     captioner.policy.encoder.register_forward_hook(lambda *_: seen.append(1))
-    found = gradient(captioner, scst_task(captioner, **options), batches_of(captioner, 4, 4 // micro_batches))
+    found = gradient(
+        captioner, scst_task(captioner, **options), batches_of(captioner, 4, 4 // micro_batches)
+    )
     assert len(seen) == expected
     assert any(name.startswith("encoder") and g.abs().max() > 0 for name, g in found.items())

@@ -21,7 +21,13 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.tokens import caption_mask, forbid
-from rl_caption.captioners.vlm_families import REFUSED, VisionLanguageFamily, as_messages, family_of, with_images
+from rl_caption.captioners.vlm_families import (
+    REFUSED,
+    VisionLanguageFamily,
+    as_messages,
+    family_of,
+    with_images,
+)
 from rl_caption.data.base import DataError
 from rl_caption.data.loader import Collate
 from rl_caption.runtime.engines import dropout_off
@@ -39,12 +45,17 @@ FAST = ("qwen2_5_vl", "paligemma")
 NAMES = ["image-0", "image-1", "image-2"]
 CAPTION_TYPES = {"paligemma": 1}
 """``model_type`` -> ``token_type_ids`` of captions in a pass over prompt and caption, where they are not 0."""
-IDS = torch.tensor([[[15, 16, 17, 18], [15, 16, 19, 19], [15, 16, 17, 18], [15, 16, 10, 10]]]).repeat(3, 1, 1)
+IDS = torch.tensor(
+    [[[15, 16, 17, 18], [15, 16, 19, 19], [15, 16, 17, 18], [15, 16, 10, 10]]]
+).repeat(3, 1, 1)
 
 
 @pytest.fixture(
     scope="module",
-    params=[name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VLM_FAMILIES],
+    params=[
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in VLM_FAMILIES
+    ],
 )
 def case(request, tmp_path_factory):
     """A captioner; inputs of images of different sizes, two of them with prompts of their own; and of each alone."""
@@ -59,7 +70,11 @@ def qwen(tmp_path_factory):
 
 def loaded(family, tmp_path_factory):
     captioner = tiny_vlm(family, tmp_path_factory.mktemp("model") / family)
-    return captioner, captioner.preprocess(photo_rows()), [captioner.preprocess([row]) for row in photo_rows()]
+    return (
+        captioner,
+        captioner.preprocess(photo_rows()),
+        [captioner.preprocess([row]) for row in photo_rows()],
+    )
 
 
 def whole_logits(captioner, alone, ids, caption_type=None):
@@ -76,7 +91,9 @@ def whole_logits(captioner, alone, ids, caption_type=None):
 
 
 @torch.no_grad()
-def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_were_sampled_with(case):
+def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_were_sampled_with(
+    case,
+):
     captioner, inputs, alone = case
     noise = sampling_noise(2, 0, NAMES, 2, L)
     expected, scores = sample_slowly(
@@ -92,8 +109,12 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
         tokens = captioner.generate(captioner.policy, given, decoding, noise)[:, :2]
         assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
         mask = caption_mask(tokens, captioner.eos_token_id)
-        assert mask[:, 0].sum(-1).tolist() == [1, 2, 3], "captions of different lengths stand in one batch"
-        rescored = token_logprobs(captioner.token_logits(captioner.policy, given, tokens), tokens, 1.3)
+        assert mask[:, 0].sum(-1).tolist() == [1, 2, 3], (
+            "captions of different lengths stand in one batch"
+        )
+        rescored = token_logprobs(
+            captioner.token_logits(captioner.policy, given, tokens), tokens, 1.3
+        )
         assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4)
         some = captioner.token_logits(captioner.policy, given, tokens, mask)
         assert torch.allclose(token_logprobs(some, tokens[mask], 1.3), rescored[mask], atol=1e-4)
@@ -103,13 +124,26 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
 @torch.no_grad()
 def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_generate(case):
     captioner, inputs, _ = case
-    rows, processor = photo_rows(), AutoProcessor.from_pretrained(captioner.name, padding_side="left")
+    rows, processor = (
+        photo_rows(),
+        AutoProcessor.from_pretrained(captioner.name, padding_side="left"),
+    )
     if captioner.family.name == "paligemma":
         texts = ["<image>" + (row.get("prompt") or captioner.prompt) for row in rows]
-        batch = processor(text=texts, images=[[row["image"]] for row in rows], return_tensors="pt", padding=True)
+        batch = processor(
+            text=texts, images=[[row["image"]] for row in rows], return_tensors="pt", padding=True
+        )
     else:
-        asked = [with_images(as_messages(captioner.prompt, row.get("prompt")), [row["image"]]) for row in rows]
-        template = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        asked = [
+            with_images(as_messages(captioner.prompt, row.get("prompt")), [row["image"]])
+            for row in rows
+        ]
+        template = {
+            "add_generation_prompt": True,
+            "tokenize": True,
+            "return_dict": True,
+            "return_tensors": "pt",
+        }
         batch = processor.apply_chat_template(asked, **template, processor_kwargs={"padding": True})
     batch = {name: value for name, value in batch.items() if name != "labels"}
     assert batch.keys() == inputs.keys()
@@ -121,16 +155,34 @@ def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_gener
         "eos_token_id": captioner.eos_token_id,
         "pad_token_id": captioner.pad_token_id,
     }
-    model, length = AutoModelForImageTextToText.from_pretrained(captioner.name), inputs["input_ids"].shape[1]
+    model, length = (
+        AutoModelForImageTextToText.from_pretrained(captioner.name),
+        inputs["input_ids"].shape[1],
+    )
     model.generation_config = GenerationConfig()
-    generated = model.generate(**batch, generation_config=GenerationConfig(**settings, max_new_tokens=L))[:, length:]
+    generated = model.generate(
+        **batch, generation_config=GenerationConfig(**settings, max_new_tokens=L)
+    )[:, length:]
     ours = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L))[:, 0]
     assert torch.equal(ours, generated[:, : ours.shape[1]])
     assert len({tuple(ids) for ids in ours.tolist()}) > 1
     # In a beam search Transformers keeps forbidden tokens out only after their share of the probability is counted.
-    model.register_forward_hook(lambda _, args, output: setattr(output, "logits", forbid(output.logits, forbidden)))
-    beams: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 0.5, "max_new_tokens": L}
-    options = {**settings, **beams, "output_scores": True, "return_dict_in_generate": True, "suppress_tokens": None}
+    model.register_forward_hook(
+        lambda _, args, output: setattr(output, "logits", forbid(output.logits, forbidden))
+    )
+    beams: dict[str, Any] = {
+        "num_beams": 4,
+        "num_return_sequences": 3,
+        "length_penalty": 0.5,
+        "max_new_tokens": L,
+    }
+    options = {
+        **settings,
+        **beams,
+        "output_scores": True,
+        "return_dict_in_generate": True,
+        "suppress_tokens": None,
+    }
     generated = model.generate(**batch, generation_config=GenerationConfig(**options))
     ours = captioner.generate_with_scores(captioner.policy, inputs, Decoding(**beams))
     ids = ours.token_ids.flatten(0, 1)
@@ -140,7 +192,9 @@ def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_gener
 
 
 def gradients(policy):
-    collected = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+    collected = {
+        name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None
+    }
     policy.zero_grad()
     return collected
 
@@ -157,7 +211,9 @@ def test_captions_at_once_and_with_states_that_are_kept_have_the_gradient_of_one
         ids = IDS[image, caption]
         logits = whole_logits(captioner, alone[image], ids.tolist())[:-1].clone()
         logits[:, list(captioner.forbidden)] = -torch.inf
-        logprobs.append(logits.log_softmax(-1).gather(1, ids.unsqueeze(1)).squeeze(1)[mask[image, caption]])
+        logprobs.append(
+            logits.log_softmax(-1).gather(1, ids.unsqueeze(1)).squeeze(1)[mask[image, caption]]
+        )
     expected = torch.cat(logprobs)
     (expected * weights).sum().backward()
     gradient = gradients(policy)
@@ -177,7 +233,9 @@ def test_captions_at_once_and_with_states_that_are_kept_have_the_gradient_of_one
         assert_close_gradients(gradients(policy), gradient, 2e-3)
 
 
-def test_in_training_with_recomputed_activations_captions_scores_and_gradients_are_those_without_dropout(case):
+def test_in_training_with_recomputed_activations_captions_scores_and_gradients_are_those_without_dropout(
+    case,
+):
     captioner, inputs, _ = case
     plain = copy.deepcopy(captioner)
     plain.policy.zero_grad()
@@ -191,7 +249,9 @@ def test_in_training_with_recomputed_activations_captions_scores_and_gradients_a
     def measured(captioner):
         """Captions, their scores, gradients, and the number of tensors that are kept for the backward pass."""
         samples, kept = captioner.generate(captioner.policy, inputs, decoding, noise), []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x: kept.append(x.numel()) or x, lambda x: x
+        ):
             logits = captioner.token_logits(captioner.policy, inputs, IDS)
             loss = token_logprobs(logits, IDS).sum()
         loss.backward()
@@ -220,7 +280,11 @@ def test_an_image_is_encoded_once_for_all_captions_and_with_states_once_a_step(c
         parameter.requires_grad_(name.startswith(("language_model", "text_model")))
     captioner.encoder_trained = None
     towers = ("visual", "vision_tower", "vision_model")
-    tower = next(t for t in (getattr(captioner.policy.model.model, name, None) for name in towers) if t is not None)
+    tower = next(
+        t
+        for t in (getattr(captioner.policy.model.model, name, None) for name in towers)
+        if t is not None
+    )
     calls = []
     hook = tower.register_forward_hook(lambda *_: calls.append(1))
     noise, policy = sampling_noise(1, 0, NAMES, K, L), captioner.policy
@@ -240,7 +304,10 @@ def test_save_and_load_keep_every_bit_and_transformers_alone_loads_the_folder(ca
     again = load_captioner(tmp_path)
     assert type(again) is type(captioner)
     again.policy.eval()
-    assert json.loads((tmp_path / SETTINGS).read_text()) == {"family": captioner.family.name, "prompt": "a photo of"}
+    assert json.loads((tmp_path / SETTINGS).read_text()) == {
+        "family": captioner.family.name,
+        "prompt": "a photo of",
+    }
     prepared = again.preprocess(photo_rows())
     assert prepared.keys() == inputs.keys()
     assert all(torch.equal(value, inputs[name]) for name, value in prepared.items())
@@ -249,7 +316,9 @@ def test_save_and_load_keep_every_bit_and_transformers_alone_loads_the_folder(ca
     _, report = AutoModelForImageTextToText.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
     assert type(AutoProcessor.from_pretrained(tmp_path)) is type(captioner.processor)
-    settings = [GenerationConfig.from_pretrained(folder).to_dict() for folder in (captioner.name, tmp_path)]
+    settings = [
+        GenerationConfig.from_pretrained(folder).to_dict() for folder in (captioner.name, tmp_path)
+    ]
     assert settings[0] == settings[1]
 
 
@@ -257,9 +326,14 @@ def test_texts_survive_encoding_and_decoding(case):
     captioner, _, _ = case
     texts = ["a small dog", "two squares\non a  green field"]
     encoded = captioner.encode(texts, 40)
-    assert all(ids[-1] == captioner.eos_token_id and captioner.eos_token_id not in ids[:-1] for ids in encoded)
+    assert all(
+        ids[-1] == captioner.eos_token_id and captioner.eos_token_id not in ids[:-1]
+        for ids in encoded
+    )
     longest = max(map(len, encoded))
-    padded = torch.tensor([ids + [captioner.pad_token_id] * (longest - len(ids)) for ids in encoded])
+    padded = torch.tensor(
+        [ids + [captioner.pad_token_id] * (longest - len(ids)) for ids in encoded]
+    )
     assert captioner.decode(padded) == ["a small dog", "two squares on a green field"]
     assert captioner.encode(texts[:1], 2) == [encoded[0][:2]]
     starting = copy.copy(captioner)  # many tokenizers begin each text with a token
@@ -275,12 +349,18 @@ def test_texts_survive_encoding_and_decoding(case):
     assert image in captioner.forbidden
     assert image not in ids
     assert ids.index(captioner.eos_token_id) == len(ids) - 1, "special tokens in a text are words"
-    if captioner.family.name != "paligemma":  # the answer as the chat template has it, its end included
+    if (
+        captioner.family.name != "paligemma"
+    ):  # the answer as the chat template has it, its end included
         asked = with_images(as_messages(captioner.prompt, None), [photo_rows()[0]["image"]])
         answer = {"role": "assistant", "content": [{"type": "text", "text": texts[0]}]}
         tokenizer = captioner.processor.tokenizer
-        whole = tokenizer(captioner.processor.apply_chat_template([*asked, answer], tokenize=False))["input_ids"]
-        start = captioner.processor.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+        whole = tokenizer(
+            captioner.processor.apply_chat_template([*asked, answer], tokenize=False)
+        )["input_ids"]
+        start = captioner.processor.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=True
+        )
         start = tokenizer(start)["input_ids"]
         assert whole[len(start) : len(start) + len(encoded[0])] == encoded[0]
 
@@ -291,13 +371,19 @@ def test_texts_survive_encoding_and_decoding(case):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("family", "omitted"),
-    [("qwen2_5_vl", "mm_token_type_ids"), ("gemma3", "token_type_ids"), ("paligemma", "token_type_ids")],
+    [
+        ("qwen2_5_vl", "mm_token_type_ids"),
+        ("gemma3", "token_type_ids"),
+        ("paligemma", "token_type_ids"),
+    ],
 )
 def test_inputs_that_models_silently_do_without_are_passed(family, omitted, tmp_path):
     captioner = tiny_vlm(family, tmp_path / family)
     alone, ids = captioner.preprocess(photo_rows()[:1]), IDS[0, 0].tolist()
     without = {name: value for name, value in alone.items() if name != omitted}
-    assert (whole_logits(captioner, alone, ids) - whole_logits(captioner, without, ids)).abs().max() > 0.05
+    assert (
+        whole_logits(captioner, alone, ids) - whole_logits(captioner, without, ids)
+    ).abs().max() > 0.05
     inputs = captioner.preprocess(photo_rows())
     scores = captioner.token_logits(captioner.policy, inputs, IDS)
     without = {name: value for name, value in inputs.items() if name != omitted}
@@ -313,11 +399,17 @@ def test_tokens_of_a_caption_do_not_see_those_after_them(tmp_path):
     captioner = tiny_vlm("paligemma", tmp_path / "paligemma")
     alone, ids = captioner.preprocess(photo_rows()[:1]), IDS[:1, :2]
     assert ids[0, 0, :2].equal(ids[0, 1, :2])
-    as_prompt = [whole_logits(captioner, alone, caption.tolist(), caption_type=0) for caption in ids[0]]
-    assert (as_prompt[0][:3] - as_prompt[1][:3]).abs().max() > 0.05, "the trap: with the type of a prompt they do"
+    as_prompt = [
+        whole_logits(captioner, alone, caption.tolist(), caption_type=0) for caption in ids[0]
+    ]
+    assert (as_prompt[0][:3] - as_prompt[1][:3]).abs().max() > 0.05, (
+        "the trap: with the type of a prompt they do"
+    )
     scores = captioner.policy(**alone, token_ids=ids)[0]
     assert torch.allclose(scores[0, :3], scores[1, :3], atol=1e-5)
-    assert torch.allclose(scores[0], whole_logits(captioner, alone, ids[0, 0].tolist())[:-1], atol=1e-4)
+    assert torch.allclose(
+        scores[0], whole_logits(captioner, alone, ids[0, 0].tolist())[:-1], atol=1e-4
+    )
 
 
 @torch.no_grad()
@@ -325,10 +417,14 @@ def test_tokens_of_a_caption_do_not_see_those_after_them(tmp_path):
 def test_the_padding_of_an_image_is_not_read(family, tmp_path):
     captioner = tiny_vlm(family, tmp_path / family)
     alone, ids = captioner.preprocess(photo_rows()[1:2]), IDS[:1, :1]
-    alone["pixel_attention_mask"][:, :, 16:] = 0  # processors of a batch make such masks of images of several sizes
+    alone["pixel_attention_mask"][:, :, 16:] = (
+        0  # processors of a batch make such masks of images of several sizes
+    )
     expected = whole_logits(captioner, alone, ids[0, 0].tolist())[:-1]
     without = {name: value for name, value in alone.items() if name != "pixel_attention_mask"}
-    assert (whole_logits(captioner, without, ids[0, 0].tolist())[:-1] - expected).abs().max() > 0.05, "silently"
+    assert (
+        whole_logits(captioner, without, ids[0, 0].tolist())[:-1] - expected
+    ).abs().max() > 0.05, "silently"
     captioner.policy.requires_grad_(False)
     states = captioner.image_states(captioner.policy, alone)
     assert "features/pooler_output" in {name.partition(".")[0] for name in states}
@@ -343,7 +439,9 @@ def test_sizes_of_images_in_patches_are_passed(tmp_path):
     expected = whole_logits(captioner, alone, ids[0, 0].tolist())[:-1]
     swapped = alone | {"image_sizes": alone["image_sizes"].flip(-1)}
     with pytest.raises((TypeError, ValueError, RuntimeError)):
-        whole_logits(captioner, {name: value for name, value in alone.items() if name != "image_sizes"}, [15])
+        whole_logits(
+            captioner, {name: value for name, value in alone.items() if name != "image_sizes"}, [15]
+        )
     with pytest.raises((ValueError, RuntimeError)):
         captioner.policy(**swapped, token_ids=ids)
     assert torch.allclose(captioner.policy(**alone, token_ids=ids)[0, 0], expected, atol=1e-4)
@@ -402,12 +500,21 @@ def test_captions_score_prompts_without_changing_what_was_read_of_them(qwen):
 
 def test_a_prompt_may_be_messages_with_the_image_at_its_place(qwen, tmp_path):
     captioner, _, _ = qwen
-    content = [{"type": "text", "text": "a photo of"}, {"type": "image"}, {"type": "text", "text": "in one sentence"}]
+    content = [
+        {"type": "text", "text": "a photo of"},
+        {"type": "image"},
+        {"type": "text", "text": "in one sentence"},
+    ]
     prompt = [{"role": "system", "content": "a dog"}, {"role": "user", "content": content}]
     talking = load_captioner(captioner.name, prompt=prompt)
     (own, *_), rows = talking.preprocess(photo_rows())["input_ids"], photo_rows()
     text = captioner.tokenizer.decode(own)
-    assert text.index("a dog") < text.index("a photo of") < text.index("<|image_pad|>") < text.index("in one sentence")
+    assert (
+        text.index("a dog")
+        < text.index("a photo of")
+        < text.index("<|image_pad|>")
+        < text.index("in one sentence")
+    )
     second = captioner.tokenizer.decode(talking.preprocess(rows)["input_ids"][1])
     assert rows[1]["prompt"] in second
     assert "in one sentence" not in second, "a row's text stands in place of the user's last"
@@ -427,9 +534,13 @@ def test_frames_of_a_video_are_several_images(case):
     inputs = captioner.preprocess(rows)
     scores = captioner.policy(**inputs, token_ids=IDS[:2])
     for number, row in enumerate(rows):
-        expected = whole_logits(captioner, captioner.preprocess([row]), IDS[number, 1].tolist())[:-1]
+        expected = whole_logits(captioner, captioner.preprocess([row]), IDS[number, 1].tolist())[
+            :-1
+        ]
         assert torch.allclose(scores[number, 1], expected, atol=1e-4)
-    swapped = captioner.policy(**captioner.preprocess([rows[0] | {"image": [second, first]}]), token_ids=IDS[:1])
+    swapped = captioner.policy(
+        **captioner.preprocess([rows[0] | {"image": [second, first]}]), token_ids=IDS[:1]
+    )
     assert (swapped[0, 1] - scores[0, 1]).abs().max() > 0.01, "frames have an order"
 
 
@@ -465,7 +576,9 @@ def test_a_model_that_no_test_knows_is_compared_with_transformers_own_pass(tmp_p
     folder = save_vlm("llava", tmp_path / "llava")
     monkeypatch.setattr(vlm, "TESTED", ())
     assert load_captioner(folder).policy.model.training is False
-    monkeypatch.setattr(VisionLanguageFamily, "text_positions", lambda self, model, positions: positions + 7)
+    monkeypatch.setattr(
+        VisionLanguageFamily, "text_positions", lambda self, model, positions: positions + 7
+    )
     with pytest.raises(CaptionerError, match=r"llava.*log-probabilities"):
         load_captioner(folder)
 
@@ -477,7 +590,9 @@ def test_prepared_rows_are_kept_as_far_as_there_is_room(qwen, monkeypatch):
     assert 0 < len(entries) < 3, "they do not all fit"
     calls = []
     prepare = captioner.family.inputs
-    monkeypatch.setattr(captioner.family, "inputs", lambda *arguments: calls.append(1) or prepare(*arguments))
+    monkeypatch.setattr(
+        captioner.family, "inputs", lambda *arguments: calls.append(1) or prepare(*arguments)
+    )
     again = captioner.preprocess(photo_rows())
     assert all(torch.equal(value, again[name]) for name, value in expected.items())
     assert len(calls) == 3 - len(entries)
@@ -487,25 +602,40 @@ def test_prepared_rows_are_kept_as_far_as_there_is_room(qwen, monkeypatch):
 
 @pytest.mark.parametrize("advantage", ADVANTAGES)
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_step_of_any_objective_and_advantage_is_the_same_in_micro_batches(qwen, objective, advantage):
+def test_a_step_of_any_objective_and_advantage_is_the_same_in_micro_batches(
+    qwen, objective, advantage
+):
     captioner = copy.deepcopy(qwen[0])
     captioner.adapt([], None, False)
-    options = {"advantage": advantage, "objective": build_objective(objective, {}), "xe_weight": 0.1, "num_samples": 3}
+    options = {
+        "advantage": advantage,
+        "objective": build_objective(objective, {}),
+        "xe_weight": 0.1,
+        "num_samples": 3,
+    }
     if objective == "dico":
         options["ref_policy"] = copy.deepcopy(captioner.policy).eval().requires_grad_(False)
     task = scst_task(captioner, **options)
-    whole, split = (gradient(captioner, task, batches_of(captioner, 3, size, photo_rows())) for size in (3, 1))
+    whole, split = (
+        gradient(captioner, task, batches_of(captioner, 3, size, photo_rows())) for size in (3, 1)
+    )
     assert_close_gradients(split, whole, 1e-3)
 
 
 def tower_of(captioner):
     towers = ("visual", "vision_tower", "vision_model")
-    return next(t for t in (getattr(captioner.policy.model.model, name, None) for name in towers) if t is not None)
+    return next(
+        t
+        for t in (getattr(captioner.policy.model.model, name, None) for name in towers)
+        if t is not None
+    )
 
 
 def frozen_vlm(captioner, **options):
     """The model of ``captioner`` with only its text trained, and a list to which every pass of its tower is added."""
-    frozen = load_captioner(captioner.name, **{"cache_bytes": 2**20, "prompt": "a photo of", **options})
+    frozen = load_captioner(
+        captioner.name, **{"cache_bytes": 2**20, "prompt": "a photo of", **options}
+    )
     frozen.adapt([], None, False)
     for tensor in frozen.policy.visual_tensors().values():
         tensor.requires_grad_(False)
@@ -534,21 +664,35 @@ def test_visual_tokens_of_a_frozen_tower_are_kept_and_change_no_bit(case):
     plain, passes = frozen_vlm(captioner, cache_bytes=0)
     expected = scored(plain)
     assert len(passes) == 9, "a row at a time, in each of the three passes"
-    assert torch.allclose(expected[0], captioner.token_logits(captioner.policy, inputs, IDS).detach(), atol=1e-4)
+    assert torch.allclose(
+        expected[0], captioner.token_logits(captioner.policy, inputs, IDS).detach(), atol=1e-4
+    )
     cached, passes = frozen_vlm(captioner)
     for epoch in range(3):
-        assert all(torch.equal(one, other) for one, other in zip(scored(cached), expected, strict=True))
+        assert all(
+            torch.equal(one, other) for one, other in zip(scored(cached), expected, strict=True)
+        )
         assert len(passes) == 3, f"epoch {epoch}: once for each image"
     used = 2**20 - cached.cache_memory
     rows = photo_rows()
-    assert not any(name.startswith(("image/", "pixel_")) for name in cached.preprocess(rows)), "no pixels"
-    rows[1] = {**rows[1], "image": rows[1]["image"].transpose(Image.Transpose.FLIP_LEFT_RIGHT), "image_id": "new"}
+    assert not any(name.startswith(("image/", "pixel_")) for name in cached.preprocess(rows)), (
+        "no pixels"
+    )
+    rows[1] = {
+        **rows[1],
+        "image": rows[1]["image"].transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        "image_id": "new",
+    }
     mixed = [scored(one, rows) for one in (plain, cached)]
-    assert all(torch.equal(one, other) for one, other in zip(*mixed, strict=True)), "two are kept, one is not"
+    assert all(torch.equal(one, other) for one, other in zip(*mixed, strict=True)), (
+        "two are kept, one is not"
+    )
     assert len(passes) == 4
     little, passes = frozen_vlm(captioner, cache_bytes=used - 1)
     for _ in range(2):
-        assert all(torch.equal(one, other) for one, other in zip(scored(little), expected, strict=True))
+        assert all(
+            torch.equal(one, other) for one, other in zip(scored(little), expected, strict=True)
+        )
     assert len(passes) == 3 + 5, "all but one fit"
 
 
@@ -559,7 +703,9 @@ def tower_passes(captioner, folder, rows=None, change=None, **options):
         change(frozen)
     frozen.keep_on_disk(folder, 2**20)
     with torch.no_grad():
-        frozen.image_states(frozen.policy, frozen.preprocess(photo_rows() if rows is None else rows))
+        frozen.image_states(
+            frozen.policy, frozen.preprocess(photo_rows() if rows is None else rows)
+        )
     return len(passes)
 
 
@@ -585,8 +731,22 @@ def brighter(name):
         ({"change": brighter("model.language_model.layers.0.mlp.up_proj.weight")}, 0),
         ({"change": brighter("model.visual.blocks.0.attn.proj.weight")}, 3),
         ({"change": brighter("model.visual.merger.mlp.2.weight")}, 3),
-        ({"change": lambda captioner: setattr(captioner.policy.config, "_attn_implementation", "eager")}, 3),
-        ({"change": lambda captioner: setattr(captioner.policy.config.vision_config, "hidden_act", "gelu")}, 3),
+        (
+            {
+                "change": lambda captioner: setattr(
+                    captioner.policy.config, "_attn_implementation", "eager"
+                )
+            },
+            3,
+        ),
+        (
+            {
+                "change": lambda captioner: setattr(
+                    captioner.policy.config.vision_config, "hidden_act", "gelu"
+                )
+            },
+            3,
+        ),
         ({"dtype": "bfloat16"}, 3),
         ({"processor_kwargs": {"size": {"shortest_edge": 16 * 16, "longest_edge": 24 * 24}}}, 3),
         ({"processor_kwargs": {"image_mean": [0.4, 0.5, 0.5]}}, 3),
@@ -594,9 +754,24 @@ def brighter(name):
         ({"rows": [photo_rows()[0] | {"image": photo_rows()[0]["image"].rotate(180)}]}, 1),
         ({"rows": [photo_rows()[0] | {"image": [row["image"] for row in photo_rows()[:2]]}]}, 1),
     ],
-    ids=["prompt", "text", "tower", "projector", "kernels", "shape", "dtype", "size", "mean", "id", "image", "frames"],
+    ids=[
+        "prompt",
+        "text",
+        "tower",
+        "projector",
+        "kernels",
+        "shape",
+        "dtype",
+        "size",
+        "mean",
+        "id",
+        "image",
+        "frames",
+    ],
 )
-def test_visual_tokens_on_disk_are_those_of_all_that_they_depend_on(qwen, stored_tokens, tmp_path, options, passes):
+def test_visual_tokens_on_disk_are_those_of_all_that_they_depend_on(
+    qwen, stored_tokens, tmp_path, options, passes
+):
     shutil.copytree(stored_tokens, tmp_path / "tokens")
     assert tower_passes(qwen[0], tmp_path / "tokens", **options) == passes
 
@@ -607,7 +782,9 @@ def test_visual_tokens_in_memory_are_those_of_their_precision_and_weights(qwen):
     rows = photo_rows()
     with torch.autocast("cpu", torch.bfloat16):
         states = frozen.image_states(frozen.policy, inputs := frozen.preprocess(rows))
-    assert {tensor.dtype for name, tensor in states.items() if name.startswith("features/")} == {torch.bfloat16}
+    assert {tensor.dtype for name, tensor in states.items() if name.startswith("features/")} == {
+        torch.bfloat16
+    }
     expected = frozen.image_states(frozen.policy, inputs)
     assert len(passes) == 6
     for tensor in frozen.policy.visual_tensors().values():
@@ -619,7 +796,9 @@ def test_visual_tokens_in_memory_are_those_of_their_precision_and_weights(qwen):
     assert reference.cache is frozen.policy.cache
 
 
-def test_visual_tokens_on_disk_are_bounded_and_damaged_ones_are_computed_again(qwen, tmp_path, caplog):
+def test_visual_tokens_on_disk_are_bounded_and_damaged_ones_are_computed_again(
+    qwen, tmp_path, caplog
+):
     limit, sizes = 2**20, []
     for expected_passes in (3, 8):
         frozen, passes = frozen_vlm(qwen[0], cache_bytes=0)
@@ -639,11 +818,15 @@ def test_visual_tokens_on_disk_are_bounded_and_damaged_ones_are_computed_again(q
     assert all(torch.equal(one, other) for one, other in zip(scored(frozen), expected, strict=True))
 
 
-def test_what_is_no_file_among_visual_tokens_on_disk_is_computed_again(qwen, stored_tokens, tmp_path):
+def test_what_is_no_file_among_visual_tokens_on_disk_is_computed_again(
+    qwen, stored_tokens, tmp_path
+):
     def link(file):
         file.symlink_to(tmp_path / "nowhere")
 
-    for number, replace in enumerate((os.mkfifo, link, lambda file: file.symlink_to(file), Path.mkdir)):
+    for number, replace in enumerate(
+        (os.mkfifo, link, lambda file: file.symlink_to(file), Path.mkdir)
+    ):
         folder = tmp_path / str(number)
         shutil.copytree(stored_tokens, folder)
         file = next(folder.rglob("*.tokens"))
@@ -659,7 +842,9 @@ def test_what_is_no_file_among_visual_tokens_on_disk_is_computed_again(qwen, sto
     assert [tower_passes(qwen[0], folder) for _ in range(2)] == [1, 0]
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": ["qkv"]}])
+@pytest.mark.parametrize(
+    "lora", [None, {"r": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": ["qkv"]}]
+)
 def test_visual_tokens_that_change_in_training_are_not_kept(qwen, tmp_path, lora):
     captioner = load_captioner(qwen[0].name, cache_bytes=2**20, prompt="a photo of")
     captioner.adapt([] if lora is None else None, lora, False)

@@ -21,16 +21,40 @@ PREDICTIONS = [{"image_id": int(key), "caption": text} for key, text in CAPTIONS
 LISTED = [{"image_id": int(key), "captions": texts} for key, texts in REFERENCES.items()]
 COCO = {
     "images": [{"id": int(key), "file_name": f"{key}.jpg"} for key in REFERENCES],
-    "annotations": [{"image_id": int(key), "caption": text} for key, texts in REFERENCES.items() for text in texts],
+    "annotations": [
+        {"image_id": int(key), "caption": text}
+        for key, texts in REFERENCES.items()
+        for text in texts
+    ],
 }
 KARPATHY = {
     "images": [
-        {"cocoid": int(key), "filename": f"{key}.jpg", "split": "test", "sentences": [{"raw": text} for text in texts]}
+        {
+            "cocoid": int(key),
+            "filename": f"{key}.jpg",
+            "split": "test",
+            "sentences": [{"raw": text} for text in texts],
+        }
         for key, texts in REFERENCES.items()
     ]
 }
 FORMS = {"predictions": [PREDICTIONS], "references": [REFERENCES, LISTED, COCO, KARPATHY]}
-ODD: list[Any] = [None, True, 1.5, [], {}, "", " ", "\ud800", [[]], [None], [" "], ["\udfff"], {"0": "a"}, "9" * 5000]
+ODD: list[Any] = [
+    None,
+    True,
+    1.5,
+    [],
+    {},
+    "",
+    " ",
+    "\ud800",
+    [[]],
+    [None],
+    [" "],
+    ["\udfff"],
+    {"0": "a"},
+    "9" * 5000,
+]
 Content = bytes | Callable[[Path], object]
 """What a file holds, or what makes it."""
 
@@ -95,8 +119,12 @@ def variants(form: Any, draw: random.Random) -> dict[str, bytes]:
     container, key = draw.choice([place for place in places(changed) if isinstance(place[0], dict)])
     del container[key]
     found[f"without {key}"] = json.dumps(changed).encode()
-    first = draw.choice(sorted({key for container, key in places(form) if isinstance(container, dict)}))
-    found[f"{first} twice"] = text.replace(f'"{first}": '.encode(), f'"{first}": 1, "{first}": '.encode(), 1)
+    first = draw.choice(
+        sorted({key for container, key in places(form) if isinstance(container, dict)})
+    )
+    found[f"{first} twice"] = text.replace(
+        f'"{first}": '.encode(), f'"{first}": 1, "{first}": '.encode(), 1
+    )
     return found | {
         "gzip": gzip.compress(text),
         "byte order mark": b"\xef\xbb\xbf" + text,
@@ -114,7 +142,9 @@ def cases() -> list[Any]:
     for role, forms in FORMS.items():
         damages: list[tuple[str, Content]] = list(WHOLE.items())
         for number, form in enumerate(forms):
-            damages += [(f"{number} {name}", content) for name, content in variants(form, draw).items()]
+            damages += [
+                (f"{number} {name}", content) for name, content in variants(form, draw).items()
+            ]
         for number, (name, content) in enumerate(damages):
             program = ("evaluate", "score")[number % 2]
             found.append(pytest.param(role, content, program, id=f"{role}: {name}, {program}"))
@@ -142,7 +172,9 @@ def plainly_read(path: Path, role: str) -> Any:
         return {key: [row["caption"] for row in rows if str(row["image_id"]) == key] for key in ids}
     if "images" in content:
         return {
-            str(image["cocoid"]): [text if isinstance(text, str) else text["raw"] for text in image["sentences"]]
+            str(image["cocoid"]): [
+                text if isinstance(text, str) else text["raw"] for text in image["sentences"]
+            ]
             for image in content["images"]
         }
     return content
@@ -161,11 +193,24 @@ def test_a_damaged_file_is_named_or_rightly_read(role, content, program, tmp_pat
     else:
         content(damaged)
     arguments = {
-        "evaluate": ["--metrics=rouge", "--tokenizer=python", "--bootstrap=0", f"--out={out.parent}", "--predictions"],
+        "evaluate": [
+            "--metrics=rouge",
+            "--tokenizer=python",
+            "--bootstrap=0",
+            f"--out={out.parent}",
+            "--predictions",
+        ],
         "score": ["--reward=rouge_l", f"--out={out}", "--captions"],
     }
     try:
-        code = main([program, *arguments[program], str(files["predictions"]), f"--references={files['references']}"])
+        code = main(
+            [
+                program,
+                *arguments[program],
+                str(files["predictions"]),
+                f"--references={files['references']}",
+            ]
+        )
     except SystemExit as ended:
         code = ended.code
     said = capsys.readouterr().err

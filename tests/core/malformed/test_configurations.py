@@ -86,7 +86,9 @@ def outcome(kind: type[Any], arguments: list[str], capsys: Any) -> tuple[Any, st
     return None, message
 
 
-def outcome_of_file(kind: type[Any], content: str | bytes, folder: Path, capsys: Any) -> tuple[Any, str]:
+def outcome_of_file(
+    kind: type[Any], content: str | bytes, folder: Path, capsys: Any
+) -> tuple[Any, str]:
     file = folder / "odd.yaml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     config, message = outcome(kind, ["--config", str(file)], capsys)
@@ -117,19 +119,33 @@ def test_null_is_legal_or_refused_by_name(kind: type[Any], tmp_path: Path, capsy
     rest = {JudgeSetConfig: {"set": "scenes"}, AblateConfig: grid}.get(kind, {})
     for key, hint in keys_of(kind):
         config, message = outcome_of_file(kind, written(changed(rest, key, None)), tmp_path, capsys)
-        assert (".".join(key) in message) if config is None else takes_null(hint) and holds(config, key, None), key
+        assert (
+            (".".join(key) in message)
+            if config is None
+            else takes_null(hint) and holds(config, key, None)
+        ), key
         assert takes_null(hint) == ("is null" not in message), (key, message)
 
 
 @pytest.mark.parametrize("kind", SHIPPED, ids=lambda kind: kind.__name__)
-def test_odd_values_are_refused_by_name_or_taken_as_they_are(kind: type[Any], tmp_path: Path, capsys: Any) -> None:
+def test_odd_values_are_refused_by_name_or_taken_as_they_are(
+    kind: type[Any], tmp_path: Path, capsys: Any
+) -> None:
     draws = random.Random(kind.__name__)
     keys = [key for key, _ in keys_of(kind)]
     for key in draws.choices(keys, k=20):
         value = draws.choice(ODD)
-        config, message = outcome_of_file(kind, written(changed(shipped(kind), key, value)), tmp_path, capsys)
-        chooses = key[-1] in ("init", "name", "task") and "there is no key" in message  # keys of the other alternative
-        assert key[-1] in message or chooses if config is None else holds(config, key, value), (key, value, message)
+        config, message = outcome_of_file(
+            kind, written(changed(shipped(kind), key, value)), tmp_path, capsys
+        )
+        chooses = (
+            key[-1] in ("init", "name", "task") and "there is no key" in message
+        )  # keys of the other alternative
+        assert key[-1] in message or chooses if config is None else holds(config, key, value), (
+            key,
+            value,
+            message,
+        )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +182,10 @@ def test_files_that_cannot_be_read_are_named(name: str, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     "word",
     [
-        *(f"--train.{word}" for word in ("lr=nan", "lr=", "seed=1.5", "seed=true", "batch_size=null")),
+        *(
+            f"--train.{word}"
+            for word in ("lr=nan", "lr=", "seed=1.5", "seed=true", "batch_size=null")
+        ),
         *("--train=null", "--train=[1]", "--train", "--train.lr", "--run.dir=a\0b"),
         *("--data.kwargs=[1]", "--data.kwargs.a", "--data.kwargs=null"),
     ],
@@ -179,6 +198,17 @@ def test_odd_words_are_refused_by_name(word: str, capsys: Any) -> None:
 
 
 def test_text_stays_text(tmp_path: Path, capsys: Any) -> None:
-    given = {"a": "1e5", "b": "no", "c": "null", "d": "[1", "e": ["7"], "f": {"g": "true"}, "h": 7, "i": None}
-    config, _ = outcome_of_file(XeConfig, json.dumps({"model": {"kwargs": given}}), tmp_path, capsys)
+    given = {
+        "a": "1e5",
+        "b": "no",
+        "c": "null",
+        "d": "[1",
+        "e": ["7"],
+        "f": {"g": "true"},
+        "h": 7,
+        "i": None,
+    }
+    config, _ = outcome_of_file(
+        XeConfig, json.dumps({"model": {"kwargs": given}}), tmp_path, capsys
+    )
     assert config.model.kwargs == given

@@ -43,10 +43,17 @@ from tests.report_for_tests import write_ablation, write_comparison, write_evalu
 
 MEMORY = 100 << 20
 DEEP = "[" * 100_000 + "]" * 100_000
-DAMAGE = [*enumerate(("cut", "cut", "cut", "flip", "flip", "flip", "flip", "zeros", "twice", "gzip", "tail"))]
+DAMAGE = [
+    *enumerate(
+        ("cut", "cut", "cut", "flip", "flip", "flip", "flip", "zeros", "twice", "gzip", "tail")
+    )
+]
 """Seed and kind of damage."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Pillow's, of damaged metadata
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # Pillow's, of damaged metadata
 
 
 def check_outcome(read: Callable[[], Any], *named: str, also: type[Exception] | None = None) -> Any:
@@ -78,7 +85,11 @@ def damaged(content: bytes, kind: str, seed: int) -> bytes:
     if kind == "cut":
         return content[:place]
     if kind == "flip":
-        return content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :]
+        return (
+            content[:place]
+            + bytes([content[place] ^ 1 << draw.randrange(8)])
+            + content[place + 1 :]
+        )
     if kind == "zeros":
         return content[:place] + bytes(8) + content[place + 8 :]
     if kind == "gzip":
@@ -120,7 +131,9 @@ def test_damaged_images(tmp_path: Path, kind: str) -> None:
 
 def huge_png(path: Path) -> None:
     chunk = b"IHDR" + struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 8, 2, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    )
 
 
 REFUSED_IMAGES: dict[str, Callable[[Path], Any]] = {
@@ -132,7 +145,9 @@ REFUSED_IMAGES: dict[str, Callable[[Path], Any]] = {
     "absent.png": lambda path: None,
     "link.png": lambda path: path.symlink_to("/dev/zero"),
     "loop.png": lambda path: path.symlink_to(path),
-    "float.tif": lambda path: Image.fromarray(np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)).save(path),
+    "float.tif": lambda path: Image.fromarray(
+        np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
+    ).save(path),
     "huge.png": huge_png,
     "npy.png": lambda path: np.save(path.open("wb"), np.zeros(3)),
 }
@@ -149,9 +164,32 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
 
 RECORD: dict[str, Any] = {"filename": "a.jpg", "filepath": "images", "split": "train", "cocoid": 7}
 RECORD |= {"sentences": [{"raw": "a dog"}, {"tokens": ["a", "cat"]}]}
-ROW: dict[str, Any] = {"image": "a.jpg", "references": ["a dog", "a cat"], "split": "train", "image_id": 7}
-ROW |= {"prompt": "a", "long_reference": "a long text", "positive_captions": ["a dog"], "positive_images": ["b.jpg"]}
-WRONG = ["null", "true", "7", "-1.5", "NaN", '""', '"x\\u0000y"', '"x\\ud800y"', "[]", "[[1]]", "[null]", "{}"]
+ROW: dict[str, Any] = {
+    "image": "a.jpg",
+    "references": ["a dog", "a cat"],
+    "split": "train",
+    "image_id": 7,
+}
+ROW |= {
+    "prompt": "a",
+    "long_reference": "a long text",
+    "positive_captions": ["a dog"],
+    "positive_images": ["b.jpg"],
+}
+WRONG = [
+    "null",
+    "true",
+    "7",
+    "-1.5",
+    "NaN",
+    '""',
+    '"x\\u0000y"',
+    '"x\\ud800y"',
+    "[]",
+    "[[1]]",
+    "[null]",
+    "{}",
+]
 WRONG += ['{"raw": 1}', "9" * 5000, '"' + "x" * 1000 + '"', "1e999", "[" * 990 + "]" * 990, DEEP]
 
 
@@ -170,7 +208,11 @@ def check_rows(data: Any) -> None:
         for row in data.split(split):
             texts = [row["image_id"], str(row["image"]), *row["references"]]
             texts += [row[key] for key in ("prompt", "long_reference") if key in row]
-            texts += [text for key in ("positive_captions", "positive_images") for text in row.get(key, [])]
+            texts += [
+                text
+                for key in ("positive_captions", "positive_images")
+                for text in row.get(key, [])
+            ]
             assert all(isinstance(text, str) for text in texts)
             assert "\0" not in "".join(texts)
             "".join(texts).encode()
@@ -181,7 +223,9 @@ FORMATS: dict[str, tuple[Callable[[Path], Any], Callable[[str], str]]] = {
     "karpathy": (KarpathyData, lambda record: '{"dataset": "x", "images": [' + record + "]}"),
     "jsonl": (JsonLinesData, lambda row: row + "\n"),
 }
-PLACES = [("karpathy", key) for key in ("images", *RECORD, "raw", "tokens")] + [("jsonl", key) for key in ROW]
+PLACES = [("karpathy", key) for key in ("images", *RECORD, "raw", "tokens")] + [
+    ("jsonl", key) for key in ROW
+]
 
 
 @pytest.mark.parametrize(("format", "key"), PLACES)
@@ -189,10 +233,17 @@ def test_wrong_values(tmp_path: Path, format: str, key: str) -> None:
     path = tmp_path / f"data.{format}"
     for text in WRONG:
         if format == "karpathy":
-            content = replaced({"dataset": "x", "images": [RECORD, RECORD | {"cocoid": 8}]}, key, text)
-            named = ["images[0]"] if len(text) < 2000 and key != "images" and "]]]" not in text else []
+            content = replaced(
+                {"dataset": "x", "images": [RECORD, RECORD | {"cocoid": 8}]}, key, text
+            )
+            named = (
+                ["images[0]"] if len(text) < 2000 and key != "images" and "]]]" not in text else []
+            )
         else:
-            content, named = json.dumps(ROW | {"image": "b.jpg"}) + "\n" + replaced(ROW, key, text) + "\n", ["line 2"]
+            content, named = (
+                json.dumps(ROW | {"image": "b.jpg"}) + "\n" + replaced(ROW, key, text) + "\n",
+                ["line 2"],
+            )
         path.write_text(content)
         check_rows(check_outcome(lambda: FORMATS[format][0](path), path.name, *named))
 
@@ -207,7 +258,8 @@ def test_damage_keys_that_are_there_twice_and_other_encodings(tmp_path, format, 
         path.write_text(whole(f'{{"{key}": "x", {json.dumps(item)[1:]}'))
         assert check_outcome(lambda: read(path), path.name, repr(key)) is None
     text = json.dumps(
-        item | {"sentences": [{"raw": "ein Möwenpaar"}], "references": ["ein Möwenpaar"]}, ensure_ascii=False
+        item | {"sentences": [{"raw": "ein Möwenpaar"}], "references": ["ein Möwenpaar"]},
+        ensure_ascii=False,
     )
     for encoding in ("utf-16", "utf-32", "latin-1", "utf-8-sig"):
         path.write_bytes(whole(text).encode(encoding))
@@ -216,11 +268,16 @@ def test_damage_keys_that_are_there_twice_and_other_encodings(tmp_path, format, 
 
 
 def test_damaged_captions(tmp_path: Path) -> None:
-    path, whole = tmp_path / "captions.tsv", "\n".join(f"ein Höhlenbär {i}\thttp://{i}" for i in range(40)).encode()
+    path, whole = (
+        tmp_path / "captions.tsv",
+        "\n".join(f"ein Höhlenbär {i}\thttp://{i}" for i in range(40)).encode(),
+    )
     for seed, damage in DAMAGE:
         path.write_bytes(damaged(whole, damage, seed))
         found = check_outcome(lambda: CaptionFile(path, column=0, val_fraction=0.3), path.name)
-        assert found is None or all(len(row["references"]) == 1 for name in found.splits for row in found.split(name))
+        assert found is None or all(
+            len(row["references"]) == 1 for name in found.splits for row in found.split(name)
+        )
 
 
 # --- document frequencies ---------------------------------------------------------------------------------------------
@@ -238,10 +295,15 @@ def test_damaged_document_frequencies(tmp_path: Path) -> None:
     for seed, damage in [*DAMAGE, *((seed, "flip") for seed in range(100, 140))]:
         path.write_bytes(damaged(whole, damage, seed))
         found = check_outcome(lambda: DocumentFrequencies.load(path), path.name, also=ValueError)
-        assert found is None or (dict(found.table.items()), repr(found)) == (dict(right.table.items()), repr(right))
+        assert found is None or (dict(found.table.items()), repr(found)) == (
+            dict(right.table.items()),
+            repr(right),
+        )
 
 
-def npy(array: np.ndarray | None = None, header: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+def npy(
+    array: np.ndarray | None = None, header: bytes = b"", version: bytes = b"\x01\x00"
+) -> bytes:
     if array is not None:
         buffer = io.BytesIO()
         np.save(buffer, array)
@@ -251,7 +313,10 @@ def npy(array: np.ndarray | None = None, header: bytes = b"", version: bytes = b
 
 
 def shaped(shape: str, kind: str = "<f4") -> bytes:
-    return b"{'descr': '%s', 'fortran_order': False, 'shape': (%s), }\n" % (kind.encode(), shape.encode())
+    return b"{'descr': '%s', 'fortran_order': False, 'shape': (%s), }\n" % (
+        kind.encode(),
+        shape.encode(),
+    )
 
 
 HEADERS: dict[str, bytes] = {
@@ -283,14 +348,21 @@ def test_absurd_arrays_in_document_frequencies(tmp_path: Path) -> None:
     path = tmp_path / "df.npz"
     frequencies().save(path)
     with zipfile.ZipFile(path) as archive:
-        members = {info.filename.removesuffix(".npy"): archive.read(info) for info in archive.infolist()}
+        members = {
+            info.filename.removesuffix(".npy"): archive.read(info) for info in archive.infolist()
+        }
     absurd = [("header", array) for array in HEADERS.values()]
     for member in ("vocabulary", "ngrams_2", "counts_2", "fingerprint"):
-        absurd += [(member, array) for name, array in HEADERS.items() if name != "nested"]  # a second of NumPy's parser
+        absurd += [
+            (member, array) for name, array in HEADERS.items() if name != "nested"
+        ]  # a second of NumPy's parser
     for member, array in absurd:
         zipped(path, **members | {member: array})
         with bounded_memory():
-            assert check_outcome(lambda: DocumentFrequencies.load(path), path.name, also=ValueError) is None
+            assert (
+                check_outcome(lambda: DocumentFrequencies.load(path), path.name, also=ValueError)
+                is None
+            )
 
 
 def test_an_archive_that_expands_beyond_reason(tmp_path: Path) -> None:
@@ -305,14 +377,22 @@ def test_an_archive_that_expands_beyond_reason(tmp_path: Path) -> None:
             file.write(bytes(1 << 24))
     shutil.copy(tmp_path / "7.npz", tmp_path / "df.npz")
     with bounded_memory():
-        assert check_outcome(lambda: as_image_features(tmp_path / "7.npz", "7").load(), "7.npz") is None
-        assert check_outcome(lambda: DocumentFrequencies.load(tmp_path / "df.npz"), "df.npz", also=ValueError) is None
+        assert (
+            check_outcome(lambda: as_image_features(tmp_path / "7.npz", "7").load(), "7.npz")
+            is None
+        )
+        assert (
+            check_outcome(
+                lambda: DocumentFrequencies.load(tmp_path / "df.npz"), "df.npz", also=ValueError
+            )
+            is None
+        )
 
 
 def deep_tuple() -> bytes:
-    return b"\x80\x02}X\x12\x00\x00\x00document_frequencyX\x07\x00\x00\x00ref_len".replace(b"X\x07", b"}sX\x07") + (
-        b"N" + b"\x85" * 20_000 + b"s."
-    )
+    return b"\x80\x02}X\x12\x00\x00\x00document_frequencyX\x07\x00\x00\x00ref_len".replace(
+        b"X\x07", b"}sX\x07"
+    ) + (b"N" + b"\x85" * 20_000 + b"s.")
 
 
 def laughs() -> list[Any]:
@@ -348,8 +428,13 @@ def test_hostile_pickles(tmp_path: Path) -> None:
     path = tmp_path / "df.p"
     for name, content in PICKLES.items():
         path.write_bytes(content)
-        assert check_outcome(lambda: load_legacy_pickle(path), path.name, also=ValueError) is None, name
-        assert check_outcome(lambda: build_term("cider", df=str(path)), path.name, also=ValueError) is None, name
+        assert (
+            check_outcome(lambda: load_legacy_pickle(path), path.name, also=ValueError) is None
+        ), name
+        assert (
+            check_outcome(lambda: build_term("cider", df=str(path)), path.name, also=ValueError)
+            is None
+        ), name
 
 
 # --- features ---------------------------------------------------------------------------------------------------------
@@ -369,7 +454,10 @@ def test_absurd_headers_of_features(tmp_path: Path, packed: bool) -> None:
         (item,) = features_of([IMAGE], tmp_path, FeatureOptions())
         with bounded_memory():
             assert check_outcome(item.load, path.name, "'7'") is None
-            assert check_outcome(item.check, path.name, "'7'") is None or name in ("nan", "beyond float32")
+            assert check_outcome(item.check, path.name, "'7'") is None or name in (
+                "nan",
+                "beyond float32",
+            )
 
 
 @pytest.mark.parametrize("kind", ["npz", "stored.npz", "npy", "hdf5"])
@@ -389,7 +477,9 @@ def test_damaged_features(tmp_path: Path, kind: str) -> None:
     for seed, damage in DAMAGE:
         path.write_bytes(damaged(whole, damage, seed))
         root = path if kind == "hdf5" else tmp_path
-        found = check_outcome(lambda root=root: features_of([IMAGE], root, options)[0].load(), path.name)
+        found = check_outcome(
+            lambda root=root: features_of([IMAGE], root, options)[0].load(), path.name
+        )
         assert found is None or (found.dtype == np.float32 and np.isfinite(found).all())
         if found is not None and kind.endswith("npz"):
             assert found.tolist() == FEATURES.tolist()
@@ -406,7 +496,11 @@ def test_absurd_sizes_of_images_and_hdf5_that_was_never_written(tmp_path: Path) 
     for side in (np.nan, np.inf, 0.0, -4.0, [1, 2], "text"):
         np.savez(tmp_path / "7.npz", features=FEATURES, boxes=boxes, image_w=side, image_h=4.0)
         (item,) = features_of([IMAGE], tmp_path, FeatureOptions(box_features="normalised"))
-        assert check_outcome(item.load, "7.npz", "'7'") is check_outcome(item.check, "7.npz", "'7'") is None
+        assert (
+            check_outcome(item.load, "7.npz", "'7'")
+            is check_outcome(item.check, "7.npz", "'7'")
+            is None
+        )
 
 
 # --- run folders ------------------------------------------------------------------------------------------------------
@@ -440,7 +534,10 @@ FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "env.json": (bare_run, "env.json"),
     "result.json": (bare_run, "result.json"),
     "judges.json": (lambda folder: write_run(folder, data={}), "eval/step-00000010/judges.json"),
-    "scores.json": (lambda folder: write_evaluation(folder, 1.0, intervals={"CIDEr": [0.5, 1.5]}), "scores.json"),
+    "scores.json": (
+        lambda folder: write_evaluation(folder, 1.0, intervals={"CIDEr": [0.5, 1.5]}),
+        "scores.json",
+    ),
     "settings.json": (lambda folder: write_evaluation(folder, 1.0), "settings.json"),
     "comparison.json": (write_comparison, "comparison.json"),
 }
@@ -458,18 +555,48 @@ def test_other_values_in_files_of_folders(tmp_path: Path, name: str) -> None:
     content = json.loads(file.read_text())
     draw = random.Random(0)
     ways = [way for way in leaves(content) if "kwargs" not in way]
-    texts = ["", "nonsense: [", "\0", '{"a": 1, "a": 2}', *([DEEP] if name != "config.yaml" else [])]
+    texts = [
+        "",
+        "nonsense: [",
+        "\0",
+        '{"a": 1, "a": 2}',
+        *([DEEP] if name != "config.yaml" else []),
+    ]
     for way in ways:
         texts += [json.dumps(with_value(content, way, value)) for value in draw.sample(OTHER, 3)]
     for text in texts:
         file.write_text(text)
         # A comparison may name a folder that is not there.
-        check_outcome(lambda: render(make_page([folder], images=1)), name if name != "comparison.json" else str(folder))
+        check_outcome(
+            lambda: render(make_page([folder], images=1)),
+            name if name != "comparison.json" else str(folder),
+        )
 
 
-LINES = ["", "null", "[]", '{"step": "1"}', '{"step": null}', '{"step": true}', '{"step": 1.5}', '{"val/cider": 1}']
-LINES += ['{"step": 1, "hacking/alarm": "yes"}', '{"step": 1, "hacking/alarm": [1]}', '{"step": 1, "x": null}', DEEP]
-LINES += ['{"step": 1, "step": 2}', '{"step": ' + "9" * 5000 + "}", '{"step": 1', "\0\0\0", "\x1f\x8b", '"\\ud800"']
+LINES = [
+    "",
+    "null",
+    "[]",
+    '{"step": "1"}',
+    '{"step": null}',
+    '{"step": true}',
+    '{"step": 1.5}',
+    '{"val/cider": 1}',
+]
+LINES += [
+    '{"step": 1, "hacking/alarm": "yes"}',
+    '{"step": 1, "hacking/alarm": [1]}',
+    '{"step": 1, "x": null}',
+    DEEP,
+]
+LINES += [
+    '{"step": 1, "step": 2}',
+    '{"step": ' + "9" * 5000 + "}",
+    '{"step": 1',
+    "\0\0\0",
+    "\x1f\x8b",
+    '"\\ud800"',
+]
 
 
 @pytest.mark.parametrize("end", ["", '\n{"step": 2}\n'])
@@ -486,7 +613,14 @@ def test_other_lines_of_metrics(tmp_path: Path, end: str) -> None:
             assert all(json.loads(kept)["step"] <= 1 for kept in log.read_text().splitlines())
 
 
-STATE = {"global_step": 4, "metric": "val/cider", "best_metric": 1.0, "best_step": 2, "notes": {}, "stopped": None}
+STATE = {
+    "global_step": 4,
+    "metric": "val/cider",
+    "best_metric": 1.0,
+    "best_step": 2,
+    "notes": {},
+    "stopped": None,
+}
 
 
 @pytest.mark.parametrize("key", [*STATE, "processes", "signature", "unknown", None])
@@ -495,20 +629,37 @@ def test_other_values_in_the_state_of_a_checkpoint(tmp_path: Path, key: str | No
         content = json.dumps(value if key is None else STATE | {key: value})
         (tmp_path / "trainer_state.json").write_text(content)
         seal(tmp_path)
-        found = check_outcome(lambda: read_state(tmp_path), "trainer_state.json", *([repr(key)] if key else []))
-        types = None if found is None else [type(found.global_step), type(found.notes), type(found.signature)]
+        found = check_outcome(
+            lambda: read_state(tmp_path), "trainer_state.json", *([repr(key)] if key else [])
+        )
+        types = (
+            None
+            if found is None
+            else [type(found.global_step), type(found.notes), type(found.signature)]
+        )
         assert types in (None, [int, dict, str])
 
 
 YAML = ["", "[]", "a: [", "\0", "? [a]\n: 1", "&a [*a]", "\xff", "[" * 200]
 YAML += ["!!python/object/apply:os.system ['touch x']"]
-CELLS = ["alpha=0,,many,0,1", "alpha=0,,0,few,1", "alpha=0,,0", "a,b", "x,,0.5,seed,1", "x,,nan,0,1", "\0", '"']
+CELLS = [
+    "alpha=0,,many,0,1",
+    "alpha=0,,0,few,1",
+    "alpha=0,,0",
+    "a,b",
+    "x,,0.5,seed,1",
+    "x,,nan,0,1",
+    "\0",
+    '"',
+]
 
 
 def test_other_configurations_of_a_run_and_lines_of_an_ablation(tmp_path: Path) -> None:
     for text in YAML:
         (tmp_path / "config.yaml").write_bytes(text.encode("latin-1"))
-        found = check_outcome(lambda: changed_keys(tmp_path / "config.yaml", XeConfig()), "config.yaml")
+        found = check_outcome(
+            lambda: changed_keys(tmp_path / "config.yaml", XeConfig()), "config.yaml"
+        )
         assert found is None or all(isinstance(line, str) for line in found)
     folder = write_ablation(tmp_path / "grid")
     whole = (folder / "runs.csv").read_text()

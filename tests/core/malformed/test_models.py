@@ -33,20 +33,51 @@ TINY_STUDENT = LCLIPConfig(
 WEIGHTS = "model.safetensors"
 FILES = {
     "scratch": ("config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS),
-    "blip": ("config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json", WEIGHTS),
+    "blip": (
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "processor_config.json",
+        WEIGHTS,
+    ),
     "student": ("config.json", WEIGHTS),
 }
 KEYS = {
-    "scratch": ("model_type", "vocab_size", "d_model", "num_heads", "decoder_layers", "image_size", "eos_token_id"),
+    "scratch": (
+        "model_type",
+        "vocab_size",
+        "d_model",
+        "num_heads",
+        "decoder_layers",
+        "image_size",
+        "eos_token_id",
+    ),
     "blip": (
-        *("model_type", "text_config", "vision_config", "text_config.hidden_size", "text_config.num_attention_heads"),
+        *(
+            "model_type",
+            "text_config",
+            "vision_config",
+            "text_config.hidden_size",
+            "text_config.num_attention_heads",
+        ),
         *("text_config.vocab_size", "vision_config.image_size", "text_config.sep_token_id"),
     ),
-    "student": ("model_type", "embed_dim", "image_heads", "text_blocks", "patch_size", "context_length"),
+    "student": (
+        "model_type",
+        "embed_dim",
+        "image_heads",
+        "text_blocks",
+        "patch_size",
+        "context_length",
+    ),
 }
 VALUES = (None, "x", [], -1, 10**9, 1.5)
 OTHER = {"scratch": "blip", "blip": "scratch", "student": "blip"}
-LAYERS = {"scratch": "decoder_layers", "blip": "text_config.num_hidden_layers", "student": "text_blocks"}
+LAYERS = {
+    "scratch": "decoder_layers",
+    "blip": "text_config.num_hidden_layers",
+    "student": "text_blocks",
+}
 
 
 def edited(file: str, change: Callable[[bytes], bytes]) -> Damage:
@@ -111,10 +142,20 @@ def damages(kind: str) -> Iterator[tuple[str, Damage, bool]]:
         yield f"{file} of noise", edited(file, lambda _: random.Random(0).randbytes(3000)), False
         if file != "processor_config.json":  # the one of BLIP alone
             other = Path("..") / "whole" / OTHER[kind] / file
-            yield f"{file} of another model", lambda folder, f=file, o=other: shutil.copy(folder / o, folder / f), False
+            yield (
+                f"{file} of another model",
+                lambda folder, f=file, o=other: shutil.copy(folder / o, folder / f),
+                False,
+            )
         if file.endswith(".json"):
-            for content in ("[]", "{}") if few else ("[]", "null", "{}", '{"model_type": 3}', "[" * 4000):
-                yield f"{file} is {content[:20]}", edited(file, lambda _, new=content: new.encode()), False
+            for content in (
+                ("[]", "{}") if few else ("[]", "null", "{}", '{"model_type": 3}', "[" * 4000)
+            ):
+                yield (
+                    f"{file} is {content[:20]}",
+                    edited(file, lambda _, new=content: new.encode()),
+                    False,
+                )
     for seed in range(2 if few else 4):
         yield f"header of weights with bit {seed} flipped", edited(WEIGHTS, flipped(seed, 64)), few
     for key in KEYS[kind]:
@@ -122,8 +163,16 @@ def damages(kind: str) -> Iterator[tuple[str, Damage, bool]]:
             yield f"{key} is {new!r}", value(key, new), False
         yield f"{key} removed", value(key, ...), few
     yield "a million layers", value(LAYERS[kind], 10**6), False
-    yield "NaN", last_tensor(lambda tensor: tensor.index_fill(0, torch.tensor([0]), float("nan"))), False
-    yield "infinity", last_tensor(lambda tensor: tensor.index_fill(0, torch.tensor([0]), float("inf"))), False
+    yield (
+        "NaN",
+        last_tensor(lambda tensor: tensor.index_fill(0, torch.tensor([0]), float("nan"))),
+        False,
+    )
+    yield (
+        "infinity",
+        last_tensor(lambda tensor: tensor.index_fill(0, torch.tensor([0]), float("inf"))),
+        False,
+    )
     yield "integers", last_tensor(lambda tensor: tensor.int()), False
     yield "another shape", last_tensor(lambda tensor: torch.ones(3, 5)), False
     yield "one tensor less", last_tensor(lambda tensor: None), False
@@ -140,7 +189,12 @@ def load(kind: str, folder: Path) -> tuple[Any, ...]:
     captioner.policy.eval()
     ids = torch.tensor([[[5, 6, 7]]]).repeat(2, 1, 1)
     logits = captioner.token_logits(captioner.policy, captioner.preprocess(tiny_rows(2)), ids)
-    return logits, captioner.encode(["a red circle"], 9), captioner.decode(ids[0]), captioner.eos_token_id
+    return (
+        logits,
+        captioner.encode(["a red circle"], 9),
+        captioner.decode(ids[0]),
+        captioner.eos_token_id,
+    )
 
 
 @pytest.fixture(scope="module")

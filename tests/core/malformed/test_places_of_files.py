@@ -67,7 +67,10 @@ def limits() -> Iterator[None]:
 
 
 def rows(data: Any) -> Any:
-    return {split: [(row["references"], row.get("prompt")) for row in data.split(split)] for split in data.splits}
+    return {
+        split: [(row["references"], row.get("prompt")) for row in data.split(split)]
+        for split in data.splits
+    }
 
 
 def hdf5(path: Path) -> None:
@@ -96,8 +99,12 @@ def text_of(value: Any) -> Callable[[Path], Any]:
 
 
 KARPATHY = {"dataset": "x", "images": [RECORD, RECORD | {"cocoid": 8, "split": "val"}]}
-LINES = "".join(json.dumps(ROW | {"image_id": number, "image": f"{number}.png"}) + "\n" for number in range(3))
-TARGETS = "".join(json.dumps({"caption": f"a dog {number}", "target": number}) + "\n" for number in range(40))
+LINES = "".join(
+    json.dumps(ROW | {"image_id": number, "image": f"{number}.png"}) + "\n" for number in range(3)
+)
+TARGETS = "".join(
+    json.dumps({"caption": f"a dog {number}", "target": number}) + "\n" for number in range(40)
+)
 COCO = {"images": [{"id": 7}], "categories": [{"id": 1, "name": "dog"}]}
 COCO |= {"annotations": [{"image_id": 7, "category_id": 1}]}
 DOGS = ObjectVocabulary.read(["dog, puppy"])
@@ -105,12 +112,28 @@ DOGS = ObjectVocabulary.read(["dog, puppy"])
 Reader = tuple[str, Callable[[Path], Any], Callable[[Path], Any]]
 READERS: dict[str, Reader] = {
     "karpathy": ("data.json", text_of(KARPATHY), lambda path: rows(KarpathyData(path))),
-    "records": ("data.json", text_of(KARPATHY), lambda path: [record.references for record in read_records(path)]),
+    "records": (
+        "data.json",
+        text_of(KARPATHY),
+        lambda path: [record.references for record in read_records(path)],
+    ),
     "json lines": ("data.jsonl", text_of(LINES), lambda path: rows(JsonLinesData(path))),
-    "caption file": ("data.txt", text_of("a dog\na cat\n"), lambda path: rows(CaptionFile(path, val_fraction=0.5))),
+    "caption file": (
+        "data.txt",
+        text_of("a dog\na cat\n"),
+        lambda path: rows(CaptionFile(path, val_fraction=0.5)),
+    ),
     "targets": ("data.jsonl", text_of(TARGETS), lambda path: rows(CaptionTargets(path))),
-    "captions": ("data.json", text_of([{"image_id": 7, "caption": "a dög"}]), lambda path: dict(read_captions(path))),
-    "references": ("data.json", text_of({"7": ["a dög"], "8": ["a cat"]}), lambda path: dict(read_references(path))),
+    "captions": (
+        "data.json",
+        text_of([{"image_id": 7, "caption": "a dög"}]),
+        lambda path: dict(read_captions(path)),
+    ),
+    "references": (
+        "data.json",
+        text_of({"7": ["a dög"], "8": ["a cat"]}),
+        lambda path: dict(read_references(path)),
+    ),
     "references of lines": ("data.jsonl", text_of(LINES), lambda path: dict(read_references(path))),
     "npz": ("5.npz", lambda path: np.savez(path, features=REGIONS), regions),
     "npy": ("5.npy", lambda path: np.save(path, REGIONS), regions),
@@ -118,15 +141,27 @@ READERS: dict[str, Reader] = {
     "tsv": ("data.tsv", text_of(line(5, "bottom-up") + "\n"), converted),
     "tsv of objects": ("data.tsv", text_of(line(5, "vinvl") + "\n"), converted),
     "encoder": ("encoder.json", text_of({"encoder": "x"}), lambda path: read_record(path.parent)),
-    "objects": ("data.json", text_of({"7": ["dog", "puppy"]}), lambda path: read_objects(path, DOGS)),
+    "objects": (
+        "data.json",
+        text_of({"7": ["dog", "puppy"]}),
+        lambda path: read_objects(path, DOGS),
+    ),
     "objects of COCO": ("data.json", text_of(COCO), lambda path: read_objects(path, DOGS)),
     "synonyms": ("data.txt", text_of("dog, puppy\ncat\n"), ObjectVocabulary.read),
-    "document frequencies": ("data.npz", lambda path: frequencies().save(path), DocumentFrequencies.load),
+    "document frequencies": (
+        "data.npz",
+        lambda path: frequencies().save(path),
+        DocumentFrequencies.load,
+    ),
     "concreteness": ("data.txt", text_of(TABLE), read_concreteness),
     "captions of weights": ("data.txt", text_of("a dog\na cat\n"), _read_captions),
     "configuration of a model": ("config.json", text_of({"hidden_size": 3}), read_object),
     "manifest": ("manifest.json", text_of({"a": {"size": 1}}), lambda path: damage(path.parent)),
-    "parts": ("parts.json", text_of({"seed": 1}), lambda path: check_settings(path.parent, {"seed": 1})),
+    "parts": (
+        "parts.json",
+        text_of({"seed": 1}),
+        lambda path: check_settings(path.parent, {"seed": 1}),
+    ),
 }
 RUN = [f"run/{name}" for name in ("config.yaml", "env.json", "metrics.jsonl", "result.json")]
 RUN += [f"evaluation/{name}" for name in ("scores.json", "predictions.json", "settings.json")]
@@ -176,7 +211,9 @@ def huge_number(content: bytes, draw: random.Random) -> bytes:
     if not numbers:
         return content
     number = draw.choice(numbers)
-    return content[: number.start()] + b"9" * draw.choice([309, 400, 5000]) + content[number.end() :]
+    return (
+        content[: number.start()] + b"9" * draw.choice([309, 400, 5000]) + content[number.end() :]
+    )
 
 
 CONTENTS: dict[str, Callable[[bytes, random.Random], bytes]] = {
@@ -191,9 +228,9 @@ CONTENTS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "a huge number": huge_number,
     "another huge number": huge_number,
     "a third": huge_number,
-    "decomposed": lambda content, draw: unicodedata.normalize("NFD", content.decode("latin-1")).encode(
-        "latin-1", "replace"
-    ),
+    "decomposed": lambda content, draw: unicodedata.normalize(
+        "NFD", content.decode("latin-1")
+    ).encode("latin-1", "replace"),
     "letters of other case": lambda content, draw: content.swapcase(),
 }
 BINARY = (".npz", ".npy", ".h5")
@@ -244,7 +281,11 @@ def test_places_names_and_contents_of_a_file(tmp_path: Path, name: str) -> None:
     with limits():
         right = repr(read(path))
     for odd in NAMES.values():
-        other = tmp_path / odd / (file if path.parent.name in file or name in OPTIONAL else f"{odd}{path.suffix}")
+        other = (
+            tmp_path
+            / odd
+            / (file if path.parent.name in file or name in OPTIONAL else f"{odd}{path.suffix}")
+        )
         other.parent.mkdir()
         write(other)
         with limits():

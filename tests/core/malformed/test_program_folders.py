@@ -69,7 +69,10 @@ def read_file(file: Path) -> Any:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with an export, and an evaluation of it."""
     folder = tmp_path_factory.mktemp("shared")
-    terms = {"cider": {"weight": 0.5, "schedule": [[0, 0.0], [20, 1.0]]}, "mine": {"weight": 0.5, "target": "a:B"}}
+    terms = {
+        "cider": {"weight": 0.5, "schedule": [[0, 0.0], [20, 1.0]]},
+        "mine": {"weight": 0.5, "target": "a:B"},
+    }
     more = {
         "model": {"init": "a/b"},
         "rollout": {"max_new_tokens": 24},
@@ -86,7 +89,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def card(folder: Path) -> str:
     run, judged = read_run(folder / "run"), read_evaluation(folder / "evaluation")
     export = read_export(folder / "run/export/best")
-    return str(model_card(export, run, judged)) + str(model_card(export, run, judged, "somebody/model", "mit"))
+    return str(model_card(export, run, judged)) + str(
+        model_card(export, run, judged, "somebody/model", "mit")
+    )
 
 
 SHARED = [
@@ -112,7 +117,9 @@ def test_other_values_in_what_is_shared(shared: Path, tmp_path: Path, name: str)
                 lines = changed if isinstance(changed, list) else [changed]
                 file.write_text("\n".join(map(json.dumps, lines)) + "\n")
             else:
-                file.write_text(yaml.safe_dump(changed) if file.suffix == ".yaml" else json.dumps(changed))
+                file.write_text(
+                    yaml.safe_dump(changed) if file.suffix == ".yaml" else json.dumps(changed)
+                )
             check_outcome(lambda: card(tmp_path / "all"), file.name)
             check_outcome(lambda: render(make_page([file.parent], images=1)), file.name)
 
@@ -135,8 +142,15 @@ def test_what_a_card_reads_of_a_configuration_is_named(shared: Path, tmp_path: P
     shutil.copytree(shared, tmp_path / "all")
     file = tmp_path / "all/run/config.yaml"
     content = yaml.safe_load(file.read_text())
-    ways: list[tuple[tuple[Any, ...], Any]] = [(("data", "path"), True), (("model",), [1]), (("rollout",), "x")]
-    ways += [(("reward", "terms", "cider", "schedule"), wrong) for wrong in (True, [None], [[1]], [["a", 1]])]
+    ways: list[tuple[tuple[Any, ...], Any]] = [
+        (("data", "path"), True),
+        (("model",), [1]),
+        (("rollout",), "x"),
+    ]
+    ways += [
+        (("reward", "terms", "cider", "schedule"), wrong)
+        for wrong in (True, [None], [[1]], [["a", 1]])
+    ]
     ways += [(("reward", "terms", "cider", "weight"), HUGE), (("model", "init"), "a" * 2000)]
     for way, value in ways:
         file.write_text(yaml.safe_dump(with_value(content, way, value)))
@@ -165,7 +179,11 @@ LINES = [
     "\0",
     "9" * 5000,
 ]
-LINES += ['{"references": ["x"], "long_reference": null}', "[" * 10_000, '{"references": ["x"], "references": ["y"]}']
+LINES += [
+    '{"references": ["x"], "long_reference": null}',
+    "[" * 10_000,
+    '{"references": ["x"], "references": ["y"]}',
+]
 
 
 def test_damaged_parts_of_recaption(tmp_path: Path) -> None:
@@ -184,7 +202,9 @@ def test_damaged_parts_of_recaption(tmp_path: Path) -> None:
     part.write_bytes(whole)
     for text in (*LINES, "[7]"):
         settings.write_text(text)
-        with pytest.raises(EXPECTED, match=tmp_path.name if text == "{}" or "references" in text else settings.name):
+        with pytest.raises(
+            EXPECTED, match=tmp_path.name if text == "{}" or "references" in text else settings.name
+        ):
             recaption(config)
     for seed, damage in DAMAGE:
         settings.write_bytes(damaged(made_by, damage, seed))
@@ -202,9 +222,19 @@ def test_damaged_parts_of_curate(tmp_path: Path) -> None:
         part.write_bytes(damaged(whole, damage, seed))
         check_outcome(lambda: curate(config), part.name)
     for name, array in arrays.items():
-        wrong = [array[:-1], array[None], array.astype(np.float64), array.astype(str), np.array(None), np.zeros(0)]
+        wrong = [
+            array[:-1],
+            array[None],
+            array.astype(np.float64),
+            array.astype(str),
+            np.array(None),
+            np.zeros(0),
+        ]
         for other in (None, *wrong):
-            np.savez(part, **{key: own for key, own in (arrays | {name: other}).items() if own is not None})
+            np.savez(
+                part,
+                **{key: own for key, own in (arrays | {name: other}).items() if own is not None},
+            )
             with pytest.raises(DataError, match=part.name):
                 curate(config)
     np.save(part.open("wb"), np.zeros(3))
@@ -227,7 +257,9 @@ def test_attributes_of_hdf5_that_are_no_objects(tmp_path: Path) -> None:
 def test_numbers_that_no_float_can_hold(tmp_path: Path, digits: str) -> None:
     file = tmp_path / "file.jsonl"
     for key, read in (("target", CaptionTargets), ("rating", _ratings)):
-        file.write_text(f'{{"caption": "a dog", "{key}": 1}}\n{{"caption": "a cat", "{key}": {digits}}}\n')
+        file.write_text(
+            f'{{"caption": "a dog", "{key}": 1}}\n{{"caption": "a cat", "{key}": {digits}}}\n'
+        )
         with pytest.raises(DataError, match=r"file\.jsonl, line 2"):
             read(file)
     file.write_text(f'{{"hidden_size": {digits}}}')
@@ -242,7 +274,9 @@ def test_a_cut_line_of_a_tsv_before_the_whole_one(tmp_path: Path) -> None:
     whole = [line(5, "bottom-up"), bad, line(6, "bottom-up")]
     (tmp_path / "a.tsv").write_text("\n".join(whole))
     assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out") == (2, 0)
-    np.testing.assert_array_equal(as_image_features(tmp_path / "out/6.npz", "6").load(8), features(6))
+    np.testing.assert_array_equal(
+        as_image_features(tmp_path / "out/6.npz", "6").load(8), features(6)
+    )
     (tmp_path / "a.tsv").write_text("\n".join([*whole, other, bad]))
     with pytest.raises(DataError, match=r"a\.tsv, line 4, image '7'"):
         convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")

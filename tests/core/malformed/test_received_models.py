@@ -71,7 +71,10 @@ NAMES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("transformers:payload/model", {}),
     ("transformers:.", {}),
     ("open_clip:RN50", {"vision_cfg": {"timm_model_name": "hf-hub:payload/model"}}),
-    ("open_clip:RN50", {"vision_cfg": {"timm_model_name": "resnet10t", "timm_model_pretrained": True}}),
+    (
+        "open_clip:RN50",
+        {"vision_cfg": {"timm_model_name": "resnet10t", "timm_model_pretrained": True}},
+    ),
     ("open_clip:RN50", {"vision_cfg": ["x"]}),
 )
 """Names and arguments in a received ``config.json``."""
@@ -126,11 +129,17 @@ PLACES: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "image of a dual": ("dual", "image", lambda folder: load_frozen_encoder(str(folder))),
     "text of a dual": ("dual", "text", lambda folder: load_frozen_encoder(str(folder))),
     "text of a grammar head": ("grammar", "text", lambda folder: Grammar(str(folder))),
-    "image_encoder of an L-CLIP": ("student", "image_encoder", lambda folder: load_frozen_encoder(str(folder))),
+    "image_encoder of an L-CLIP": (
+        "student",
+        "image_encoder",
+        lambda folder: load_frozen_encoder(str(folder)),
+    ),
 }
 
 
-@pytest.mark.parametrize(("name", "kwargs"), NAMES, ids=[f"{name} {kwargs}"[:60] for name, kwargs in NAMES])
+@pytest.mark.parametrize(
+    ("name", "kwargs"), NAMES, ids=[f"{name} {kwargs}"[:60] for name, kwargs in NAMES]
+)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_saved_encoder_runs_what_the_package_brings(place, name, kwargs, whole, received):
     kind, key, load = PLACES[place]
@@ -146,14 +155,31 @@ def test_a_captioner_runs_what_the_package_brings(name, whole, received):
     assert str(folder / "config.json") in refusal(lambda: load_captioner(folder))
 
 
-def test_random_names_are_refused_before_any_import(whole: Path, received: Path, monkeypatch) -> None:
+def test_random_names_are_refused_before_any_import(
+    whole: Path, received: Path, monkeypatch
+) -> None:
     """Seeded: the modules of the standard library and of the environment, with all of their names."""
-    monkeypatch.setattr("rewards.trust.importlib.import_module", lambda name: pytest.fail(f"imported {name}"))
+    monkeypatch.setattr(
+        "rewards.trust.importlib.import_module", lambda name: pytest.fail(f"imported {name}")
+    )
     draw = random.Random(0)
-    modules = ["os", "sys", "shutil", "subprocess", "torch", "rewards", "rl_caption.cli.main", "payload", "..", "é", ""]
+    modules = [
+        "os",
+        "sys",
+        "shutil",
+        "subprocess",
+        "torch",
+        "rewards",
+        "rl_caption.cli.main",
+        "payload",
+        "..",
+        "é",
+        "",
+    ]
     for _ in range(60):
         name = ":".join(
-            draw.choice([*modules, "system", "load", "Popen", "a b", "\n"]) for _ in range(draw.randint(2, 4))
+            draw.choice([*modules, "system", "load", "Popen", "a b", "\n"])
+            for _ in range(draw.randint(2, 4))
         )
         kind, key, load = PLACES[draw.choice(list(PLACES))]
         if name in SHIPPED:
@@ -166,7 +192,10 @@ def test_random_names_are_refused_before_any_import(whole: Path, received: Path,
 
 def test_shipped_classes_read_no_other_folder(whole: Path, received: Path) -> None:
     kwargs = {"model": str(whole / "captioner")}
-    changes = {"image": "rl_caption.captioners.image_encoder:CaptionerImage", "image_kwargs": kwargs}
+    changes = {
+        "image": "rl_caption.captioners.image_encoder:CaptionerImage",
+        "image_kwargs": kwargs,
+    }
     folder = copied(whole, "dual", received / "model", **changes)
     assert str(folder) in refusal(lambda: load_frozen_encoder(str(folder)))
 
@@ -182,7 +211,9 @@ def test_the_user_s_word_is_enough(whole: Path, received: Path) -> None:
 
 
 def test_the_tower_of_a_stage_names_no_class(whole: Path, received: Path) -> None:
-    folder = copied(whole, "student", received / "model", model_type="l_clip_image", image_encoder="os:system")
+    folder = copied(
+        whole, "student", received / "model", model_type="l_clip_image", image_encoder="os:system"
+    )
     assert str(folder) in refusal(lambda: build_tower("image", str(folder), {}, 8))
 
 
@@ -201,10 +232,44 @@ def programs(model: str, dual: str, photo: str) -> dict[str, list[str]]:
         "caption": ["caption", "--model", model, photo],
         "caption, reranked": ["caption", "--model", model, "--num_samples", "2", *rerank, photo],
         "average": ["average", "--models", model, f"{model}/", "--out", "mean"],
-        "evaluate": ["evaluate", "--model", model, *data, "--metrics", "[cider]", "--tokenizer", "python"],
-        "evaluate, judge": ["evaluate", "--predictions", "captions.json", *data, *judge, "--tokenizer", "python"],
-        "evaluate, retrieval": ["evaluate", "--predictions", "captions.json", *data, "--retrieval.backbone", dual],
-        "score": ["score", "--reward", "clipscore", "--kwargs", clip, "--captions", "photo.json", "--images", "."],
+        "evaluate": [
+            "evaluate",
+            "--model",
+            model,
+            *data,
+            "--metrics",
+            "[cider]",
+            "--tokenizer",
+            "python",
+        ],
+        "evaluate, judge": [
+            "evaluate",
+            "--predictions",
+            "captions.json",
+            *data,
+            *judge,
+            "--tokenizer",
+            "python",
+        ],
+        "evaluate, retrieval": [
+            "evaluate",
+            "--predictions",
+            "captions.json",
+            *data,
+            "--retrieval.backbone",
+            dual,
+        ],
+        "score": [
+            "score",
+            "--reward",
+            "clipscore",
+            "--kwargs",
+            clip,
+            "--captions",
+            "photo.json",
+            "--images",
+            ".",
+        ],
         "web": ["web", "--models", model, "--port", "0"],
         "web, judge": ["web", "--models", "whole", "--port", "0", *judge],
         "retrieval": ["retrieval", "--models.a.backbone", dual, *data],
@@ -219,23 +284,40 @@ def programs(model: str, dual: str, photo: str) -> dict[str, list[str]]:
         ],
         "xe": ["xe", "--model.init", model, *data, *run],
         "scst": ["scst", "--model.init", model, *data, *run],
-        "scst, reward": ["scst", "--model.init", "whole", "--rollout.max_new_tokens", "8", *data, *run, *term],
+        "scst, reward": [
+            "scst",
+            "--model.init",
+            "whole",
+            "--rollout.max_new_tokens",
+            "8",
+            *data,
+            *run,
+            *term,
+        ],
         "reward_model": ["reward_model", "--model.init", dual, *data, *run],
         "doctor": ["doctor", "--config", "scst.yaml"],
         "prepare_features": [
             *("prepare_features", "--data", ".", "--out", "features", "--encoder"),
-            *("rl_caption.captioners.image_encoder:CaptionerImage", "--kwargs", json.dumps({"model": model})),
+            *(
+                "rl_caption.captioners.image_encoder:CaptionerImage",
+                "--kwargs",
+                json.dumps({"model": model}),
+            ),
         ],
     }
 
 
 @pytest.mark.parametrize("program", programs("", "", ""))
-def test_no_program_runs_a_received_model(program: str, whole: Path, received: Path, capsys) -> None:
+def test_no_program_runs_a_received_model(
+    program: str, whole: Path, received: Path, capsys
+) -> None:
     tiny_rows(1)[0]["image"].save(received / "photo.png")
     captions = [{"image_id": f"test-{index:06d}", "caption": "a red circle"} for index in range(4)]
     (received / "captions.json").write_text(json.dumps(captions))
     (received / "photo.json").write_text('[{"image_id": "photo", "caption": "a circle"}]')
-    (received / "rows.jsonl").write_text('{"image_id": "1", "image": "photo.png", "references": ["a circle"]}\n')
+    (received / "rows.jsonl").write_text(
+        '{"image_id": "1", "image": "photo.png", "references": ["a circle"]}\n'
+    )
     (received / "rows.txt").write_text("a red circle\n")
     shutil.copytree(whole / "captioner", received / "whole")
     model = str(copied(whole, "captioner", received / "model", model_type="payload:Captioner"))
@@ -268,25 +350,40 @@ def test_the_report_of_a_received_run_builds_no_class(received: Path, start: Pat
 
 # --- models of other libraries ----------------------------------------------------------------------------------------
 
-PARTS = ("Config", "Model", "ModelForCausalLM", "ModelForImageTextToText", "ModelForSequenceClassification")
-AUTO_MAP: dict[str, Any] = {f"Auto{part}": "payload.Part" for part in (*PARTS, "ImageProcessor", "Processor")}
+PARTS = (
+    "Config",
+    "Model",
+    "ModelForCausalLM",
+    "ModelForImageTextToText",
+    "ModelForSequenceClassification",
+)
+AUTO_MAP: dict[str, Any] = {
+    f"Auto{part}": "payload.Part" for part in (*PARTS, "ImageProcessor", "Processor")
+}
 AUTO_MAP["AutoTokenizer"] = ["payload.Part", "payload.Part"]
 LIBRARIES: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "blip": (lambda folder: save_model("blip", folder), load_captioner),
     "perplexity": (tiny_gpt2, lambda folder: Perplexity(str(folder))),
     "icc": (tiny_regressor, lambda folder: Icc(str(folder))),
     "vision_language": (tiny_qwen2_vl, lambda folder: VisionLanguageRecaptioner(str(folder))),
-    "text encoder": (save_text_encoder, lambda folder: PretrainedDual(DualConfig(IMAGE, f"transformers:{folder}"))),
+    "text encoder": (
+        save_text_encoder,
+        lambda folder: PretrainedDual(DualConfig(IMAGE, f"transformers:{folder}")),
+    ),
     "image encoder": (
         save_vit,
-        lambda folder: PretrainedDual(DualConfig(f"transformers:{folder}", f"transformers:{folder.parent / 'bert'}")),
+        lambda folder: PretrainedDual(
+            DualConfig(f"transformers:{folder}", f"transformers:{folder.parent / 'bert'}")
+        ),
     ),
 }
 
 
 @pytest.mark.parametrize("attack", ["auto_map", "unknown type", "adapters", "kernel"])
 @pytest.mark.parametrize("kind", LIBRARIES)
-def test_code_beside_a_model_of_transformers_is_not_run(kind: str, attack: str, received: Path) -> None:
+def test_code_beside_a_model_of_transformers_is_not_run(
+    kind: str, attack: str, received: Path
+) -> None:
     """With ``auto_map`` alone the library's own classes are used; an unknown type has none."""
     save, load = LIBRARIES[kind]
     folder = received / "model"
@@ -294,8 +391,14 @@ def test_code_beside_a_model_of_transformers_is_not_run(kind: str, attack: str, 
     save(folder)
     (folder / "payload.py").write_text(PAYLOAD)
     if attack == "adapters":
-        adapter = {"peft_type": "LORA", "base_model_name_or_path": "payload/model", "megatron_core": "payload"}
-        (folder / "adapter_config.json").write_text(json.dumps(adapter | {"megatron_config": {"a": 1}}))
+        adapter = {
+            "peft_type": "LORA",
+            "base_model_name_or_path": "payload/model",
+            "megatron_core": "payload",
+        }
+        (folder / "adapter_config.json").write_text(
+            json.dumps(adapter | {"megatron_config": {"a": 1}})
+        )
     for file in folder.glob("*config.json"):
         values = json.loads(file.read_text())
         if attack in ("auto_map", "unknown type"):
@@ -305,7 +408,11 @@ def test_code_beside_a_model_of_transformers_is_not_run(kind: str, attack: str, 
                 if key in values:
                     values[key] = "payload"
         if attack == "kernel":
-            values |= {"attn_implementation": "payload/kernel", "use_kernels": True, "custom_generate": "payload/model"}
+            values |= {
+                "attn_implementation": "payload/kernel",
+                "use_kernels": True,
+                "custom_generate": "payload/model",
+            }
         file.write_text(json.dumps(values))
     if attack in ("adapters", "unknown type"):
         assert str(folder) in refusal(lambda: load(folder))
@@ -333,11 +440,20 @@ def test_an_open_clip_model_names_no_code(change: dict[str, Any], received: Path
     tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text()) | own))
     (folder / "payload.py").write_text(PAYLOAD)
     vision = {"layers": 1, "width": 16, "head_width": 8, "image_size": 32, "patch_size": 16}
-    text = {"context_length": 8, "vocab_size": 64, "width": 16, "heads": 2, "layers": 1, "hf_tokenizer_name": "x"}
+    text = {
+        "context_length": 8,
+        "vocab_size": 64,
+        "width": 16,
+        "heads": 2,
+        "layers": 1,
+        "hf_tokenizer_name": "x",
+    }
     config = {"embed_dim": 16, "custom_text": True, "vision_cfg": vision, "text_cfg": text}
     for section, values in change.items():
         config[section] |= values  # type: ignore[operator]
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": config, "preprocess_cfg": {}})
+    )
     assert str(folder) in refusal(lambda: load_frozen_encoder(str(folder)))
 
 
@@ -378,7 +494,9 @@ def test_a_pickled_checkpoint_is_refused_without_advice(received: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["notes.txt", "text/notes.txt", "folder"])
-def test_links_out_of_a_model_are_not_published(link: str, whole: Path, received: Path, capsys) -> None:
+def test_links_out_of_a_model_are_not_published(
+    link: str, whole: Path, received: Path, capsys
+) -> None:
     folder = copied(whole, "captioner", received / "model")
     (folder / "manifest.json").unlink(missing_ok=True)
     secret = received / "secret"
@@ -391,12 +509,16 @@ def test_links_out_of_a_model_are_not_published(link: str, whole: Path, received
     assert str(folder / link) in capsys.readouterr().err
     assert not list(received.glob("shared/**/key")) + list(received.glob("shared/**/notes.txt"))
     (folder / link).unlink()
-    (folder / "weights").symlink_to(folder / "model.safetensors")  # inside: a copy of what is published anyway
+    (folder / "weights").symlink_to(
+        folder / "model.safetensors"
+    )  # inside: a copy of what is published anyway
     assert main(["share", str(folder), "--out", str(received / "shared")]) == 0
 
 
 def test_a_model_type_is_no_text_of_the_card(whole: Path, received: Path, capsys) -> None:
-    folder = copied(whole, "captioner", received / "model", model_type='x:y"); import os; os.system("touch ran')
+    folder = copied(
+        whole, "captioner", received / "model", model_type='x:y"); import os; os.system("touch ran'
+    )
     with pytest.raises(SystemExit):
         main(["share", str(folder), "--out", str(received / "shared")])
     assert str(folder) in capsys.readouterr().err

@@ -17,7 +17,16 @@ from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 
 pytestmark = pytest.mark.slow
 
-REWARDS = ["clipscore", "ref_clipscore", "l_clipscore", "ref_l_clipscore", "pac_s", "ref_pac_s", "retrieval", "specs"]
+REWARDS = [
+    "clipscore",
+    "ref_clipscore",
+    "l_clipscore",
+    "ref_l_clipscore",
+    "pac_s",
+    "ref_pac_s",
+    "retrieval",
+    "specs",
+]
 
 
 def saved(kind: str) -> bytes:
@@ -28,9 +37,13 @@ def saved(kind: str) -> bytes:
 
 def png(width: int, height: int) -> bytes:
     """A file that says it is so large and has next to no pixels."""
-    parts = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(b"x")))
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
+        (b"IDAT", zlib.compress(b"x")),
+    )
     chunks = [
-        struct.pack(">I", len(own)) + name + own + struct.pack(">I", zlib.crc32(name + own)) for name, own in parts
+        struct.pack(">I", len(own)) + name + own + struct.pack(">I", zlib.crc32(name + own))
+        for name, own in parts
     ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
@@ -61,11 +74,15 @@ def files(tmp_path: Path) -> dict[str, Any]:
     captions = [{"image_id": name, "caption": f"a dog {name}"} for name in "abc"]
     (tmp_path / "captions.json").write_text(json.dumps(captions))
     (tmp_path / "references.json").write_text(json.dumps({name: ["dogs"] for name in "abc"}))
-    return {name: tmp_path / f"{name}.json" for name in ("captions", "references")} | {"images": tmp_path / "images"}
+    return {name: tmp_path / f"{name}.json" for name in ("captions", "references")} | {
+        "images": tmp_path / "images"
+    }
 
 
 @pytest.mark.parametrize("reward", REWARDS)
-def test_a_damaged_image_is_named(encoder: FrozenEncoder, files: dict[str, Any], tmp_path: Path, reward: str) -> None:
+def test_a_damaged_image_is_named(
+    encoder: FrozenEncoder, files: dict[str, Any], tmp_path: Path, reward: str
+) -> None:
     assert len(score_files(reward, **files, kwargs={"backbone": encoder})["scores"]) == 3
     for content in IMAGES.values():
         (tmp_path / "images" / "b.png").write_bytes(content())

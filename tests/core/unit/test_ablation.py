@@ -45,7 +45,13 @@ from rl_caption.programs.ablation.report import (
     runs_csv,
     summary_csv,
 )
-from rl_caption.programs.report.read import EvaluationFolder, Member, RunFolder, alpha_curve, by_system
+from rl_caption.programs.report.read import (
+    EvaluationFolder,
+    Member,
+    RunFolder,
+    alpha_curve,
+    by_system,
+)
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import LAUNCHER_VARIABLE, stop_requests
 from rl_caption.training.run_folder import write_run_files
@@ -56,28 +62,44 @@ ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm
 
 def grid(**changes: Any) -> AblateConfig:
     config = AblateConfig(
-        base="a.yaml", cells={"S_Mix": CellConfig({"cider": RewardTerm(0.5), "bleu": RewardTerm(0.5)})}
+        base="a.yaml",
+        cells={"S_Mix": CellConfig({"cider": RewardTerm(0.5), "bleu": RewardTerm(0.5)})},
     )
     return replace(config, **changes)
 
 
 def test_alpha_weights_the_terms_and_its_ends_are_pure() -> None:
-    cells = make_cells(grid(cells={}, alpha=replace(ALPHA, terms={"rouge_l": RewardTerm(weight=2.0)})))
-    assert {cell.alpha: {name: term.weight for name, term in cell.terms.items()} for cell in cells} == {
+    cells = make_cells(
+        grid(cells={}, alpha=replace(ALPHA, terms={"rouge_l": RewardTerm(weight=2.0)}))
+    )
+    assert {
+        cell.alpha: {name: term.weight for name, term in cell.terms.items()} for cell in cells
+    } == {
         0: {"cider": 1.0},
         0.3: {"rouge_l": 0.6, "cider": 0.7},
         1: {"rouge_l": 2.0},
     }
     assert [cell.label for cell in cells] == ["alpha=0", "alpha=0.3", "alpha=1"]
     assert formula(cells[1]) == "0.6 rouge_l + 0.7 cider"
-    cell = replace(cells[0], terms={"cider": RewardTerm(length_ratio=(0.5, 2.0)), "bleu": RewardTerm(kwargs={"n": 2})})
+    cell = replace(
+        cells[0],
+        terms={"cider": RewardTerm(length_ratio=(0.5, 2.0)), "bleu": RewardTerm(kwargs={"n": 2})},
+    )
     assert formula(cell) == '1 cider {"length_ratio": [0.5, 2.0]} + 1 bleu {"kwargs": {"n": 2}}'
     overrides = {"train.lr": 1e-5, "train.advantage": "greedy"}
-    assert formula(replace(cells[1], overrides=overrides)).endswith("; train.lr = 1e-05; train.advantage = greedy")
+    assert formula(replace(cells[1], overrides=overrides)).endswith(
+        "; train.lr = 1e-05; train.advantage = greedy"
+    )
 
 
 def test_cells_go_seed_by_seed_and_base_by_base() -> None:
-    config = grid(base=None, bases={"pixels": "p.yaml", "regions": "r.yaml"}, alpha=ALPHA, seeds=[3, 1], out="out")
+    config = grid(
+        base=None,
+        bases={"pixels": "p.yaml", "regions": "r.yaml"},
+        alpha=ALPHA,
+        seeds=[3, 1],
+        out="out",
+    )
     cells = make_cells(config)
     assert len(cells) == 2 * 2 * 4
     assert [cell.seed for cell in cells] == [3] * 8 + [1] * 8
@@ -101,8 +123,14 @@ def test_cells_go_seed_by_seed_and_base_by_base() -> None:
         ({"cells": {"a/b": {"terms": TERM}}}, "'a/b'"),
         ({"cells": {"a": {"terms": {}}}}, "cells.a.terms"),
         ({"cells": {"a": {"terms": {"bleu": {"weight": 0}}}}}, "cells.a.terms.bleu.weight"),
-        ({"cells": {"a": {"terms": TERM, "overrides": {"data.path": "x"}}}}, "cells.a.overrides has data.path"),
-        ({"cells": {"a": {"terms": TERM, "overrides": {"train.seed": 1}}}}, "cells.a.overrides has train.seed"),
+        (
+            {"cells": {"a": {"terms": TERM, "overrides": {"data.path": "x"}}}},
+            "cells.a.overrides has data.path",
+        ),
+        (
+            {"cells": {"a": {"terms": TERM, "overrides": {"train.seed": 1}}}},
+            "cells.a.overrides has train.seed",
+        ),
     ],
 )
 def test_mistakes_are_named(values: dict[str, Any], key: str, tmp_path: Path) -> None:
@@ -124,7 +152,9 @@ SMALL_WORLD = "data: {format: scenes, kwargs: {num_train: 4, num_val: 2, num_tes
 def planned(config: AblateConfig, tmp_path: Path, text: str | None = None) -> Plan:
     if text is not None:
         (tmp_path / "base.yaml").write_text(text)
-    return make_plan(replace(config, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse)
+    return make_plan(
+        replace(config, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse
+    )
 
 
 def captioner(folder: Path) -> str:
@@ -138,7 +168,10 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
     def cell(key: str, value: float | str) -> AblateConfig:
         return grid(cells={"L": CellConfig({"cider": RewardTerm()}, {key: value})})
 
-    text, absent = captioner(tmp_path / "start"), SMALL_WORLD + f"model: {{init: {tmp_path}/absent}}\n"
+    text, absent = (
+        captioner(tmp_path / "start"),
+        SMALL_WORLD + f"model: {{init: {tmp_path}/absent}}\n",
+    )
     (tmp_path / "xe.yaml").write_text(f"run: {{dir: {tmp_path}/xe}}\n")
     (tmp_path / "launch.yaml").write_text("nonsense: 1\n")
     for match, config, base in (
@@ -146,8 +179,16 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
         (f"'{tmp_path}/absent' is", grid(), absent),
         (f"'{tmp_path}/xe/export/best'", grid(), absent + f"warm_start: {tmp_path}/xe.yaml\n"),
         (f"launch '{tmp_path}/launch.yaml' is", grid(launch=f"{tmp_path}/launch.yaml"), text),
-        (f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0: expected", cell("train.lr", -1.0), text),
-        ("cell 'L': .*: monitor.best_by is 'val/reward/bleu'", cell("monitor.best_by", "val/reward/bleu"), text),
+        (
+            f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0: expected",
+            cell("train.lr", -1.0),
+            text,
+        ),
+        (
+            "cell 'L': .*: monitor.best_by is 'val/reward/bleu'",
+            cell("monitor.best_by", "val/reward/bleu"),
+            text,
+        ),
     ):
         with pytest.raises(ConfigError, match=match):
             planned(config, tmp_path, base)
@@ -167,7 +208,9 @@ def with_term(plan: Plan, name: str, **term: Any) -> Plan:
 def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_path: Path) -> None:
     plan = planned(grid(), tmp_path, captioner(tmp_path / "start"))
     (tmp_path / "teacher.yaml").write_text(f"run: {{dir: {tmp_path}/teacher}}\n")
-    (tmp_path / "lclip.yaml").write_text(f"run: {{dir: {tmp_path}/lclip}}\nwarm_start: [{tmp_path}/teacher.yaml]\n")
+    (tmp_path / "lclip.yaml").write_text(
+        f"run: {{dir: {tmp_path}/lclip}}\nwarm_start: [{tmp_path}/teacher.yaml]\n"
+    )
     untrained = untrained_models([str(tmp_path / "lclip.yaml")], parse)
     assert sorted(untrained) == [tmp_path / "lclip", tmp_path / "teacher"]
     exported = {"backbone": f"{tmp_path}/lclip/export/best"}
@@ -176,9 +219,15 @@ def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_pat
         ("length_router", {"short": {"name": "cider"}, "long": exported}),
     ):
         waiting = with_term(plan, name, kwargs=kwargs)
-        assert build_rewards(grid(), waiting, untrained)[1] == {"S_Mix seed 0": {}}, "it waits for a model"
+        assert build_rewards(grid(), waiting, untrained)[1] == {"S_Mix seed 0": {}}, (
+            "it waits for a model"
+        )
     for name, term, part in (
-        ("l_clipscore", {"kwargs": {"backbone": f"{tmp_path}/lclipp/export/best"}}, "student folder '.*lclipp"),
+        (
+            "l_clipscore",
+            {"kwargs": {"backbone": f"{tmp_path}/lclipp/export/best"}},
+            "student folder '.*lclipp",
+        ),
         ("l_clipscore", {"kwargs": exported | {"ww": "2"}}, "'ww'"),
         ("l_clipscore", {"kwargs": {"backbones": "nowhere"}}, "backbones"),
         ("l_clipscore", {"target": "blue"}, "'blue'"),
@@ -192,11 +241,16 @@ def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_pat
     assert [list(found) for found in ready.values()] == [["R"]]
 
 
-def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> None:
+def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_same_data(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "xe.yaml").write_text(SMALL_WORLD + f"run: {{dir: {tmp_path}/xe}}\n")
-    (tmp_path / "teacher.yaml").write_text(f"data: {{format: scenes}}\nrun: {{dir: {tmp_path}/teacher}}\n")
+    (tmp_path / "teacher.yaml").write_text(
+        f"data: {{format: scenes}}\nrun: {{dir: {tmp_path}/teacher}}\n"
+    )
     (tmp_path / "base.yaml").write_text(
-        SMALL_WORLD + f"warm_start: {tmp_path}/xe.yaml\nmodel: {{init: {tmp_path}/xe/export/best}}\n"
+        SMALL_WORLD
+        + f"warm_start: {tmp_path}/xe.yaml\nmodel: {{init: {tmp_path}/xe/export/best}}\n"
         "reward: {terms: {rouge_l: {weight: 9.0}}}\ntrain: {lr: 0.5, seed: 7}\n"
     )
     (tmp_path / "grid.yaml").write_text(
@@ -205,11 +259,21 @@ def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_s
         "cells: {L: {terms: {cider: {weight: 0.5, kwargs: {n: 3}}},"
         " overrides: {train.lr: 1.0e-5, rollout.num_samples: 3}}}\n"
     )
-    words = ["--config", f"{tmp_path}/grid.yaml", "--all.data.kwargs.num_test", "3", "--all.data.cache_mb=7"]
+    words = [
+        "--config",
+        f"{tmp_path}/grid.yaml",
+        "--all.data.kwargs.num_test",
+        "3",
+        "--all.data.cache_mb=7",
+    ]
     plan = make_plan(parse(AblateConfig, words, "ablate.py"), parse)
     (cell,) = plan.cells
     assert cell.config.reward.terms == {"cider": RewardTerm(0.5, None, {"n": 3})}
-    assert (cell.config.train.lr, cell.config.rollout.num_samples, cell.config.train.seed) == (1e-5, 3, 2)
+    assert (cell.config.train.lr, cell.config.rollout.num_samples, cell.config.train.seed) == (
+        1e-5,
+        3,
+        2,
+    )
     assert (cell.config.data.kwargs["num_test"], cell.config.data.cache_mb) == (3, 7)
     assert cell.config.data.kwargs["num_train"] == 4, "what is not named stays"
     assert len(plan.bases[""].rows) == 3
@@ -220,7 +284,9 @@ def test_a_cell_replaces_the_reward_and_data_of_the_grid_reach_all_runs_on_the_s
     assert (teacher.file, teacher.overrides) == (f"{tmp_path}/teacher.yaml", xe.overrides)
 
 
-def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(tmp_path: Path) -> None:
+def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
+    tmp_path: Path,
+) -> None:
     plan = planned(grid(), tmp_path, captioner(tmp_path / "start"))
     (cell,), base = plan.cells, plan.bases[""]
     check_start(cell, base, {"bleu": "of a grid that was interrupted before this cell"})
@@ -234,13 +300,20 @@ def test_a_cell_that_has_begun_keeps_its_configuration_its_start_and_its_reward(
         check_start(cell, base, {"cider": "now"})
     planned(grid(), tmp_path)
     (tmp_path / "base.yaml").write_text((tmp_path / "base.yaml").read_text() + "train: {lr: 0.5}\n")
-    with pytest.raises(ConfigError, match=r"1 of 1 cells(.|\n)*S_Mix seed 0: train.lr: 5e-06 -> 0.5"):
+    with pytest.raises(
+        ConfigError, match=r"1 of 1 cells(.|\n)*S_Mix seed 0: train.lr: 5e-06 -> 0.5"
+    ):
         planned(grid(), tmp_path)
 
 
-def test_the_start_may_be_on_the_hub_and_runs_have_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_may_be_on_the_hub_and_runs_have_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    text = SMALL_WORLD + "model: {name: huggingface, init: Owner/model}\ntrain: {num_processes: null}\n"
+    text = (
+        SMALL_WORLD
+        + "model: {name: huggingface, init: Owner/model}\ntrain: {num_processes: null}\n"
+    )
     base = planned(grid(launch="configs/accelerate/cpu2.yaml"), tmp_path, text).bases[""]
     assert (base.start, base.processes) == ("Owner/model", 2)
     for jobs, threads in ((10**4, 1), (1, os.cpu_count() or 1)):
@@ -280,12 +353,21 @@ def test_a_cell_is_noted_by_its_own_reward_whatever_cells_are_before_it(tmp_path
 
 def test_a_judge_cider_is_that_of_evaluation_and_of_its_base() -> None:
     def base(name: str, *references: list[str]) -> Base:
-        rows = [Row(image_id=str(index), image="", references=own) for index, own in enumerate(references)]
+        rows = [
+            Row(image_id=str(index), image="", references=own)
+            for index, own in enumerate(references)
+        ]
         return Base(name, ScstConfig(), "start", None, rows)
 
-    one, same, other = base("one", ["a dog"], ["a cat"]), base("same", ["a dog"], ["a cat"]), base("other", ["a cow"])
+    one, same, other = (
+        base("one", ["a dog"], ["a cat"]),
+        base("same", ["a dog"], ["a cat"]),
+        base("other", ["a cow"]),
+    )
     config = grid(judges={"cider": JudgeConfig()})
-    judges, _ = build_rewards(config, Plan({found.name: found for found in (one, same, other)}, [], []))
+    judges, _ = build_rewards(
+        config, Plan({found.name: found for found in (one, same, other)}, [], [])
+    )
     evaluated = build_judges(config.judges, None, [["a dog"], ["a cat"]])
     assert judges["one"]["cider"].signature == evaluated["cider"].signature
     assert judges["one"]["cider"].signature.startswith("NO<EOS>_wInit")
@@ -308,23 +390,36 @@ def test_jobs_run_at_the_same_time_and_a_failure_stops_none(tmp_path: Path) -> N
     jobs = [
         python(waiting_for(tmp_path / "go"), tmp_path / "0.log", "first"),
         python("import sys; sys.exit('no')", tmp_path / "1.log", "second"),
-        python(f"import pathlib; pathlib.Path({str(tmp_path / 'go')!r}).touch()", tmp_path / "2.log", "third"),
+        python(
+            f"import pathlib; pathlib.Path({str(tmp_path / 'go')!r}).touch()",
+            tmp_path / "2.log",
+            "third",
+        ),
     ]
     ended = list(run_jobs(jobs, [None, None]))
     assert {one.job.name: one.code for one in ended} == {"first": 0, "second": 1, "third": 0}
-    assert ended[0].job.name == "second", "the first waits for the third, which starts when the second has ended"
+    assert ended[0].job.name == "second", (
+        "the first waits for the third, which starts when the second has ended"
+    )
     assert (tmp_path / "1.log").read_text() == "no\n"
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["saves", "killed"])
 def test_jobs_that_still_run_are_asked_to_stop_then_killed(tmp_path, monkeypatch, deaf):
     monkeypatch.setattr("rl_caption.programs.ablation.jobs.SECONDS_TO_SAVE", 0.2 if deaf else 30)
-    handler = "signal.SIG_IGN" if deaf else f"lambda *_: (open({str(tmp_path / 'saved')!r}, 'w'), sys.exit(0))"
+    handler = (
+        "signal.SIG_IGN"
+        if deaf
+        else f"lambda *_: (open({str(tmp_path / 'saved')!r}, 'w'), sys.exit(0))"
+    )
     code = (
         f"import signal, sys, time\nsignal.signal(signal.SIGTERM, {handler})\n"
         f"open({str(tmp_path / 'ready')!r}, 'w')\ntime.sleep(60)"
     )
-    jobs = [python(code, tmp_path / "a.log"), python(waiting_for(tmp_path / "ready"), tmp_path / "b.log")]
+    jobs = [
+        python(code, tmp_path / "a.log"),
+        python(waiting_for(tmp_path / "ready"), tmp_path / "b.log"),
+    ]
     began = time.monotonic()
     with closing(run_jobs(jobs, [None, None])) as running:
         next(running)
@@ -343,7 +438,11 @@ def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(tmp_path, monkey
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     jobs = [python("import time; time.sleep(60)", tmp_path / f"{name}.log", name) for name in "ab"]
-    with pytest.raises(SystemExit) as left, stop_requests(leave=True), closing(run_jobs(jobs, [None, None])) as running:
+    with (
+        pytest.raises(SystemExit) as left,
+        stop_requests(leave=True),
+        closing(run_jobs(jobs, [None, None])) as running,
+    ):
         next(running)
     assert left.value.code == 128 + number
     ended = [job.poll() for job in started]
@@ -354,7 +453,9 @@ def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(tmp_path, monkey
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has gone")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process that its parent has gone"
+)
 def test_jobs_end_with_a_killed_parent(tmp_path: Path) -> None:
     child = (
         "import os, time\nfrom rl_caption.runtime.launch import die_with_launcher\n"
@@ -373,13 +474,17 @@ def test_jobs_end_with_a_killed_parent(tmp_path: Path) -> None:
     assert job.wait(30) in (None, -signal.SIGTERM)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has gone")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process that its parent has gone"
+)
 def test_a_job_whose_parent_was_killed_before_it_looked_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
     code = "from rl_caption.runtime.launch import die_with_launcher\ndie_with_launcher()\nprint('still here')"
     environment = os.environ | {LAUNCHER_VARIABLE: str(gone.pid)}
-    job = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    job = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert (job.returncode, job.stdout) == (-signal.SIGTERM, "")
 
 
@@ -391,10 +496,27 @@ def test_gpus_are_shared_out() -> None:
     assert share_devices(2, 1, {}) == [None, None]
 
 
-def member(system: str, seed: int | None, cider: float, alpha: float | None = None, alarm: int | None = None) -> Member:
-    metrics = {"CIDEr": cider, "judge/L-CLIPS": 0.75, "length/mean": 8.0, "captions/bad_endings": 0.25}
+def member(
+    system: str,
+    seed: int | None,
+    cider: float,
+    alpha: float | None = None,
+    alarm: int | None = None,
+) -> Member:
+    metrics = {
+        "CIDEr": cider,
+        "judge/L-CLIPS": 0.75,
+        "length/mean": 8.0,
+        "captions/bad_endings": 0.25,
+    }
     left_out = {"METEOR": "no Java", "captions/novel": "not shown"}
-    scores: Any = {"metrics": metrics, "signature": "S1", "n": 2, "left_out": left_out, "decoding": "greedy"}
+    scores: Any = {
+        "metrics": metrics,
+        "signature": "S1",
+        "n": 2,
+        "left_out": left_out,
+        "decoding": "greedy",
+    }
     lines = [{"step": step, "hacking/alarm": float(step == alarm)} for step in (0, 40, 60)]
     run = None if seed is None else RunFolder(Path(), lines, {}, {}, {}, True)
     return Member(system, "", alpha, seed, EvaluationFolder(scores, {}, {}), run)
@@ -428,7 +550,9 @@ def test_the_table_has_means_deviations_and_seeds() -> None:
     assert notes(RESULTS) == ["METEOR is left out: no Java", "decoding: greedy", "signature: S1"]
     scores: Any = {"metrics": {"ROUGE-L": 0.5}, "signature": "S2", "n": 2}
     bare = RESULTS[0]._replace(evaluation=EvaluationFolder(scores, {}, {}))
-    assert "| start | – | 50.00 | – | – |" in markdown_tables(by_system([bare, *RESULTS[1:]]), BOUNDS), "never a zero"
+    assert "| start | – | 50.00 | – | – |" in markdown_tables(
+        by_system([bare, *RESULTS[1:]]), BOUNDS
+    ), "never a zero"
     assert any(note.startswith("the signatures differ") for note in notes([bare, *RESULTS[1:]]))
 
 
@@ -451,7 +575,9 @@ def test_captions_side_by_side(tmp_path: Path) -> None:
         {"image_id": "a", "image": Image.new("RGB", (600, 300)), "references": ["a dog | cat"]},
         {"image_id": "b", "image": str(tmp_path / "missing.png"), "references": []},
     ]
-    page = captions_page(rows, {"start": {"a": "x*y", "b": ""}, "cell": {"a": "z"}}, tmp_path / "images")
+    page = captions_page(
+        rows, {"start": {"a": "x*y", "b": ""}, "cell": {"a": "z"}}, tmp_path / "images"
+    )
     assert "| reference | a dog \\| cat |\n| start | x\\*y |\n| cell | z |" in page
     assert "| start | (empty) |\n| cell | – |" in page
     assert page.count("![image") == 1
@@ -468,7 +594,10 @@ def test_the_image_over_alpha_has_means_deviations_and_start() -> None:
         if "data-chart" in chart.attrib
     ]
     assert [dict(chart["series"]) for chart in charts] == [
-        {"mean over seeds": [[0.0, pytest.approx(130)], [1.0, 50.0]], "start": [[0.0, 100.0], [1.0, 100.0]]},
+        {
+            "mean over seeds": [[0.0, pytest.approx(130)], [1.0, 50.0]],
+            "start": [[0.0, 100.0], [1.0, 100.0]],
+        },
         {"mean over seeds": [[0.0, 0.75], [1.0, 0.75]], "start": [[0.0, 0.75], [1.0, 0.75]]},
     ]
     text = "".join(root.itertext())

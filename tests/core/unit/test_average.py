@@ -40,7 +40,9 @@ def test_the_mean_is_that_of_every_weight(models: list[str]) -> None:
     states = [load_captioner(model).policy.state_dict() for model in models]
     found = average_weights(models, shares)
     for name, tensor in found.captioner.policy.state_dict().items():
-        expected = sum(share * state[name].double() for share, state in zip(shares, states, strict=True))
+        expected = sum(
+            share * state[name].double() for share, state in zip(shares, states, strict=True)
+        )
         torch.testing.assert_close(tensor, expected.float(), rtol=0, atol=0)
     between = sum((states[1][name] - states[0][name]).square().sum() for name in states[0]).sqrt()
     norm = sum(tensor.square().sum() for tensor in states[0].values()).sqrt()
@@ -56,7 +58,10 @@ def test_equal_weights_are_the_default_and_the_programs_take_the_result(
     assert main(["average", "--models", *models[:2], "--out", out]) == 0
     assert "WARNING" not in capsys.readouterr().out
     written = json.loads((tmp_path / "mean" / "average.json").read_text())
-    assert [(member["model"], member["weight"]) for member in written] == [(models[0], 0.5), (models[1], 0.5)]
+    assert [(member["model"], member["weight"]) for member in written] == [
+        (models[0], 0.5),
+        (models[1], 0.5),
+    ]
     assert main(["caption", "--model", out, str(photo)]) == 0
     inputs = (mean := average_weights(models[:2]).captioner).preprocess(tiny_rows(1))
     with torch.no_grad():
@@ -66,7 +71,9 @@ def test_equal_weights_are_the_default_and_the_programs_take_the_result(
         main(["average", "--models", *models, "--out", out])
     assert f"--out {out}" in capsys.readouterr().err
     stranger = saved(tiny_captioner(1), tmp_path / "other-start")
-    assert main(["average", "--models", models[0], stranger, "--out", str(tmp_path / "no-use")]) == 0
+    assert (
+        main(["average", "--models", models[0], stranger, "--out", str(tmp_path / "no-use")]) == 0
+    )
     assert "WARNING" in capsys.readouterr().out
 
 
@@ -76,7 +83,9 @@ def test_merged_adapters_are_averaged_as_full_weights(tmp_path: Path) -> None:
     folders = []
     for seed in (0, 1):
         captioner = load_captioner(base)
-        captioner.adapt([], {"r": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": ["query", "value"]}, False)
+        captioner.adapt(
+            [], {"r": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": ["query", "value"]}, False
+        )
         torch.manual_seed(seed)
         with torch.no_grad():
             for name, parameter in captioner.policy.named_parameters():
@@ -104,13 +113,17 @@ def test_what_does_not_fit_is_not_averaged(models: list[str], tmp_path: Path) ->
         average_weights(models, [float("nan"), 0.5, 0.5])
     with pytest.raises(CaptionerError, match="class"):
         average_weights([models[0], save_model("blip", tmp_path / "blip")])
-    fewer_heads = saved(tiny_captioner(0, num_heads=2), tmp_path / "heads")  # which shows in no weight's shape
+    fewer_heads = saved(
+        tiny_captioner(0, num_heads=2), tmp_path / "heads"
+    )  # which shows in no weight's shape
     with pytest.raises(CaptionerError, match="attention_heads is 4 and 2"):
         average_weights([models[0], fewer_heads])
     average_weights([models[0], saved(tiny_captioner(0, dropout=0.5), tmp_path / "dropout")])
 
 
-def test_a_full_disk_leaves_no_half_of_a_captioner(models: list[str], tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_full_disk_leaves_no_half_of_a_captioner(
+    models: list[str], tmp_path: Path, monkeypatch, capsys
+) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

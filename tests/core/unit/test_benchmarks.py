@@ -18,7 +18,15 @@ from accelerate.state import AcceleratorState
 from benchmarks import __main__ as every
 from benchmarks import cider, counts, evaluation, gpu, hf_step, memory, scst_step, startup, threads
 from benchmarks.harness import Measurement, Timing, command
-from benchmarks.l_clip import CACHED, FULL, TRIMMED, caption_words, load_encoders, reward_variants, write_images
+from benchmarks.l_clip import (
+    CACHED,
+    FULL,
+    TRIMMED,
+    caption_words,
+    load_encoders,
+    reward_variants,
+    write_images,
+)
 from benchmarks.l_clip import Shapes as ClipShapes
 from benchmarks.l_clip import measure as measure_l_clip
 from benchmarks.scst_step import PHASES, Bench, Shapes
@@ -48,12 +56,17 @@ def shares(rows: list[Measurement]) -> list[float]:
 
 
 def test_one_table_and_one_file_of_all_that_was_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(startup, "COMMANDS", {startup.NOTHING: ["-c", "pass"], "help": ["-c", "help"]})
+    monkeypatch.setattr(
+        startup, "COMMANDS", {startup.NOTHING: ["-c", "pass"], "help": ["-c", "help"]}
+    )
     monkeypatch.setattr(startup, "RUNS", {})
     every.main(["--only", "startup", "--repeats", "1", "--json", str(tmp_path / "rows.json")])
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["baseline"] for row in rows] == ["python -c pass"]
-    assert all(row.keys() == {"name", "baseline", "ratio", "unit", "detail"} and row["ratio"] > 0 for row in rows)
+    assert all(
+        row.keys() == {"name", "baseline", "ratio", "unit", "detail"} and row["ratio"] > 0
+        for row in rows
+    )
     printed = capsys.readouterr().out
     assert printed.startswith("torch ")
     assert all(f"| {row['name']} | {row['baseline']} |" in printed for row in rows)
@@ -73,7 +86,10 @@ def test_options_are_checked_before_anything_runs(capsys: pytest.CaptureFixture[
     def measure(timing: Timing, only: list[str]) -> list[Measurement]:
         raise AssertionError("runs")
 
-    for main, name in ((every.main, "startup"), (partial(command, None, measure, only=("a", "b")), "a")):
+    for main, name in (
+        (every.main, "startup"),
+        (partial(command, None, measure, only=("a", "b")), "a"),
+    ):
         for options in (["--repeats", "0"], ["--json", "missing/rows.json"]):
             with pytest.raises(SystemExit):
                 main([*options, "--only", name])
@@ -83,7 +99,10 @@ def test_options_are_checked_before_anything_runs(capsys: pytest.CaptureFixture[
 def test_self_critical_step_and_both_baselines_run() -> None:
     shapes = Shapes(**TINY, words=40, images=3, prefix_images=2, samples=2, tokens=4)
     rows = list(scst_step.measure(TIMING, shapes, temperature=0.5))
-    assert [row.baseline for row in rows[:2]] == ["generate twice, 3 images", "prefix with gradient, 2 images"]
+    assert [row.baseline for row in rows[:2]] == [
+        "generate twice, 3 images",
+        "prefix with gradient, 2 images",
+    ]
     assert len(shares(rows)) == len(PHASES)
     assert sum(shares(rows)) == pytest.approx(1.0)
 
@@ -114,7 +133,10 @@ CLASSES: dict[str, Any] = {
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any, int]]:
     """In place of ``hf_step.MODELS``."""
     folders = {name: save_model(name, tmp_path_factory.mktemp(name)) for name in CLASSES}
-    return {name: (f"Tiny {name}", partial(CLASSES[name].from_pretrained, folders[name]), SIDE) for name in CLASSES}
+    return {
+        name: (f"Tiny {name}", partial(CLASSES[name].from_pretrained, folders[name]), SIDE)
+        for name in CLASSES
+    }
 
 
 def test_the_step_and_both_baselines_run_and_what_fits_is_computed(models, monkeypatch):
@@ -129,24 +151,34 @@ def test_the_step_and_both_baselines_run_and_what_fits_is_computed(models, monke
     assert list(peaks) == baselines
     assert min(peaks.values()) > 0
     _, *fits = hf_step.measure(TIMING, ["blip"], fits=True, **PRETRAINED)
-    assert [row.name.split(",")[0] for row in fits] == [f"images x 3 captions in {card} GB" for card in (24, 80, 141)]
+    assert [row.name.split(",")[0] for row in fits] == [
+        f"images x 3 captions in {card} GB" for card in (24, 80, 141)
+    ]
 
 
 def test_captions_end_and_both_baselines_have_the_same_gradient(models, monkeypatch):
     for name in ("blip", "vit_gpt2"):
         bench = hf_step.build_bench(*models[name][1:], Shapes(**PRETRAINED), "cpu", "no")
         decoding = Decoding(num_samples=40, with_greedy=True, max_new_tokens=8)
-        lengths = sample_captions(bench.captioner, bench.policy, bench.batch, decoding, 0, 0).mask.sum(-1)
+        lengths = sample_captions(
+            bench.captioner, bench.policy, bench.batch, decoding, 0, 0
+        ).mask.sum(-1)
         assert lengths.float().std() > 0.5, name
-    drawn = torch.tensor([[328, 5, 6, 7, 329], [328, 8, 329, 329, 329], [328, 9, 10, 329, 329]]).repeat(2, 1)
+    drawn = torch.tensor(
+        [[328, 5, 6, 7, 329], [328, 8, 329, 329, 329], [328, 9, 10, 329, 329]]
+    ).repeat(2, 1)
     found: list[dict[str, torch.Tensor]] = []
 
     def keep(bench: Bench) -> None:
-        found.append({n: p.grad.clone() for n, p in bench.policy.named_parameters() if p.grad is not None})
+        found.append(
+            {n: p.grad.clone() for n, p in bench.policy.named_parameters() if p.grad is not None}
+        )
         bench.optimizer.zero_grad()
 
     monkeypatch.setattr(
-        bench.policy.model, "generate", lambda num_return_sequences=1, **_: drawn[:: 4 - num_return_sequences]
+        bench.policy.model,
+        "generate",
+        lambda num_return_sequences=1, **_: drawn[:: 4 - num_return_sequences],
     )
     monkeypatch.setattr(type(bench), "update", keep)
     monkeypatch.setattr(scst_step, "toolkit_rewards", lambda *_: torch.arange(6.0))
@@ -177,7 +209,9 @@ def test_bytes_that_are_allocated_at_the_same_time() -> None:
     assert peak.step == 12_000
     numbers = sum(parameter.numel() for parameter in bench.policy.parameters())
     each_tensor = 4 * len(list(bench.policy.parameters()))  # Adam counts its steps for each
-    assert peak.held == 12 * numbers + each_tensor + sum(value.nbytes for value in batch.inputs.values())
+    assert peak.held == 12 * numbers + each_tensor + sum(
+        value.nbytes for value in batch.inputs.values()
+    )
     assert peak.total == peak.held + 12_000
     with pytest.raises(RuntimeError, match="40 bytes"):
         memory.count_peak(lambda *_: kept.append(torch.zeros(10)), bench, bench.part(1))
@@ -187,7 +221,10 @@ def test_bytes_of_an_image_and_a_caption_are_fitted_and_inverted() -> None:
     true, sizes = memory.UnitBytes(1000, 20, 3), ((2, 1), (4, 1), (2, 5))
     found = memory.fit(sizes, [int(true.at(*size)) for size in sizes])
     assert (found.fixed, found.image, found.caption) == pytest.approx((1000, 20, 3))
-    assert [true.largest(available, samples=5) for available in (1000 + 10 * (20 + 5 * 3), 10)] == [10, 0]
+    assert [true.largest(available, samples=5) for available in (1000 + 10 * (20 + 5 * 3), 10)] == [
+        10,
+        0,
+    ]
 
 
 def test_small_steps_predict_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +260,9 @@ def test_every_part_is_compared(shapes: ClipShapes) -> None:
     assert all(share < 1 for share in shares(rows))
 
 
-def test_caching_and_trimming_change_no_score_and_save_what_they_say(shapes: ClipShapes, tmp_path: Path) -> None:
+def test_caching_and_trimming_change_no_score_and_save_what_they_say(
+    shapes: ClipShapes, tmp_path: Path
+) -> None:
     teacher, student = load_encoders(shapes, tmp_path, "cpu")
     lengths: list[int] = []
     images: list[int] = []
@@ -271,7 +310,9 @@ def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert evaluation.compare(captions, references) == "differ: BLEU-1"
 
 
-def test_parts_for_a_gpu_go_on_where_they_ended_and_never_mix_with_a_rehearsal(tmp_path, monkeypatch):
+def test_parts_for_a_gpu_go_on_where_they_ended_and_never_mix_with_a_rehearsal(
+    tmp_path, monkeypatch
+):
     codes, started = iter([0, 3, 0]), []
 
     def run_part(part: gpu.Part, *_: Any) -> dict[str, Any]:
@@ -293,7 +334,9 @@ def test_commands_for_a_gpu_fit_their_time() -> None:
         assert sum(part.seconds for part in parts.values()) <= 320
 
 
-def test_a_part_that_takes_too_long_is_cut_off_and_its_rows_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_a_part_that_takes_too_long_is_cut_off_and_its_rows_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
     (tmp_path / "slow_part.py").write_text(
         "import sys, time, pathlib\n"
         "pathlib.Path(sys.argv[sys.argv.index('--json') + 1]).write_text('[1]')\n"
@@ -306,9 +349,17 @@ def test_a_part_that_takes_too_long_is_cut_off_and_its_rows_are_kept(monkeypatch
 
 def test_packages_that_a_machine_lacks_are_found_with_what_they_need() -> None:
     missing = [
-        package.partition("==")[0] for package in gpu.missing_packages("torch 2.11, numpy, pyyaml, timm, tqdm,\nregex")
+        package.partition("==")[0]
+        for package in gpu.missing_packages("torch 2.11, numpy, pyyaml, timm, tqdm,\nregex")
     ]
-    assert {"jsonargparse", "typeshed-client", "open-clip-torch", "ftfy", "wcwidth", "pycocoevalcap"} <= set(missing)
+    assert {
+        "jsonargparse",
+        "typeshed-client",
+        "open-clip-torch",
+        "ftfy",
+        "wcwidth",
+        "pycocoevalcap",
+    } <= set(missing)
     assert not {"torch", "numpy", "timm"} & set(missing)
 
 
@@ -316,7 +367,10 @@ def test_a_wheel_of_pycocoevalcap_keeps_its_cider_alone(tmp_path) -> None:
     wheel = tmp_path / "pycocoevalcap-1.2-py3-none-any.whl"
     names = ["__init__.py", "cider/cider.py", "meteor/meteor-1.5.jar", "spice/lib/x.jar"]
     with zipfile.ZipFile(wheel, "w") as file:
-        for name in [*(f"pycocoevalcap/{name}" for name in names), "pycocoevalcap-1.2.dist-info/METADATA"]:
+        for name in [
+            *(f"pycocoevalcap/{name}" for name in names),
+            "pycocoevalcap-1.2.dist-info/METADATA",
+        ]:
             file.writestr(name, "text")
     gpu.keep_cider(wheel)
     with zipfile.ZipFile(wheel) as file:
@@ -327,10 +381,14 @@ def test_a_wheel_of_pycocoevalcap_keeps_its_cider_alone(tmp_path) -> None:
         ]
 
 
-def test_names_that_say_nothing_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_say_nothing_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = "def fused(own, text):\n    for part in own:\n        embed(part)\n\n\ndef embed(text):\n    return text\n"
     (tmp_path / "a.py").write_text(source)
     monkeypatch.setattr(counts, "PACKAGES", (tmp_path,))
     assert counts.empty_names() == (2, 1)
     monkeypatch.undo()
-    assert sum(counts.empty_names()) <= 26, "say what the new value is, or what the new function computes"
+    assert sum(counts.empty_names()) <= 26, (
+        "say what the new value is, or what the new function computes"
+    )

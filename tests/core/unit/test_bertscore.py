@@ -24,8 +24,15 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     (folder / "vocab.txt").write_text("\n".join(WORDS))
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, **shape)).save_pretrained(folder)
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    BertModel(
+        BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, **shape)
+    ).save_pretrained(folder)
     return folder
 
 
@@ -41,7 +48,10 @@ def by_hand(folder: Path, layers: int, caption: str, reference: str) -> float:
             states = model(ids, output_hidden_states=True).hidden_states[layers][0]
         sides.append(torch.nn.functional.normalize(states, dim=-1))
     cosines = sides[0] @ sides[1].T
-    precision, recall = cosines.max(dim=1).values[1:-1].mean(), cosines.max(dim=0).values[1:-1].mean()
+    precision, recall = (
+        cosines.max(dim=1).values[1:-1].mean(),
+        cosines.max(dim=0).values[1:-1].mean(),
+    )
     return float(2 * precision * recall / (precision + recall))
 
 
@@ -54,13 +64,19 @@ def test_scores_equal_the_equation(bert: Path) -> None:
             max(by_hand(bert, layers, text, other) for other in texts)
             for text, texts in zip(captions[:2], references[:2], strict=True)
         ]
-        assert reward(None, captions, references=references) == pytest.approx([*expected, 0.0], abs=1e-5)
+        assert reward(None, captions, references=references) == pytest.approx(
+            [*expected, 0.0], abs=1e-5
+        )
         assert reward.signature.startswith(f"BERTScore-F1[{bert.name},")
         assert f",L{layers},no-idf]+bert-score" in reward.signature
     weighted = build("bertscore", model=str(bert), layers=2, idf=True)
     assert ",L2,idf]+bert-score" in weighted.signature
-    assert weighted(None, ["a dog", "man"], references=[["a dog"], ["man"]]) == pytest.approx([1.0, 1.0], abs=1e-5)
-    assert len(weighted(None, ["a dog on the park " * 20], references=[["a dog"]])) == 1, "cut where the model ends"
+    assert weighted(None, ["a dog", "man"], references=[["a dog"], ["man"]]) == pytest.approx(
+        [1.0, 1.0], abs=1e-5
+    )
+    assert len(weighted(None, ["a dog on the park " * 20], references=[["a dog"]])) == 1, (
+        "cut where the model ends"
+    )
 
 
 def test_the_first_word_has_its_space(tmp_path: Path) -> None:
@@ -70,11 +86,20 @@ def test_the_first_word_has_its_space(tmp_path: Path) -> None:
 
     trained = ByteLevelBPETokenizer()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    trained.train_from_iterator(["a dog runs in the park the dog"] * 50, vocab_size=300, special_tokens=special)
+    trained.train_from_iterator(
+        ["a dog runs in the park the dog"] * 50, vocab_size=300, special_tokens=special
+    )
     trained.save_model(str(tmp_path))
     RobertaTokenizer.from_pretrained(str(tmp_path)).save_pretrained(tmp_path)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    RobertaModel(RobertaConfig(vocab_size=310, max_position_embeddings=34, **shape)).save_pretrained(tmp_path)
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    RobertaModel(
+        RobertaConfig(vocab_size=310, max_position_embeddings=34, **shape)
+    ).save_pretrained(tmp_path)
     scorer = BertScore(str(tmp_path), 1)
     encode = importlib.import_module("bert_score.utils").sent_encode
     ids = encode(scorer._scorer._tokenizer, "dog runs")

@@ -57,7 +57,9 @@ def test_curves_and_the_lost_share_are_those_of_all_subsets() -> None:
     rewards = generator.integers(3, size=(4, 6)).astype(np.float64)  # many ties
     gold, sizes = generator.normal(size=(4, 6)), [1, 2, 3, 4, 5, 6]
     curve = best_of_n(rewards, {"gold": gold}, sizes, IMAGES[:4], 50)["gold"]
-    np.testing.assert_allclose(curve.mean, [brute_force(rewards, gold, n) for n in sizes], rtol=1e-12)
+    np.testing.assert_allclose(
+        curve.mean, [brute_force(rewards, gold, n) for n in sizes], rtol=1e-12
+    )
     possible = brute_force(gold, gold, 6)
     assert curve.lost == pytest.approx((possible - curve.mean[-1]) / (possible - gold.mean()))
     perfect = best_of_n(gold, {"gold": gold}, sizes, IMAGES[:4], 50)["gold"]
@@ -88,7 +90,12 @@ def test_scores_that_are_no_numbers_are_named() -> None:
     with pytest.raises(ValueError, match=r"^rewards"):
         best_of_n(np.zeros((len(IMAGES), 0)), {}, [1], IMAGES)
     with pytest.raises(ValueError, match=r"^gold.* 1\b.*'b'"):
-        search_exploits(["a", "b"], lambda _, texts: np.ones(len(texts)), lambda *_: np.array([1.0, np.inf]), ["red"])
+        search_exploits(
+            ["a", "b"],
+            lambda _, texts: np.ones(len(texts)),
+            lambda *_: np.array([1.0, np.inf]),
+            ["red"],
+        )
     with pytest.raises(ValueError, match=r"^reward\b"):
         search_exploits(["a"], lambda *_: np.ones(3), lambda *_: np.ones(1), ["red"])
     with pytest.raises(ValueError, match="vocabulary"):
@@ -105,7 +112,9 @@ def test_sizes_and_divergence() -> None:
 def test_a_gold_score_that_turns() -> None:
     rewards, gold = draws()
     sizes = sample_sizes(16)
-    curves = best_of_n(rewards, {"reward": rewards, "gold": gold, "same": rewards}, sizes, IMAGES, 200)
+    curves = best_of_n(
+        rewards, {"reward": rewards, "gold": gold, "same": rewards}, sizes, IMAGES, 200
+    )
     assert curves["same"] == curves["reward"]
     assert curves["reward"].mean == sorted(curves["reward"].mean)
     assert curves["reward"].mean[0] == pytest.approx(rewards.mean())
@@ -116,11 +125,16 @@ def test_a_gold_score_that_turns() -> None:
     assert curves["gold"].fall_interval[0] < curves["gold"].fall < curves["gold"].fall_interval[1]
     assert all(
         low <= mean <= high
-        for low, mean, high in zip(*(getattr(curves["gold"], k) for k in ("low", "mean", "high")), strict=True)
+        for low, mean, high in zip(
+            *(getattr(curves["gold"], k) for k in ("low", "mean", "high")), strict=True
+        )
     )
     penalty = needed_kl_coef(curves["reward"], curves["gold"], sizes)
     at, kl = sizes.index(curves["gold"].peak), [kl_of_best_of_n(n) for n in sizes]
-    value = [reward - penalty * divergence for reward, divergence in zip(curves["reward"].mean, kl, strict=True)]
+    value = [
+        reward - penalty * divergence
+        for reward, divergence in zip(curves["reward"].mean, kl, strict=True)
+    ]
     assert max(value[at:]) == pytest.approx(value[at])
     assert needed_kl_coef(curves["reward"], curves["reward"], sizes) == 0
 
@@ -145,8 +159,12 @@ def test_exploits_of_length_and_none_of_the_truth() -> None:
         return np.array([float(caption == "a dog") - len(caption) / 1000 for caption in captions])
 
     captions = ["a dog", "a cat sits", ""]
-    exploits = search_exploits(captions, length, gold, ["red", "blue"], rounds=5, max_words=12, seed=1)
-    assert exploits == search_exploits(captions, length, gold, ["red", "blue"], rounds=5, max_words=12, seed=1)
+    exploits = search_exploits(
+        captions, length, gold, ["red", "blue"], rounds=5, max_words=12, seed=1
+    )
+    assert exploits == search_exploits(
+        captions, length, gold, ["red", "blue"], rounds=5, max_words=12, seed=1
+    )
     assert {exploit.row for exploit in exploits} == {0, 1, 2}
     assert exploits[0].row == 0, "the largest fall of gold comes first"
     for exploit in exploits:

@@ -11,7 +11,9 @@ from rewards.text.bleu import Bleu, bleu_counts, bleu_of_counts
 from rewards.text.rouge import RougeL, longest_common_subsequence, rouge_l
 from tests.captions_for_tests import published_system
 
-CASE = json.loads((Path(__file__).parents[1] / "golden" / "bleu_rouge_toolkit.json").read_text())["cases"][0]
+CASE = json.loads((Path(__file__).parents[1] / "golden" / "bleu_rouge_toolkit.json").read_text())[
+    "cases"
+][0]
 
 
 def corpus_bleu(candidates: list[list[str]], references: list[list[list[str]]]) -> list[float]:
@@ -26,7 +28,10 @@ def test_recorded_scores(factor: float) -> None:
     for found, recorded in (
         (corpus_bleu(candidates, references), CASE["corpus_bleu"]),
         (
-            [bleu_of_counts(bleu_counts(*pair)) for pair in zip(candidates, references, strict=True)],
+            [
+                bleu_of_counts(bleu_counts(*pair))
+                for pair in zip(candidates, references, strict=True)
+            ],
             CASE["sentence_bleu"],
         ),
         ([rouge_l(*pair) for pair in zip(candidates, references, strict=True)], CASE["rouge_l"]),
@@ -35,7 +40,9 @@ def test_recorded_scores(factor: float) -> None:
             np.testing.assert_allclose(found, np.array(recorded) * factor, rtol=1e-12)
 
 
-@pytest.mark.parametrize("system", ["magic_result", "contrastive_result", "nucleus_result_run_1", "top_k_result_run_1"])
+@pytest.mark.parametrize(
+    "system", ["magic_result", "contrastive_result", "nucleus_result_run_1", "top_k_result_run_1"]
+)
 def test_published_systems_have_their_recorded_scores(system: str, shared_data: Path) -> None:
     candidates, references, recorded = published_system(shared_data, system)
     expected = [recorded[f"Bleu_{order}"] for order in (1, 2, 3, 4)]

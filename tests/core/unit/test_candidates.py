@@ -28,7 +28,12 @@ COUNT = 6
 class Longest:
     """Number of characters of a caption; it looks at the image, and finds no references."""
 
-    __name__, columns, bounds, signature = "longest", frozenset({"image", "image_id"}), (0.0, 1e9), "longest"
+    __name__, columns, bounds, signature = (
+        "longest",
+        frozenset({"image", "image_id"}),
+        (0.0, 1e9),
+        "longest",
+    )
 
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
@@ -55,7 +60,12 @@ def folder(tmp_path: Path) -> Path:
         row["image"].save(tmp_path / "photos" / f"{row['image_id']}.png")
         image = f"photos/{row['image_id']}.png"
         lines += [
-            {"image": image, "image_id": f"{split}-{row['image_id']}", "references": row["references"], "split": split}
+            {
+                "image": image,
+                "image_id": f"{split}-{row['image_id']}",
+                "references": row["references"],
+                "split": split,
+            }
             for split in ("train", "test")
         ]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -65,16 +75,27 @@ def folder(tmp_path: Path) -> Path:
 def configured(folder: Path, **changes: Any) -> EvaluateModelConfig:
     decode = Decoding(max_new_tokens=8, **changes.pop("decode", {}))
     data = DataConfig(format="jsonl", path=str(folder / "data.jsonl"))
-    options: dict[str, Any] = {"model": str(folder / "model0"), "out": str(folder / "out"), "bootstrap": 0}
+    options: dict[str, Any] = {
+        "model": str(folder / "model0"),
+        "out": str(folder / "out"),
+        "bootstrap": 0,
+    }
     options |= {"metrics": ["cider"], "tokenizer": "python", "data": data, "decode": decode}
     return EvaluateModelConfig(**options | changes)
 
 
 def results(folder: Path) -> tuple[dict[str, str], dict[str, Any], list[dict[str, Any]]]:
     out = folder / "out"
-    captions = {row["image_id"]: row["caption"] for row in json.loads((out / "predictions.json").read_text())}
+    captions = {
+        row["image_id"]: row["caption"]
+        for row in json.loads((out / "predictions.json").read_text())
+    }
     candidates = out / "candidates.jsonl"
-    lines = [json.loads(line) for line in candidates.read_text().splitlines()] if candidates.is_file() else []
+    lines = (
+        [json.loads(line) for line in candidates.read_text().splitlines()]
+        if candidates.is_file()
+        else []
+    )
     return captions, json.loads((out / "scores.json").read_text()), lines
 
 
@@ -84,12 +105,19 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
     captions, scores, lines = results(folder)
     samples = {line["image_id"]: [one["caption"] for one in line["candidates"]] for line in lines}
     assert {len(own) for own in samples.values()} == {COUNT}
-    assert captions == {line["image_id"]: samples[line["image_id"]][line["chosen"]] for line in lines}
+    assert captions == {
+        line["image_id"]: samples[line["image_id"]][line["chosen"]] for line in lines
+    }
     # As ``evaluate_samples`` chooses: its document frequencies are those of the references, here equal in both splits.
-    expected = evaluate_samples(samples, {f"test-image-{i}": texts for i, texts in enumerate(REFERENCES)})
+    expected = evaluate_samples(
+        samples, {f"test-image-{i}": texts for i, texts in enumerate(REFERENCES)}
+    )
     assert scores["metrics"]["CIDEr"] == pytest.approx(expected.best_of[-1].consensus)
     written = json.loads((folder / "out" / "candidates_scores.json").read_text())
-    assert written == {"metrics": expected.metrics, "best_of": [one._asdict() for one in expected.best_of]}
+    assert written == {
+        "metrics": expected.metrics,
+        "best_of": [one._asdict() for one in expected.best_of],
+    }
     how = f"{COUNT} sampled at temperature 0.7, top_p 0.9, at most 8 tokens, seed 0, chosen by consensus["
     assert scores["decoding"].startswith(how)
     assert how in table
@@ -103,7 +131,11 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
 def test_a_reward_chooses_among_beams_of_an_ensemble(folder: Path) -> None:
     models = [str(folder / "model0"), str(folder / "model1")]
     decode = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.0}
-    evaluate_split(configured(folder, decode=decode, rerank=LONGEST, candidates=True, model=None, models=models))
+    evaluate_split(
+        configured(
+            folder, decode=decode, rerank=LONGEST, candidates=True, model=None, models=models
+        )
+    )
     captions, scores, lines = results(folder)
     for line in lines:
         own = line["candidates"]
@@ -113,29 +145,47 @@ def test_a_reward_chooses_among_beams_of_an_ensemble(folder: Path) -> None:
         assert captions[line["image_id"]] == own[line["chosen"]]["caption"]
         ordered = [one["score"] for one in own]
         assert ordered == sorted(ordered, reverse=True)
-    assert any(line["chosen"] for line in lines), "the case must hold a caption that is not the likeliest"
+    assert any(line["chosen"] for line in lines), (
+        "the case must hold a caption that is not the likeliest"
+    )
     assert "ensemble of 2 by their mean probabilities" in scores["decoding"]
 
 
-def test_the_command_line_takes_a_list_of_captioners(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_takes_a_list_of_captioners(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     models = [str(folder / "model0"), str(folder / "model1")]
-    words = ["--data.format", "jsonl", "--data.path", str(folder / "data.jsonl"), "--out", str(folder / "out")]
+    words = [
+        "--data.format",
+        "jsonl",
+        "--data.path",
+        str(folder / "data.jsonl"),
+        "--out",
+        str(folder / "out"),
+    ]
     words += ["--metrics", "cider", "--tokenizer", "python", "--ensemble", "log_probabilities"]
     assert main(["evaluate", "--models", *models, *words]) == 0
-    assert "greedy, at most 24 tokens, ensemble of 2 by their mean log_probabilities" in results(folder)[1]["decoding"]
+    assert (
+        "greedy, at most 24 tokens, ensemble of 2 by their mean log_probabilities"
+        in results(folder)[1]["decoding"]
+    )
     with pytest.raises(SystemExit):
         main(["evaluate", "--model", models[0], "--model", models[1], *words])
     assert "--models A B" in capsys.readouterr().err
 
 
-def test_photos_are_captioned_by_an_ensemble_whose_best_caption_is_chosen(folder: Path, capsys: Any) -> None:
+def test_photos_are_captioned_by_an_ensemble_whose_best_caption_is_chosen(
+    folder: Path, capsys: Any
+) -> None:
     words = ["--model", str(folder / "model0"), "--model", str(folder / "model1"), "--beams", "3"]
     words += ["--num_return_sequences", "3", "--remove_bad_endings", "--rerank", LONGEST]
     out = folder / "candidates.jsonl"
     assert caption([*words, "--candidates", str(out), str(folder / "photos")]) == 0
     printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert printed == [[line["image_id"], line["candidates"][line["chosen"]]["caption"]] for line in lines]
+    assert printed == [
+        [line["image_id"], line["candidates"][line["chosen"]]["caption"]] for line in lines
+    ]
     assert [len(line["candidates"]) for line in lines] == [3] * 4
     with pytest.raises(RewardError, match="rerank: "):
         caption([*words, "--rerank_kwargs", '{"fails": true}', str(folder / "photos")])
@@ -153,17 +203,26 @@ def test_photos_are_captioned_by_an_ensemble_whose_best_caption_is_chosen(folder
         ({"rerank": "consensus"}, "rerank is 'consensus'"),
     ],
 )
-def test_a_choice_that_cannot_be_is_refused(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
+def test_a_choice_that_cannot_be_is_refused(
+    changes: dict[str, Any], key: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=key):
         configured(tmp_path, **changes)
 
 
 def test_rewards_that_cannot_choose_are_refused(folder: Path) -> None:
-    for rerank, kwargs, part in (("cider", {}, "needs references"), ("consensus", {"widht": 3}, "widht")):
+    for rerank, kwargs, part in (
+        ("cider", {}, "needs references"),
+        ("consensus", {"widht": 3}, "widht"),
+    ):
         with pytest.raises(ConfigError, match=f"rerank.*{part}"):
             build_reranker(rerank, kwargs, ())
     with pytest.raises(RewardError, match="rerank: "):
-        evaluate_split(configured(folder, decode={"num_samples": 2}, rerank=LONGEST, rerank_kwargs={"fails": True}))
+        evaluate_split(
+            configured(
+                folder, decode={"num_samples": 2}, rerank=LONGEST, rerank_kwargs={"fails": True}
+            )
+        )
     assert (folder / "out" / "candidates.jsonl").exists(), "what was decoded is not lost"
 
 
@@ -177,8 +236,16 @@ def test_consensus_is_the_mean_similarity_to_the_others() -> None:
     texts = ["a dog runs", "a dog runs fast", "a train", "a dog runs", "two birds"]
     found = build("consensus")(None, texts, image_id=["a", "a", "a", "b", "a"])
     assert found[0] > found[1] > found[2] > found[3] == found[4] == 0.0
-    assert build("consensus")(None, ["one red dog", "one red dog"], image_id=["a", "a"])[0] == pytest.approx(7.5)
+    assert build("consensus")(None, ["one red dog", "one red dog"], image_id=["a", "a"])[
+        0
+    ] == pytest.approx(7.5)
     df = DocumentFrequencies.from_references([[tokenize(text)] for text in texts], eos=False)
-    assert build_reranker("consensus", {}, [[text] for text in texts]).signature == build("consensus", df=df).signature
+    assert (
+        build_reranker("consensus", {}, [[text] for text in texts]).signature
+        == build("consensus", df=df).signature
+    )
     with pytest.raises(ValueError, match="counted with <eos>"):
-        build("consensus", df=DocumentFrequencies.from_references([[tokenize(text)] for text in texts], eos=True))
+        build(
+            "consensus",
+            df=DocumentFrequencies.from_references([[tokenize(text)] for text in texts], eos=True),
+        )

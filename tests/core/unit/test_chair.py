@@ -60,11 +60,19 @@ def test_mentions_by_hand(synonyms: Path) -> None:
 def test_rates_by_hand() -> None:
     mentions = [["dog", "dog", "person"], ["train"], []]
     objects = [{"dog"}, {"train", "person"}, {"bird"}]
-    counts = np.array([chair_counts(own, known) for own, known in zip(mentions, objects, strict=True)], float)
+    counts = np.array(
+        [chair_counts(own, known) for own, known in zip(mentions, objects, strict=True)], float
+    )
     assert chair_of_sums(counts.sum(axis=0, keepdims=True), 3).tolist() == [[1 / 4, 1 / 3, 2 / 4]]
-    assert chair_of_sums(np.array([chair_counts([], {"dog"})], float), 1).tolist() == [[0.0, 0.0, 0.0]]
-    assert chair_of_sums(np.array([chair_counts(["cat"], {"dog"})], float), 1).tolist() == [[1.0, 1.0, 0.0]]
-    assert chair_of_sums(np.array([chair_counts(["dog"], {"dog"})], float), 1).tolist() == [[0.0, 0.0, 1.0]]
+    assert chair_of_sums(np.array([chair_counts([], {"dog"})], float), 1).tolist() == [
+        [0.0, 0.0, 0.0]
+    ]
+    assert chair_of_sums(np.array([chair_counts(["cat"], {"dog"})], float), 1).tolist() == [
+        [1.0, 1.0, 0.0]
+    ]
+    assert chair_of_sums(np.array([chair_counts(["dog"], {"dog"})], float), 1).tolist() == [
+        [0.0, 0.0, 1.0]
+    ]
 
 
 def test_the_reward_counts_the_file_and_the_references(tmp_path: Path, synonyms: Path) -> None:
@@ -73,9 +81,15 @@ def test_the_reward_counts_the_file_and_the_references(tmp_path: Path, synonyms:
     captions = ["a dog, a man and a bird", "a train", "the sky"]
     columns = {"image_id": [7, 7, 8], "references": [["a man"], ["a man"], ["a bird"]]}
     kwargs = {"synonyms": str(synonyms), "objects": str(file)}
-    expected = {"precision": [2 / 3, 0.0, 1.0], "caption": [0.0, 0.0, 1.0], "recall": [1.0, 0.0, 0.0]}
+    expected = {
+        "precision": [2 / 3, 0.0, 1.0],
+        "caption": [0.0, 0.0, 1.0],
+        "recall": [1.0, 0.0, 0.0],
+    }
     for measure, scores in expected.items():
-        assert build("chair", **kwargs, measure=measure)(None, captions, **columns) == pytest.approx(scores)
+        assert build("chair", **kwargs, measure=measure)(
+            None, captions, **columns
+        ) == pytest.approx(scores)
     alone = build("chair", **kwargs, references=False)
     assert alone.columns == {"image_id"}
     assert alone(None, captions, **columns) == pytest.approx([1 / 3, 0.0, 1.0])
@@ -108,7 +122,12 @@ def test_wrong_files_and_arguments_are_named(tmp_path: Path, synonyms: Path) -> 
         objects.write_text(content)
         with pytest.raises(ValueError, match=message):
             build("chair", synonyms=str(synonyms), objects=str(objects))
-    for option, value in (("measure", "f1"), ("references", False), ("synonyms", "absent"), ("detector", "absent:No")):
+    for option, value in (
+        ("measure", "f1"),
+        ("references", False),
+        ("synonyms", "absent"),
+        ("detector", "absent:No"),
+    ):
         with pytest.raises(ValueError, match=option):
             build("chair", **{"synonyms": str(synonyms), option: value})
 
@@ -129,19 +148,32 @@ class Detector:
 
 def test_a_detector_looks_at_each_image_once(tmp_path: Path) -> None:
     (tmp_path / "o.json").write_text('{"1": ["bird"], "2": []}')
-    kwargs: dict[str, Any] = {"synonyms": ["dog, puppy", "person, man", "bird"], "references": False}
+    kwargs: dict[str, Any] = {
+        "synonyms": ["dog, puppy", "person, man", "bird"],
+        "references": False,
+    }
     reward: Any = build("chair", **kwargs, detector=f"{__name__}:Detector")
-    captions, images = ["a puppy and a man", "a man", "birds"], ["dog.png", "dog.png", "person_bird.png"]
+    captions, images = (
+        ["a puppy and a man", "a man", "birds"],
+        ["dog.png", "dog.png", "person_bird.png"],
+    )
     assert reward.columns == {"image"}
     assert reward(None, captions, image=images) == pytest.approx([0.5, 0.0, 1.0])
     assert reward(None, captions[:1], image=["person_bird.png"]) == pytest.approx([0.5])
     assert reward.detector.looked == ["dog.png", "person_bird.png"]
     assert re.fullmatch(r"CHAIR\[precision,3 objects\[\w{8}\] of detector\]", reward.signature)
     others = kwargs | {"synonyms": ["dog", "person, man", "bird"]}
-    assert build("chair", **others, detector=f"{__name__}:Detector").signature != reward.signature, "other words"
-    both = build("chair", **kwargs, objects=str(tmp_path / "o.json"), detector=f"{__name__}:Detector")
+    assert (
+        build("chair", **others, detector=f"{__name__}:Detector").signature != reward.signature
+    ), "other words"
+    both = build(
+        "chair", **kwargs, objects=str(tmp_path / "o.json"), detector=f"{__name__}:Detector"
+    )
     assert both.columns == {"image", "image_id"}
-    assert both(None, ["a dog and a bird"] * 2, image=["dog.png"] * 2, image_id=["1", "2"]) == [1.0, 0.5]
+    assert both(None, ["a dog and a bird"] * 2, image=["dog.png"] * 2, image_id=["1", "2"]) == [
+        1.0,
+        0.5,
+    ]
     with pytest.raises(RewardError, match=r"'cat'.*synonyms"):
         reward(None, ["a dog"], image=["cat.png"])
     reward.detector = lambda images: [["bird"]] * len(images)
@@ -149,7 +181,9 @@ def test_a_detector_looks_at_each_image_once(tmp_path: Path) -> None:
     image = noise_image(1)
     for frames in (image, [image, image], (image, image)):  # PIL images have no hash
         assert reward(None, ["a bird", "a dog"], image=[frames, frames]) == [1.0, 0.0]
-    assert all(not isinstance(key, int) for key in reward._seen), "an id of an object may be another's later"
+    assert all(not isinstance(key, int) for key in reward._seen), (
+        "an id of an object may be another's later"
+    )
     reward.detector = lambda images: []
     reward.detector.signature = "lambda"
     with pytest.raises(RewardError, match=r"lambda returned 0 .* 1 "):
@@ -158,17 +192,26 @@ def test_a_detector_looks_at_each_image_once(tmp_path: Path) -> None:
 
 def test_objects_of_generated_scenes_are_known_exactly() -> None:
     kwargs: dict[str, Any] = {"synonyms": [*SHAPES], "references": False, "detector": SCENES}
-    precision, recall = (build("chair", **kwargs, measure=measure) for measure in ("precision", "recall"))
+    precision, recall = (
+        build("chair", **kwargs, measure=measure) for measure in ("precision", "recall")
+    )
     rows = ScenesData(num_train=40, num_val=0, num_test=0, num_unseen=0).split("train")
     scene = next(row for row in rows if len({thing.shape for thing in row["scene"].things}) == 2)
     here = sorted({thing.shape for thing in scene["scene"].things})
     absent = next(shape for shape in SHAPES if shape not in here)
-    captions = [f"two {plural(here[0])} and a red {absent}", f"a {here[0]} above a {here[1]}", "a shape", absent]
+    captions = [
+        f"two {plural(here[0])} and a red {absent}",
+        f"a {here[0]} above a {here[1]}",
+        "a shape",
+        absent,
+    ]
     images = [scene["image"]] * 4
     assert precision(None, captions, image=images) == [0.5, 1.0, 1.0, 0.0]
     assert recall(None, captions, image=images) == [0.5, 1.0, 0.0, 0.0]
     for row in rows:
         told = row["references"]
-        assert precision(None, told, image=[row["image"]] * len(told)) == [1.0] * len(told), "references are true"
+        assert precision(None, told, image=[row["image"]] * len(told)) == [1.0] * len(told), (
+            "references are true"
+        )
     with pytest.raises(RewardError, match=r"photo\.jpg"):
         precision(None, ["a circle"], image=["photo.jpg"])

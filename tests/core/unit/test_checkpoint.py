@@ -66,7 +66,9 @@ def test_model_optimizer_counters_and_random_states_come_back(tmp_path: Path) ->
     assert np.array_equal(np.random.rand(3), drawn[1])
 
 
-def test_a_step_saved_again_is_replaced_and_counters_that_are_not_those_of_a_run_are_refused(tmp_path: Path) -> None:
+def test_a_step_saved_again_is_replaced_and_counters_that_are_not_those_of_a_run_are_refused(
+    tmp_path: Path,
+) -> None:
     for best in (0.1, 0.2):
         path = saved(tmp_path, best_metric=best)
     assert list(tmp_path.iterdir()) == [path]
@@ -86,7 +88,9 @@ def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(tmp_path
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [8]), (1, [8]), (2, [6, 8]), (9, [2, 4, 6, 8])])
-def test_the_newest_checkpoints_are_kept_and_one_in_any_case(tmp_path: Path, keep: int, left: list[int]) -> None:
+def test_the_newest_checkpoints_are_kept_and_one_in_any_case(
+    tmp_path: Path, keep: int, left: list[int]
+) -> None:
     for step in (2, 4, 6, 8):
         whole(tmp_path / f"step-{step:08d}")
     prune(tmp_path, keep, tmp_path / "step-00000008")
@@ -200,9 +204,16 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("write", [partial(torch.save, torch.zeros(10**5)), lambda file: Path(file).write_bytes(b"0")])
-def test_a_full_disk_is_named_in_words_with_the_space_that_is_left(tmp_path: Path, write: Any) -> None:
-    with pytest.raises(CheckpointError) as raised, save_or_discard("model X", tmp_path / ".partial"):
+@pytest.mark.parametrize(
+    "write", [partial(torch.save, torch.zeros(10**5)), lambda file: Path(file).write_bytes(b"0")]
+)
+def test_a_full_disk_is_named_in_words_with_the_space_that_is_left(
+    tmp_path: Path, write: Any
+) -> None:
+    with (
+        pytest.raises(CheckpointError) as raised,
+        save_or_discard("model X", tmp_path / ".partial"),
+    ):
         write("/dev/full")
     assert "model X" in str(raised.value)
     assert re.search(r"disk may be full|No space left", str(raised.value))

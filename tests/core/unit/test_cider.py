@@ -20,19 +20,28 @@ from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.ngrams import NGram, ngram_counts
 from tests.captions_for_tests import LazyColumn, published_system
 
-CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
+CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())[
+    "cases"
+][0]
 CANDIDATES = [text.split() for text in CASE["candidates"]]
 REFERENCES = [[text.split() for text in texts] for texts in CASE["references"]]
 Tokens = Sequence[str]
 frequencies = DocumentFrequencies.from_references
 
 
-def plain_cider_d(candidates: Any, references: Any, df: DocumentFrequencies, n: int = 4, sigma: float = 6.0) -> list:
+def plain_cider_d(
+    candidates: Any, references: Any, df: DocumentFrequencies, n: int = 4, sigma: float = 6.0
+) -> list:
     """CIDEr-D of one candidate after the other, from dicts, as its definition reads, in the toolkit's order of sums."""
-    return [_plain_score(candidate, own, df, n, sigma) for candidate, own in zip(candidates, references, strict=True)]
+    return [
+        _plain_score(candidate, own, df, n, sigma)
+        for candidate, own in zip(candidates, references, strict=True)
+    ]
 
 
-def _plain_vector(tokens: Tokens, df: DocumentFrequencies, n: int) -> tuple[dict[NGram, float], list[float]]:
+def _plain_vector(
+    tokens: Tokens, df: DocumentFrequencies, n: int
+) -> tuple[dict[NGram, float], list[float]]:
     weights, squares = {}, [0.0] * n
     for ngram, count in ngram_counts(tokens, n).items():
         weights[ngram] = float(count) * float(df.log_documents - np.log(max(1.0, float(df[ngram]))))
@@ -61,7 +70,9 @@ def _plain_score(
     return total / n / len(references) * 10.0
 
 
-def toolkit_scores(candidates: list[list[str]], references: list[list[list[str]]]) -> tuple[float, list[float]]:
+def toolkit_scores(
+    candidates: list[list[str]], references: list[list[list[str]]]
+) -> tuple[float, list[float]]:
     mean, scores = Cider().compute_score(
         {row: [" ".join(tokens) for tokens in captions] for row, captions in enumerate(references)},
         {row: [" ".join(tokens)] for row, tokens in enumerate(candidates)},
@@ -93,18 +104,27 @@ def test_recorded_scores_of_four_images(name: str, eos: bool, document: Any, rto
 
 def test_squares_are_those_of_the_toolkit() -> None:
     """(ln 46 - ln 8)² by C's power, which the toolkit takes, is another double than the product (glibc 2.36)."""
-    own = [[" ".join(["left"] * (image < 8) + ["right"] * (image < 9)) or "none"] for image in range(46)]
+    own = [
+        [" ".join(["left"] * (image < 8) + ["right"] * (image < 9)) or "none"]
+        for image in range(46)
+    ]
     texts = [text.split() for text in ["left right new", "right left left right"] * 23]
     df = frequencies(split(own), eos=False)
     assert cider_d(texts, split(own), df) == toolkit_scores(texts, split(own))[1]
 
 
-@pytest.mark.parametrize("system", ["magic_result", "contrastive_result", "nucleus_result_run_1", "top_k_result_run_1"])
+@pytest.mark.parametrize(
+    "system", ["magic_result", "contrastive_result", "nucleus_result_run_1", "top_k_result_run_1"]
+)
 def test_four_published_systems_equal_the_live_toolkit(system: str, shared_data: Path) -> None:
     candidates, references, recorded = published_system(shared_data, system)
     mean, scores = toolkit_scores(candidates, references)
-    np.testing.assert_allclose(cider_d(candidates, references, frequencies(references, eos=False)), scores, rtol=1e-9)
-    assert mean == pytest.approx(recorded["CIDEr"], rel=1e-5), "the recording tokenised whole files with Java"
+    np.testing.assert_allclose(
+        cider_d(candidates, references, frequencies(references, eos=False)), scores, rtol=1e-9
+    )
+    assert mean == pytest.approx(recorded["CIDEr"], rel=1e-5), (
+        "the recording tokenised whole files with Java"
+    )
 
 
 WORDS = ["a", "dog", "on", "the", "beach", "red", "ball", EOS]
@@ -122,11 +142,15 @@ candidate = st.lists(st.sampled_from([*WORDS, "new", "newer"]), max_size=12)
 def test_scores_equal_the_definition_to_the_bit(corpus, others, data, n):
     df = frequencies(corpus, eos=False, n=6)
     images = [*corpus, *others]  # also references whose n-grams were not counted
-    rows = data.draw(st.lists(st.tuples(candidate, st.integers(0, len(images) - 1)), min_size=1, max_size=12))
+    rows = data.draw(
+        st.lists(st.tuples(candidate, st.integers(0, len(images) - 1)), min_size=1, max_size=12)
+    )
     candidates, own = [tokens for tokens, _ in rows], [images[number] for _, number in rows]
     expected = plain_cider_d(candidates, own, df, n, 5.0)
     assert cider_d(candidates, own, df, n, 5.0) == expected
-    assert cider_d(candidates, [list(captions) for captions in own], df, n, 5.0) == expected, "lists of their own"
+    assert cider_d(candidates, [list(captions) for captions in own], df, n, 5.0) == expected, (
+        "lists of their own"
+    )
     assert all(-1e-9 <= score <= 10 + 1e-9 for score in expected)
 
 
@@ -138,7 +162,11 @@ def test_many_words_no_frequencies_and_words_that_repeat() -> None:
     for df, candidates, own in (
         (frequencies(corpus, eos=False), few, [corpus[2], corpus[2], corpus[1]]),
         (DocumentFrequencies.from_counts({}, 2.0, eos=False), [["a", "b"], []], [[["a", "b"]]] * 2),
-        (frequencies(repeated, eos=False), [["a"] * 299 + ["dog"], ["a", "dog"], ["red"]], repeated),
+        (
+            frequencies(repeated, eos=False),
+            [["a"] * 299 + ["dog"], ["a", "dog"], ["red"]],
+            repeated,
+        ),
     ):
         assert cider_d(candidates, own, df) == plain_cider_d(candidates, own, df)
 
@@ -200,16 +228,24 @@ def test_eos_is_given_to_finished_captions_only() -> None:
     finished, cut = CiderD(made_df())(None, texts, references=references, finished=[True, False])
     assert cut < finished == pytest.approx(10.0)
     assert CiderD(made_df())(None, texts, references=references) == [finished] * 2
-    without = CiderD(made_df(eos=False), eos=False)(None, texts, references=references, finished=[True, False])
+    without = CiderD(made_df(eos=False), eos=False)(
+        None, texts, references=references, finished=[True, False]
+    )
     assert without == pytest.approx([10.0, 10.0]), "without EOS both are the same caption"
 
 
 def test_references_leave_the_cache_when_it_is_full() -> None:
     order = [0, 1, 0, 2, 3, 1, 0]
     texts, references = [TEXTS[index] for index in order], [OWN[index] for index in order]
-    small, expected = CiderD(made_df(), cache_images=1), CiderD(made_df())(None, texts, references=references)
+    small, expected = (
+        CiderD(made_df(), cache_images=1),
+        CiderD(made_df())(None, texts, references=references),
+    )
     assert small(None, texts, references=references) == expected
-    assert [small(None, [text], references=[own])[0] for text, own in zip(texts, references, strict=True)] == expected
+    assert [
+        small(None, [text], references=[own])[0]
+        for text, own in zip(texts, references, strict=True)
+    ] == expected
 
 
 def test_wrong_input_is_refused() -> None:

@@ -48,7 +48,14 @@ def refused(kind: type[Any], arguments: list[str], capsys: Any) -> str:
 
 
 def test_a_file_and_overrides(file: str) -> None:
-    overrides = ["--train.lr", "1e-5", "--run.resume", "false", "--reward.terms.cider.weight", "0.3"]
+    overrides = [
+        "--train.lr",
+        "1e-5",
+        "--run.resume",
+        "false",
+        "--reward.terms.cider.weight",
+        "0.3",
+    ]
     arguments = ["--reward.terms.rouge_l.kwargs.beta", "1e-1", "--reward.terms.cider.kwargs.n=3"]
     arguments += ["--reward.terms.rouge_l.kwargs.more.key", "a"]
     config = parse(ScstConfig, ["--config", file, *overrides, *arguments], "scst.py")
@@ -65,12 +72,18 @@ def test_a_file_and_overrides(file: str) -> None:
 def test_no_in_yaml_is_a_precision(tmp_path: Path) -> None:
     """YAML 1.1 reads it as false."""
     (tmp_path / "a.yaml").write_text("train: {mixed_precision: no}\n")
-    assert parse(ScstConfig, ["--config", str(tmp_path / "a.yaml")], "scst.py").train.mixed_precision == "no"
+    assert (
+        parse(ScstConfig, ["--config", str(tmp_path / "a.yaml")], "scst.py").train.mixed_precision
+        == "no"
+    )
 
 
 def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("reward: {terms: {cider: {}, bleu: {}}}\n")
-    for arguments in (["--config", str(tmp_path / "a.yaml")], ["--reward.terms={cider: {}, bleu: {}}"]):
+    for arguments in (
+        ["--config", str(tmp_path / "a.yaml")],
+        ["--reward.terms={cider: {}, bleu: {}}"],
+    ):
         terms = parse(ScstConfig, arguments, "scst.py").reward.terms
         assert terms == {"cider": RewardTerm(), "bleu": RewardTerm()}
     grid = ["--alpha={values: [0, 1], terms: {bleu: {}}, against: {cider: {}}}"]
@@ -80,16 +93,26 @@ def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
 
 def test_items_on_the_command_line_take_no_options_from_the_file(file: str, tmp_path: Path) -> None:
     for words in (["--reward.terms={rouge_l: {}}"], ["--reward.terms", "{rouge_l: {}}"]):
-        assert parse(ScstConfig, ["--config", file, *words], "scst.py").reward.terms == {"rouge_l": RewardTerm()}
+        assert parse(ScstConfig, ["--config", file, *words], "scst.py").reward.terms == {
+            "rouge_l": RewardTerm()
+        }
     (tmp_path / "c.yaml").write_text("data: D\nselect: [{score: clip, top: 0.5}]")
     words = ["--config", str(tmp_path / "c.yaml"), "--select", "[{score: clip, min: 0.2}]"]
     assert parse(CurateConfig, words, "curate.py").select == [Selection("clip", min=0.2)]
 
 
 def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:
-    for arguments, report in ((["--report", "--out", "x"], True), (["--report", "false"], False), (["--report"], True)):
+    for arguments, report in (
+        (["--report", "--out", "x"], True),
+        (["--report", "false"], False),
+        (["--report"], True),
+    ):
         assert parse(EvaluateConfig, arguments, "evaluate.py").report is report
-    assert with_lists(["--a", "--compare", "x", "y", "--b"], "--compare") == ["--a", '--compare=["x", "y"]', "--b"]
+    assert with_lists(["--a", "--compare", "x", "y", "--b"], "--compare") == [
+        "--a",
+        '--compare=["x", "y"]',
+        "--b",
+    ]
     assert with_lists(["--compare=[x]"], "--compare") == ["--compare=[x]"]
     assert with_lists(["--compare=null"], "--compare") == ["--compare=null"]
     assert with_lists(["--trust=x:Y", "--a"], "--trust") == ['--trust=["x:Y"]', "--a"]
@@ -98,12 +121,22 @@ def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:
 @pytest.mark.parametrize(
     ("words", "key", "owner"),
     [
-        (["xe", "--model.init", "a", "--model.kwargs.d_model", "3"], "model.kwargs", "random weights"),
-        (["reward_model", "--task", "contrastive", "--loss.alpha", "2"], "loss.alpha", "specificity"),
+        (
+            ["xe", "--model.init", "a", "--model.kwargs.d_model", "3"],
+            "model.kwargs",
+            "random weights",
+        ),
+        (
+            ["reward_model", "--task", "contrastive", "--loss.alpha", "2"],
+            "loss.alpha",
+            "specificity",
+        ),
         (["evaluate", "--predictions", "p.json", "--model", "a"], "model", "captioner"),
     ],
 )
-def test_a_key_of_another_alternative_is_told_with_what_it_is_for(words, key, owner, capsys) -> None:
+def test_a_key_of_another_alternative_is_told_with_what_it_is_for(
+    words, key, owner, capsys
+) -> None:
     with pytest.raises(SystemExit):
         run_program(words[0], words[1:])
     assert f" {key} " in (message := capsys.readouterr().err)
@@ -113,7 +146,12 @@ def test_a_key_of_another_alternative_is_told_with_what_it_is_for(words, key, ow
 def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
     judges = "judges: {L-CLIPS: {target: l_clipscore, kwargs: {backbone: a, prefix: 'It shows '}}}"
     (tmp_path / "e.yaml").write_text(judges)
-    more = ["--judges.L-CLIPS.kwargs.backbone", "b # c", "--judges.l_clipscore.kwargs.backbone", "d"]
+    more = [
+        "--judges.L-CLIPS.kwargs.backbone",
+        "b # c",
+        "--judges.l_clipscore.kwargs.backbone",
+        "d",
+    ]
     config = parse(EvaluateConfig, ["--config", str(tmp_path / "e.yaml"), *more], "evaluate.py")
     assert config.judges == {
         "L-CLIPS": JudgeConfig("l_clipscore", {"backbone": "b # c", "prefix": "It shows "}),
@@ -151,7 +189,9 @@ def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
         (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml"),
     ],
 )
-def test_what_cannot_be_understood_is_named(file: str, arguments: list[str], part: str, capsys: Any) -> None:
+def test_what_cannot_be_understood_is_named(
+    file: str, arguments: list[str], part: str, capsys: Any
+) -> None:
     message = refused(ScstConfig, [word.replace("F", file) for word in arguments], capsys)
     assert part in message
     assert "Union" not in message
@@ -169,13 +209,17 @@ def test_what_cannot_be_understood_is_named(file: str, arguments: list[str], par
         ("tain", "1", "train"),
     ],
 )
-def test_a_reward_model_names_the_key_that_is_wrong(key: str, value: str, named: str, capsys: Any) -> None:
+def test_a_reward_model_names_the_key_that_is_wrong(
+    key: str, value: str, named: str, capsys: Any
+) -> None:
     arguments = ["--config", "reward_models/demo_lclip", f"--{key}", value]
     with pytest.raises(SystemExit):
         run_program("reward_model", arguments)
     message = capsys.readouterr().err
     assert key in message
-    assert re.search(rf"\b{named}\b", message.partition("there is no key")[2].partition(key)[2] or message)
+    assert re.search(
+        rf"\b{named}\b", message.partition("there is no key")[2].partition(key)[2] or message
+    )
     assert "Union" not in message
     assert value != "null" or "[]" in message or named != key, "what an empty list is"
 
@@ -188,7 +232,9 @@ def test_a_reward_whose_weights_are_all_0_is_refused() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["configs", "list"]])
 def test_a_reader_that_has_gone_ends_a_program_without_a_message(arguments: list[str]) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "rl_caption", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "rl_caption", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
         process.stdout.close()  # type: ignore[union-attr]
         assert process.stderr.read() == b""  # type: ignore[union-attr]
@@ -219,7 +265,11 @@ def test_programs_are_listed(capsys: Any) -> None:
         main(["train"])
     assert ended.value.code == 2
     assert "'train' is not one of xe, scst" in capsys.readouterr().err
-    for name, near in (("scstt", "scst"), ("train_xe", "xe"), ("train_reward_model.py", "reward_model")):
+    for name, near in (
+        ("scstt", "scst"),
+        ("train_xe", "xe"),
+        ("train_reward_model.py", "reward_model"),
+    ):
         with pytest.raises(SystemExit):
             main([name])
         assert f"did you mean {near}?" in capsys.readouterr().err
@@ -253,7 +303,9 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.chdir(tmp_path)
     for place in ("train_xe", "train_scst", "check_images_early", "check_weights_early"):
-        monkeypatch.setattr(programs, place, train if place.startswith("train") else lambda *_: None)
+        monkeypatch.setattr(
+            programs, place, train if place.startswith("train") else lambda *_: None
+        )
     monkeypatch.setattr(program, "train_reward_model", train)
     for kind in RewardModelConfig.alternatives():
         monkeypatch.setattr(kind, "check", lambda _: None)
@@ -263,11 +315,19 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_overrides_for_all_reach_every_run_that_has_the_key(trained, tmp_path, caplog):
     caplog.set_level("INFO")
-    arguments = ["--config", f"{tmp_path}/scst.yaml", "--all.data.path", "new", "--data.image_root=photos"]
+    arguments = [
+        "--config",
+        f"{tmp_path}/scst.yaml",
+        "--all.data.path",
+        "new",
+        "--data.image_root=photos",
+    ]
     arguments += ["--all.data.image_root", "images", "--train.lr=1", "--all.teacher.batch_size=3"]
     run_program("scst", [*arguments, "--all.data.kwargs.max_images.train", "5"])
     places = {name: (config.data.path, config.data.image_root) for name, config in trained.items()}
-    assert places == dict.fromkeys(("xe", "teacher", "other", "model"), ("new", "images")) | {"run": ("new", "photos")}
+    assert places == dict.fromkeys(("xe", "teacher", "other", "model"), ("new", "images")) | {
+        "run": ("new", "photos")
+    }
     assert all(config.data.kwargs == {"max_images": {"train": 5}} for config in trained.values())
     assert (trained["run"].train.lr, trained["xe"].train.lr) == (1, 5e-4)
     assert trained["model"].teacher.batch_size == 3
@@ -275,9 +335,13 @@ def test_overrides_for_all_reach_every_run_that_has_the_key(trained, tmp_path, c
     assert f"{tmp_path}/xe.yaml" in line
 
 
-def test_an_override_that_once_moved_to_earlier_runs_is_refused_until_it_says_which(trained, tmp_path):
+def test_an_override_that_once_moved_to_earlier_runs_is_refused_until_it_says_which(
+    trained, tmp_path
+):
     arguments = ["--config", f"{tmp_path}/scst.yaml", "--data.path", "new"]
-    with pytest.raises(ConfigError, match=r"xe.yaml.*--all\.data\.path new.*--all\.data\.path old --data\.path new"):
+    with pytest.raises(
+        ConfigError, match=r"xe.yaml.*--all\.data\.path new.*--all\.data\.path old --data\.path new"
+    ):
         run_program("scst", arguments)
     assert not trained
     run_program("scst", [*arguments, "--all.data.path", "old"])
@@ -289,13 +353,20 @@ def test_an_override_that_once_moved_to_earlier_runs_is_refused_until_it_says_wh
 
 
 def test_another_teacher_takes_the_place_of_the_one_that_earlier_stages_train(trained, tmp_path):
-    stage = CHAIN["model"].replace("D/model", "D/dual").replace("[D/teacher.yaml, D/other.yaml]", "[D/model.yaml]")
+    stage = (
+        CHAIN["model"]
+        .replace("D/model", "D/dual")
+        .replace("[D/teacher.yaml, D/other.yaml]", "[D/model.yaml]")
+    )
     (tmp_path / "dual.yaml").write_text(stage.replace("D/", f"{tmp_path}/"))
     words = ["--all.teacher.name", "ViT-B-32", "--all.teacher.pretrained=openai"]
     run_program("reward_model", ["--config", f"{tmp_path}/dual.yaml", *words])
     assert list(trained) == ["other", "model", "dual"], "the teacher of the file is not trained"
     for stage in ("model", "dual"):
-        assert (trained[stage].teacher.name, trained[stage].teacher.pretrained) == ("ViT-B-32", "openai")
+        assert (trained[stage].teacher.name, trained[stage].teacher.pretrained) == (
+            "ViT-B-32",
+            "openai",
+        )
     assert not hasattr(trained["other"], "teacher")
 
 

@@ -58,30 +58,49 @@ def test_captions_of_the_captioner_are_printed_and_written(
     assert main(["--model", model, "--beams", str(beams), "--out", str(out), str(photos)]) == 0
     printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [Path(path).name for path, _ in printed] == ["a.JPG", "b.png", "c.webp"]
-    assert [[record["image_id"], record["caption"]] for record in json.loads(out.read_text())] == printed
+    assert [
+        [record["image_id"], record["caption"]] for record in json.loads(out.read_text())
+    ] == printed
     # 24 tokens are asked for by default; the model has positions for 16.
     captioner, decoding = tiny_captioner(), Decoding(max_new_tokens=16, num_beams=beams)
-    inputs = captioner.preprocess([{"image_id": path, "image": Path(path), "references": []} for path, _ in printed])
+    inputs = captioner.preprocess(
+        [{"image_id": path, "image": Path(path), "references": []} for path, _ in printed]
+    )
     ids = captioner.generate(captioner.policy, inputs, decoding)
     assert captioner.decode(ids.flatten(0, 1)) == [caption for _, caption in printed]
 
 
-def test_captions_are_written_before_they_are_printed_to_a_reader_that_has_gone(model, photos, tmp_path) -> None:
+def test_captions_are_written_before_they_are_printed_to_a_reader_that_has_gone(
+    model, photos, tmp_path
+) -> None:
     out, all_of_them = tmp_path / "captions.json", tmp_path / "candidates.jsonl"
-    words = ["--beams", "2", "--num_return_sequences", "2", "--out", str(out), "--candidates", str(all_of_them)]
+    words = [
+        "--beams",
+        "2",
+        "--num_return_sequences",
+        "2",
+        "--out",
+        str(out),
+        "--candidates",
+        str(all_of_them),
+    ]
     code = (
         "import os, sys; from rl_caption.cli.main import main\n"
         "read, write = os.pipe(); os.close(read); os.dup2(write, 1)\n"
         f"sys.exit(main({['caption', '--model', model, *words, str(photos)]!r}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert len(json.loads(out.read_text())) == len(all_of_them.read_text().splitlines()) == 3
     assert done.returncode == 128 + signal.SIGPIPE
     assert "Broken pipe" not in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_all_files_that_cannot_be_captioned_are_named_at_once_or_skipped(model, photos, tmp_path, capsys) -> None:
+def test_all_files_that_cannot_be_captioned_are_named_at_once_or_skipped(
+    model, photos, tmp_path, capsys
+) -> None:
     out = tmp_path / "captions.json"
     names = [b"broken.png", b"cut.jpg", b"caf\xe9.png"]
     for name in names[:2]:
@@ -93,7 +112,11 @@ def test_all_files_that_cannot_be_captioned_are_named_at_once_or_skipped(model, 
     assert all(repr(os.fsdecode(name))[1:-1] in str(raised.value) for name in names)
     assert not out.exists()
     assert main([*arguments, "--on_bad", "skip"]) == 0
-    assert {Path(row["image_id"]).name for row in json.loads(out.read_text())} == {"a.JPG", "b.png", "c.webp"}
+    assert {Path(row["image_id"]).name for row in json.loads(out.read_text())} == {
+        "a.JPG",
+        "b.png",
+        "c.webp",
+    }
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 3
     assert all(repr(os.fsdecode(name))[1:-1] in printed.err for name in names)
@@ -101,14 +124,20 @@ def test_all_files_that_cannot_be_captioned_are_named_at_once_or_skipped(model, 
         main([*arguments[:-1], str(photos / "broken.png"), "--on_bad", "skip"])
 
 
-def test_a_place_that_cannot_be_written_to_is_found_before_captioning(photos: Path, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_to_is_found_before_captioning(
+    photos: Path, tmp_path: Path
+) -> None:
     with pytest.raises(EvaluationError, match=r"b\.png"):
         main(["--model", "no/model", "--out", str(photos / "b.png" / "captions.json"), str(photos)])
 
 
-def test_a_full_disk_leaves_no_half_of_the_captions(model, photos, tmp_path, monkeypatch, capsys) -> None:
+def test_a_full_disk_leaves_no_half_of_the_captions(
+    model, photos, tmp_path, monkeypatch, capsys
+) -> None:
     out = tmp_path / "captions.json"
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    monkeypatch.setattr(
+        os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    )
     with pytest.raises(SystemExit, match="1"):
         command(["caption", "--model", model, "--out", str(out), str(photos)])
     message = capsys.readouterr().err

@@ -27,14 +27,24 @@ from rewards.clip.l_clipscore import LClipScore
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.score import score_files
-from rl_caption.config.evaluation import CompareConfig, EvaluateConfig, EvaluateFileConfig, RetrievalConfig
+from rl_caption.config.evaluation import (
+    CompareConfig,
+    EvaluateConfig,
+    EvaluateFileConfig,
+    RetrievalConfig,
+)
 from rl_caption.config.schema import DataConfig, JudgeConfig, RewardTerm, RolloutConfig, ScstConfig
 from rl_caption.data.base import DataError
 from rl_caption.evaluation import EvaluationError, evaluate_captions
 from rl_caption.programs import evaluate as program
 from rl_caption.programs.ablation.config import AblateConfig, CellConfig
 from rl_caption.programs.ablation.runner import evaluate_captioner
-from rl_caption.programs.evaluate import compare_systems, evaluate_split, metric_names, score_captions
+from rl_caption.programs.evaluate import (
+    compare_systems,
+    evaluate_split,
+    metric_names,
+    score_captions,
+)
 from rl_caption.programs.report.read import ReportError, kind_of, read_run
 from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
@@ -47,8 +57,15 @@ SCENES = "rl_caption.data.scenes.oracle:SceneObjects"
 
 KARPATHY = {
     "images": [
-        {"cocoid": int(key), "filename": f"{key}.jpg", "split": split, "sentences": [{"raw": text} for text in texts]}
-        for (key, texts), split in zip(REFERENCES.items(), ("train", "val", "test", "test"), strict=True)
+        {
+            "cocoid": int(key),
+            "filename": f"{key}.jpg",
+            "split": split,
+            "sentences": [{"raw": text} for text in texts],
+        }
+        for (key, texts), split in zip(
+            REFERENCES.items(), ("train", "val", "test", "test"), strict=True
+        )
     ]
 }
 
@@ -78,7 +95,9 @@ def files(tmp_path: Path) -> dict[str, str]:
     }
     for name, content in contents.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    return {name: str(tmp_path / f"{name}.json") for name in contents} | {"out": str(tmp_path / "out")}
+    return {name: str(tmp_path / f"{name}.json") for name in contents} | {
+        "out": str(tmp_path / "out")
+    }
 
 
 def configured(files: dict[str, str], **changes: Any) -> EvaluateConfig:
@@ -102,8 +121,27 @@ def warning(caplog: pytest.LogCaptureFixture) -> str:
 def test_files_are_evaluated_without_torch(files: dict[str, str]) -> None:
     sources = ["--references", files["references"]]
     calls = [
-        ["evaluate", "--predictions", files["a"], *sources, "--metrics", "bleu,cider", "--out", files["out"]],
-        ["evaluate", "--compare", files["a"], files["b"], *sources, "--metrics", "cider", "--out", files["out"]],
+        [
+            "evaluate",
+            "--predictions",
+            files["a"],
+            *sources,
+            "--metrics",
+            "bleu,cider",
+            "--out",
+            files["out"],
+        ],
+        [
+            "evaluate",
+            "--compare",
+            files["a"],
+            files["b"],
+            *sources,
+            "--metrics",
+            "cider",
+            "--out",
+            files["out"],
+        ],
         ["score", "--reward", "cider", "--captions", files["a"], *sources],
         ["evaluate", "--predictions", files["a"], "--references", "absent", "--out", files["out"]],
     ]
@@ -113,7 +151,9 @@ def test_files_are_evaluated_without_torch(files: dict[str, str]) -> None:
         "atexit.register(lambda: print('imported', *sorted(heavy & set(sys.modules))))\n"
         f"for number, words in enumerate({calls!r}):\n    print('ended with', number, main(words))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     ended = [line for line in done.stdout.splitlines() if line.startswith(("ended", "imported"))]
     assert ended == [*(f"ended with {number} 0" for number in range(3)), "imported"], done.stderr
     assert done.returncode == 1, "of a file that is not there"
@@ -122,7 +162,9 @@ def test_files_are_evaluated_without_torch(files: dict[str, str]) -> None:
 # which images
 
 
-def test_a_split_of_the_references_selects_the_images(files: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_split_of_the_references_selects_the_images(
+    files: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     found = scored(configured(files, references=files["karpathy"]))
     assert "2 of 4 captions" in warning(caplog)
     assert found == scored(configured(files, references=files["karpathy"], split="test"))
@@ -152,7 +194,9 @@ def test_names_and_gzip(files: dict[str, str], tmp_path: Path) -> None:
     packed = tmp_path / "p.json.gz"
     names = {f"{key}.jpg": text for key, text in CAPTIONS.items()}
     packed.write_bytes(gzip.compress(json.dumps(predictions(names, "image_name")).encode()))
-    Path(files["references"]).write_text(json.dumps({f"{key}.jpg": texts for key, texts in REFERENCES.items()}))
+    Path(files["references"]).write_text(
+        json.dumps({f"{key}.jpg": texts for key, texts in REFERENCES.items()})
+    )
     config = configured(files, predictions=str(packed))
     assert scored(config) == expected
     assert scored(changed(config, predictions=f"{config.out}/predictions.json")) == expected
@@ -170,7 +214,9 @@ def test_pipes_are_read_once(files: dict[str, str]) -> None:
         reading, writing = os.pipe()
         threading.Thread(target=fill, args=(writing, Path(files[name]).read_bytes())).start()
         pipes[name] = f"/dev/fd/{reading}"
-    config = configured(files, references=pipes["references"], predictions=None, compare=[pipes["a"], pipes["b"]])
+    config = configured(
+        files, references=pipes["references"], predictions=None, compare=[pipes["a"], pipes["b"]]
+    )
     assert "difference" in compare_systems(config)
 
 
@@ -180,15 +226,24 @@ def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> No
     references = {key: [f"A {text} -LRB- ." for text in texts] for key, texts in REFERENCES.items()}
     for name, content in (("a", predictions(captions)), ("references", references)):
         Path(files[name]).write_text(json.dumps(content))
-    kept, tokenised = (scored(configured(files, tokenizer=name))[1]["ROUGE-L"] for name in ("none", "python"))
-    assert kept == evaluate_captions(captions, references, metrics=["rouge"], tokenizer="none").metrics["ROUGE-L"]
+    kept, tokenised = (
+        scored(configured(files, tokenizer=name))[1]["ROUGE-L"] for name in ("none", "python")
+    )
+    assert (
+        kept
+        == evaluate_captions(captions, references, metrics=["rouge"], tokenizer="none").metrics[
+            "ROUGE-L"
+        ]
+    )
     assert kept != tokenised
 
 
 # what is said and not lost
 
 
-@pytest.mark.parametrize(("error", "said"), [(RewardError, r"^judges\.mine: no "), (KeyboardInterrupt, "^no score")])
+@pytest.mark.parametrize(
+    ("error", "said"), [(RewardError, r"^judges\.mine: no "), (KeyboardInterrupt, "^no score")]
+)
 def test_what_was_scored_is_printed_before_a_failure(error, said, files, capsys, monkeypatch):
     monkeypatch.setattr(Failing, "error", error)
     judges = {"rouge_l": JudgeConfig(), "mine": JudgeConfig(f"{__name__}:Failing")}
@@ -220,9 +275,15 @@ def folder(tmp_path: Path) -> Path:
     with (tmp_path / "data.jsonl").open("w") as file:
         for row in rows:
             row["image"].resize((40, 36)).save(tmp_path / f"{row['image_id']}.png")
-            line = {"image": f"{row['image_id']}.png", "image_id": row["image_id"], "references": row["references"]}
+            line = {
+                "image": f"{row['image_id']}.png",
+                "image_id": row["image_id"],
+                "references": row["references"],
+            }
             file.write(json.dumps(line | {"split": "test"}) + "\n")
-    (tmp_path / "references.json").write_text(json.dumps({row["image_id"]: row["references"] for row in rows}))
+    (tmp_path / "references.json").write_text(
+        json.dumps({row["image_id"]: row["references"] for row in rows})
+    )
     (tmp_path / "captions.json").write_text(json.dumps(predictions(OWN)))
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, tmp_path / "model")
@@ -252,8 +313,12 @@ def changed(config: EvaluateConfig, **changes: Any) -> EvaluateConfig:
 
 def test_rewards_by_language_models_are_metrics(folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()]
-    questions = [{"question": "What is it?", "choices": ["a circle", "a train"], "answer": "a circle"}]
-    (folder / "data.jsonl").write_text("\n".join(json.dumps(line | {"questions": questions}) for line in lines))
+    questions = [
+        {"question": "What is it?", "choices": ["a circle", "a train"], "answer": "a circle"}
+    ]
+    (folder / "data.jsonl").write_text(
+        "\n".join(json.dumps(line | {"questions": questions}) for line in lines)
+    )
 
     def answer(body: dict[str, Any]) -> tuple[int, Any]:
         prompt = prompt_of(body)
@@ -267,16 +332,25 @@ def test_rewards_by_language_models_are_metrics(folder: Path) -> None:
 
     with endpoint(answer) as options:
         names = ("caption_qa", "claims", "vlm_judge")
-        evaluate_split(with_judges(folder, judges={name: JudgeConfig(name, {"endpoint": options}) for name in names}))
+        evaluate_split(
+            with_judges(
+                folder, judges={name: JudgeConfig(name, {"endpoint": options}) for name in names}
+            )
+        )
     metrics = json.loads((folder / "out/scores.json").read_text())["metrics"]
     assert [metrics[f"judge/{name}"] for name in names] == pytest.approx([1.0, 0.75, 1 / 3])
 
 
 def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:
-    table = evaluate_split(with_judges(folder, judges=with_judges(folder).judges | {"rouge_l": JudgeConfig()}))
+    table = evaluate_split(
+        with_judges(folder, judges=with_judges(folder).judges | {"rouge_l": JudgeConfig()})
+    )
     reward = LClipScore(folder / "student")
     # One caption at a time, opened here: neither batches nor the rows' order may matter.
-    alone = [reward(None, [text], image=[Image.open(folder / f"{name}.png")])[0] for name, text in OWN.items()]
+    alone = [
+        reward(None, [text], image=[Image.open(folder / f"{name}.png")])[0]
+        for name, text in OWN.items()
+    ]
     written = json.loads((folder / "out/scores.json").read_text())
     mean = written["metrics"]["judge/L-CLIPS"]
     assert mean == pytest.approx(math.fsum(alone) / 3, rel=1e-6)
@@ -285,14 +359,20 @@ def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:
     assert f"+judge/L-CLIPS[{reward.signature}]+judge/rouge_l[" in written["signature"]
     assert "ids:3 of 4" in written["signature"], "the judges change nothing about the references"
     low, high = written["intervals"]["judge/L-CLIPS"]
-    assert min(alone) - 1e-6 <= low <= mean <= high <= max(alone) + 1e-6, "judges have intervals, too"
+    assert min(alone) - 1e-6 <= low <= mean <= high <= max(alone) + 1e-6, (
+        "judges have intervals, too"
+    )
     lines = [" ".join(line.split()) for line in table.splitlines()]
-    heading = next(index for index, line in enumerate(lines) if "L-CLIPS, 0 to 2.5 rouge_l, 0 to 1" in line)
+    heading = next(
+        index for index, line in enumerate(lines) if "L-CLIPS, 0 to 2.5 rouge_l, 0 to 1" in line
+    )
     assert lines[heading + 2].split()[:3] == ["captions", "3", f"{mean:.4f}"]
 
 
 def test_captions_and_references_find_their_image(folder: Path) -> None:
-    table = evaluate_split(with_judges(folder, judges={}, retrieval=RetrievalConfig(str(folder / "student"))))
+    table = evaluate_split(
+        with_judges(folder, judges={}, retrieval=RetrievalConfig(str(folder / "student")))
+    )
     written = json.loads((folder / "out/scores.json").read_text())
     encoder = load_encoder(EncoderOptions(folder / "student"))
     pool = encoder.embed_images([folder / f"{row['image_id']}.png" for row in tiny_rows()])
@@ -315,19 +395,25 @@ OBJECTS = {"synonyms": ["dog", "circle", "square", "train", "track"]}
 
 def test_hallucinated_objects_are_metrics_of_the_whole_set(folder: Path) -> None:
     """By hand: of four mentions the tracks are wrong, and of five objects a dog and a train are not mentioned."""
-    (folder / "objects.json").write_text(json.dumps({"image-0": ["dog"], "image-1": [], "image-2": ["train"]}))
+    (folder / "objects.json").write_text(
+        json.dumps({"image-0": ["dog"], "image-1": [], "image-2": ["train"]})
+    )
     chair = OBJECTS | {"objects": str(folder / "objects.json")}
     table = evaluate_split(with_judges(folder, judges={}, chair=chair))
     written = json.loads((folder / "out/scores.json").read_text())
     expected = {"CHAIR-i": 1 / 4, "CHAIR-s": 1 / 3, "objects/recall": 3 / 5}
     assert {key: written["metrics"][key] for key in expected} == pytest.approx(expected)
-    assert re.search(r"\+CHAIR\[5 objects\[\w{8}\] of file\[\w{8}\]\+references\]$", written["signature"])
+    assert re.search(
+        r"\+CHAIR\[5 objects\[\w{8}\] of file\[\w{8}\]\+references\]$", written["signature"]
+    )
     assert "CHAIR-i, % CHAIR-s, % objects mentioned, %" in " ".join(table.split())
     low, high = written["intervals"]["CHAIR-i"]
     assert (low, high) == (0.0, 0.5), "no object is wrong, or every caption is that of image-2"
     (folder / "other.json").write_text(json.dumps(predictions(OWN | {"image-2": "a dog"})))
     systems = [str(folder / "captions.json"), str(folder / "other.json")]
-    compared = compare_systems(with_judges(folder, judges={}, chair=chair, predictions=None, compare=systems))
+    compared = compare_systems(
+        with_judges(folder, judges={}, chair=chair, predictions=None, compare=systems)
+    )
     (line,) = [line for line in compared.splitlines() if line.startswith("CHAIR-i")]
     assert line.split()[2:5] == ["25.0", "0.0", "-25.0"]
 
@@ -338,7 +424,9 @@ def test_captions_of_a_model_are_scored_image_by_image(folder: Path) -> None:
     evaluation, captions = found
     images = [str(folder / f"{name}.png") for name in captions]
     scores = LClipScore(folder / "student")(None, list(captions.values()), image=images)
-    assert [evaluation.per_image[name]["judge/L-CLIPS"] for name in captions] == pytest.approx(scores, rel=1e-6)
+    assert [evaluation.per_image[name]["judge/L-CLIPS"] for name in captions] == pytest.approx(
+        scores, rel=1e-6
+    )
     assert evaluation.metrics["judge/L-CLIPS"] == pytest.approx(math.fsum(scores) / 4, rel=1e-6)
     assert evaluation.bounds == {"judge/L-CLIPS": (0.0, 2.5)}
     assert "CIDEr" in evaluation.per_image["image-0"]
@@ -362,7 +450,11 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
         EvaluationError,
         r"^judges\.L-CLIPS.*and 3 of 3.*split 'test'.*'.*image-0.png'",
     ),
-    ({"judges": {}, "references": "references.json", "retrieval": STUDENT}, EvaluationError, "^retrieval looks at im"),
+    (
+        {"judges": {}, "references": "references.json", "retrieval": STUDENT},
+        EvaluationError,
+        "^retrieval looks at im",
+    ),
     ({"chair": OBJECTS | {"measure": "recall"}}, ConfigError, "^chair.measure is"),
     ({"chair": OBJECTS | {"objects": "few.json"}, "judges": {}}, RewardError, "image 'image-0' "),
     (
@@ -386,7 +478,9 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-def test_mistakes_are_found_before_anything_is_scored_or_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_found_before_anything_is_scored_or_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(program, "evaluate_captions", refuse)
     monkeypatch.setattr(program, "_decode", refuse)
     monkeypatch.chdir(folder)
@@ -405,7 +499,9 @@ def test_decoded_captions_outlive_a_failure(folder: Path) -> None:
     (out / "scores.json").write_text("{}")
     judges = {"mine": JudgeConfig(f"{__name__}:Failing")}
     with pytest.raises(RewardError, match=r"judges\.mine"):
-        evaluate_split(with_judges(folder, predictions=None, model=str(folder / "model"), judges=judges))
+        evaluate_split(
+            with_judges(folder, predictions=None, model=str(folder / "model"), judges=judges)
+        )
     assert len(json.loads((out / "predictions.json").read_text())) == 4
     assert not (out / "scores.json").exists(), "of other captions"
 
@@ -427,10 +523,14 @@ def test_decoded_captions_outlive_a_failure(folder: Path) -> None:
         (lambda text: unicodedata.normalize("NFC", f"{text} café"), None),
     ],
 )
-def test_captions_that_cost_scores_by_their_form_are_counted_and_named(change, count, files, caplog) -> None:
+def test_captions_that_cost_scores_by_their_form_are_counted_and_named(
+    change, count, files, caplog
+) -> None:
     references = {key: [*texts, "un café"] for key, texts in REFERENCES.items()}
     Path(files["references"]).write_text(json.dumps(references))
-    Path(files["a"]).write_text(json.dumps(predictions({key: change(text) for key, text in CAPTIONS.items()})))
+    Path(files["a"]).write_text(
+        json.dumps(predictions({key: change(text) for key, text in CAPTIONS.items()}))
+    )
     table = evaluate_split(configured(files))
     if count is None:
         assert not [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -462,7 +562,9 @@ def test_evaluations_record_whose_captions_they_are_of(folder: Path) -> None:
     assert settings_in(folder / "both")["weights"] == hashes
     evaluate_split(changed(config, out=str(folder / "file")))
     found = settings_in(folder / "file")
-    assert found["predictions"] == hashlib.sha256((folder / "captions.json").read_bytes()).hexdigest()
+    assert (
+        found["predictions"] == hashlib.sha256((folder / "captions.json").read_bytes()).hexdigest()
+    )
     assert "weights" not in found
     # Captions that another evaluation decoded keep their model, until the file is changed.
     evaluate_split(changed(config, predictions=str(folder / "out"), out=str(folder / "again")))
@@ -472,10 +574,14 @@ def test_evaluations_record_whose_captions_they_are_of(folder: Path) -> None:
     assert "weights" not in settings_in(folder / "again")
 
 
-def test_a_comparison_leaves_nothing_of_other_captions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_leaves_nothing_of_other_captions(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
     (folder / "dogs.json").write_text(json.dumps(predictions(dict.fromkeys(OWN, "a dog"))))
-    evaluate_split(changed(config, predictions=None, model=str(folder / "model"), out=str(folder / "out/dogs")))
+    evaluate_split(
+        changed(config, predictions=None, model=str(folder / "model"), out=str(folder / "out/dogs"))
+    )
     assert "weights" in settings_in(folder / "out/dogs")
     evaluate_split(config)
     files = [str(folder / "captions.json"), str(folder / "dogs.json")]
@@ -501,29 +607,49 @@ def test_a_comparison_leaves_nothing_of_other_captions(folder: Path, monkeypatch
 
 def test_two_evaluations_are_compared_by_their_folders(folder: Path) -> None:
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
-    evaluate_split(changed(config, predictions=None, model=str(folder / "model"), out=str(folder / "eval.xe")))
-    (folder / "dogs.json").write_text(json.dumps(predictions(dict.fromkeys(REFERENCE_IDS, "a dog"))))
-    evaluate_split(changed(config, predictions=str(folder / "dogs.json"), out=str(folder / "eval.rl")))
+    evaluate_split(
+        changed(config, predictions=None, model=str(folder / "model"), out=str(folder / "eval.xe"))
+    )
+    (folder / "dogs.json").write_text(
+        json.dumps(predictions(dict.fromkeys(REFERENCE_IDS, "a dog")))
+    )
+    evaluate_split(
+        changed(config, predictions=str(folder / "dogs.json"), out=str(folder / "eval.rl"))
+    )
     pair = [str(folder / "eval.xe"), str(folder / "eval.rl")]
     compare_systems(changed(config, predictions=None, compare=pair))
-    assert json.loads((folder / "out/comparison.json").read_text())["systems"] == ["eval.xe", "eval.rl"]
+    assert json.loads((folder / "out/comparison.json").read_text())["systems"] == [
+        "eval.xe",
+        "eval.rl",
+    ]
     assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(folder / "model")
     with pytest.raises(ReportError, match=re.escape(str(folder / "student"))):
-        compare_systems(changed(config, predictions=None, compare=[pair[0], str(folder / "student")]))
+        compare_systems(
+            changed(config, predictions=None, compare=[pair[0], str(folder / "student")])
+        )
     with pytest.raises(ConfigError, match=r"data\.path") as refused:
-        compare_systems(CompareConfig(compare=[pair[0], str(folder / "dogs.json")], out=str(folder / "out")))
+        compare_systems(
+            CompareConfig(compare=[pair[0], str(folder / "dogs.json")], out=str(folder / "out"))
+        )
     assert "pathlib" not in str(refused.value)
 
 
-def test_folders_are_compared_on_the_data_that_they_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_compared_on_the_data_that_they_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
     evaluate_split(changed(config, out=str(folder / "first")))
     evaluate_split(changed(config, out=str(folder / "second")))
     pair = CompareConfig(
-        compare=[str(folder / "first"), str(folder / "second")], metrics=["rouge"], bootstrap=2, out=str(folder / "out")
+        compare=[str(folder / "first"), str(folder / "second")],
+        metrics=["rouge"],
+        bootstrap=2,
+        out=str(folder / "out"),
     )
     compare_systems(pair)
-    assert json.loads((folder / "out/first/scores.json").read_text())["metrics"] == scored(config)[1]
+    assert (
+        json.loads((folder / "out/first/scores.json").read_text())["metrics"] == scored(config)[1]
+    )
     settings = settings_in(folder / "second")
     for change, key in (
         ({"split": "val"}, "split"),
@@ -539,7 +665,9 @@ def test_folders_are_compared_on_the_data_that_they_name(folder: Path, monkeypat
         ({"colour": 1}, "colour"),
     ):
         for name in ("first", "second"):
-            (folder / f"{name}/settings.json").write_text(json.dumps(settings | {"data": settings["data"] | change}))
+            (folder / f"{name}/settings.json").write_text(
+                json.dumps(settings | {"data": settings["data"] | change})
+            )
         with pytest.raises(ConfigError, match=key):
             compare_systems(pair)
 
@@ -548,13 +676,19 @@ def test_runs_are_compared_by_the_captions_of_their_best_validation(tmp_path: Pa
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second")
     (second / "result.json").write_text(json.dumps(STATE | {"best_step": 20}))
     config = CompareConfig(
-        compare=[str(first), str(second)], metrics=["rouge"], tokenizer="python", bootstrap=2, out=str(tmp_path / "out")
+        compare=[str(first), str(second)],
+        metrics=["rouge"],
+        tokenizer="python",
+        bootstrap=2,
+        out=str(tmp_path / "out"),
     )
     assert "first" in compare_systems(config)
     for run, step in (("first", 10), ("second", 20)):
         stored = (tmp_path / f"out/{run}/predictions.json").read_text()
         read = (tmp_path / f"{run}/eval/step-{step:08d}/predictions.json").read_text()
-        assert [row["caption"] for row in json.loads(stored)] == [row["caption"] for row in json.loads(read)]
+        assert [row["caption"] for row in json.loads(stored)] == [
+            row["caption"] for row in json.loads(read)
+        ]
     assert settings_in(tmp_path / "out/first")["split"] == "val"
     assert Path(read_run(first).best_predictions).parent.name == "step-00000010"
     (second / "eval/step-00000020/predictions.json").unlink()
@@ -573,7 +707,10 @@ def test_references_are_read_from_json_lines_and_ids_are_paths(folder, monkeypat
     for source in (config, lines, replace(config, references=str(folder / "references.json"))):
         assert scored(replace(source, predictions=str(folder / "paths.json"))) == table
     judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(folder / "student")})}
-    assert scored(replace(lines, judges=judges))[1] == scored(with_judges(folder, metrics=["rouge", "cider"]))[1]
+    assert (
+        scored(replace(lines, judges=judges))[1]
+        == scored(with_judges(folder, metrics=["rouge", "cider"]))[1]
+    )
     with pytest.raises(DataError, match="split 'val'"):
         scored(replace(lines, split="val"))
     twice = [*predictions(OWN), *predictions(by_path)]
@@ -582,9 +719,14 @@ def test_references_are_read_from_json_lines_and_ids_are_paths(folder, monkeypat
         scored(replace(lines, predictions=str(folder / "paths.json")))
 
 
-def test_a_grid_reuses_scores_until_a_judge_changes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_reuses_scores_until_a_judge_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid = AblateConfig(
-        base="a.yaml", cells={"a": CellConfig({"cider": RewardTerm()})}, metrics=["cider"], tokenizer="python"
+        base="a.yaml",
+        cells={"a": CellConfig({"cider": RewardTerm()})},
+        metrics=["cider"],
+        tokenizer="python",
     )
     judges = {"L-CLIPS": LClipScore(folder / "student")}
     trained = ScstConfig(data=with_judges(folder).data, rollout=RolloutConfig(max_new_tokens=8))
@@ -601,4 +743,7 @@ def test_a_grid_reuses_scores_until_a_judge_changes(folder: Path, monkeypatch: p
 
 @pytest.mark.parametrize("given", ["[cider,bleu]", "cider, bleu"])
 def test_metrics_are_a_list_or_names_with_commas(given: str) -> None:
-    assert metric_names(parse(EvaluateConfig, ["--metrics", given], "evaluate.py").metrics) == ["cider", "bleu"]
+    assert metric_names(parse(EvaluateConfig, ["--metrics", given], "evaluate.py").metrics) == [
+        "cider",
+        "bleu",
+    ]

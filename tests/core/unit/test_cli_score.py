@@ -17,9 +17,13 @@ from rl_caption.data.files import find_images, read_captions, read_references
 from rl_caption.evaluation import EvaluationError
 from tests.clip_for_tests import tiny_student
 
-CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
+CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())[
+    "cases"
+][0]
 REFERENCES = {str(number): texts for number, texts in enumerate(CASE["references"], 1)}
-CAPTIONS = [{"image_id": number, "caption": text} for number, text in enumerate(CASE["candidates"], 1)]
+CAPTIONS = [
+    {"image_id": number, "caption": text} for number, text in enumerate(CASE["candidates"], 1)
+]
 
 
 def saved(folder: Path, name: str, content: Any) -> Path:
@@ -72,8 +76,16 @@ def test_bad_files_are_explained(tmp_path: Path) -> None:
     """What random damage (tests/core/malformed) does not make; the forms of references are read there, too."""
     for read, content, message in (
         (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images .*first: '1'"),
-        (read_references, [{"image_id": i, "captions": ["a"]} for i in (1, "1")], "1 images .*first: '1'"),
-        (read_references, {"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]}, "not among 'imag"),
+        (
+            read_references,
+            [{"image_id": i, "captions": ["a"]} for i in (1, "1")],
+            "1 images .*first: '1'",
+        ),
+        (
+            read_references,
+            {"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]},
+            "not among 'imag",
+        ),
         (read_references, {"images": [{"id": 1}, {"id": 1}], "annotations": []}, "under 'images'"),
         (read_captions, [*CAPTIONS, CAPTIONS[1], CAPTIONS[1]], "2 images .*first: '2'"),
         (read_captions, [{"image_id": 7, "caption": " "}], "1 images .*'7'"),
@@ -87,7 +99,11 @@ def test_images_are_found_by_name_stem_and_number(tmp_path: Path) -> None:
     for name in ("a.jpg", "sub/COCO_val2014_000000391895.jpg", "b.png", "sub/b.jpg"):
         (tmp_path / name).touch()
     found = find_images(tmp_path, ["a.jpg", "a", "391895"])
-    assert [Path(path).name for path in found] == ["a.jpg", "a.jpg", "COCO_val2014_000000391895.jpg"]
+    assert [Path(path).name for path in found] == [
+        "a.jpg",
+        "a.jpg",
+        "COCO_val2014_000000391895.jpg",
+    ]
     with pytest.raises(DataError, match=r"1 of 1.*.first: 'b'"):
         find_images(tmp_path, ["b"])
     with pytest.raises(DataError, match=r"1 of 2.*.first: 'c'"):
@@ -106,11 +122,17 @@ def test_references_are_json_lines_as_of_data(tmp_path: Path) -> None:
     assert read_references(path, "test") == {"7": ["a cat"]}
     assert read_references(path, "test").elsewhere == {"photos/1.jpg"}
     assert read_references(path, "train", by="image_name") == {"1.jpg": ["a dog"]}
-    assert read_references(saved(tmp_path, "one.jsonl", json.dumps(rows[0]))) == {"photos/1.jpg": ["a dog"]}
-    assert read_references(saved(tmp_path, "one.jsonl", json.dumps(rows[0])), "test", has_splits=False)
+    assert read_references(saved(tmp_path, "one.jsonl", json.dumps(rows[0]))) == {
+        "photos/1.jpg": ["a dog"]
+    }
+    assert read_references(
+        saved(tmp_path, "one.jsonl", json.dumps(rows[0])), "test", has_splits=False
+    )
     rows[0]["refernces"] = rows[0].pop("references")
     with pytest.raises(DataError, match=r"data\.jsonl, row 2.*references"):
-        read_references(saved(tmp_path, "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows[::-1])))
+        read_references(
+            saved(tmp_path, "data.jsonl", "".join(json.dumps(row) + "\n" for row in rows[::-1]))
+        )
     captions = "".join(json.dumps(row) + "\n" for row in CAPTIONS)
     assert read_captions(saved(tmp_path, "captions.jsonl", captions)) == {
         str(row["image_id"]): row["caption"] for row in CAPTIONS
@@ -121,10 +143,15 @@ def test_references_are_json_lines_as_of_data(tmp_path: Path) -> None:
         {"image": "photos/2.jpg", "image_id": 7, "caption": "a cat"},
     ]
     captions = "".join(json.dumps(row) + "\n" for row in lines)
-    assert read_captions(saved(tmp_path, "captions.jsonl", captions)) == {"photos/1.jpg": "a dog", "7": "a cat"}
+    assert read_captions(saved(tmp_path, "captions.jsonl", captions)) == {
+        "photos/1.jpg": "a dog",
+        "7": "a cat",
+    }
 
 
-def test_captions_by_path_are_scored_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_by_path_are_scored_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my" / "photos").mkdir(parents=True)
     lines = []
     for key, texts in REFERENCES.items():
@@ -133,13 +160,21 @@ def test_captions_by_path_are_scored_as_they_are(tmp_path: Path, monkeypatch: py
     references = saved(tmp_path / "my", "data.jsonl", "".join(lines))
     student = tiny_student(tmp_path / "student") and {"backbone": str(tmp_path / "student")}
     monkeypatch.chdir(tmp_path)
-    written = [{"image_id": f"my/photos/{row['image_id']}.png", "caption": row["caption"]} for row in CAPTIONS]
+    written = [
+        {"image_id": f"my/photos/{row['image_id']}.png", "caption": row["caption"]}
+        for row in CAPTIONS
+    ]
     captions = saved(tmp_path, "captions.json", written)
-    expected = score_files("cider", saved(tmp_path, "plain.json", CAPTIONS), saved(tmp_path, "r.json", REFERENCES))
+    expected = score_files(
+        "cider", saved(tmp_path, "plain.json", CAPTIONS), saved(tmp_path, "r.json", REFERENCES)
+    )
     for source in (references, tmp_path / "r.json"):
-        assert list(score_files("cider", captions, source)["scores"].values()) == list(expected["scores"].values())
+        assert list(score_files("cider", captions, source)["scores"].values()) == list(
+            expected["scores"].values()
+        )
     scores = [
-        score_files("l_clipscore", captions, images=folder, kwargs=student)["scores"] for folder in (".", "my/photos")
+        score_files("l_clipscore", captions, images=folder, kwargs=student)["scores"]
+        for folder in (".", "my/photos")
     ]
     assert list(scores[0]) == [row["image_id"] for row in written]
     assert scores[0] == scores[1]
@@ -148,10 +183,27 @@ def test_captions_by_path_are_scored_as_they_are(tmp_path: Path, monkeypatch: py
 
 
 def test_only_images_are_found_and_an_exact_name_wins(tmp_path: Path) -> None:
-    for name in ("1.txt", "1.png", "x_1.png", "._1.png", "y_02.png", "z_2.png", "3.jpg.png", "3.jpg", "4.txt"):
+    for name in (
+        "1.txt",
+        "1.png",
+        "x_1.png",
+        "._1.png",
+        "y_02.png",
+        "z_2.png",
+        "3.jpg.png",
+        "3.jpg",
+        "4.txt",
+    ):
         (tmp_path / name).touch()
     found = find_images(tmp_path, ["1", "1.png", "x_1", "3.jpg", "3", "y_02"])
-    assert [Path(path).name for path in found] == ["1.png", "1.png", "x_1.png", "3.jpg", "3.jpg", "y_02.png"]
+    assert [Path(path).name for path in found] == [
+        "1.png",
+        "1.png",
+        "x_1.png",
+        "3.jpg",
+        "3.jpg",
+        "y_02.png",
+    ]
     with pytest.raises(DataError, match=r"'2' is.*y_02\.png and.*z_2\.png"):
         find_images(tmp_path, ["1", "2"])
     with pytest.raises(DataError, match=r"first: '4'.*\.png"):
@@ -167,19 +219,31 @@ def test_files_are_scored_the_published_way(tmp_path: Path) -> None:
     result = score_files("cider", captions, references, out=tmp_path / "scores.json")
     assert list(result) == ["reward", "signature", "mean", "scores"]
     assert (result["reward"], result["signature"]) == ("cider", "NO<EOS>_w/oInit+Cider-D[n4,s6.0]")
-    assert result["scores"] == pytest.approx(dict(zip("1234", CASE["cider_d"], strict=True)), rel=1e-12)
+    assert result["scores"] == pytest.approx(
+        dict(zip("1234", CASE["cider_d"], strict=True)), rel=1e-12
+    )
     assert result["mean"] == pytest.approx(2.9901221045895823, rel=1e-12)
     assert json.loads((tmp_path / "scores.json").read_text()) == result
-    named = [{"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]} for row in CAPTIONS]
+    named = [
+        {"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]} for row in CAPTIONS
+    ]
     by_name = score_files("cider", saved(tmp_path, "named.json", named), references)
-    assert by_name["scores"] == {f"COCO_{key}.jpg": value for key, value in result["scores"].items()}
+    assert by_name["scores"] == {
+        f"COCO_{key}.jpg": value for key, value in result["scores"].items()
+    }
 
 
-@pytest.mark.parametrize(("reward", "tokenizer", "noted"), [("cider", None, True), ("rouge_l", "none", False)])
+@pytest.mark.parametrize(
+    ("reward", "tokenizer", "noted"), [("cider", None, True), ("rouge_l", "none", False)]
+)
 def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
     reward, tokenizer, noted, files, tmp_path
 ):
-    saved(tmp_path, "captions.json", [CAPTIONS[0] | {"caption": "a sign that reads 猫"}, *CAPTIONS[1:]])
+    saved(
+        tmp_path,
+        "captions.json",
+        [CAPTIONS[0] | {"caption": "a sign that reads 猫"}, *CAPTIONS[1:]],
+    )
     found = score_files(reward, **files, tokenizer=tokenizer)["signature"]
     assert ("+PTB-python[1 of " in found) == noted
 
@@ -214,15 +278,23 @@ def test_what_cannot_be_scored_is_explained(files: dict[str, Path]) -> None:
 
 def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> None:
     """The tokenizer would remove ``.`` and lower-case the rest."""
-    captions = saved(tmp_path, "c.json", [{**row, "caption": f"A {row['caption']} ."} for row in CAPTIONS])
-    references = saved(
-        tmp_path, "r.json", {key: [f"A {text} ." for text in texts] for key, texts in REFERENCES.items()}
+    captions = saved(
+        tmp_path, "c.json", [{**row, "caption": f"A {row['caption']} ."} for row in CAPTIONS]
     )
-    tokens = {key: [["A", *text.split(), "."] for text in texts] for key, texts in REFERENCES.items()}
+    references = saved(
+        tmp_path,
+        "r.json",
+        {key: [f"A {text} ." for text in texts] for key, texts in REFERENCES.items()},
+    )
+    tokens = {
+        key: [["A", *text.split(), "."] for text in texts] for key, texts in REFERENCES.items()
+    }
     candidates = [["A", *row["caption"].split(), "."] for row in CAPTIONS]
     df = DocumentFrequencies.from_references(tokens.values(), eos=False, tokenizer="none")
     found = score_files("cider", captions, references, tokenizer="none")
-    assert list(found["scores"].values()) == pytest.approx(cider_d(candidates, list(tokens.values()), df), rel=1e-12)
+    assert list(found["scores"].values()) == pytest.approx(
+        cider_d(candidates, list(tokens.values()), df), rel=1e-12
+    )
     assert found["signature"].endswith("+tokenizer:none")
     assert found["scores"] != score_files("cider", captions, references)["scores"]
     df.save(tmp_path / "df.npz")
@@ -232,7 +304,9 @@ def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> No
         score_files("grammar", captions, tokenizer="none")
 
 
-def test_scores_that_can_only_be_0_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_scores_that_can_only_be_0_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     same = saved(tmp_path, "r.json", dict.fromkeys(REFERENCES, REFERENCES["1"]))
     for count in (1, 3):
         caplog.clear()
@@ -254,10 +328,18 @@ def test_a_result_that_cannot_be_written_is_known_before_anything_is_read(tmp_pa
 class Bright:
     """Whether image and id belong together."""
 
-    __name__, columns, bounds, signature = "bright", frozenset({"image", "image_id"}), (0.0, 1.0), "bright"
+    __name__, columns, bounds, signature = (
+        "bright",
+        frozenset({"image", "image_id"}),
+        (0.0, 1.0),
+        "bright",
+    )
 
     def __call__(self, prompts: Any, completions: list[str], **columns: Any) -> list[float]:
-        return [float(Path(path).stem == key) for path, key in zip(columns["image"], columns["image_id"], strict=True)]
+        return [
+            float(Path(path).stem == key)
+            for path, key in zip(columns["image"], columns["image_id"], strict=True)
+        ]
 
 
 def test_rewards_from_outside_get_images(files: dict[str, Path], tmp_path: Path) -> None:
@@ -276,6 +358,8 @@ def test_main_prints_the_scale_and_writes(files, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "cider 2.990122 (mean of 4 captions" in printed
     assert "[0, 10]" in printed
-    assert json.loads((tmp_path / "s.json").read_text())["mean"] == pytest.approx(2.9901221045895823)
+    assert json.loads((tmp_path / "s.json").read_text())["mean"] == pytest.approx(
+        2.9901221045895823
+    )
     with pytest.raises(DataError, match="--kwargs"):
         main([*arguments, "--kwargs", "[1]"])

@@ -21,11 +21,25 @@ from rewards import devices
 from rewards.base import RewardError
 from rewards.clip.backbone import FrozenEncoder, _fingerprint, load_frozen_encoder
 from rewards.clip.clipscore import ClipScore
-from rewards.clip.encoder import MEMORY_SHARE, CachedEncoder, DualEncoder, EmbeddingCache, entry_bytes
+from rewards.clip.encoder import (
+    MEMORY_SHARE,
+    CachedEncoder,
+    DualEncoder,
+    EmbeddingCache,
+    entry_bytes,
+)
 from rewards.clip.preprocessing import Preprocessing, pixels
 from rewards.clip.student import LCLIP
 from tests.captions_for_tests import LazyColumn
-from tests.clip_for_tests import ARCHITECTURE, TINY, Counted, Drawn, noise_image, tiny_checkpoint, tiny_student
+from tests.clip_for_tests import (
+    ARCHITECTURE,
+    TINY,
+    Counted,
+    Drawn,
+    noise_image,
+    tiny_checkpoint,
+    tiny_student,
+)
 from tests.hf_models_for_tests import bert_tokenizer
 
 SHORT_AND_LONG = ["a cat", "two black dogs wearing headphones look at the camera"]
@@ -41,15 +55,21 @@ def backbone(tiny: Path) -> FrozenEncoder:
     return load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny))
 
 
-def test_embeddings_equal_those_of_the_model_itself(backbone: FrozenEncoder, tiny: Path, tmp_path: Path) -> None:
+def test_embeddings_equal_those_of_the_model_itself(
+    backbone: FrozenEncoder, tiny: Path, tmp_path: Path
+) -> None:
     assert isinstance(backbone, DualEncoder)
     assert backbone.context_length == 77
     noise_image(1).save(tmp_path / "one.png")
     images = [tmp_path / "one.png", str(tmp_path / "one.png"), noise_image(1), Drawn(3)]
-    model, transform = open_clip.create_model_from_pretrained(ARCHITECTURE, tiny_checkpoint(tiny, 0))
+    model, transform = open_clip.create_model_from_pretrained(
+        ARCHITECTURE, tiny_checkpoint(tiny, 0)
+    )
     model.eval()
     with torch.no_grad():
-        stacked = torch.stack([transform(image) for image in (*[noise_image(1)] * 3, Drawn(3).render())])
+        stacked = torch.stack(
+            [transform(image) for image in (*[noise_image(1)] * 3, Drawn(3).render())]
+        )
         image_features = normalize(model.encode_image(stacked), dim=-1)
         # The model reads all 77 positions; the backbone cuts them after the longest caption.
         text_features = normalize(model.encode_text(open_clip.tokenize(SHORT_AND_LONG)), dim=-1)
@@ -58,10 +78,16 @@ def test_embeddings_equal_those_of_the_model_itself(backbone: FrozenEncoder, tin
     assert not backbone.encode_texts(["a cat"]).requires_grad
 
 
-def test_embeddings_are_of_the_precision_that_was_asked_for_whatever_autocast_surrounds_them(backbone):
+def test_embeddings_are_of_the_precision_that_was_asked_for_whatever_autocast_surrounds_them(
+    backbone,
+):
     def embedded() -> list[torch.Tensor]:
         tokens = (rows for _, rows in backbone.encode_tokens(SHORT_AND_LONG))
-        return [backbone.encode_images([noise_image(1)]), backbone.encode_texts(SHORT_AND_LONG), *tokens]
+        return [
+            backbone.encode_images([noise_image(1)]),
+            backbone.encode_texts(SHORT_AND_LONG),
+            *tokens,
+        ]
 
     expected = embedded()
     with torch.autocast("cpu", torch.bfloat16):
@@ -80,11 +106,15 @@ def test_students_load_from_their_folder(tmp_path: Path) -> None:
         assert torch.allclose(student.encode_images([noise_image(1)]), images, atol=1e-6)
         assert torch.allclose(student.encode_texts(["a cat"]), texts, atol=1e-6)
         together = student.encode_texts(SHORT_AND_LONG)
-        assert torch.allclose(together[:1], texts, atol=1e-5), "a caption must not depend on those beside it"
+        assert torch.allclose(together[:1], texts, atol=1e-5), (
+            "a caption must not depend on those beside it"
+        )
 
 
 def test_folders_of_open_clip_load(tmp_path: Path, tiny: Path, backbone: FrozenEncoder) -> None:
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY, "preprocess_cfg": {}}))
+    (tmp_path / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": TINY, "preprocess_cfg": {}})
+    )
     torch.save(torch.load(tiny_checkpoint(tiny, 0)), tmp_path / "open_clip_pytorch_model.bin")
     found = load_frozen_encoder(str(tmp_path))
     assert torch.equal(found.encode_texts(SHORT_AND_LONG), backbone.encode_texts(SHORT_AND_LONG))
@@ -107,11 +137,20 @@ def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path: Path, tow
     if tower == "SigLIP":
         text |= {"width": 16, "heads": 2, "layers": 1, "pool_type": "last"}
     else:  # more positions than the tokenizer's context
-        shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-        BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **shape).save_pretrained(tmp_path)
+        shape = {
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+        }
+        BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **shape).save_pretrained(
+            tmp_path
+        )
         text |= {"hf_model_name": str(tmp_path), "hf_model_pretrained": False}
     shape = TINY | {"custom_text": True, "text_cfg": text}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": shape, "preprocess_cfg": {}}))
+    (tmp_path / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": shape, "preprocess_cfg": {}})
+    )
     torch.save(
         open_clip.CustomTextCLIP(16, shape["vision_cfg"], shape["text_cfg"]).state_dict(),
         tmp_path / "open_clip_pytorch_model.bin",
@@ -128,8 +167,14 @@ def test_fingerprint_depends_on_weights_precision_and_nothing_else(tiny, backbon
     copy = tmp_path / "elsewhere.pt"
     copy.write_bytes(Path(tiny_checkpoint(tiny, 0)).read_bytes())
     half = load_frozen_encoder(ARCHITECTURE, str(copy), precision="bf16")
-    assert load_frozen_encoder(ARCHITECTURE, str(copy), batch_size=3).fingerprint == backbone.fingerprint
-    others = {half.fingerprint, load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 1)).fingerprint}
+    assert (
+        load_frozen_encoder(ARCHITECTURE, str(copy), batch_size=3).fingerprint
+        == backbone.fingerprint
+    )
+    others = {
+        half.fingerprint,
+        load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny, 1)).fingerprint,
+    }
     assert len(others | {backbone.fingerprint}) == 3
     assert backbone.signature == f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
     assert half.encode_texts(["a cat"]).dtype == torch.float32
@@ -142,8 +187,13 @@ def test_pickles_without_the_network(tmp_path: Path, tiny: Path) -> None:
     backbone = load_frozen_encoder(ARCHITECTURE, str(weights))
     stored = pickle.dumps(backbone)
     assert len(stored) < 2000
-    assert torch.equal(pickle.loads(stored).encode_texts(["a cat"]), backbone.encode_texts(["a cat"]))
-    for content, message in ((Path(tiny_checkpoint(tiny, 1)).read_bytes(), "have changed"), (b"", r"weights\.pt")):
+    assert torch.equal(
+        pickle.loads(stored).encode_texts(["a cat"]), backbone.encode_texts(["a cat"])
+    )
+    for content, message in (
+        (Path(tiny_checkpoint(tiny, 1)).read_bytes(), "have changed"),
+        (b"", r"weights\.pt"),
+    ):
         weights.write_bytes(content)
         with pytest.raises(RewardError, match=message):
             pickle.loads(stored).encode_texts(["a cat"])
@@ -185,7 +235,9 @@ def test_frames_of_a_video_are_averaged(tmp_path: Path, backbone: FrozenEncoder)
     frames: list[Any] = [images[0], images[1], tmp_path / "three.png"]
     cached = CachedEncoder(backbone, tmp_path / "cache")
     embedded = backbone.encode_images(images)
-    found = cached.embed_images([frames, images[0], [images[0]] * 3, (images[0],), tuple(frames[::-1])])
+    found = cached.embed_images(
+        [frames, images[0], [images[0]] * 3, (images[0],), tuple(frames[::-1])]
+    )
     assert np.allclose(found[0], normalize(embedded.mean(0), dim=0), atol=1e-6)
     assert np.array_equal(found[0], found[4])
     assert np.allclose(found[1:4], embedded[0], atol=1e-6)
@@ -232,7 +284,9 @@ def test_cache_encodes_every_image_once_and_sees_a_changed_file(tmp_path: Path) 
     again = cache.embed([drawn, Drawn(7), Path(path), noise_image(2)], encode)
     assert len(encode.seen) == 3, "equal content and equal paths are known"
     assert np.array_equal(again, first[[3, 3, 0, 1]])
-    lazy = LazyColumn([noise_image(seed) for seed in (1, 2, 1, 3)])  # makes an image whenever it is read
+    lazy = LazyColumn(
+        [noise_image(seed) for seed in (1, 2, 1, 3)]
+    )  # makes an image whenever it is read
     assert np.array_equal(cache.embed(lazy, encode)[1:3], first[[1, 0]])
     assert cache.embed([], encode).shape[0] == 0
     noise_image(2, (60, 60)).save(path)
@@ -255,18 +309,28 @@ def test_a_cache_of_half_the_data_finds_half_of_it_in_every_epoch() -> None:
     cache = EmbeddingCache("f", max_entries=50)
     for epoch in range(4):
         for batch in np.arange(100).reshape(10, 10):
-            assert cache.embed([str(row) for row in batch], encode, str)[:, 0].tolist() == batch.tolist()
+            assert (
+                cache.embed([str(row) for row in batch], encode, str)[:, 0].tolist()
+                == batch.tolist()
+            )
         assert len(encoded) == 100 + 50 * epoch
 
 
 def test_a_cache_without_a_bound_takes_its_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    for available, expected in ((1_000_000, int(MEMORY_SHARE * 1_000_000 / 2 / entry_bytes(512))), (0, 1)):
-        monkeypatch.setattr("psutil.virtual_memory", lambda free=available: SimpleNamespace(available=free))
+    for available, expected in (
+        (1_000_000, int(MEMORY_SHARE * 1_000_000 / 2 / entry_bytes(512))),
+        (0, 1),
+    ):
+        monkeypatch.setattr(
+            "psutil.virtual_memory", lambda free=available: SimpleNamespace(available=free)
+        )
         assert EmbeddingCache("f").capacity(512) == expected
 
 
-def test_cache_on_disk_outlives_the_process_and_is_not_shared_between_models(tmp_path: Path) -> None:
+def test_cache_on_disk_outlives_the_process_and_is_not_shared_between_models(
+    tmp_path: Path,
+) -> None:
     images, encode = [noise_image(1), noise_image(2)], CountingEncoder()
     first = EmbeddingCache("model-a", tmp_path).embed(images, encode)
     for cache, encoded in (
@@ -279,7 +343,9 @@ def test_cache_on_disk_outlives_the_process_and_is_not_shared_between_models(tmp
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".emb"}
 
 
-def test_damaged_cache_files_are_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_cache_files_are_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     image, encode = noise_image(1), CountingEncoder()
     first = EmbeddingCache("f", tmp_path).embed([image], encode)
     (path,) = tmp_path.rglob("*.emb")
@@ -320,7 +386,9 @@ def test_only_the_first_process_says_how_far_it_is(monkeypatch, caplog):
         assert caplog.text.count("embedding letters: 2 of 3, 2.0 per second") == lines
 
 
-def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(tmp_path: Path) -> None:
+def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(
+    tmp_path: Path,
+) -> None:
     asked: list[str] = []
     buffer = np.zeros((1, 2), np.float32)
 
@@ -335,7 +403,9 @@ def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(tm
     first = EmbeddingCache("one", tmp_path)
     assert embed(first, "a", 1.0) == embed(first, "a", 9.0) == 1.0
     assert embed(first, "b", 2.0) == 2.0
-    assert embed(first, "a", 9.0) == 1.0, "what the encoder does with its memory later does not matter"
+    assert embed(first, "a", 9.0) == 1.0, (
+        "what the encoder does with its memory later does not matter"
+    )
     assert embed(EmbeddingCache("one", tmp_path), "a", 9.0) == 1.0
     assert asked == ["a", "b"]
     assert embed(EmbeddingCache("two", tmp_path), "a", 3.0) == 3.0
@@ -345,13 +415,19 @@ def test_a_cached_embedding_belongs_to_one_fingerprint_wherever_its_file_lies(tm
     assert asked == ["a", "b", "a", "a"]
 
 
-def test_a_fingerprint_changes_with_shape_preprocessing_and_precision_of_equal_weights(tmp_path: Path) -> None:
+def test_a_fingerprint_changes_with_shape_preprocessing_and_precision_of_equal_weights(
+    tmp_path: Path,
+) -> None:
     folders = [tiny_student(tmp_path / name, name) for name in ("masked", "full")]
     loaded = [load_frozen_encoder(str(folder)) for folder in folders]
     states = [each.model.state_dict() for each in loaded]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     parts = loaded[0]._network()
     others = [replace(parts, preprocessing=replace(parts.preprocessing, mean=(0.0, 0.0, 0.0)))]
-    found = {loaded[0].fingerprint, loaded[1].fingerprint, *(_fingerprint(other, "fp32") for other in others)}
+    found = {
+        loaded[0].fingerprint,
+        loaded[1].fingerprint,
+        *(_fingerprint(other, "fp32") for other in others),
+    }
     found.add(_fingerprint(parts, "bf16"))
     assert len(found) == 4

@@ -85,7 +85,10 @@ def test_released_long_checkpoints_load(tmp_path: Path, half: bool) -> None:
     tiny_checkpoint(tmp_path)  # makes the architecture known
     expected = tiny_clip(248)
     state = released(expected)
-    torch.save({name: value.half() if half else value for name, value in state.items()}, tmp_path / "long.pt")
+    torch.save(
+        {name: value.half() if half else value for name, value in state.items()},
+        tmp_path / "long.pt",
+    )
     backbone = load_frozen_encoder(ARCHITECTURE, str(tmp_path / "long.pt"), truncate=False)
     assert backbone.context_length == 248
     if half:
@@ -95,7 +98,9 @@ def test_released_long_checkpoints_load(tmp_path: Path, half: bool) -> None:
     texts = ["a cat", LONG, LONG + "dog"]
     with torch.no_grad():
         found = expected.float().encode_text(open_clip.SimpleTokenizer(context_length=248)(texts))
-    assert torch.allclose(backbone.encode_texts(texts), torch.nn.functional.normalize(found, dim=-1), atol=1e-5)
+    assert torch.allclose(
+        backbone.encode_texts(texts), torch.nn.functional.normalize(found, dim=-1), atol=1e-5
+    )
     assert backbone.encode_images([noise_image(1)]).shape == (1, 16)
 
 
@@ -104,10 +109,17 @@ def test_released_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     changes: list[tuple[dict[str, Any], str]] = [
         ({"ln_final.weight": None}, r"ln_final\.weight"),
         ({"positional_embedding_res": Path("x")}, r"long\.pt"),  # which would have to be unpickled
-        ({"positional_embedding_res": torch.zeros(100, 16)}, r"long\.pt.*positional_embedding_res': \(100, 16\)"),
+        (
+            {"positional_embedding_res": torch.zeros(100, 16)},
+            r"long\.pt.*positional_embedding_res': \(100, 16\)",
+        ),
     ]
     for change, message in changes:
-        state = {name: value for name, value in (released(tiny_clip(248)) | change).items() if value is not None}
+        state = {
+            name: value
+            for name, value in (released(tiny_clip(248)) | change).items()
+            if value is not None
+        }
         torch.save(state, tmp_path / "long.pt")
         with pytest.raises(ValueError, match=message):
             load_frozen_encoder(ARCHITECTURE, str(tmp_path / "long.pt"))
@@ -125,7 +137,10 @@ def test_a_file_decides_how_many_positions_there_are(tmp_path: Path) -> None:
 def test_rewards_may_stretch_what_they_load(tmp_path: Path) -> None:
     """Short captions score as before, what stands after 77 tokens is read."""
     student = [tiny_student(tmp_path / "lclip")]
-    rows, texts = {"image": [noise_image(1)] * 3, "references": [["a dog"]] * 3}, ["a cat", LONG, LONG + "dog"]
+    rows, texts = (
+        {"image": [noise_image(1)] * 3, "references": [["a dog"]] * 3},
+        ["a cat", LONG, LONG + "dog"],
+    )
     made: Any = ((ClipScore, [ARCHITECTURE, tiny_checkpoint(tmp_path)]), (RefLClipScore, student))
     for score, source in made:
         short, long = score(*source), score(*source, context_length=248)
@@ -143,16 +158,35 @@ def test_a_stretched_student_is_saved_with_its_positions(tmp_path: Path) -> None
     table = load_frozen_encoder(str(folder)).model.text.pos_embed  # type: ignore[union-attr]
     assert torch.equal(long.model.text.pos_embed, stretch_positions(table))
     long.model.save_pretrained(tmp_path / "long")
-    assert torch.equal(load_frozen_encoder(str(tmp_path / "long")).encode_texts([LONG]), long.encode_texts([LONG]))
+    assert torch.equal(
+        load_frozen_encoder(str(tmp_path / "long")).encode_texts([LONG]), long.encode_texts([LONG])
+    )
 
 
 def tiny_transformers_clip(folder: Path) -> CLIPModel:
     """A CLIP of Transformers in the shape of the tiny architecture."""
     torch.manual_seed(19)
-    tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_act": "gelu", "initializer_factor": 5.0}
-    text = tower | {"hidden_size": 16, "intermediate_size": 64, "vocab_size": 49408, "eos_token_id": 49407}
-    vision = tower | {"hidden_size": 64, "intermediate_size": 256, "image_size": 32, "patch_size": 16}
-    config = CLIPConfig(text_config=text, vision_config=vision | {"num_hidden_layers": 1}, projection_dim=16)
+    tower = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "hidden_act": "gelu",
+        "initializer_factor": 5.0,
+    }
+    text = tower | {
+        "hidden_size": 16,
+        "intermediate_size": 64,
+        "vocab_size": 49408,
+        "eos_token_id": 49407,
+    }
+    vision = tower | {
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "image_size": 32,
+        "patch_size": 16,
+    }
+    config = CLIPConfig(
+        text_config=text, vision_config=vision | {"num_hidden_layers": 1}, projection_dim=16
+    )
     model = CLIPModel(config).eval()
     model.save_pretrained(folder)
     return model
@@ -166,25 +200,40 @@ def test_weights_in_the_layout_of_transformers_are_read(tmp_path: Path) -> None:
     ids = open_clip.SimpleTokenizer()(["a cat", "a dog on a mat"])
     texts = theirs.get_text_features(ids).pooler_output
     assert torch.allclose(
-        backbone.encode_texts(["a cat", "a dog on a mat"]), torch.nn.functional.normalize(texts, dim=-1), atol=1e-5
+        backbone.encode_texts(["a cat", "a dog on a mat"]),
+        torch.nn.functional.normalize(texts, dim=-1),
+        atol=1e-5,
     )
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     images = theirs.get_image_features(pixels).pooler_output
-    assert torch.allclose(backbone.encode_pixels(pixels), torch.nn.functional.normalize(images, dim=-1), atol=1e-5)
+    assert torch.allclose(
+        backbone.encode_pixels(pixels), torch.nn.functional.normalize(images, dim=-1), atol=1e-5
+    )
     state = load_file(tmp_path / "clip/model.safetensors")
-    save_file({key: value for key, value in state.items() if "fc1.bias" not in key}, tmp_path / "cut.safetensors")
+    save_file(
+        {key: value for key, value in state.items() if "fc1.bias" not in key},
+        tmp_path / "cut.safetensors",
+    )
     with pytest.raises(ValueError, match=r"c_fc\.bias"):
         load_frozen_encoder(ARCHITECTURE, str(tmp_path / "cut.safetensors"))
     with pytest.raises(ValueError, match=r"Transformers.*model\.safetensors"):
         load_frozen_encoder(str(tmp_path / "clip"))
 
 
-def test_weights_in_a_file_of_a_training_program_are_found_or_its_keys_named(tmp_path: Path) -> None:
+def test_weights_in_a_file_of_a_training_program_are_found_or_its_keys_named(
+    tmp_path: Path,
+) -> None:
     plain = load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tmp_path))
     state = torch.load(tiny_checkpoint(tmp_path))
     for key in ("model", "state_dict", "model_state_dict"):
-        torch.save({key: {f"module.{name}": value for name, value in state.items()}, "epoch": 3}, tmp_path / "run.pt")
-        assert load_frozen_encoder(ARCHITECTURE, str(tmp_path / "run.pt")).fingerprint == plain.fingerprint
+        torch.save(
+            {key: {f"module.{name}": value for name, value in state.items()}, "epoch": 3},
+            tmp_path / "run.pt",
+        )
+        assert (
+            load_frozen_encoder(ARCHITECTURE, str(tmp_path / "run.pt")).fingerprint
+            == plain.fingerprint
+        )
     torch.save({"network": state, "epoch": 3}, tmp_path / "run.pt")
     with pytest.raises(ValueError, match=r"run\.pt.*network, epoch"):
         load_frozen_encoder(ARCHITECTURE, str(tmp_path / "run.pt"))

@@ -42,7 +42,9 @@ def image_of_captioner(folder: Path, encoder: str = OF_CAPTIONER) -> dict[str, A
     return {"image": encoder, "image_kwargs": {"model": str(folder)}}
 
 
-def test_only_a_dual_of_pretrained_encoders_is_embedded_by_stored_features(text_encoder: str, tmp_path: Path) -> None:
+def test_only_a_dual_of_pretrained_encoders_is_embedded_by_stored_features(
+    text_encoder: str, tmp_path: Path
+) -> None:
     dual: Any = SimpleNamespace(model=made(text_encoder))
     other: Any = SimpleNamespace(model=torch.nn.Linear(1, 1))
     assert not reads_features(dual, None)
@@ -64,20 +66,26 @@ def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_en
     assert torch.equal(made(text_encoder, pool="last").text_features(ids), last)
 
 
-def test_the_context_is_the_shorter_of_what_is_asked_for_and_what_the_encoder_has(text_encoder: str) -> None:
+def test_the_context_is_the_shorter_of_what_is_asked_for_and_what_the_encoder_has(
+    text_encoder: str,
+) -> None:
     longest = made(text_encoder, context_length=2**20).context_length
     assert longest == made(text_encoder).text_encoder.context_length < 2**20
     assert made(text_encoder, context_length=longest - 1).context_length == longest - 1
 
 
 @pytest.mark.parametrize(("pool", "cell_width"), [("mean", 0), ("max", 0), ("mean", 6), ("max", 6)])
-def test_image_embeddings_are_of_the_pooled_grid(text_encoder: str, pool: Any, cell_width: int) -> None:
+def test_image_embeddings_are_of_the_pooled_grid(
+    text_encoder: str, pool: Any, cell_width: int
+) -> None:
     dual = made(text_encoder, image_pool=pool, cell_width=cell_width)
     pixels = torch.randn(2, 3, 32, 32)
     features = dual.image_features(pixels)
     assert features.shape == (2, 16, 12)
     assert torch.equal(features[:, 5], dual.image_encoder(pixels)[:, 1, 1])
-    one_by_one = [dual.cell_head(features[:, cell]) if cell_width else features[:, cell] for cell in range(16)]
+    one_by_one = [
+        dual.cell_head(features[:, cell]) if cell_width else features[:, cell] for cell in range(16)
+    ]
     cells = torch.stack(one_by_one, dim=1)
     assert cells.shape == (2, 16, cell_width or 12)
     pooled = cells.mean(dim=1) if pool == "mean" else cells.max(dim=1).values
@@ -85,7 +93,9 @@ def test_image_embeddings_are_of_the_pooled_grid(text_encoder: str, pool: Any, c
 
 
 @pytest.mark.parametrize("encoder", [None, OF_CAPTIONER, WIDE])
-def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path, encoder: str | None) -> None:
+def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(
+    tmp_path: Path, encoder: str | None
+) -> None:
     image = image_of_captioner(tmp_path / "source/captioner", encoder) if encoder else {}
     grid: dict[str, Any] = {"image_pool": "max", "cell_width": 6} if encoder == OF_CAPTIONER else {}
     dual, folder = made(save_text_encoder(tmp_path / "source"), **image, **grid), tmp_path / "dual"
@@ -111,7 +121,9 @@ def test_specs_counts_tokens_as_the_text_encoder_does(tmp_path: Path, text_encod
     made(text_encoder, context_length=6).save_pretrained(tmp_path)
     trust([IMAGE])
     reward, row = Specs(str(tmp_path)), {"image": [noise_image(1)]}
-    assert reward(None, ["a heptagonal paraboloid rotates"], **row), "four words; more tokens of CLIP's BPE"
+    assert reward(None, ["a heptagonal paraboloid rotates"], **row), (
+        "four words; more tokens of CLIP's BPE"
+    )
     with pytest.raises(RewardError, match=r"caption 0 has 5 tokens, .* reads 4"):
         reward(None, ["a red circle and squares"], **row)
 

@@ -25,8 +25,21 @@ from tests.clip_for_tests import TINY, noise_image
 CLIP: Any = open_clip.SimpleTokenizer(context_length=77)
 TOKENS = WordTokens(CLIP)
 WRITTEN = [
-    *("A photo depicts two men's dogs, sitting.", "don't  STOP!!", "it's 3:45pm -- 100% <end_of_text>", "", " "),
-    *("a\tb\nc", "caf\u00e9 \u201cquoted\u201d \u00c3\u00a9t\u00e9", "salt &amp; pepper", "a&b", "x" * 300, "'s 's'll"),
+    *(
+        "A photo depicts two men's dogs, sitting.",
+        "don't  STOP!!",
+        "it's 3:45pm -- 100% <end_of_text>",
+        "",
+        " ",
+    ),
+    *(
+        "a\tb\nc",
+        "caf\u00e9 \u201cquoted\u201d \u00c3\u00a9t\u00e9",
+        "salt &amp; pepper",
+        "a&b",
+        "x" * 300,
+        "'s 's'll",
+    ),
     "\x1b[31mred",
 ]
 
@@ -44,7 +57,9 @@ def test_squashed_pixels_equal_those_of_open_clip() -> None:
     transform = open_clip.image_transform(
         32, is_train=False, mean=half, std=half, resize_mode="squash", interpolation="bilinear"
     )
-    assert torch.allclose(Preprocessing(32, half, half, "bilinear", "squash")(image), transform(image), atol=1e-6)
+    assert torch.allclose(
+        Preprocessing(32, half, half, "bilinear", "squash")(image), transform(image), atol=1e-6
+    )
 
 
 def test_tokens_of_a_caption_are_those_of_its_words() -> None:
@@ -74,12 +89,16 @@ def test_tokenizers_with_other_settings_stay_as_they_are(tmp_path: Path) -> None
     assert open_clip_tokenizer("ViT-B-32") is clip_tokenizer() is open_clip_tokenizer("ViT-L-14")
     for settings_ in ({"clean": "whitespace"}, {"reduction_mask": "simple"}):
         text = {**TINY["text_cfg"], "tokenizer_kwargs": settings_}  # type: ignore[dict-item]
-        (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY | {"text_cfg": text}}))
+        (tmp_path / "open_clip_config.json").write_text(
+            json.dumps({"model_cfg": TINY | {"text_cfg": text}})
+        )
         assert type(open_clip_tokenizer(f"local-dir:{tmp_path}")) is open_clip.SimpleTokenizer
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 40))
-def test_captions_of_similar_length_are_a_batch_and_come_back_in_order(given: list[int], most: int) -> None:
+def test_captions_of_similar_length_are_a_batch_and_come_back_in_order(
+    given: list[int], most: int
+) -> None:
     lengths, batches = torch.tensor(given), []
 
     def encode(ids: Tensor) -> Tensor:

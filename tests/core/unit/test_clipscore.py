@@ -24,7 +24,14 @@ from rewards.clip.pac import PacScore, RefPacScore
 from rewards.clip.specs import Specs
 from rewards.clip.student import LCLIP
 from rewards.registry import build
-from tests.clip_for_tests import ARCHITECTURE, Counted, Drawn, noise_image, tiny_checkpoint, tiny_student
+from tests.clip_for_tests import (
+    ARCHITECTURE,
+    Counted,
+    Drawn,
+    noise_image,
+    tiny_checkpoint,
+    tiny_student,
+)
 
 CAPTIONS = ["a cat", "two dogs play", "a cat"]
 REFERENCES = [["one cat sits", "a grey cat"], ["dogs in a park"], ["a red bus", "one cat sits"]]
@@ -44,7 +51,11 @@ def backbone(tiny: Path) -> FrozenEncoder:
 def columns(tmp_path: Path) -> dict[str, Any]:
     noise_image(1).save(tmp_path / "one.png")
     image = str(tmp_path / "one.png")
-    return {"image": [image, noise_image(2), Drawn(90)], "references": REFERENCES, "image_id": ["1", "2", "1"]}
+    return {
+        "image": [image, noise_image(2), Drawn(90)],
+        "references": REFERENCES,
+        "image_id": ["1", "2", "1"],
+    }
 
 
 def recomputed(model: Any, prefix: str) -> tuple[list[float], list[float]]:
@@ -56,11 +67,17 @@ def recomputed(model: Any, prefix: str) -> tuple[list[float], list[float]]:
             CAPTIONS, [noise_image(1), noise_image(2), Drawn(90).render()], REFERENCES, strict=True
         ):
             text = model.encode_text(open_clip.tokenize([prefix + caption]))
-            others = model.encode_text(open_clip.tokenize([prefix + reference for reference in references]))
-            first = 2.5 * max(float(cosine_similarity(text, model.encode_image(transform(image)[None]))), 0.0)
+            others = model.encode_text(
+                open_clip.tokenize([prefix + reference for reference in references])
+            )
+            first = 2.5 * max(
+                float(cosine_similarity(text, model.encode_image(transform(image)[None]))), 0.0
+            )
             second = max(float(cosine_similarity(text, others).max()), 0.0)
             plain.append(first)
-            with_references.append(0.0 if first == 0 or second == 0 else 2 / (1 / first + 1 / second))
+            with_references.append(
+                0.0 if first == 0 or second == 0 else 2 / (1 / first + 1 / second)
+            )
     return plain, with_references
 
 
@@ -69,7 +86,9 @@ def test_scores_equal_a_plain_recomputation(tiny, backbone, columns):
     for prefix in ("A photo depicts ", None):  # None: `--kwargs.prefix ''` of a command line
         plain, with_references = recomputed(model, prefix or "")
         assert all(plain), "a row that scores 0 shows nothing"
-        assert ClipScore(backbone, prefix=prefix)(None, CAPTIONS, **columns) == pytest.approx(plain, abs=1e-5)
+        assert ClipScore(backbone, prefix=prefix)(None, CAPTIONS, **columns) == pytest.approx(
+            plain, abs=1e-5
+        )
         found = RefClipScore(backbone, prefix=prefix)(None, CAPTIONS, **columns)
         assert found == pytest.approx(with_references, abs=1e-5)
 
@@ -79,8 +98,12 @@ def test_students_score_bare_captions(tmp_path: Path, columns: dict[str, Any]) -
     plain, with_references = recomputed(LCLIP.from_pretrained(folder).eval(), "")
     assert all(plain), "a row that scores 0 shows nothing"
     assert LClipScore(folder)(None, CAPTIONS, **columns) == pytest.approx(plain, abs=1e-5)
-    assert RefLClipScore(folder)(None, CAPTIONS, **columns) == pytest.approx(with_references, abs=1e-5)
-    assert re.fullmatch(r"l_clipscore\[student,\w{12},fp32,prefix='',w2\.5\]", LClipScore(folder).signature)
+    assert RefLClipScore(folder)(None, CAPTIONS, **columns) == pytest.approx(
+        with_references, abs=1e-5
+    )
+    assert re.fullmatch(
+        r"l_clipscore\[student,\w{12},fp32,prefix='',w2\.5\]", LClipScore(folder).signature
+    )
     (folder / "open_clip_config.json").write_text("{}")
     for kind in (LClipScore, RefLClipScore):
         with pytest.raises(ValueError, match=r"absent'"):
@@ -91,7 +114,10 @@ def test_students_score_bare_captions(tmp_path: Path, columns: dict[str, Any]) -
 
 def test_formulas_by_hand() -> None:
     assert clip_score(np.array([0.3, -0.2, 1.0, 1.0000001]), 2.5).tolist() == [0.75, 0.0, 2.5, 2.5]
-    scores, agreements = np.array([0.75, 0.0, 0.75, 0.0, 2.5, 0.5]), np.array([0.5, 0.5, 0.0, 0.0, 1.0, -0.5])
+    scores, agreements = (
+        np.array([0.75, 0.0, 0.75, 0.0, 2.5, 0.5]),
+        np.array([0.5, 0.5, 0.0, 0.0, 1.0, -0.5]),
+    )
     # 2 * 0.75 * 0.5 / 1.25; three zero cases; 10/7, the largest; a sum of 0, which only unclipped cosines can have.
     assert harmonic_mean(scores, agreements) == pytest.approx([0.6, 0.0, 0.0, 0.0, 10 / 7, 0.0])
 
@@ -121,7 +147,10 @@ def test_clipping_by_hand() -> None:
         (PacScore, 0.4, 0.5, 0.8, 0.8 / 1.3, 0.8 / 1.3),  # 2 * 0.8 * 0.5 / 1.3
         (PacScore, 1.0, 1.0, 2.0, 4 / 3, 4 / 3),
     ):
-        encoder, with_references = Fixed(image, reference), {ClipScore: RefClipScore, PacScore: RefPacScore}[kind]
+        encoder, with_references = (
+            Fixed(image, reference),
+            {ClipScore: RefClipScore, PacScore: RefPacScore}[kind],
+        )
         row = {"image": [noise_image(1)], "references": [["a reference"]]}
         paper, released = with_references(encoder), with_references(encoder, clip_references=False)
         assert kind(encoder)(None, ["caption"], **row) == pytest.approx([plain], abs=1e-6)
@@ -139,11 +168,18 @@ def test_clipping_by_hand() -> None:
 def test_signature_names_all_that_a_score_depends_on(backbone: FrozenEncoder) -> None:
     start = f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
     assert ClipScore(backbone).signature == f"clipscore[{start},prefix='A photo depicts ',w2.5]"
-    assert RefClipScore(backbone, prefix="", w=1).signature == f"ref_clipscore[{start},prefix='',w1,clipped references]"
+    assert (
+        RefClipScore(backbone, prefix="", w=1).signature
+        == f"ref_clipscore[{start},prefix='',w1,clipped references]"
+    )
 
 
-@pytest.mark.parametrize("kind", [ClipScore, RefClipScore, LClipScore, RefLClipScore, PacScore, RefPacScore, Specs])
-def test_every_score_takes_the_options_of_its_encoder_and_no_others(kind: type[ClipScore], tiny: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [ClipScore, RefClipScore, LClipScore, RefLClipScore, PacScore, RefPacScore, Specs]
+)
+def test_every_score_takes_the_options_of_its_encoder_and_no_others(
+    kind: type[ClipScore], tiny: Path
+) -> None:
     options = inspect.signature(EncoderOptions).parameters
     own = inspect.signature(kind).parameters
     assert options.keys() <= own.keys()
@@ -165,21 +201,38 @@ def test_images_and_references_are_encoded_once(
     bounded = RefClipScore(later, cache_dir=tmp_path / "cache", cache_references=2)
     for _ in range(2):
         assert bounded(None, CAPTIONS, **columns) == pytest.approx(first, abs=1e-6)
-    assert (later.images, later.texts) == (0, 2 + 4 + 2 + 2), "images are on disk; two of four references are known"
+    assert (later.images, later.texts) == (0, 2 + 4 + 2 + 2), (
+        "images are on disk; two of four references are known"
+    )
 
 
-def test_what_caches_take_is_said_before_training(backbone: FrozenEncoder, caplog: pytest.LogCaptureFixture) -> None:
-    for given, warned in (({}, []), ({"cache_references": 3}, ["references"]), ({"cache_images": 2}, ["images"])):
+def test_what_caches_take_is_said_before_training(
+    backbone: FrozenEncoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    for given, warned in (
+        ({}, []),
+        ({"cache_references": 3}, ["references"]),
+        ({"cache_images": 2}, ["images"]),
+    ):
         caplog.clear()
         with caplog.at_level(logging.INFO, "rewards"):
             RefClipScore(backbone, **given).plan_caches(images=4, references=9)
-            ClipScore(backbone).plan_caches(images=0, references=9)  # says nothing: it has no references
-        line, *warnings = [record.getMessage() for record in caplog.records if record.name.startswith("rewards")]
-        assert f"{given.get('cache_images', 4)} images and {given.get('cache_references', 9)} references" in line
+            ClipScore(backbone).plan_caches(
+                images=0, references=9
+            )  # says nothing: it has no references
+        line, *warnings = [
+            record.getMessage() for record in caplog.records if record.name.startswith("rewards")
+        ]
+        assert (
+            f"{given.get('cache_images', 4)} images and {given.get('cache_references', 9)} references"
+            in line
+        )
         assert ["images" if "cache_images" in each else "references" for each in warnings] == warned
 
 
-def test_bad_rows_and_arguments_are_named(backbone: FrozenEncoder, columns: dict[str, Any], tmp_path: Path) -> None:
+def test_bad_rows_and_arguments_are_named(
+    backbone: FrozenEncoder, columns: dict[str, Any], tmp_path: Path
+) -> None:
     reward = RefClipScore(backbone)
     (tmp_path / "broken.jpg").write_bytes(b"nothing")
     for change, message in (
@@ -206,26 +259,39 @@ def test_bad_rows_and_arguments_are_named(backbone: FrozenEncoder, columns: dict
         ("PAC", "bad", 0.5772, 0.6357),
     ],
 )
-def test_released_examples_under_released_weights(metric: str, file: str, plain: float, with_references: float) -> None:
+def test_released_examples_under_released_weights(
+    metric: str, file: str, plain: float, with_references: float
+) -> None:
     """Means in the READMEs of CLIPScore (half precision on a GPU; float32 gives .8585 first) and aimagelab/pacscore.
 
     The folders are the released ``example``: ``images/``, ``good_captions.json``, ``bad_captions.json``, ``refs.json``.
     """
-    example, path = (os.environ.get(f"RL_CAPTION_{metric}_{name}") for name in ("EXAMPLE", "WEIGHTS"))
+    example, path = (
+        os.environ.get(f"RL_CAPTION_{metric}_{name}") for name in ("EXAMPLE", "WEIGHTS")
+    )
     if not example or (not path and metric == "PAC"):
-        pytest.skip(f"RL_CAPTION_{metric}_EXAMPLE and _WEIGHTS do not name the released example and weights")
+        pytest.skip(
+            f"RL_CAPTION_{metric}_EXAMPLE and _WEIGHTS do not name the released example and weights"
+        )
     try:
-        encoder = load_frozen_encoder("ViT-B-32", path or "openai", tuned_from="openai" if metric == "PAC" else None)
+        encoder = load_frozen_encoder(
+            "ViT-B-32", path or "openai", tuned_from="openai" if metric == "PAC" else None
+        )
     except ValueError as error:
         pytest.skip(f"no weights of ViT-B/32: {error}")
     captions = json.loads((Path(example) / f"{file}_captions.json").read_text())
     references = json.loads((Path(example) / "refs.json").read_text())
     rows: dict[str, Any] = {
         "image": [next((Path(example) / "images").glob(f"{name}.*")) for name in captions],
-        "references": [own if isinstance(own, list) else [own] for own in (references[name] for name in captions)],
+        "references": [
+            own if isinstance(own, list) else [own]
+            for own in (references[name] for name in captions)
+        ],
     }
     kinds = (PacScore, RefPacScore) if metric == "PAC" else (ClipScore, RefClipScore)
     # Published with four digits; half precision moved CLIPScore's by up to 1e-4.
     tolerance = 1e-4 if metric == "PAC" else 2.5e-4
     for kind, expected in zip(kinds, (plain, with_references), strict=True):
-        assert np.mean(kind(encoder)(None, list(captions.values()), **rows)) == pytest.approx(expected, abs=tolerance)
+        assert np.mean(kind(encoder)(None, list(captions.values()), **rows)) == pytest.approx(
+            expected, abs=tolerance
+        )

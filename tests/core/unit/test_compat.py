@@ -19,8 +19,15 @@ from rewards.compat import pycocoevalcap as compat
 from rewards.registry import build
 
 CAPTIONS = {
-    42: ["A man's dog -- two-year-old -- runs (fast)!", 'He said: "No.", and the U.S. team won 3-1.'],
-    73: ["a red bus on the street", "A bus, red and shiny; don't miss it...", "There is a bus\nthat cannot stop."],
+    42: [
+        "A man's dog -- two-year-old -- runs (fast)!",
+        'He said: "No.", and the U.S. team won 3-1.',
+    ],
+    73: [
+        "a red bus on the street",
+        "A bus, red and shiny; don't miss it...",
+        "There is a bus\nthat cannot stop.",
+    ],
     74: ["people eat pizza"],
 }
 ANSWERS = {42: ["A dog runs."], 73: ["a red, red bus isn't on the street"], 74: [""]}
@@ -37,7 +44,9 @@ def random_sets(seed: int) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         return " ".join(draw.choices("a b c dog 's cat\xa0x the of", k=draw.randrange(12)))
 
     ids = [f"image-{number}" for number in range(draw.randrange(1, 9))]
-    return {key: [caption() for _ in range(draw.randrange(1, 5))] for key in ids}, {key: [caption()] for key in ids}
+    return {key: [caption() for _ in range(draw.randrange(1, 5))] for key in ids}, {
+        key: [caption()] for key in ids
+    }
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -51,14 +60,20 @@ def test_scores_and_shapes_are_those_of_the_original(seed: int) -> None:
             continue  # its weights are all 0
         mean, of_captions = ours().compute_score(gts, res)
         expected_mean, expected = original().compute_score(gts, res)
-        assert (mean, of_captions.tolist(), of_captions.dtype) == (expected_mean, expected.tolist(), expected.dtype)
+        assert (mean, of_captions.tolist(), of_captions.dtype) == (
+            expected_mean,
+            expected.tolist(),
+            expected.dtype,
+        )
         assert type(mean) is type(expected_mean)
         assert ours().method() == original().method()
 
 
 @pytest.mark.java
 def test_the_example_of_the_original_gives_the_same_tokens_and_scores() -> None:
-    gts, res = (compat.PTBTokenizer().tokenize(annotations(captions)) for captions in (CAPTIONS, ANSWERS))
+    gts, res = (
+        compat.PTBTokenizer().tokenize(annotations(captions)) for captions in (CAPTIONS, ANSWERS)
+    )
     assert gts == JavaTokenizer().tokenize(annotations(CAPTIONS))
     assert res == JavaTokenizer().tokenize(annotations(ANSWERS))
     assert compat.Meteor is pycocoevalcap.meteor.meteor.Meteor
@@ -95,7 +110,9 @@ except ImportError as error:
     print(error)
 """
     environment = {"PATH": "", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("5.0 1.0 2\n")
     assert "pip install pycocoevalcap" in done.stdout

@@ -46,7 +46,10 @@ def test_words_by_their_part_of_speech(tmp_path: Path) -> None:
     BUILDERS["icc_words"](tmp_path)
     (nouns,) = load("icc_words", tmp_path, partial=True)
     assert isinstance(nouns, RatedCaptions)
-    assert (nouns.captions, nouns.ratings) == (["dog", "cat", "day", "meaning"], [4.85, 4.86, 4.04, 1.93])
+    assert (nouns.captions, nouns.ratings) == (
+        ["dog", "cat", "day", "meaning"],
+        [4.85, 4.86, 4.04, 1.93],
+    )
     assert nouns.excluded == {"Dom_Pos is not Noun": 2}
     (every,) = load("icc_words", tmp_path, partial=True, kwargs={"part_of_speech": None})
     assert len(every.image_ids) == 6
@@ -54,14 +57,20 @@ def test_words_by_their_part_of_speech(tmp_path: Path) -> None:
         load("icc_words", tmp_path, partial=True, kwargs={"part_of_speech": "noun"})
 
 
-@pytest.mark.parametrize(("first", "expected"), [(200, (0.691, 0.665, 0.538)), (None, (0.724, 0.749, 0.604))])
+@pytest.mark.parametrize(
+    ("first", "expected"), [(200, (0.691, 0.665, 0.538)), (None, (0.724, 0.749, 0.604))]
+)
 def test_released_scores_agree_with_people_as_the_paper_says(shared_data, first, expected):
     """Yanuka et al. 2024 print 0.69, 0.67, 0.54 for 200 captions: the first of the 500 in the file."""
     (part,) = load("icc_captions", shared_data / "concreteness", kwargs={"first": first})
     assert isinstance(part, RatedCaptions)
     (scores,) = part.released.values()
-    found = {figure.name: figure.value for figure in rated_figures(part, scores) if figure.published}
-    assert [found[name] for name in ("pearson", "spearman", "tau_b")] == pytest.approx(expected, abs=5e-4)
+    found = {
+        figure.name: figure.value for figure in rated_figures(part, scores) if figure.published
+    }
+    assert [found[name] for name in ("pearson", "spearman", "tau_b")] == pytest.approx(
+        expected, abs=5e-4
+    )
     shifted = rated_figures(part, [*scores[1:], scores[0]])
     assert all(abs(figure.value or 0) < 0.2 for figure in shifted), "the scores of other captions"
 
@@ -73,11 +82,27 @@ def test_the_published_ratings_of_words(shared_data: Path) -> None:
     assert reward(None, ["Essentialness", "avocado."]) == [1.04, 4.89], "rows of the file"
 
 
-def test_figures_of_captions_without_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_captions_without_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     BUILDERS["icc_captions"](tmp_path)
     words(tmp_path)
-    arguments = ["--set", "icc_captions", "--data", str(tmp_path), "--metrics", "length", "--partial", "true"]
-    arguments += ["--judges.words.target", WORDS, "--judges.words.kwargs.ratings", str(tmp_path / RATINGS)]
+    arguments = [
+        "--set",
+        "icc_captions",
+        "--data",
+        str(tmp_path),
+        "--metrics",
+        "length",
+        "--partial",
+        "true",
+    ]
+    arguments += [
+        "--judges.words.target",
+        WORDS,
+        "--judges.words.kwargs.ratings",
+        str(tmp_path / RATINGS),
+    ]
     assert main(["judge", *arguments, "--bootstrap", "50", "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert "4 judgements of captions, 4 different ratings" in shown
@@ -90,16 +115,22 @@ def test_figures_of_captions_without_images(tmp_path: Path, capsys: pytest.Captu
     assert found["spearman"] == pytest.approx(stats.spearmanr(length, ratings).statistic)
     assert found["tau_b"] == pytest.approx(stats.kendalltau(length, ratings).statistic)
     # Of the six pairs of (0.9, 0.1, 1.02, 0.05) and (3, 0, 2, 1), two are discordant.
-    released = {figure["name"]: figure["value"] for figure in result["figures"]["ICC (released scores)"]}
+    released = {
+        figure["name"]: figure["value"] for figure in result["figures"]["ICC (released scores)"]
+    }
     assert released["tau_b"] == pytest.approx((4 - 2) / 6)
-    in_main_table = {figure["name"] for figure in result["figures"]["length"] if figure["table"] == "main"}
+    in_main_table = {
+        figure["name"] for figure in result["figures"]["length"] if figure["table"] == "main"
+    }
     assert in_main_table == {"pearson", "spearman", "tau_b", "tau_c"}
 
 
 def test_metrics_that_need_more_than_the_caption_are_refused(tmp_path: Path) -> None:
     BUILDERS["icc_captions"](tmp_path)
     for metric, message in (("rouge", "references.*caption alone"), ("specs", "images.*has none")):
-        config = JudgeSetConfig("icc_captions", str(tmp_path), metrics=metric, partial=True, out=str(tmp_path / "out"))
+        config = JudgeSetConfig(
+            "icc_captions", str(tmp_path), metrics=metric, partial=True, out=str(tmp_path / "out")
+        )
         with pytest.raises(ConfigError, match=message):
             compare_with_people(config)
 
@@ -108,7 +139,9 @@ def test_mean_concreteness_of_words(tmp_path: Path) -> None:
     reward = words(tmp_path)
     captions = ["A Dog and a cat.", "Great meaning of baking soda", "dogs", "", "the day"]
     # Articles and "soda" are not in the small list; two-word expressions are not looked up.
-    assert reward(None, captions) == pytest.approx([(4.85 + 4.86) / 2, (2.2 + 1.93) / 2, 1.0, 1.0, 4.04])
+    assert reward(None, captions) == pytest.approx(
+        [(4.85 + 4.86) / 2, (2.2 + 1.93) / 2, 1.0, 1.0, 4.04]
+    )
     assert reward.bounds == (1.0, 5.0)
     pytest.importorskip("textblob")
     singular = words(tmp_path, singular=True)

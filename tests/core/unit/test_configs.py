@@ -98,7 +98,9 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
         made = made_by(config.reward_models)
         assert config.monitor.best_by is not None
         metric = selecting_metric(config.monitor, config.reward.terms, config.monitor.judges or {})
-        assert (metric == "val/cider") == ("cider" in config.reward.terms), "a reward without CIDEr-D may lower it"
+        assert (metric == "val/cider") == ("cider" in config.reward.terms), (
+            "a reward without CIDEr-D may lower it"
+        )
         if config.warm_start is not None:
             stage = parsed(config.warm_start)
             assert config.model.init == f"{stage.run.dir}/export/best"
@@ -110,7 +112,9 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
 def test_a_recipe_says_what_its_data_are_and_whether_their_sizes_were_checked(path: Path) -> None:
     config = parsed(path)
     described = config if isinstance(config, ConcretenessConfig) else getattr(config, "data", None)
-    if isinstance(described, ConcretenessConfig) or (isinstance(described, DataConfig) and described.path is not None):
+    if isinstance(described, ConcretenessConfig) or (
+        isinstance(described, DataConfig) and described.path is not None
+    ):
         assert described.source is not None
         assert not SIZE.search(described.source) or MEASURED.search(described.source)
         assert where_from(described.source).endswith(described.source)
@@ -123,9 +127,13 @@ def test_the_visual_bottleneck_of_icc_is_the_papers() -> None:
     assert kwargs["text_to_image_kwargs"] == {"noise": "run"}
 
 
-def test_recipes_and_what_they_name_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_and_what_they_name_are_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    names = {str(path.relative_to(CONFIGS).with_suffix("")): path for path in CONFIGS.rglob("*.yaml")}
+    names = {
+        str(path.relative_to(CONFIGS).with_suffix("")): path for path in CONFIGS.rglob("*.yaml")
+    }
     assert {name: file.read_text() for name, file in shipped_configs().items()} == {
         name: path.read_text() for name, path in names.items()
     }
@@ -138,7 +146,9 @@ def test_recipes_and_what_they_name_are_found_from_any_folder(tmp_path: Path, mo
     for name in ("demo", "demo.yaml", "./configs/demo.yaml"):
         assert parse(ScstConfig, ["--config", name], "test") == parsed("configs/demo.yaml")
     Path("demo.yaml").write_text("run: {dir: mine}")
-    assert parse(ScstConfig, ["--config", "demo.yaml"], "test").run.dir == "mine", "a file that is there wins"
+    assert parse(ScstConfig, ["--config", "demo.yaml"], "test").run.dir == "mine", (
+        "a file that is there wins"
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +159,9 @@ def test_recipes_and_what_they_name_are_found_from_any_folder(tmp_path: Path, mo
         ("!", "rl-caption configs list"),
     ],
 )
-def test_a_recipe_that_is_not_there_is_named_with_the_nearest(name: str, part: str, capsys: Any) -> None:
+def test_a_recipe_that_is_not_there_is_named_with_the_nearest(
+    name: str, part: str, capsys: Any
+) -> None:
     with pytest.raises(SystemExit):
         parse(ScstConfig, ["--config", name], "test")
     message = capsys.readouterr().err
@@ -167,7 +179,11 @@ def test_recipes_are_listed_by_program_in_eighty_columns_the_core_first(capsys: 
             programs.append(line.split()[1])
         elif line.startswith("  ") and line[2] != " ":
             names.append(line.split()[0])
-            kind = None if names[-1].startswith("accelerate/") else program_of(shipped_configs()[names[-1]])
+            kind = (
+                None
+                if names[-1].startswith("accelerate/")
+                else program_of(shipped_configs()[names[-1]])
+            )
             assert kind is None or kind is resolve_name(str(CLI_PROGRAMS[programs[-1]].config))
     assert programs[:2] == ["scst", "xe"]
     assert names[0].startswith("own_")
@@ -219,7 +235,11 @@ def test_a_key_of_a_term_that_does_not_exist_is_answered_by_those_of_a_term(caps
 def test_coco_is_evaluated_as_in_the_literature() -> None:
     """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20 words."""
     config = parsed("configs/coco_evaluate.yaml")
-    assert (config.decode.num_beams, config.decode.length_penalty, config.decode.max_new_tokens) == (5, 0.0, 20)
+    assert (
+        config.decode.num_beams,
+        config.decode.length_penalty,
+        config.decode.max_new_tokens,
+    ) == (5, 0.0, 20)
 
 
 def test_models_that_the_documentation_names_are_made_by_a_configuration() -> None:
@@ -230,27 +250,42 @@ def test_models_that_the_documentation_names_are_made_by_a_configuration() -> No
     grids = [config for config in configs if isinstance(config, AblateConfig)]
     made |= {f"{cell.folder.parent}/seed/run" for config in grids for cell in make_cells(config)}
     found = {
-        (name, run) for name, text in pages.items() for run in re.findall(r"(runs/[\w/]+)/export/(?:best|last)", text)
+        (name, run)
+        for name, text in pages.items()
+        for run in re.findall(r"(runs/[\w/]+)/export/(?:best|last)", text)
     }
     assert ("judging.md", "runs/scenes/lclip") in found
-    assert [(name, run) for name, run in sorted(found) if re.sub(r"/seed\d+/", "/seed/", run) not in made] == []
+    assert [
+        (name, run)
+        for name, run in sorted(found)
+        if re.sub(r"/seed\d+/", "/seed/", run) not in made
+    ] == []
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("ablate_*.yaml")), ids=lambda path: path.name)
 def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(path: Path) -> None:
     config = parsed(path)
     models = made_by(config.reward_models)
-    for cell in {(cell.base, cell.label): cell for cell in make_cells(config)}.values():  # whatever its seed
+    for cell in {
+        (cell.base, cell.label): cell for cell in make_cells(config)
+    }.values():  # whatever its seed
         base = str(CONFIGS.parent / base_files(config)[cell.base])
         planned = parse(ScstConfig, ["--config", base, *cell.arguments()], "test")
-        kwargs = [term.kwargs for term in planned.reward.terms.values()] + [j.kwargs for j in config.judges.values()]
+        kwargs = [term.kwargs for term in planned.reward.terms.values()] + [
+            j.kwargs for j in config.judges.values()
+        ]
         assert {given["backbone"] for given in kwargs if "backbone" in given} <= models
 
 
 @pytest.mark.parametrize("file", ["ablate_alpha.yaml", "ablate_coco_alpha.yaml"])
 def test_the_alpha_grid_is_that_of_the_paper(file: str) -> None:
-    cells = {cell.alpha: cell for cell in make_cells(parsed(f"configs/{file}")) if cell.alpha is not None}
-    weights = {alpha: {name: term.weight for name, term in cell.terms.items()} for alpha, cell in cells.items()}
+    cells = {
+        cell.alpha: cell for cell in make_cells(parsed(f"configs/{file}")) if cell.alpha is not None
+    }
+    weights = {
+        alpha: {name: term.weight for name, term in cell.terms.items()}
+        for alpha, cell in cells.items()
+    }
     assert weights == {
         0.0: {"cider": 1.0},
         0.3: {"l_clipscore": 0.3, "cider": 0.7},
@@ -297,7 +332,11 @@ def test_every_number_has_a_range_with_two_ends_and_a_default_inside(kind: type[
 
 def default(kind: type[Any]) -> Any:
     grid = {"base": "x", "cells": {"a": CellConfig({"cider": RewardTerm()})}}
-    required = {JudgeSetConfig: {"set": "x"}, ConcretenessConfig: {"captions": "x"}, AblateConfig: grid}
+    required = {
+        JudgeSetConfig: {"set": "x"},
+        ConcretenessConfig: {"captions": "x"},
+        AblateConfig: grid,
+    }
     return kind(**required.get(kind, {}))
 
 
@@ -323,9 +362,21 @@ def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) ->
     [
         (XeConfig, "data: {format: scenes, path: d.json}", ("data.path", "'d.json'")),
         (XeConfig, "data: {format: images, path: d}", ("data.format", "'images'")),
-        (XeConfig, "data: {format: jsonl, path: d, augment: [crop, rand_augment]}", ("data.augment", "'rand_augment'")),
-        (RewardModelConfig, "{task: distill_text, data: {format: images, path: d}}", ("data.format", "distill_image")),
-        (XeConfig, "train: {schedule: step, decay_every: 5, decay_epochs: 3}", ("train.decay_every", "decay_epochs")),
+        (
+            XeConfig,
+            "data: {format: jsonl, path: d, augment: [crop, rand_augment]}",
+            ("data.augment", "'rand_augment'"),
+        ),
+        (
+            RewardModelConfig,
+            "{task: distill_text, data: {format: images, path: d}}",
+            ("data.format", "distill_image"),
+        ),
+        (
+            XeConfig,
+            "train: {schedule: step, decay_every: 5, decay_epochs: 3}",
+            ("train.decay_every", "decay_epochs"),
+        ),
         (ScstConfig, "rollout: {num_samples: 1}", ("rollout.num_samples is 1", "leave_one_out")),
         (JudgeSetConfig, "{set: scenes, scenes: {data: {path: x}}}", ("scenes.data.path",)),
     ],

@@ -65,22 +65,39 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
     report = both(data)
     assert found(report) == {"missing images": 4, "unreadable images": 3}
     missing, unreadable = report.problems
-    assert [f"{number}.jpg" in "".join(missing.offenders) for number in range(1, 5)] == [True, True, True, False]
+    assert [f"{number}.jpg" in "".join(missing.offenders) for number in range(1, 5)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert ", and 1 more" in str(missing)
     assert all(words in unreadable.offenders[1] for words in ("6.jpg'", "image file is truncated"))
-    assert str(report).endswith("\nleft out: train 7 of 10 rows, extra 0 of 2 rows; empty captions: 0")
+    assert str(report).endswith(
+        "\nleft out: train 7 of 10 rows, extra 0 of 2 rows; empty captions: 0"
+    )
 
     kept = pickle.loads(pickle.dumps(check_data(data, ["train"], on_bad="skip").good_rows_of(data)))
-    assert (kept.splits, ids(kept, "train"), ids(kept, "extra")) == (("train", "extra"), ["0", "8", "9"], ["10", "11"])
+    assert (kept.splits, ids(kept, "train"), ids(kept, "extra")) == (
+        ("train", "extra"),
+        ["0", "8", "9"],
+        ["10", "11"],
+    )
     train = kept.split("train")
-    assert (len(train), train[-1]["image_id"], [item["image_id"] for item in train[1:]]) == (3, "9", ["8", "9"])
+    assert (len(train), train[-1]["image_id"], [item["image_id"] for item in train[1:]]) == (
+        3,
+        "9",
+        ["8", "9"],
+    )
     with pytest.raises(IndexError):
         train[3]
     with pytest.raises(DataError, match=r"'train' has 2.*10"):
         report.good_rows_of(dataset(train=[*data.split("train")][:2]))
 
     (tmp_path / "4.jpg").mkdir()
-    assert found(check_data(data, ["train"], "skip", check_pixels=False)) == {"missing images": 4}, "only existence"
+    assert found(check_data(data, ["train"], "skip", check_pixels=False)) == {
+        "missing images": 4
+    }, "only existence"
     with pytest.raises(DataError, match=r"(?s)1.*no"):
         check_data(dataset(val=[row("9", tmp_path / "nothing.jpg")]), ["val"], on_bad="skip")
 
@@ -88,23 +105,38 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
 def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
     rows = good_rows(tmp_path, 0, 4)
     rows[1]["references"] = ["a dog", "", "a cat", " , .\n"]
-    rows[1]["negatives"], rows[1]["positive_images"] = [["no dog"], ["?"], ["no cat"], ["!"]], ["0.png", "1.png"]
+    rows[1]["negatives"], rows[1]["positive_images"] = (
+        [["no dog"], ["?"], ["no cat"], ["!"]],
+        ["0.png", "1.png"],
+    )
     rows[2]["references"] = []
     rows[3]["references"] = [" ...", "--"]
     data = dataset(train=rows)
     report = both(data)
     assert found(report) == {"empty captions": 4, "images without references": 2}
-    assert report.problems[0].offenders == ["train image '1', caption 2", "train image '3', caption 1"]
+    assert report.problems[0].offenders == [
+        "train image '1', caption 2",
+        "train image '3', caption 1",
+    ]
     kept = report.good_rows_of(data).split("train")
-    assert [(item["image_id"], item["references"]) for item in kept] == [("0", ["a dog"]), ("1", ["a dog", "a cat"])]
+    assert [(item["image_id"], item["references"]) for item in kept] == [
+        ("0", ["a dog"]),
+        ("1", ["a dog", "a cat"]),
+    ]
     assert kept[1]["negatives"] == [["no dog"], ["no cat"]], "entries go with their reference"
     assert kept[1]["positive_images"] == ["0.png"]
-    assert rows[1]["references"] == ["a dog", "", "a cat", " , .\n"], "the dataset itself must not change"
+    assert rows[1]["references"] == ["a dog", "", "a cat", " , .\n"], (
+        "the dataset itself must not change"
+    )
     assert str(report).endswith("empty captions: 4")
 
 
 def test_ids_are_text_and_of_duplicates_the_first_good_row_stays(tmp_path: Path) -> None:
-    rows = [*good_rows(tmp_path, 0, 2), row("1", photo(tmp_path / "x.jpg", 8)), row("1", photo(tmp_path / "y.jpg", 9))]
+    rows = [
+        *good_rows(tmp_path, 0, 2),
+        row("1", photo(tmp_path / "x.jpg", 8)),
+        row("1", photo(tmp_path / "y.jpg", 9)),
+    ]
     (tmp_path / "1.jpg").unlink()
     data = dataset(train=rows)
     report = both(data)
@@ -116,20 +148,32 @@ def test_ids_are_text_and_of_duplicates_the_first_good_row_stays(tmp_path: Path)
 
 
 def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path: Path) -> None:
-    train, val, test = good_rows(tmp_path, 0, 4), good_rows(tmp_path, 4, 2), good_rows(tmp_path, 6, 2)
+    train, val, test = (
+        good_rows(tmp_path, 0, 4),
+        good_rows(tmp_path, 4, 2),
+        good_rows(tmp_path, 6, 2),
+    )
     val.append(row("val copy", tmp_path / "sub" / ".." / "1.jpg"))
     test.append(row("test copy", tmp_path / "1.jpg"))
     test.append(row("from val", tmp_path / "4.jpg"))
-    test.append({"image_id": "0", "image": tmp_path / "0.jpg", "references": []})  # a bad row takes nothing from train
+    test.append(
+        {"image_id": "0", "image": tmp_path / "0.jpg", "references": []}
+    )  # a bad row takes nothing from train
     (tmp_path / "sub").mkdir()
     data = dataset(train=train, val=val, test=test)
     report = both(data)
     kinds = ("images without references", "image ids in two splits", "image files in two splits")
-    assert found(report) == dict(zip(kinds, (1, 1, 3), strict=True)), "files, and not once more as equal images"
+    assert found(report) == dict(zip(kinds, (1, 1, 3), strict=True)), (
+        "files, and not once more as equal images"
+    )
     assert f"{str(tmp_path / '1.jpg')!r} in train and val and test" in report.problems[-1].offenders
     clean = report.good_rows_of(data)
     kept = {split: ids(clean, split) for split in clean.splits}
-    assert kept == {"train": ["0", "2", "3"], "val": ["5"], "test": ["6", "7", "test copy", "from val"]}
+    assert kept == {
+        "train": ["0", "2", "3"],
+        "val": ["5"],
+        "test": ["6", "7", "test copy", "from val"],
+    }
     assert "left out: train 1 of 4 rows, val 2 of 3 rows, test 1 of 5 rows" in str(report)
     assert check_data(clean, clean.splits).ok, "what is kept must pass the same checks"
 
@@ -149,7 +193,11 @@ def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None
 
 
 def test_images_of_training_in_a_split_that_is_not_used_are_named(tmp_path: Path) -> None:
-    train, val, test = good_rows(tmp_path, 0, 5), good_rows(tmp_path, 5, 2), good_rows(tmp_path, 7, 3)
+    train, val, test = (
+        good_rows(tmp_path, 0, 5),
+        good_rows(tmp_path, 5, 2),
+        good_rows(tmp_path, 7, 3),
+    )
     test.append(row("same file", tmp_path / "1.jpg"))
     (tmp_path / "copy.jpg").write_bytes((tmp_path / "2.jpg").read_bytes())
     test.append(row("copy", tmp_path / "copy.jpg"))
@@ -177,29 +225,39 @@ def test_images_of_training_in_a_split_that_is_not_used_are_named(tmp_path: Path
         checks.LEAKED_IDS: 1,
         checks.LEAKED_FILES: 1,
     }
-    assert check_data(dataset(train=train, val=val, test=test[:3], more=test[:3]), ["train", "val"]).ok
+    assert check_data(
+        dataset(train=train, val=val, test=test[:3], more=test[:3]), ["train", "val"]
+    ).ok
 
 
-def test_of_other_splits_only_files_of_equal_size_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_other_splits_only_files_of_equal_size_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train, test = good_rows(tmp_path, 0, 2), good_rows(tmp_path, 2, 3)
-    (tmp_path / "3.jpg").write_bytes((tmp_path / "3.jpg").read_bytes().ljust(os.path.getsize(tmp_path / "0.jpg") + 50))
+    (tmp_path / "3.jpg").write_bytes(
+        (tmp_path / "3.jpg").read_bytes().ljust(os.path.getsize(tmp_path / "0.jpg") + 50)
+    )
     (tmp_path / "2.jpg").write_bytes((tmp_path / "1.jpg").read_bytes())
     (tmp_path / "4.jpg").write_bytes((tmp_path / "4.jpg").read_bytes() + bytes(9999))
     decoded: list[str] = []
     decode = file_checks.check_image_file
     monkeypatch.setattr(
-        file_checks, "check_image_file", lambda file: decoded.append(Path(file.path).name) or decode(file)
+        file_checks,
+        "check_image_file",
+        lambda file: decoded.append(Path(file.path).name) or decode(file),
     )
     cache = tmp_path / "checked.json"
     for expected in (["0.jpg", "1.jpg", "2.jpg"], []):
         decoded.clear()
-        assert found(check_data(dataset(train=train, test=test), ["train"], "skip", cache=cache)) == {
-            checks.LEAKED_CONTENT: 1
-        }
+        assert found(
+            check_data(dataset(train=train, test=test), ["train"], "skip", cache=cache)
+        ) == {checks.LEAKED_CONTENT: 1}
         assert sorted(decoded) == expected
 
 
-def test_rows_of_other_splits_that_this_training_could_not_use_are_passed_over(tmp_path: Path) -> None:
+def test_rows_of_other_splits_that_this_training_could_not_use_are_passed_over(
+    tmp_path: Path,
+) -> None:
     rows = [json.dumps({"image": str(photo(tmp_path / f"{n}.jpg", n)), "references": ["a dog"], "split": split} | more)
             for n, (split, more) in enumerate([("train", {"long_reference": "a long dog"}), ("test", {})])]  # fmt: skip
     (tmp_path / "data.jsonl").write_text("\n".join(rows))
@@ -214,7 +272,9 @@ def test_images_in_memory_leak_by_content_and_other_objects_are_refused() -> Non
     assert found(report) == {"unreadable images": 1, "equal images in two splits": 1}
     assert "'3': float" in report.problems[0].offenders[0]
     assert ids(report.good_rows_of(data), "train") == ["2"]
-    other_sizes = dataset(train=[row("1", Image.new("RGB", (4, 9)))], val=[row("2", Image.new("RGB", (9, 4)))])
+    other_sizes = dataset(
+        train=[row("1", Image.new("RGB", (4, 9)))], val=[row("2", Image.new("RGB", (9, 4)))]
+    )
     assert check_data(other_sizes, ["train", "val"]).ok
 
 
@@ -235,7 +295,9 @@ def test_features_are_checked_and_images_need_not_be_there(tmp_path: Path) -> No
         check_data(data, ["train"])
 
 
-def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_skips_what_is_known_and_sees_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = [ImageFile(str(photo(tmp_path / f"{number}.jpg", number))) for number in range(3)]
     cache = tmp_path / "run" / "images.json"
     first = check_image_files(files, cache=cache)
@@ -254,21 +316,29 @@ def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path: Path, monkeyp
     Path(files[0].path).unlink()
     second = check_image_files(files, cache=cache)
     assert decoded == files[1:]
-    assert (second[files[0]].missing, bool(second[files[1]].error), second[files[2]]) == (True, True, first[files[2]])
+    assert (second[files[0]].missing, bool(second[files[1]].error), second[files[2]]) == (
+        True,
+        True,
+        first[files[2]],
+    )
     decoded.clear()
     status = os.stat(files[2].path)
     damaged = bytearray(Path(files[2].path).read_bytes())
     damaged[200:-200] = bytes(len(damaged) - 400)
     Path(files[2].path).write_bytes(damaged)
     os.utime(files[2].path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert check_image_files(files[2:], cache=cache)[files[2]].error != second[files[2]].error, "of equal size and time"
+    assert check_image_files(files[2:], cache=cache)[files[2]].error != second[files[2]].error, (
+        "of equal size and time"
+    )
     photo(Path(files[2].path), 2)
     cache.write_text("{damaged", encoding="utf-8")
     assert check_image_files(files[2:], cache=cache)[files[2]] == first[files[2]]
     assert decoded == [files[2], files[2]]
 
 
-def test_references_with_special_tokens_or_another_unicode_form_are_warned_of(tmp_path: Path) -> None:
+def test_references_with_special_tokens_or_another_unicode_form_are_warned_of(
+    tmp_path: Path,
+) -> None:
     rows = good_rows(tmp_path, 0, 3)
     assert not check_data(dataset(train=rows), ["train"]).warnings
     rows[0]["references"] = ["a dog <eos>", "un cafe\u0301"]

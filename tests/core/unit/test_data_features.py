@@ -12,7 +12,13 @@ import torch
 from PIL import Image
 
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.features import FeatureOptions, ImageFeatures, features_of, normalised_boxes, pad_features
+from rl_caption.data.features import (
+    FeatureOptions,
+    ImageFeatures,
+    features_of,
+    normalised_boxes,
+    pad_features,
+)
 from rl_caption.data.file_checks import check_features
 
 
@@ -20,7 +26,9 @@ def regions(count: int, dim: int = 4) -> np.ndarray:
     return np.arange(count * dim, dtype=np.float32).reshape(count, dim)
 
 
-def image(root: Path, image_id: str = "5", file: str = "5.jpg", size: Any = None, **options: Any) -> ImageFeatures:
+def image(
+    root: Path, image_id: str = "5", file: str = "5.jpg", size: Any = None, **options: Any
+) -> ImageFeatures:
     row: Row = {"image_id": image_id, "image": file, "references": []}
     if size is not None:
         row["size"] = size
@@ -42,7 +50,11 @@ def refused(features: ImageFeatures, message: str) -> None:
 
 
 def test_arrays_of_npz_and_npy_files(tmp_path: Path) -> None:
-    for key, further in (("features", {"boxes": regions(3)}), ("x", {"bbox": regions(3)}), ("feat", {})):
+    for key, further in (
+        ("features", {"boxes": regions(3)}),
+        ("x", {"bbox": regions(3)}),
+        ("feat", {}),
+    ):
         np.savez_compressed(tmp_path / "5.npz", **{key: regions(3).astype(np.float16)}, **further)
         features = image(tmp_path).load(4)
         assert features.dtype == np.float32
@@ -59,13 +71,19 @@ def test_a_grid_is_one_region_a_cell_and_arrays_are_put_side_by_side(tmp_path: P
     np.testing.assert_array_equal(image(tmp_path, dim=4).load(4), regions(6))
     assert image(tmp_path, dim=4).check() == 4
     np.savez(tmp_path / "6.npz", features=regions(6).reshape(4, 2, 3))
-    refused(image(tmp_path, "6", dim=4), r"image '6'.*is \[4, 2, 3\], expected \[regions, 4\]; a grid has")
+    refused(
+        image(tmp_path, "6", dim=4),
+        r"image '6'.*is \[4, 2, 3\], expected \[regions, 4\]; a grid has",
+    )
     np.savez(tmp_path / "7.npz", features=regions(3), spatial_features=10 * regions(3, 2))
     found = image(tmp_path, "7", dim=6, arrays=["features", "spatial_features"])
-    np.testing.assert_array_equal(found.load(6), np.concatenate([regions(3), 10 * regions(3, 2)], 1))
+    np.testing.assert_array_equal(
+        found.load(6), np.concatenate([regions(3), 10 * regions(3, 2)], 1)
+    )
     assert found.check() == 6
     refused(
-        image(tmp_path, "7", arrays=["features", "att"]), r"\['features', 'spatial_features'\], expected features, att"
+        image(tmp_path, "7", arrays=["features", "att"]),
+        r"\['features', 'spatial_features'\], expected features, att",
     )
     np.savez(tmp_path / "7.npz", features=regions(3), spatial_features=regions(2, 2))
     refused(found, r"arrays have \[\[3, 4\], \[2, 2\]\]")
@@ -88,7 +106,9 @@ def test_missing_features_and_wrong_options_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".hdf5"])
-def test_wrong_arrays_are_refused_by_reader_and_by_header_check(tmp_path: Path, suffix: str) -> None:
+def test_wrong_arrays_are_refused_by_reader_and_by_header_check(
+    tmp_path: Path, suffix: str
+) -> None:
     for array, message in (
         (regions(3, 5), r"image '7'.*the.*shape is \[3, 5\], expected \[regions, 4\]"),
         (regions(4).reshape(1, 2, 2, 4), r"shape is \[1, 2, 2, 4\]"),
@@ -101,7 +121,10 @@ def test_wrong_arrays_are_refused_by_reader_and_by_header_check(tmp_path: Path, 
         elif suffix == ".npy":
             np.save(tmp_path / "7.npy", array)
         else:
-            root = hdf5(tmp_path / "f.hdf5", {"7_features": array.astype(object) if array.dtype.kind == "U" else array})
+            root = hdf5(
+                tmp_path / "f.hdf5",
+                {"7_features": array.astype(object) if array.dtype.kind == "U" else array},
+            )
         refused(image(root, "7", dim=4), message)
         with pytest.raises(DataError, match=message):
             image(root, "7").load(4)
@@ -119,7 +142,9 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float) ->
 
 
 def test_keys_of_an_hdf5_file(tmp_path: Path) -> None:
-    rows: list[Row] = [{"image_id": str(number), "image": "", "references": []} for number in (4, 5, 6)]
+    rows: list[Row] = [
+        {"image_id": str(number), "image": "", "references": []} for number in (4, 5, 6)
+    ]
     for number, pattern in enumerate(["{}_features", "{}_grids", "{}/features", "{}"]):
         arrays = {pattern.format(number): regions(number).astype(np.float16) for number in (5, 6)}
         found = features_of(rows, hdf5(tmp_path / f"f{number}.h5", arrays), FeatureOptions(dim=4))
@@ -150,7 +175,9 @@ def test_links_and_values_out_of_an_hdf5_file_are_refused(tmp_path: Path, patter
         file[pattern.format(1)] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/x")
         file["out"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/")
         file[pattern.format(2)] = h5py.SoftLink("/out/x")
-        file.create_dataset(pattern.format(3), (3, 4), "f4", external=[(str(tmp_path / "secret.raw"), 0, 48)])
+        file.create_dataset(
+            pattern.format(3), (3, 4), "f4", external=[(str(tmp_path / "secret.raw"), 0, 48)]
+        )
         file.create_virtual_dataset(pattern.format(4), layout)
         file.create_virtual_dataset(pattern.format(5), gone)
         file[pattern.format(6)] = h5py.SoftLink(f"/{pattern.format(6)}")
@@ -159,7 +186,9 @@ def test_links_and_values_out_of_an_hdf5_file_are_refused(tmp_path: Path, patter
         file["8"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/")
     options = {"pattern": pattern.replace("{}", "{image_id}")}
     for number in range(1, 7):
-        refused(image(tmp_path / "f.h5", str(number), **options), rf"f\.h5.*{pattern.format(number)}")
+        refused(
+            image(tmp_path / "f.h5", str(number), **options), rf"f\.h5.*{pattern.format(number)}"
+        )
     np.testing.assert_array_equal(image(tmp_path / "f.h5", "7", **options).load(), regions(2))
     if pattern == "{}/features":
         refused(image(tmp_path / "f.h5", "8", **options), r"f\.h5.*8/features")
@@ -178,18 +207,30 @@ def test_features_that_were_never_or_partly_written_are_refused(tmp_path: Path) 
         file["7_features"] = regions(3)
         file.create_dataset("7_boxes", (3, 4), "f4")
     for number, written in (("1", "0 of 1"), ("2", "0 of 3"), ("3", "2 of 4")):
-        refused(image(tmp_path / "f.h5", number, pattern="{image_id}"), rf"f\.h5, key {number}\).*{written} blocks")
-    np.testing.assert_array_equal(image(tmp_path / "f.h5", "4", pattern="{image_id}").load(), regions(3))
-    assert not image(tmp_path / "f.h5", "5", pattern="{image_id}").load().any(), "zeros that were written"
+        refused(
+            image(tmp_path / "f.h5", number, pattern="{image_id}"),
+            rf"f\.h5, key {number}\).*{written} blocks",
+        )
+    np.testing.assert_array_equal(
+        image(tmp_path / "f.h5", "4", pattern="{image_id}").load(), regions(3)
+    )
+    assert not image(tmp_path / "f.h5", "5", pattern="{image_id}").load().any(), (
+        "zeros that were written"
+    )
     for number in ("6", "7"):
         refused(
-            image(tmp_path / "f.h5", number, size=(10, 4), box_features="normalised"), f"key {number}_features.*boxes"
+            image(tmp_path / "f.h5", number, size=(10, 4), box_features="normalised"),
+            f"key {number}_features.*boxes",
         )
 
 
 def test_a_file_of_equal_size_and_time_is_checked_again(tmp_path: Path) -> None:
     np.save(tmp_path / "1.npy", regions(3))
-    found, cache, status = [image(tmp_path, "1")], tmp_path / "checked.json", (tmp_path / "1.npy").stat()
+    found, cache, status = (
+        [image(tmp_path, "1")],
+        tmp_path / "checked.json",
+        (tmp_path / "1.npy").stat(),
+    )
     assert check_features(found, 1, cache, check_values=True) == [None]
     np.save(tmp_path / "1.npy", np.full((3, 4), np.nan, np.float32))
     os.utime(tmp_path / "1.npy", ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -201,7 +242,9 @@ def _load(features: ImageFeatures) -> float:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed in /proc")
-def test_a_forked_process_does_not_read_through_the_hdf5_handle_of_its_parent(tmp_path: Path) -> None:
+def test_a_forked_process_does_not_read_through_the_hdf5_handle_of_its_parent(
+    tmp_path: Path,
+) -> None:
     path = hdf5(tmp_path / "f.hdf5", {"5": regions(5)})
     found = image(path)
     total = _load(found)  # open here
@@ -215,10 +258,14 @@ def test_a_forked_process_does_not_read_through_the_hdf5_handle_of_its_parent(tm
     os.lseek(own, 0, os.SEEK_SET)
     child = os.fork()
     if child == 0:  # a position is shared with whoever has the same open file
-        right = _load(found) == total and [os.lseek(number, 7, os.SEEK_SET) for number in descriptors()] == [7]
+        right = _load(found) == total and [
+            os.lseek(number, 7, os.SEEK_SET) for number in descriptors()
+        ] == [7]
         os._exit(0 if right else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert os.lseek(own, 0, os.SEEK_CUR) == 0, "the child moved the position of the parent's open file"
+    assert os.lseek(own, 0, os.SEEK_CUR) == 0, (
+        "the child moved the position of the parent's open file"
+    )
     assert _load(found) == total
 
 
@@ -232,7 +279,10 @@ def _target(number: int) -> str:
 def test_files_may_lie_in_a_folder_a_split(tmp_path: Path) -> None:
     (tmp_path / "val2014").mkdir()
     np.savez(tmp_path / "val2014" / "COCO_5.jpg.npz", x=regions(2))
-    assert image(tmp_path, file="/images/val2014/COCO_5.jpg", pattern="{folder}/{stem}.jpg").check() == 4
+    assert (
+        image(tmp_path, file="/images/val2014/COCO_5.jpg", pattern="{folder}/{stem}.jpg").check()
+        == 4
+    )
     np.save(tmp_path / "COCO_5.npy", regions(2))
     assert image(tmp_path, file="images/val2014/COCO_5.jpg", pattern="{stem}").check() == 4
 
@@ -240,10 +290,18 @@ def test_files_may_lie_in_a_folder_a_split(tmp_path: Path) -> None:
 def test_values_are_read_where_that_is_asked_for_and_then_remembered(tmp_path, monkeypatch):
     for name in ("1", "2", "3"):
         np.save(tmp_path / f"{name}.npy", np.full((2, 4), np.inf if name == "2" else 1.0))
-    rows: list[Row] = [{"image_id": name, "image": "", "references": []} for name in ("1", "2", "3")]
-    found, cache, read = features_of(rows, tmp_path, FeatureOptions()), tmp_path / ".checked.json", []
+    rows: list[Row] = [
+        {"image_id": name, "image": "", "references": []} for name in ("1", "2", "3")
+    ]
+    found, cache, read = (
+        features_of(rows, tmp_path, FeatureOptions()),
+        tmp_path / ".checked.json",
+        [],
+    )
     original = ImageFeatures.load
-    monkeypatch.setattr(ImageFeatures, "load", lambda self: (read.append(self.image_id), original(self))[1])
+    monkeypatch.setattr(
+        ImageFeatures, "load", lambda self: (read.append(self.image_id), original(self))[1]
+    )
     assert check_features(found, 1, cache) == [None] * 3, "headers say nothing of values"
     assert read == []
     for expected in (["1", "2", "3"], ["2"]):
@@ -253,11 +311,15 @@ def test_values_are_read_where_that_is_asked_for_and_then_remembered(tmp_path, m
         assert "image '2'" in str(two)
     read.clear()
     np.save(tmp_path / "2.npy", regions(2))
-    assert check_features(found, 1, cache) == [None] * 3, "values that were read need no other look at headers"
+    assert check_features(found, 1, cache) == [None] * 3, (
+        "values that were read need no other look at headers"
+    )
     assert check_features(found, 1, cache, check_values=True) == [None] * 3
     assert read == ["2"]
     errors = check_features(features_of(rows, tmp_path, FeatureOptions(dim=7)), 1, cache)
-    assert all("expected [regions, 7]" in str(error) for error in errors), "another option is another verdict"
+    assert all("expected [regions, 7]" in str(error) for error in errors), (
+        "another option is another verdict"
+    )
 
 
 def test_normalised_boxes_by_hand() -> None:
@@ -265,7 +327,9 @@ def test_normalised_boxes_by_hand() -> None:
     found = normalised_boxes(boxes, (100, 40), "here")
     np.testing.assert_allclose(found, [[0, 0, 0.5, 0.5, 0.25], [0.25, 0.5, 1, 1, 0.375]], rtol=1e-6)
     for wrong in ([[0, 0, 120, 20]], [[0, 0, 50, 44]], [[-3, 0, 50, 20]], [[50, 0, 50, 20]]):
-        with pytest.raises(DataError, match=r"here: boxes\[0\] is .* expected x1 < x2 <= 100 and y1 < y2 <= 40"):
+        with pytest.raises(
+            DataError, match=r"here: boxes\[0\] is .* expected x1 < x2 <= 100 and y1 < y2 <= 40"
+        ):
             normalised_boxes(np.array(wrong, np.float32), (100, 40), "here")
     with pytest.raises(DataError, match=r"\[0, 1\].*100 x 40"):
         normalised_boxes(np.array([[0, 0, 0.5, 1]], np.float32), (100, 40), "here")

@@ -21,8 +21,18 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
         if not (folder / name).exists():
             (folder / name).write_bytes(name.encode())
     rows: list[Any] = [
-        {"image_id": "a", "image": folder / "a.png", "references": ["a dog"], "positive_images": [folder / "p.png"]},
-        {"image_id": "b", "image": str(folder / "b.png"), "references": ["a cat", "two cats"], "prompt": "on"},
+        {
+            "image_id": "a",
+            "image": folder / "a.png",
+            "references": ["a dog"],
+            "positive_images": [folder / "p.png"],
+        },
+        {
+            "image_id": "b",
+            "image": str(folder / "b.png"),
+            "references": ["a cat", "two cats"],
+            "prompt": "on",
+        },
     ]
     for row, found in zip(rows, features_of(rows, folder, FeatureOptions()), strict=True):
         row["features"] = found
@@ -30,7 +40,9 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
     return [*rows, {"image_id": "clip", "image": frames, "references": []}]
 
 
-def difference(folder: Path, change: Callable[[list[dict[str, Any]]], Any]) -> tuple[list[str], list[str]]:
+def difference(
+    folder: Path, change: Callable[[list[dict[str, Any]]], Any]
+) -> tuple[list[str], list[str]]:
     """Names of what differs after a change of rows or files."""
     before = fingerprint({"train": rows_in(folder)})
     rows = rows_in(folder)
@@ -50,15 +62,31 @@ def difference(folder: Path, change: Callable[[list[dict[str, Any]]], Any]) -> t
         (lambda rows: rows[0].update(positive_captions=["x"]), "train texts"),
         (lambda rows: rows[0].update(target=0.5), "train texts"),
         (lambda rows: rows[0]["image"].write_bytes(b"another image"), "train files"),
-        (lambda rows: rows[0]["image"].with_name("b.npy").write_bytes(b"other features"), "train files"),
-        (lambda rows: rows[0]["image"].with_name("p.png").write_bytes(b"another image"), "train files"),
-        (lambda rows: rows[0]["image"].with_name("clip").joinpath("1.png").write_bytes(b"other frame"), "train files"),
-        (lambda rows: rows[0]["image"].with_name("clip").joinpath("2.png").write_bytes(b""), "train files"),
+        (
+            lambda rows: rows[0]["image"].with_name("b.npy").write_bytes(b"other features"),
+            "train files",
+        ),
+        (
+            lambda rows: rows[0]["image"].with_name("p.png").write_bytes(b"another image"),
+            "train files",
+        ),
+        (
+            lambda rows: (
+                rows[0]["image"].with_name("clip").joinpath("1.png").write_bytes(b"other frame")
+            ),
+            "train files",
+        ),
+        (
+            lambda rows: rows[0]["image"].with_name("clip").joinpath("2.png").write_bytes(b""),
+            "train files",
+        ),
         (lambda rows: rows[0]["image"].unlink(), "train files"),
         (lambda rows: rows[0].update(image=rows[0]["image"].with_name("p.png")), "train files"),
     ],
 )
-def test_each_change_of_the_data_is_named(tmp_path: Path, change: Callable[[Any], Any], name: str) -> None:
+def test_each_change_of_the_data_is_named(
+    tmp_path: Path, change: Callable[[Any], Any], name: str
+) -> None:
     assert difference(tmp_path / "data", lambda rows: None) == ([], [])
     assert name in difference(tmp_path / "data", change)[0]
 
@@ -70,10 +98,15 @@ def test_the_order_and_the_number_of_rows_count(tmp_path: Path) -> None:
 
 def test_new_times_alone_are_told_apart_and_a_folder_may_move(tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    assert difference(folder, lambda rows: os.utime(folder / "a.png", (1, 1))) == ([], ["train times"])
+    assert difference(folder, lambda rows: os.utime(folder / "a.png", (1, 1))) == (
+        [],
+        ["train times"],
+    )
     before = fingerprint({"train": rows_in(folder)})
     shutil.copytree(folder, tmp_path / "copy")
-    assert changes(before, fingerprint({"train": rows_in(tmp_path / "copy")})) == ([], []), "copytree keeps times"
+    assert changes(before, fingerprint({"train": rows_in(tmp_path / "copy")})) == ([], []), (
+        "copytree keeps times"
+    )
 
 
 def test_what_an_older_version_did_not_record_is_not_compared(tmp_path: Path) -> None:

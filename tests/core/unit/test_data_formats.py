@@ -22,8 +22,17 @@ from rl_caption.runtime.errors import ConfigError
 
 def record(number: int, split: str = "train", **changes: Any) -> dict[str, Any]:
     absent = {"raw": None} if number % 2 else {}
-    sentences = [{"raw": f"A photo of thing {number} ."}, {"tokens": ["thing", str(number)], **absent}]
-    return {"filename": f"{number}.jpg", "imgid": number, "split": split, "sentences": sentences, **changes}
+    sentences = [
+        {"raw": f"A photo of thing {number} ."},
+        {"tokens": ["thing", str(number)], **absent},
+    ]
+    return {
+        "filename": f"{number}.jpg",
+        "imgid": number,
+        "split": split,
+        "sentences": sentences,
+        **changes,
+    }
 
 
 def write(folder: Path, *records: Any, name: str = "dataset.json") -> Path:
@@ -33,7 +42,10 @@ def write(folder: Path, *records: Any, name: str = "dataset.json") -> Path:
 
 def write_lines(folder: Path, *lines: Any) -> Path:
     path = folder / "photos.jsonl"
-    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    path.write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -54,7 +66,12 @@ def ids(data: KarpathyData | JsonLinesData, split: str = "train") -> list[str]:
 
 
 def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> None:
-    path = write(tmp_path, record(2, "test"), record(7, cocoid=391895), record(5, sentences=[], width=8, height=6))
+    path = write(
+        tmp_path,
+        record(2, "test"),
+        record(7, cocoid=391895),
+        record(5, sentences=[], width=8, height=6),
+    )
     data = KarpathyData(tmp_path, image_root="images")
     assert data.splits == ("train", "test")
     first, second = data.split("train")
@@ -75,7 +92,9 @@ def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> No
         KarpathyData(tmp_path, image_extension="jpg")
 
 
-def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_first_rows(tmp_path: Path) -> None:
+def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_first_rows(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, record(1, "restval"), record(2, "val"), record(3, "train"), record(4, "val"))
     assert ids(KarpathyData(tmp_path)) == ["1", "3"]
     kept = KarpathyData(tmp_path, restval_as_train=False)
@@ -89,7 +108,11 @@ def test_restval_counts_as_train_unless_told_otherwise_and_max_images_keeps_the_
 
 
 def test_wrong_karpathy_files_are_named(tmp_path: Path) -> None:
-    for path, message in (("mine.jsonl", r"mine\.jsonl.*format"), ("nothing", "nothing"), ("", "found none")):
+    for path, message in (
+        ("mine.jsonl", r"mine\.jsonl.*format"),
+        ("nothing", "nothing"),
+        ("", "found none"),
+    ):
         with pytest.raises(DataError, match=message):
             KarpathyData(tmp_path / path)
     write(tmp_path, record(1), name="dataset_a.json")
@@ -106,7 +129,10 @@ def test_wrong_karpathy_files_are_named(tmp_path: Path) -> None:
 
 def test_tokens_are_not_kept_in_memory(tmp_path: Path) -> None:
     words = [f"{number}" for number in range(40)]
-    sentences = [{"raw": "a dog runs", "tokens": [f"{word} of {caption}" for word in words]} for caption in range(5)]
+    sentences = [
+        {"raw": "a dog runs", "tokens": [f"{word} of {caption}" for word in words]}
+        for caption in range(5)
+    ]
     path = write(tmp_path, *(record(number, sentences=sentences) for number in range(200)))
     peaks = []
     for read in (lambda: KarpathyData(tmp_path), lambda: json.loads(path.read_bytes())):
@@ -131,7 +157,11 @@ def explanation(data: KarpathyData) -> str:
         ("train/1.jpg", {"flatten": True}, "set data.flatten: false (finds"),
         ("train/1.jpg", {"image_extension": ".png"}, "set data.image_extension: null (finds"),
         ("train/1.jpg", {"image_root": "nothing"}, "set data.image_root: . (finds"),
-        ("images/1.png", {}, "data.image_root: images and data.image_extension: .png and data.flatten: true"),
+        (
+            "images/1.png",
+            {},
+            "data.image_root: images and data.image_extension: .png and data.flatten: true",
+        ),
         ("elsewhere/deep/1.jpg", {"image_root": "nothing"}, "is not a folder: set data.image_root"),
     ],
 )
@@ -149,7 +179,10 @@ def test_no_option_is_named_that_would_lose_more_than_it_finds(tmp_path: Path) -
     assert ("1 missing images" in line, "complete the images" in line) == (True, True)
     photo(tmp_path / "2.png", 100), (tmp_path / "2.jpg").unlink()
     line = explanation(KarpathyData(tmp_path))
-    assert ("2 missing images" in line, "data.image_extension: .png (finds 2 of 3 images)" in line) == (True, True)
+    assert (
+        "2 missing images" in line,
+        "data.image_extension: .png (finds 2 of 3 images)" in line,
+    ) == (True, True)
 
 
 def test_ucm_captions(shared_data: Path) -> None:
@@ -171,12 +204,23 @@ def test_ucm_captions(shared_data: Path) -> None:
 
 
 def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
-    third = {"references": ["a cat"], "long_reference": "A cat. It sleeps.", "positive_captions": ["a tabby"]}
+    third = {
+        "references": ["a cat"],
+        "long_reference": "A cat. It sleeps.",
+        "positive_captions": ["a tabby"],
+    }
     path = write_lines(
         tmp_path,
         {"image": "in/a.jpg", "references": ["a dog", "a brown dog"]},
         "",
-        {"image": "b.jpg", "references": [], "split": "test", "image_id": 7, "prompt": "a photo of", "source": "mine"},
+        {
+            "image": "b.jpg",
+            "references": [],
+            "split": "test",
+            "image_id": 7,
+            "prompt": "a photo of",
+            "source": "mine",
+        },
         {"image": "/else/c.jpg", **third, "positive_images": ["made/c.png"]},
         {"image": "d.jpg", "references": ["a bird"], "split": "val", "prompt": ""},
     )
@@ -184,24 +228,40 @@ def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
     assert data.splits == ("train", "val", "test")
     assert data.split("val")[0]["prompt"] == "", "none, in place of the model's"
     assert list(data.split("train")) == [
-        {"image_id": "in/a.jpg", "image": str(tmp_path / "in/a.jpg"), "references": ["a dog", "a brown dog"]},
-        {"image_id": "/else/c.jpg", "image": "/else/c.jpg", **third, "positive_images": [str(tmp_path / "made/c.png")]},
+        {
+            "image_id": "in/a.jpg",
+            "image": str(tmp_path / "in/a.jpg"),
+            "references": ["a dog", "a brown dog"],
+        },
+        {
+            "image_id": "/else/c.jpg",
+            "image": "/else/c.jpg",
+            **third,
+            "positive_images": [str(tmp_path / "made/c.png")],
+        },
     ]
     (second,) = data.split("test")
     assert (second["image_id"], second["prompt"], second["references"]) == ("7", "a photo of", [])
-    assert image_paths(JsonLinesData(path, image_root="photos"), "test") == [tmp_path / "photos" / "b.jpg"]
+    assert image_paths(JsonLinesData(path, image_root="photos"), "test") == [
+        tmp_path / "photos" / "b.jpg"
+    ]
     assert len(JsonLinesData(path, max_images={"train": 1}).split("train")) == 1
     with pytest.raises(DataError, match="split 'dev'"):
         data.split("dev")
 
 
 def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path: Path) -> None:
-    rows = [{"image": "in/a.jpg", "references": ["a"]}, {"image": "b.jpg", "image_id": "b", "references": ["b"]}]
+    rows = [
+        {"image": "in/a.jpg", "references": ["a"]},
+        {"image": "b.jpg", "image_id": "b", "references": ["b"]},
+    ]
     files = [tmp_path / "features" / name for name in ("in/a.jpg.npy", "b.npy")]
     files[0].parent.mkdir(parents=True)
     for file in files:
         np.save(file, np.ones((2, 3), np.float32))
-    found = JsonLinesData(write_lines(tmp_path, *rows), features_root=tmp_path / "features").split("train")
+    found = JsonLinesData(write_lines(tmp_path, *rows), features_root=tmp_path / "features").split(
+        "train"
+    )
     assert [str(row["features"]) for row in found] == [str(file) for file in files]
 
 
@@ -224,8 +284,12 @@ def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
         JsonLinesData(tmp_path)
     with pytest.raises(DataError, match=r"photos\.jsonl"):
         JsonLinesData(write_lines(tmp_path))
-    (tmp_path / "windows.jsonl").write_bytes(b'\xef\xbb\xbf{"image": "a.jpg", "references": ["a dog"]}\r\n')
-    assert ids(JsonLinesData(tmp_path / "windows.jsonl")) == ["a.jpg"], "a byte order mark is no error"
+    (tmp_path / "windows.jsonl").write_bytes(
+        b'\xef\xbb\xbf{"image": "a.jpg", "references": ["a dog"]}\r\n'
+    )
+    assert ids(JsonLinesData(tmp_path / "windows.jsonl")) == ["a.jpg"], (
+        "a byte order mark is no error"
+    )
     path = write_lines(tmp_path, GOOD)
     with pytest.raises(DataError, match=r"1.*a\.jpg.*set data\.image_root"):
         check_data(JsonLinesData(path), ["train"])
@@ -237,17 +301,34 @@ def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
 
 
 def test_the_long_description_is_the_one_reference(tmp_path: Path) -> None:
-    sizes = {"num_train": 4, "num_val": 2, "num_test": 0, "num_unseen": 0, "image_size": 32, "positives": True}
-    short, long = (build_data(DataConfig("scenes", kwargs=sizes, long_captions=wanted)) for wanted in (False, True))
+    sizes = {
+        "num_train": 4,
+        "num_val": 2,
+        "num_test": 0,
+        "num_unseen": 0,
+        "image_size": 32,
+        "positives": True,
+    }
+    short, long = (
+        build_data(DataConfig("scenes", kwargs=sizes, long_captions=wanted))
+        for wanted in (False, True)
+    )
     assert long.splits == short.splits
     for row, plain in zip(long.split("train"), short.split("train"), strict=True):
         assert row["references"] == [plain["long_reference"]]
         assert row["short_references"] == plain["references"]
         assert row["image_id"] == plain["image_id"]
-        assert (row["positive_captions"], row.get("positive_images")) == (plain["positive_captions"], None)
+        assert (row["positive_captions"], row.get("positive_images")) == (
+            plain["positive_captions"],
+            None,
+        )
     rows = pickle.loads(pickle.dumps(long.split("val")))
-    assert [row["references"] for row in rows[:2]] == [[row["long_reference"]] for row in short.split("val")]
-    path = write_lines(tmp_path, GOOD | {"long_reference": "A cat. It sits."}, GOOD | {"image": "b.jpg"})
+    assert [row["references"] for row in rows[:2]] == [
+        [row["long_reference"]] for row in short.split("val")
+    ]
+    path = write_lines(
+        tmp_path, GOOD | {"long_reference": "A cat. It sits."}, GOOD | {"image": "b.jpg"}
+    )
     rows = build_data(DataConfig("jsonl", path=str(path), long_captions=True)).split("train")
     assert rows[0]["references"] == ["A cat. It sits."]
     with pytest.raises(DataError, match=r"train 'b.*'.*long_reference, which data\.long_captions"):

@@ -55,12 +55,22 @@ def rows_of(split: str = "train", **config: Any) -> list[Row]:
 def nocaps(folder: Path) -> dict[str, Any]:
     domains = ("in-domain", "near-domain", "near-domain")
     images = [
-        {"id": number, "file_name": f"{number}.png", "domain": domain, "width": 8, "height": 8, "open_images_id": "a"}
+        {
+            "id": number,
+            "file_name": f"{number}.png",
+            "domain": domain,
+            "width": 8,
+            "height": 8,
+            "open_images_id": "a",
+        }
         for number, domain in enumerate(domains)
     ]
     for number, _ in enumerate(domains):
         photo(folder / "validation" / f"{number}.png", number)
-    annotations = [{"id": number, "image_id": number % 3, "caption": f"Caption {number} ."} for number in range(6)]
+    annotations = [
+        {"id": number, "image_id": number % 3, "caption": f"Caption {number} ."}
+        for number in range(6)
+    ]
     return {"licenses": [], "images": images, "annotations": annotations}
 
 
@@ -72,7 +82,12 @@ def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path: Path) -> None:
     assert check_data(data, ["val"]).ok
     row = data.split("val")[1]
     image = str(tmp_path / "validation" / "1.png")
-    assert row == {"image_id": "1", "image": image, "references": ["Caption 1 .", "Caption 4 ."], "size": (8, 8)}
+    assert row == {
+        "image_id": "1",
+        "image": image,
+        "references": ["Caption 1 .", "Caption 4 ."],
+        "size": (8, 8),
+    }
     config.kwargs = {"split_by": "domain"}
     domains = build_data(config)
     assert domains.splits == ("in-domain", "near-domain")
@@ -95,7 +110,11 @@ def test_wrong_annotations_are_named(tmp_path: Path, change: dict[str, Any], par
     assert str(path) in str(caught.value)
     assert part in str(caught.value)
     with pytest.raises(DataError, match="split_by"):
-        build_data(DataConfig("coco", path=str(write(path, nocaps(tmp_path))), kwargs={"split_by": "license"}))
+        build_data(
+            DataConfig(
+                "coco", path=str(write(path, nocaps(tmp_path))), kwargs={"split_by": "license"}
+            )
+        )
 
 
 def conversation(number: int, text: str) -> dict[str, Any]:
@@ -103,9 +122,14 @@ def conversation(number: int, text: str) -> dict[str, Any]:
     return {"id": f"{number:012d}", "image": f"coco/train2017/{number}.png", "conversations": turns}
 
 
-def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_caption(tmp_path: Path) -> None:
+def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_caption(
+    tmp_path: Path,
+) -> None:
     texts = [f"A dog {number}.\n\nIt is on a red couch." for number in range(5)]
-    path = write(tmp_path / "captions.json", [conversation(number, text) for number, text in enumerate(texts)])
+    path = write(
+        tmp_path / "captions.json",
+        [conversation(number, text) for number, text in enumerate(texts)],
+    )
     for number in range(5):
         photo(tmp_path / "data" / "coco" / "train2017" / f"{number}.png", number)
     config = DataConfig("sharegpt4v", path=str(path), image_root="data", kwargs={"val_images": 2})
@@ -114,7 +138,10 @@ def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_ca
     assert check_data(data, data.splits).ok
     row = data.split("train")[0]
     assert row["references"] == [row["long_reference"]] == ["A dog 2.  It is on a red couch."]
-    assert (row["image_id"], row["image"]) == ("coco/train2017/2.png", f"{tmp_path}/data/coco/train2017/2.png")
+    assert (row["image_id"], row["image"]) == (
+        "coco/train2017/2.png",
+        f"{tmp_path}/data/coco/train2017/2.png",
+    )
     for content, part in (
         ([{"image": "a"}], "conversations"),
         ([conversation(1, " ")], "[0]"),
@@ -128,15 +155,26 @@ def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_ca
 
 def test_summaries_of_sdci_are_references_and_images_without_are_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "densely_captioned_images"
-    summaries = {"a": {"base": ["A cat.", "A cat sits."], "m-1": ["An ear."]}, "b": {"base": "A dog."}, "c": None}
+    summaries = {
+        "a": {"base": ["A cat.", "A cat sits."], "m-1": ["An ear."]},
+        "b": {"base": "A dog."},
+        "c": None,
+    }
     for name, values in summaries.items():
         photo(folder / "photos" / f"sa_{name}.png", ord(name))
-        content = {"image": f"sa_{name}.png", "short_caption": "It.", "mask_data": {}, "summaries": values}
+        content = {
+            "image": f"sa_{name}.png",
+            "short_caption": "It.",
+            "mask_data": {},
+            "summaries": values,
+        }
         write(folder / "complete" / f"{name}.json", content)
     write(folder / "splits.json", {"train": ["a.json", "c.json"], "valid": ["b.json"]})
     data = build_data(DataConfig("dci", path=str(folder)))
     assert [row["references"] for row in data.split("train")] == [["A cat.", "A cat sits."]]
-    assert [(row["image_id"], row["long_reference"]) for row in data.split("val")] == [("b.json", "A dog.")]
+    assert [(row["image_id"], row["long_reference"]) for row in data.split("val")] == [
+        ("b.json", "A dog.")
+    ]
     assert check_data(data, data.splits).ok
     write(folder / "complete" / "b.json", {"image": "sa_b.png", "summaries": {"base": [1]}})
     with pytest.raises(DataError, match=r"b\.json.*summaries"):
@@ -151,7 +189,10 @@ def test_urban_1k_pairs_files_by_name_and_reads_the_first_line(tmp_path: Path) -
         photo(tmp_path / "image" / f"{number}.png", number)
         write(tmp_path / "caption" / f"{number}.txt", f"A street {number}.\nMore.")
     config = DataConfig("urban1k", path=str(tmp_path))
-    assert [(row["image_id"], row["references"]) for row in rows_of("test", format="urban1k", path=str(tmp_path))] == [
+    assert [
+        (row["image_id"], row["references"])
+        for row in rows_of("test", format="urban1k", path=str(tmp_path))
+    ] == [
         ("1", ["A street 1."]),
         ("2", ["A street 2."]),
         ("10", ["A street 10."]),
@@ -168,8 +209,18 @@ def test_urban_1k_pairs_files_by_name_and_reads_the_first_line(tmp_path: Path) -
     ("line", "columns", "image"),
     [
         (  # DOCCI
-            {"example_id": "test_1", "split": "test", "image_file": "test_1.png", "description": "A red car."},
-            {"image": "image_file", "references": "description", "image_id": "example_id", "split": "split"},
+            {
+                "example_id": "test_1",
+                "split": "test",
+                "image_file": "test_1.png",
+                "description": "A red car.",
+            },
+            {
+                "image": "image_file",
+                "references": "description",
+                "image_id": "example_id",
+                "split": "split",
+            },
             "test_1.png",
         ),
         (  # ImageInWords
@@ -178,24 +229,41 @@ def test_urban_1k_pairs_files_by_name_and_reads_the_first_line(tmp_path: Path) -
             "aar_test_1.png",
         ),
         (  # DeCapBench
-            {"image_name": "aar_test_1.png", "oracle_caption": "A red car.", "oracle_facts": ["There is a car."]},
+            {
+                "image_name": "aar_test_1.png",
+                "oracle_caption": "A red car.",
+                "oracle_facts": ["There is a car."],
+            },
             {"image": "image_name", "references": "oracle_caption"},
             "aar_test_1.png",
         ),
-        ({"file_name": "train/1.png", "text": "A red car."}, None, "train/1.png"),  # ImageFolder of datasets
+        (
+            {"file_name": "train/1.png", "text": "A red car."},
+            None,
+            "train/1.png",
+        ),  # ImageFolder of datasets
     ],
 )
 def test_json_lines_of_other_layouts_are_read_by_columns(
     tmp_path: Path, line: dict[str, Any], columns: dict[str, str] | None, image: str
 ) -> None:
     path = write(tmp_path / "data.jsonlines", json.dumps(line) + "\n")
-    (row,) = rows_of(line.get("split", "train"), format="jsonl", path=str(path), image_root="images", columns=columns)
+    (row,) = rows_of(
+        line.get("split", "train"),
+        format="jsonl",
+        path=str(path),
+        image_root="images",
+        columns=columns,
+    )
     assert row["references"] == ["A red car."]
     assert row["image"] == str(tmp_path / "images" / image)
 
 
 def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "data.jsonl", json.dumps({"file": "a.png", "text": "A car.", "objects": [{}]}) + "\n")
+    path = write(
+        tmp_path / "data.jsonl",
+        json.dumps({"file": "a.png", "text": "A car.", "objects": [{}]}) + "\n",
+    )
     for columns, part in (
         ({"image": "file", "references": "texts"}, "data.columns.references"),
         ({"image": "{folder}/{file}", "references": "text"}, "data.columns.image"),
@@ -222,7 +290,11 @@ def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def tables(datasets: Any, folder: Path) -> Path:
     """Two splits, one of them in two files, as the hub stores them."""
     folder.mkdir()
-    for name, numbers in (("train-00000-of-00002", [0, 1]), ("train-00001-of-00002", [2]), ("validation", [3])):
+    for name, numbers in (
+        ("train-00000-of-00002", [0, 1]),
+        ("train-00001-of-00002", [2]),
+        ("validation", [3]),
+    ):
         columns = {
             "picture": [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers],
             "captions": [[f"Caption {number}.", "A thing."] for number in numbers],
@@ -256,8 +328,14 @@ def test_parquet_and_a_data_set_of_the_hub_have_images_in_their_rows(
 
 def test_splits_are_in_the_notation_of_the_library(tmp_path: Path, datasets: Any) -> None:
     folder = tables(datasets, tmp_path / "data")
-    config = {"format": "parquet", "path": str(folder), "columns": {"image": "picture", "references": "captions"}}
-    data = build_data(DataConfig(**config, kwargs={"splits": {"train": "train+validation", "val": "train[:1]"}}))
+    config = {
+        "format": "parquet",
+        "path": str(folder),
+        "columns": {"image": "picture", "references": "captions"},
+    }
+    data = build_data(
+        DataConfig(**config, kwargs={"splits": {"train": "train+validation", "val": "train[:1]"}})
+    )
     assert (len(data.split("train")), len(data.split("val"))) == (4, 1)
     with pytest.raises(DataError, match="dev"):
         build_data(DataConfig(**config, kwargs={"splits": {"train": "dev"}}))
@@ -266,16 +344,26 @@ def test_splits_are_in_the_notation_of_the_library(tmp_path: Path, datasets: Any
 
 
 def test_images_may_be_paths_and_sentences_objects(tmp_path: Path, datasets: Any) -> None:
-    columns = {"filepath": ["val2014"], "filename": ["1.png"], "sentences": [[{"raw": "A dog ."}, {"raw": "A cat ."}]]}
+    columns = {
+        "filepath": ["val2014"],
+        "filename": ["1.png"],
+        "sentences": [[{"raw": "A dog ."}, {"raw": "A cat ."}]],
+    }
     datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "rows.parquet")
     photo(tmp_path / "photos" / "val2014" / "1.png")
     named = {"image": "{filepath}/{filename}", "references": "sentences"}
     config = DataConfig(
-        "parquet", path=str(tmp_path / "rows.parquet"), image_root=str(tmp_path / "photos"), columns=named
+        "parquet",
+        path=str(tmp_path / "rows.parquet"),
+        image_root=str(tmp_path / "photos"),
+        columns=named,
     )
     data = build_data(config)
     (row,) = data.split("train")
-    assert (row["references"], row["image"]) == (["A dog .", "A cat ."], str(tmp_path / "photos/val2014/1.png"))
+    assert (row["references"], row["image"]) == (
+        ["A dog .", "A cat ."],
+        str(tmp_path / "photos/val2014/1.png"),
+    )
     assert check_data(data, data.splits).ok
 
 
@@ -283,11 +371,16 @@ def test_what_is_wrong_with_a_table_is_named(tmp_path: Path, datasets: Any) -> N
     columns = {"image": [{"bytes": b"none", "path": None}], "text": ["A dog."]}
     path = tmp_path / "rows.parquet"
     datasets.Dataset.from_dict(columns).to_parquet(path)
-    (row,) = rows_of(format="parquet", path=str(path), columns={"image": "image", "references": "text"})
+    (row,) = rows_of(
+        format="parquet", path=str(path), columns={"image": "image", "references": "text"}
+    )
     with pytest.raises(RewardError, match=r"rows\.parquet.*row 0"):
         open_image(row["image"])
     for config, part in (
-        ({"path": str(path), "columns": {"image": "image", "references": "texts"}}, "data.columns.references"),
+        (
+            {"path": str(path), "columns": {"image": "image", "references": "texts"}},
+            "data.columns.references",
+        ),
         ({"path": str(tmp_path / "no")}, "data.path"),
         ({"path": str(write(tmp_path / "bad.parquet", "no table"))}, "bad.parquet"),
     ):
@@ -317,11 +410,18 @@ def sample(number: int, caption: str | None, **more: Any) -> dict[str, bytes]:
 
 
 def test_shards_are_read_in_any_order(tmp_path: Path) -> None:
-    tar(tmp_path / "train-0.tar", {"./README.md": b"x", **sample(0, "Caption 0."), **sample(1, "Caption 1.", width=8)})
     tar(
-        tmp_path / "train-1.tar", {"./sub/2.cls": b"1", **{f"./sub/{k}": v for k, v in sample(2, "Caption 2.").items()}}
+        tmp_path / "train-0.tar",
+        {"./README.md": b"x", **sample(0, "Caption 0."), **sample(1, "Caption 1.", width=8)},
     )
-    tar(tmp_path / "validation-0.tar", sample(3, None, references=["A", "B"], image_id=7, url="http://x"))
+    tar(
+        tmp_path / "train-1.tar",
+        {"./sub/2.cls": b"1", **{f"./sub/{k}": v for k, v in sample(2, "Caption 2.").items()}},
+    )
+    tar(
+        tmp_path / "validation-0.tar",
+        sample(3, None, references=["A", "B"], image_id=7, url="http://x"),
+    )
     data = build_data(DataConfig("shards", path=str(tmp_path)))
     assert data.splits == ("train", "val")
     assert check_data(data, data.splits).ok
@@ -339,21 +439,33 @@ def test_shards_are_read_in_any_order(tmp_path: Path) -> None:
         tmp_path / "train-1.tar",
         {f"sub/{k}": v for k, v in (sample(2, "Caption 2.") | {"more.md": b"x" * 9999}).items()},
     )
-    assert fingerprint({"train": list(build_data(DataConfig("shards", path=str(tmp_path))).split("train"))}) != before
+    assert (
+        fingerprint(
+            {"train": list(build_data(DataConfig("shards", path=str(tmp_path))).split("train"))}
+        )
+        != before
+    )
 
 
 def test_shards_have_other_names_and_columns(tmp_path: Path) -> None:
     for number in range(3):
-        tar(tmp_path / f"cc3m-{number}.tar", sample(number, f"alt {number}", long=f"Caption {number}."))
+        tar(
+            tmp_path / f"cc3m-{number}.tar",
+            sample(number, f"alt {number}", long=f"Caption {number}."),
+        )
     data = build_data(DataConfig("shards", path=str(tmp_path)))
     assert (data.splits, len(data.split("train"))) == (("train",), 3)
     splits = {"train": "cc3m-[01].tar", "val": "cc3m-2.tar"}
     columns = {"references": "long", "long_reference": "txt"}
-    named = build_data(DataConfig("shards", path=str(tmp_path), columns=columns, kwargs={"splits": splits}))
+    named = build_data(
+        DataConfig("shards", path=str(tmp_path), columns=columns, kwargs={"splits": splits})
+    )
     (row,) = named.split("val")
     assert (row["references"], row["long_reference"]) == (["Caption 2."], "alt 2")
     with pytest.raises(DataError, match=r"splits\.test"):
-        build_data(DataConfig("shards", path=str(tmp_path), kwargs={"splits": {"test": "no-*.tar"}}))
+        build_data(
+            DataConfig("shards", path=str(tmp_path), kwargs={"splits": {"test": "no-*.tar"}})
+        )
     tar(tmp_path / "train-0.tar", sample(5, "x"))
     with pytest.raises(DataError, match=r"cc3m-0\.tar"):
         build_data(DataConfig("shards", path=str(tmp_path)))
@@ -375,7 +487,11 @@ def test_what_is_wrong_with_a_shard_is_named(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"train-0\.tar") as caught:
             rows_of(format="shards", path=str(tmp_path))
         assert part in str(caught.value)
-    for change in (lambda content: gzip.compress(content), lambda content: content[:700], lambda _: b"no archive"):
+    for change in (
+        lambda content: gzip.compress(content),
+        lambda content: content[:700],
+        lambda _: b"no archive",
+    ):
         path.write_bytes(change(tar(path, good).read_bytes()))
         with pytest.raises(DataError, match=r"train-0\.tar"):
             rows_of(format="shards", path=str(tmp_path))
@@ -407,7 +523,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table = datasets.Dataset.from_dict(
             {"image": [{"bytes": image, "path": None} for image in images], "txt": texts}
         )
-        table.cast_column("image", datasets.Image()).to_parquet(folder / "parquet" / f"{split}-0.parquet")
+        table.cast_column("image", datasets.Image()).to_parquet(
+            folder / "parquet" / f"{split}-0.parquet"
+        )
         files: dict[str, bytes] = {}
         for index, (image, text) in enumerate(zip(images, texts, strict=True)):
             files |= {f"{index:03}.png": image, f"{index:03}.txt": text.encode()}
@@ -424,14 +542,20 @@ def test_every_program_reads_stored_images(stored: Path, tmp_path: Path, format:
     short = {"data": data, "train.max_steps": 2, "eval.every": 2}
     checked_run(xe_config(tmp_path / "xe", **short), tmp_path / "xe")
     exported = tmp_path / "xe/export/best"
-    checked_run(reward_model_config(tmp_path / "clip", "contrastive", **short), tmp_path / "clip", "reward_model")
+    checked_run(
+        reward_model_config(tmp_path / "clip", "contrastive", **short),
+        tmp_path / "clip",
+        "reward_model",
+    )
     clip = {"backbone": str(tmp_path / "clip/export/best"), "prefix": ""}
     terms = {
         "reward.terms": {"clipscore": {"weight": 1.0, "kwargs": clip}},
         "train.kl_coef": 0.0,
         "train.xe_weight": 0.0,
     }
-    checked_run(scst_config(tmp_path / "scst", exported, **short, **terms), tmp_path / "scst", "scst")
+    checked_run(
+        scst_config(tmp_path / "scst", exported, **short, **terms), tmp_path / "scst", "scst"
+    )
     teacher = {"teacher": {"name": clip["backbone"]}}
     checked_run(
         reward_model_config(tmp_path / "student", "distill_image", **short, **teacher),
@@ -447,7 +571,11 @@ def test_every_program_reads_stored_images(stored: Path, tmp_path: Path, format:
     }
     checked_run(evaluation | {"tokenizer": "python"}, tmp_path / "eval", "evaluate")
     recaptioner = {"target": "captioner", "kwargs": {"model": str(exported)}}
-    checked_run({"data": data, "recaptioner": recaptioner, "out": str(tmp_path / "new")}, tmp_path / "new", "recaption")
+    checked_run(
+        {"data": data, "recaptioner": recaptioner, "out": str(tmp_path / "new")},
+        tmp_path / "new",
+        "recaption",
+    )
     retrieval = {
         "models": {"clip": {"backbone": clip["backbone"]}},
         "data": data,
@@ -464,7 +592,9 @@ def test_every_program_reads_stored_images(stored: Path, tmp_path: Path, format:
     rows = build_data(DataConfig(**data)).split("test")
     example = trl_dataset(rows, "describe")[1]
     assert example["image"].tobytes() == open_image(rows[1]["image"]).tobytes()
-    lines = [json.loads(line) for line in (tmp_path / "new/captions.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "new/captions.jsonl").read_text().splitlines()
+    ]
     assert all(Path(line["image"]).is_file() for line in lines), "written to files"
 
 
@@ -475,10 +605,14 @@ def test_missing_data_are_told_with_what_they_take(tmp_path: Path) -> None:
     source = "photos.zip (3 GB) of https://example.org"
     with pytest.raises(DataError, match=r"lost\.json.*photos\.zip \(3 GB\)"):
         build_data(DataConfig("coco", path=str(tmp_path / "lost.json"), source=source))
-    photos = write(tmp_path / "photos.jsonl", json.dumps({"image": "a.png", "references": ["A dog."]}) + "\n")
+    photos = write(
+        tmp_path / "photos.jsonl", json.dumps({"image": "a.png", "references": ["A dog."]}) + "\n"
+    )
     config = DataConfig("jsonl", path=str(photos), source=source)
     with pytest.raises(DataError, match=r"a\.png[^$]*photos\.zip \(3 GB\)"):
-        checked_splits(config, build_data(config), ["train"], Accelerator(cpu=True), tmp_path / "checked.json")
+        checked_splits(
+            config, build_data(config), ["train"], Accelerator(cpu=True), tmp_path / "checked.json"
+        )
     later = RewardModelConfig(data=DataConfig("jsonl", path="lost.jsonl", source=source))
     later.run.dir = "runs/second"
     first = RewardModelConfig(data=DataConfig("jsonl", path=str(photos)))

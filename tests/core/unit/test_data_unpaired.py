@@ -62,7 +62,9 @@ def test_hidden_images_are_left_out_and_a_link_to_a_parent_is_named(tmp_path: Pa
         ImageFolder(root)
 
 
-def test_without_a_folder_val_the_same_images_are_held_out_whatever_else_is_there(tmp_path: Path) -> None:
+def test_without_a_folder_val_the_same_images_are_held_out_whatever_else_is_there(
+    tmp_path: Path,
+) -> None:
     root = images(tmp_path / "data", *[f"n{i % 3}/{i}.png" for i in range(40)])
     before = ImageFolder(root, val_fraction=0.25)
     held_out, kept = set(ids(before, "val")), set(ids(before, "train"))
@@ -75,12 +77,24 @@ def test_without_a_folder_val_the_same_images_are_held_out_whatever_else_is_ther
 
 def test_a_line_is_a_caption_and_equal_ones_are_held_out_together(tmp_path: Path) -> None:
     path = written(
-        tmp_path / "captions.txt", "\ufeffa dog ", "", "ein Höhlenbär", *map(str, range(60)), *map(str, range(60))
+        tmp_path / "captions.txt",
+        "\ufeffa dog ",
+        "",
+        "ein Höhlenbär",
+        *map(str, range(60)),
+        *map(str, range(60)),
     )
     data = CaptionFile(path, val_fraction=0.2)
-    train, val = (dict(zip(ids(data, split), captions(data, split), strict=True)) for split in ("train", "val"))
+    train, val = (
+        dict(zip(ids(data, split), captions(data, split), strict=True))
+        for split in ("train", "val")
+    )
     found = train | val
-    assert (found["captions.txt:1"], found["captions.txt:3"], len(found)) == ("a dog", "ein Höhlenbär", 122)
+    assert (found["captions.txt:1"], found["captions.txt:3"], len(found)) == (
+        "a dog",
+        "ein Höhlenbär",
+        122,
+    )
     assert not set(train.values()) & set(val.values())
     rows = data.split("train")
     assert "image" not in rows[0]
@@ -98,7 +112,10 @@ def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
     written(tmp_path / "val.tsv", "red\thttp://c")
     written(tmp_path / "notes.md", "else")
     data = build_data(DataConfig("captions", path=str(tmp_path), kwargs={"column": 0}))
-    assert {split: captions(data, split) for split in data.splits} == {"train": ["a dog", "two cats"], "val": ["red"]}
+    assert {split: captions(data, split) for split in data.splits} == {
+        "train": ["a dog", "two cats"],
+        "val": ["red"],
+    }
     assert captions(CaptionFile(tmp_path, column=1), "val") == ["http://c"]
     assert check_data(data, data.splits, needs=["text"]).ok
 
@@ -106,9 +123,14 @@ def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
 def test_names_of_files_may_have_tabs(tmp_path: Path) -> None:
     path = written(tmp_path / "my\tcaptions.txt", *map(str, range(60)))
     data = CaptionFile(path, val_fraction=0.2)
-    assert sorted(captions(data, "train") + captions(data, "val"), key=int) == [str(number) for number in range(60)]
+    assert sorted(captions(data, "train") + captions(data, "val"), key=int) == [
+        str(number) for number in range(60)
+    ]
     assert ids(data, "train")[0].startswith("my\tcaptions.txt:")
-    path = written(tmp_path / "my\ttargets.jsonl", *(json.dumps({"caption": f"a {n}", "target": n}) for n in range(60)))
+    path = written(
+        tmp_path / "my\ttargets.jsonl",
+        *(json.dumps({"caption": f"a {n}", "target": n}) for n in range(60)),
+    )
     rows = CaptionTargets(path, val_fraction=0.2).split("train")
     assert all(row["references"] == [f"a {row['target']:.0f}"] for row in rows)
     for format in (CaptionFile, CaptionTargets):
@@ -117,7 +139,9 @@ def test_names_of_files_may_have_tabs(tmp_path: Path) -> None:
         path = tmp_path / os.fsdecode(b"not utf-8 \xff")
 
 
-def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_out(tmp_path: Path) -> None:
+def test_a_wrong_file_of_captions_is_named_and_captions_without_a_word_are_left_out(
+    tmp_path: Path,
+) -> None:
     for content, options, message in (
         (b"a dog\thttp://a\n", {}, r"line 1 has 2 columns, .*kwargs\.column is None"),
         (b"a\tb\na\n", {"column": 1}, r"line 2 has 1 columns, 'a', .*kwargs\.column is 1"),

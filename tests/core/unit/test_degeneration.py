@@ -2,10 +2,19 @@
 
 import pytest
 
-from rewards.text.degeneration import BAD_ENDINGS, Repetition, bad_ending, degeneration_statistics, repeated_ngram_share
+from rewards.text.degeneration import (
+    BAD_ENDINGS,
+    Repetition,
+    bad_ending,
+    degeneration_statistics,
+    repeated_ngram_share,
+)
 from rewards.text.tokenize import tokenize
 
-CAPTIONS = [tokenize(text) for text in ("A cat and a cat.", "A dog with a", "a dog with a", "", "Two birds fly.")]
+CAPTIONS = [
+    tokenize(text)
+    for text in ("A cat and a cat.", "A dog with a", "a dog with a", "", "Two birds fly.")
+]
 
 
 def test_aggregate_of_captions_counted_by_hand() -> None:
@@ -43,7 +52,11 @@ def test_the_word_list_can_match_tokens() -> None:
 
 
 def test_repetition_reward_and_wrong_input() -> None:
-    assert Repetition()(None, ["a cat and a cat", "a cat", ""], references=None) == [-0.25, 0.0, 0.0]
+    assert Repetition()(None, ["a cat and a cat", "a cat", ""], references=None) == [
+        -0.25,
+        0.0,
+        0.0,
+    ]
     with pytest.raises(ValueError, match="n is 0"):
         Repetition(0)
     with pytest.raises(ValueError, match="no captions"):

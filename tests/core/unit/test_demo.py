@@ -16,16 +16,34 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 def test_a_row_is_as_high_as_its_longest_text() -> None:
     images = [Image.new("RGB", (8, 8), (200, 0, 0)) for _ in range(4)]
     assert caption_sheet(images, {"a:": ["one"] * 4}).height == 2 * (TILE + 2 * GAP) + GAP
-    captions = {name: ["a large striped red square to the left of a small blue ring", *["one"] * 3] for name in "abcd"}
+    captions = {
+        name: ["a large striped red square to the left of a small blue ring", *["one"] * 3]
+        for name in "abcd"
+    }
     tall = caption_sheet(images, captions)
     # The first row has four systems of one name and two lines each; the second is as high as an image.
-    assert tall.height == 4 * (3 * LINE + LINE // 3) + 2 * GAP + max(TILE, 4 * (2 * LINE + LINE // 3)) + 2 * GAP + GAP
-    assert tall.crop((0, tall.height - GAP, tall.width, tall.height)).getcolors() == [(tall.width * GAP, (255,) * 3)]
+    assert (
+        tall.height
+        == 4 * (3 * LINE + LINE // 3)
+        + 2 * GAP
+        + max(TILE, 4 * (2 * LINE + LINE // 3))
+        + 2 * GAP
+        + GAP
+    )
+    assert tall.crop((0, tall.height - GAP, tall.width, tall.height)).getcolors() == [
+        (tall.width * GAP, (255,) * 3)
+    ]
 
 
 TINY = {
     "data": {"kwargs": {"num_train": 24, "num_val": 4, "num_test": 8, "num_unseen": 4}},
-    "train": {"max_steps": 2, "batch_size": 8, "warmup_steps": 1, "threads": 1, "mixed_precision": "no"},
+    "train": {
+        "max_steps": 2,
+        "batch_size": 8,
+        "warmup_steps": 1,
+        "threads": 1,
+        "mixed_precision": "no",
+    },
     "eval": {"every": 2, "batch_size": 4},
 }
 """What is changed in the shipped configurations, so that every stage takes seconds."""
@@ -48,14 +66,19 @@ def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(tmp_path, m
     assert re.findall(r"<h2>(\w+)</h2>", page) == headings
     names = ("cross-entropy", "SCST on CIDEr-D", "SCST on mixture")
     for split in ("test", "test_unseen"):
-        folders = [tmp_path / "runs/demo/evaluation" / f"{split}-{name.lower().replace(' ', '-')}" for name in names]
+        folders = [
+            tmp_path / "runs/demo/evaluation" / f"{split}-{name.lower().replace(' ', '-')}"
+            for name in names
+        ]
         for folder in folders:
             cider = json.loads((folder / "scores.json").read_text())["metrics"]["CIDEr"]
             assert f">{100 * cider:.1f}<" in page
     assert page.count("<article") == 8
     steps = {path: path.read_text() for path in tmp_path.glob("runs/demo/*/metrics.jsonl")}
     assert len(steps) == 5
-    monkeypatch.setattr(demo, "_judge_all", lambda *_: [])  # it would judge the same captioners again
+    monkeypatch.setattr(
+        demo, "_judge_all", lambda *_: []
+    )  # it would judge the same captioners again
     assert main([]) == 0
     assert {path: path.read_text() for path in steps} == steps
 

@@ -11,15 +11,74 @@ from rewards.text import detail_units as detail_units_module
 from rewards.text.detail_units import BrillTagger, detail_units, detail_units_of, prefixes
 
 WORDS = [
-    *["a", "the", "The", "dog", "dogs", "red", "eye-level", "is", "are", "stands", "holding", "left", "of", "in", "In"],
-    *["and", "or", "on", "next", "to", "that", "3.5", "1,000", "10:30", "Mr. Smith", "St. Paul's", "U.S.", "5 p.m."],
-    *["it's", "don't", "o'clock", "(small)", '"STOP"', "“go”", "woman's", "6 ft. tall", "e.g. this", "www.x.com", "&"],
+    *[
+        "a",
+        "the",
+        "The",
+        "dog",
+        "dogs",
+        "red",
+        "eye-level",
+        "is",
+        "are",
+        "stands",
+        "holding",
+        "left",
+        "of",
+        "in",
+        "In",
+    ],
+    *[
+        "and",
+        "or",
+        "on",
+        "next",
+        "to",
+        "that",
+        "3.5",
+        "1,000",
+        "10:30",
+        "Mr. Smith",
+        "St. Paul's",
+        "U.S.",
+        "5 p.m.",
+    ],
+    *[
+        "it's",
+        "don't",
+        "o'clock",
+        "(small)",
+        '"STOP"',
+        "“go”",
+        "woman's",
+        "6 ft. tall",
+        "e.g. this",
+        "www.x.com",
+        "&",
+    ],
 ]
-WHOLE = ["eye-level", "3.5", "1,000", "10:30", "Mr.", "St.", "U.S.", "p.m.", "don't", "o'clock", "e.g.", "it's"]
+WHOLE = [
+    "eye-level",
+    "3.5",
+    "1,000",
+    "10:30",
+    "Mr.",
+    "St.",
+    "U.S.",
+    "p.m.",
+    "don't",
+    "o'clock",
+    "e.g.",
+    "it's",
+]
 ENDS = [".", ".", "!", "?", ",", ";", ":", "...", "", "."]
 
-sentences = st.tuples(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), st.sampled_from(ENDS))
-captions = st.lists(sentences, max_size=5).map(lambda found: " ".join(" ".join(words) + end for words, end in found))
+sentences = st.tuples(
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), st.sampled_from(ENDS)
+)
+captions = st.lists(sentences, max_size=5).map(
+    lambda found: " ".join(" ".join(words) + end for words, end in found)
+)
 
 
 class GivenTags:
@@ -42,7 +101,9 @@ def test_units_concatenate_to_the_caption(caption: str) -> None:
     units = detail_units(caption)
     assert "".join(units) == caption
     has_word = any(letter.isalnum() for letter in caption)
-    assert all(any(letter.isalnum() for letter in unit) for unit in units) or (not has_word and len(units) == 1)
+    assert all(any(letter.isalnum() for letter in unit) for unit in units) or (
+        not has_word and len(units) == 1
+    )
     assert units or not caption
 
 
@@ -57,7 +118,10 @@ def test_no_unit_ends_inside_a_word_a_number_or_an_abbreviation(caption: str) ->
         # Each token of the caption is wholly in the prefix or wholly in the rest.
         assert sorted(prefix.split() + rest.split()) == sorted(caption.split()) or rest[0] in ",;:"
     for word in WHOLE:
-        pieces = sum(unit.split().count(word) for unit in detail_units(f"A dog near {word} runs. A cat sits."))
+        pieces = sum(
+            unit.split().count(word)
+            for unit in detail_units(f"A dog near {word} runs. A cat sits.")
+        )
         assert pieces == 1, word
 
 
@@ -86,14 +150,24 @@ def test_no_unit_ends_inside_a_word_a_number_or_an_abbreviation(caption: str) ->
     ],
 )
 def test_grammar_and_rules_against_cutting_too_finely(units: list[str]) -> None:
-    words = {"DT": "a the", "NN": "cat fish box ball", "JJ": "red big", "VBZ": "holds is", "CD": "two", "CC": "and"}
+    words = {
+        "DT": "a the",
+        "NN": "cat fish box ball",
+        "JJ": "red big",
+        "VBZ": "holds is",
+        "CD": "two",
+        "CC": "and",
+    }
     words |= {"IN": "with near in", "RB": "very", "POS": "'s"}
     tags = {word: tag for tag, own in words.items() for word in own.split()}
     assert detail_units("".join(units), GivenTags(**tags)) == units
 
 
 def test_sentences_end_at_full_stops_and_not_at_others() -> None:
-    sentences = ["It is 3.5 m tall, by Mr. Smith of the U.S. Navy at 5 p.m. on No. 5 St. James.", " The dog runs..."]
+    sentences = [
+        "It is 3.5 m tall, by Mr. Smith of the U.S. Navy at 5 p.m. on No. 5 St. James.",
+        " The dog runs...",
+    ]
     sentences += [" A cat?", " No!"]
     text = "".join(sentences)
     # Whatever the tags, units end at the end of a sentence; without phrases, they end nowhere else.
@@ -110,7 +184,9 @@ def test_a_description_of_the_generated_world() -> None:
 
 
 def test_many_captions_at_once_and_in_processes() -> None:
-    captions = [f"A dog with {number} red balls stands near a tree. It runs." for number in range(200)]
+    captions = [
+        f"A dog with {number} red balls stands near a tree. It runs." for number in range(200)
+    ]
     units = detail_units_of(captions, processes=2)
     assert units == [detail_units(caption) for caption in captions]
     with pytest.raises(ValueError, match=r"processes = 0.*1"):
@@ -126,6 +202,8 @@ def test_a_missing_textblob_is_named_with_its_extra(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_verb_after_an_article_is_a_noun_or_an_adjective() -> None:
-    tags = BrillTagger()([["the", "left", "side"], ["its", "leaves"], ["the", "left"], ["this", "is", "it"], []])
+    tags = BrillTagger()(
+        [["the", "left", "side"], ["its", "leaves"], ["the", "left"], ["this", "is", "it"], []]
+    )
     assert [own[1] for own in tags[:4]] == ["JJ", "NNS", "NN", "VBZ"]
     assert tags[4] == []

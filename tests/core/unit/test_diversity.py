@@ -22,7 +22,9 @@ def test_self_cider_by_hand() -> None:
     # Eigenvalues 1.5 and 0.5.
     expected = -math.log(math.sqrt(1.5) / (math.sqrt(1.5) + math.sqrt(0.5))) / math.log(2)
     assert self_cider(np.array([[1.0, 0.5], [0.5, 1.0]])) == pytest.approx(expected)
-    assert 0 < self_cider(np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.9], [0.0, 0.9, 1.0]])) < 1, "an eigenvalue is below 0"
+    assert 0 < self_cider(np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.9], [0.0, 0.9, 1.0]])) < 1, (
+        "an eigenvalue is below 0"
+    )
 
 
 def test_distinct_ngrams_over_words() -> None:
@@ -33,9 +35,14 @@ def test_distinct_ngrams_over_words() -> None:
 
 
 def test_the_reward_is_one_minus_the_similarity_to_the_others() -> None:
-    texts, ids = ["a red dog runs", "a red dog sits", "two cats", "a red dog runs", "one bird here now"], list("11121")
+    texts, ids = (
+        ["a red dog runs", "a red dog sits", "two cats", "a red dog runs", "one bird here now"],
+        list("11121"),
+    )
     near = (3 / 4 + 2 / 3 + 1 / 2) / 4
-    assert Diversity(eos=False)(None, texts, image_id=ids) == pytest.approx([1 - near / 3] * 2 + [1.0, 0.0, 1.0])
+    assert Diversity(eos=False)(None, texts, image_id=ids) == pytest.approx(
+        [1 - near / 3] * 2 + [1.0, 0.0, 1.0]
+    )
     with_end, without = 1 - (4 / 5 + 2 / 4 + 1 / 3 + 0) / 4, 1 - near
     for reward, columns, expected in (
         (Diversity(), {}, with_end),
@@ -48,7 +55,9 @@ def test_the_reward_is_one_minus_the_similarity_to_the_others() -> None:
 def test_copies_score_nothing_however_short() -> None:
     for eos in (True, False):
         for text in ("a red dog runs home", "dog", ""):
-            assert Diversity(eos=eos)(None, [text] * 3, image_id=["1"] * 3) == pytest.approx([0.0] * 3)
+            assert Diversity(eos=eos)(None, [text] * 3, image_id=["1"] * 3) == pytest.approx(
+                [0.0] * 3
+            )
 
 
 def test_a_run_counts_document_frequencies_for_it() -> None:
@@ -56,7 +65,9 @@ def test_a_run_counts_document_frequencies_for_it() -> None:
     made = build_reward(RewardConfig(terms=terms), [["a dog"], ["a cat"]]).rewards
     assert made["diversity"].df is made["cider"].df  # type: ignore[attr-defined]
     # ``a`` is in every document and weighs nothing.
-    assert made["diversity"](None, ["a dog", "a cat"], image_id=["1", "1"]) == pytest.approx([1.0, 1.0])
+    assert made["diversity"](None, ["a dog", "a cat"], image_id=["1", "1"]) == pytest.approx(
+        [1.0, 1.0]
+    )
     assert "df[" in made["diversity"].signature
 
 
@@ -73,5 +84,10 @@ def test_a_small_agreement_keeps_its_digits_beside_that_of_a_caption_with_itself
     near = 10 * similarities(tokens, DocumentFrequencies.from_counts({}, 1.0, eos=False))
     for count in (2, 3):
         scores = Consensus()(None, texts[:count], image_id=["x"] * count)
-        others = [sum(Fraction(near[row, other]) for other in range(count) if other != row) for row in range(count)]
-        assert scores == pytest.approx([float(total / (count - 1)) for total in others], rel=1e-15, abs=0)
+        others = [
+            sum(Fraction(near[row, other]) for other in range(count) if other != row)
+            for row in range(count)
+        ]
+        assert scores == pytest.approx(
+            [float(total / (count - 1)) for total in others], rel=1e-15, abs=0
+        )

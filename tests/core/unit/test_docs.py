@@ -68,7 +68,9 @@ def test_links_and_anchors_exist(page: Path) -> None:
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
         if not name.startswith(("http:", "https:")):
-            missing += [] if target.exists() and (not anchor or anchor in anchors(target)) else [link]
+            missing += (
+                [] if target.exists() and (not anchor or anchor in anchors(target)) else [link]
+            )
             if ROOT / "docs" in page.parents and ROOT / "docs" not in target.parents:
                 missing.append(link)  # the site has pages of docs/ only
     assert missing == []
@@ -84,7 +86,13 @@ def test_every_page_is_in_the_navigation() -> None:
     def files(entries: Any) -> Iterator[str]:
         if isinstance(entries, str):
             yield entries
-        for entry in entries.values() if isinstance(entries, dict) else entries if isinstance(entries, list) else ():
+        for entry in (
+            entries.values()
+            if isinstance(entries, dict)
+            else entries
+            if isinstance(entries, list)
+            else ()
+        ):
             yield from files(entry)
 
     text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
@@ -123,13 +131,17 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], bool]:
                 raise
         raise Parsed
 
-    def parse_args(parser: argparse.ArgumentParser, arguments: Any = None, namespace: Any = None) -> None:
+    def parse_args(
+        parser: argparse.ArgumentParser, arguments: Any = None, namespace: Any = None
+    ) -> None:
         _, unknown = read_known(parser, arguments, namespace)
         if unknown:
             parser.error(f"unrecognized arguments: {unknown}")
         raise Parsed
 
-    def parse_known_args(parser: argparse.ArgumentParser, arguments: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(
+        parser: argparse.ArgumentParser, arguments: Any = None, namespace: Any = None
+    ) -> Any:
         """Of the programs that pass words on: ``doctor`` to the parser of its configuration."""
         given = read_known(parser, arguments, namespace)
         if "config" in given[0]:
@@ -158,11 +170,18 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], bool]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_are_understood(command: Command, understand: Callable[[list[str]], bool], tmp_path: Path) -> None:
+def test_commands_are_understood(
+    command: Command, understand: Callable[[list[str]], bool], tmp_path: Path
+) -> None:
     files = shown_files(command.page)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert understand([str(tmp_path / word) if word in files else STAND_INS.get(word, word) for word in command.words])
+    assert understand(
+        [
+            str(tmp_path / word) if word in files else STAND_INS.get(word, word)
+            for word in command.words
+        ]
+    )
 
 
 def test_commands_with_mistakes_are_not(understand: Callable[[list[str]], bool]) -> None:

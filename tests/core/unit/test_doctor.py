@@ -46,7 +46,15 @@ def line_after(report: str, name: str) -> str:
 def test_complete_environment(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main([]) == 0
     report = capsys.readouterr().out
-    for name in ("Python", "torch", "torchvision", "transformers", "accelerate", "jsonargparse", "pycocoevalcap"):
+    for name in (
+        "Python",
+        "torch",
+        "torchvision",
+        "transformers",
+        "accelerate",
+        "jsonargparse",
+        "pycocoevalcap",
+    ):
         assert f"\n  {name} " in "\n" + report
     assert f" {importlib.metadata.version('torch')}" in report
     assert f"{importlib.metadata.version('torchvision')}: loads" in report
@@ -56,7 +64,9 @@ def test_complete_environment(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("package", "code"), [("accelerate", 1), ("peft", 0)])
 def test_a_package_that_is_missing_is_named_with_its_cost(package, code, monkeypatch, capsys):
     installed = doctor.installed_version
-    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name == package else installed(name))
+    monkeypatch.setattr(
+        doctor, "installed_version", lambda name: None if name == package else installed(name)
+    )
     assert doctor.main([]) == code
     report = capsys.readouterr().out
     cost = "nothing trains" if code else "pip install 'rl-caption[peft]'"
@@ -74,7 +84,9 @@ def test_the_packages_are_those_of_the_project_file() -> None:
     assert set(doctor.NEEDED) == names(project["dependencies"])
     extras = project["optional-dependencies"]
     assert {(extra, name) for name, extra, _ in OPTIONAL.values()} == {
-        (extra, name) for extra in extras.keys() - {"all", "dev", "docs"} for name in names(extras[extra])
+        (extra, name)
+        for extra in extras.keys() - {"all", "dev", "docs"}
+        for name in names(extras[extra])
     }
 
 
@@ -84,24 +96,30 @@ def test_a_program_names_the_extra_of_a_module_that_is_missing(module, monkeypat
     monkeypatch.setitem(sys.modules, module, ModuleType(module))
     with pytest.raises(SystemExit if module in EXTRAS else ImportError), user_errors():
         importlib.import_module(f"{module}.part")
-    assert (f"{module} not installed: pip install 'rl-caption[{EXTRAS.get(module)}]'" in capsys.readouterr().err) == (
-        module in EXTRAS
-    )
+    assert (
+        f"{module} not installed: pip install 'rl-caption[{EXTRAS.get(module)}]'"
+        in capsys.readouterr().err
+    ) == (module in EXTRAS)
 
 
 @pytest.mark.parametrize("installed", [True, False])
 @pytest.mark.parametrize(
-    "error", ["", "RuntimeError: operator torchvision::nms does not exist", "ImportError: a library"]
+    "error",
+    ["", "RuntimeError: operator torchvision::nms does not exist", "ImportError: a library"],
 )
 def test_torchvision(error, installed, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "torchvision_error", lambda: error)
-    versions = {package: doctor.installed_version(package) for package in (*doctor.NEEDED, *doctor.OPTIONAL)}
+    versions = {
+        package: doctor.installed_version(package) for package in (*doctor.NEEDED, *doctor.OPTIONAL)
+    }
     versions["torchvision"] = "0.26" if installed else None
     monkeypatch.setattr(doctor, "installed_version", versions.get)
     (finding,) = doctor.torchvision_findings()
     assert error in finding.value or not installed
     assert finding.fatal == bool(finding.cost) == (installed and bool(error))
-    assert ("scripts/torchvision_remedy.py" in finding.remedy) == (installed and "operator torchvision::" in error)
+    assert ("scripts/torchvision_remedy.py" in finding.remedy) == (
+        installed and "operator torchvision::" in error
+    )
     assert bool(doctor.doctor()) == finding.fatal
     assert not finding.fatal or finding.remedy in capsys.readouterr().out.splitlines()[-1]
 
@@ -134,7 +152,10 @@ def test_missing_jar_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = {finding.name: finding for finding in doctor.java_findings()}
     assert found["METEOR"] == doctor.Finding("METEOR", "meteor-1.5.jar")
     assert found["PTB tokenizer"].value == "missing: stanford-corenlp-3.4.1.jar"
-    assert found["SPICE"].value == "missing: stanford-corenlp-3.6.0.jar, stanford-corenlp-3.6.0-models.jar"
+    assert (
+        found["SPICE"].value
+        == "missing: stanford-corenlp-3.6.0.jar, stanford-corenlp-3.6.0-models.jar"
+    )
     assert all(found[name].cost and not found[name].fatal for name in ("PTB tokenizer", "SPICE"))
 
 
@@ -148,9 +169,13 @@ def test_an_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 TERMS = {"cider": {"weight": 1.0}, "repetition": {"weight": 1e-3}}
 
 
-def report_on(folder: Path, capsys: pytest.CaptureFixture[str], **changes: object) -> tuple[int, str]:
+def report_on(
+    folder: Path, capsys: pytest.CaptureFixture[str], **changes: object
+) -> tuple[int, str]:
     """Exit code and section on a tiny run whose captioner is ``folder/start``."""
-    config = scst_config(folder / "run", folder / "start", **{"reward.terms": TERMS, "train.threads": None})
+    config = scst_config(
+        folder / "run", folder / "start", **{"reward.terms": TERMS, "train.threads": None}
+    )
     (folder / "run.yaml").write_text(yaml.safe_dump(changed(config, changes)))
     code = doctor.main(["--config", str(folder / "run.yaml"), "--rollout.num_samples", "3"])
     return code, capsys.readouterr().out.partition("\nConfiguration\n")[2]
@@ -188,9 +213,16 @@ def test_a_step_of_a_vision_language_model_fits_the_device_or_is_said_not_to(
     program, adapted, tmp_path, capsys, monkeypatch
 ):
     folder = save_vlm("qwen2_5_vl", tmp_path / "start")
-    make = {"xe": xe_config, "scst": partial(scst_config, init=folder, **{"train.kl_coef": 0.0})}[program]
+    make = {"xe": xe_config, "scst": partial(scst_config, init=folder, **{"train.kl_coef": 0.0})}[
+        program
+    ]
     model = {"name": "huggingface", "init": str(folder)} | adapted
-    options = {"model": model, "train.micro_batch_size": 2, "train.threads": None, "eval.batch_size": 1}
+    options = {
+        "model": model,
+        "train.micro_batch_size": 2,
+        "train.threads": None,
+        "eval.batch_size": 1,
+    }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(make(tmp_path / "run", **options)))
 
     def report(*overrides: str) -> tuple[int, str]:
@@ -213,7 +245,9 @@ def test_a_step_of_a_vision_language_model_fits_the_device_or_is_said_not_to(
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     sizes = sum(parameter.nbytes for parameter in parameters), 3 * trained
     assert held.startswith(
-        "weights {:.2g} GB, gradients and moments {:.2g} GB, keys and".format(*(s / 1e9 for s in sizes))
+        "weights {:.2g} GB, gradients and moments {:.2g} GB, keys and".format(
+            *(s / 1e9 for s in sizes)
+        )
     )
     # The same without weights: from the shapes alone.
     (folder / "model.safetensors").rename(tmp_path / "kept")
@@ -228,17 +262,24 @@ def test_a_step_of_a_vision_language_model_fits_the_device_or_is_said_not_to(
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "torchvision_error", str)
     (tmp_path / "kept").rename(folder / "model.safetensors")
-    code, said = report("--data.format", "karpathy", "--data.path", "none/there", "--data.kwargs", "{}")
+    code, said = report(
+        "--data.format", "karpathy", "--data.path", "none/there", "--data.kwargs", "{}"
+    )
     assert code == 1
     assert "not yet with this configuration: data." in said
     assert held.partition(" keys")[0] in memory_line(said)
 
 
-def test_configuration_whose_captioner_its_warm_start_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuration_whose_captioner_its_warm_start_makes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path)))
     code, report = report_on(tmp_path, capsys, warm_start=str(tmp_path / "xe.yaml"))
     assert code == 0, report
-    assert f"{tmp_path / 'start'} does not exist yet; the run makes it by {tmp_path / 'xe.yaml'}" in report
+    assert (
+        f"{tmp_path / 'start'} does not exist yet; the run makes it by {tmp_path / 'xe.yaml'}"
+        in report
+    )
     assert line_after(report, "captioner ") == "-> no scales on its samples"
     (row,) = [line.split() for line in report.splitlines() if line.strip().startswith("cider ")]
     assert row[-4:] == ["-"] * 4
@@ -277,14 +318,20 @@ def small_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for family in HUB.values():
         (save_model(family, folder / family) / "model.safetensors").unlink()
     file = folder / "qwen2_5_vl" / "config.json"
-    file.write_text(file.read_text().replace('"max_position_embeddings": 512', '"max_position_embeddings": 4096'))
+    file.write_text(
+        file.read_text().replace(
+            '"max_position_embeddings": 512', '"max_position_embeddings": 4096'
+        )
+    )
     return folder
 
 
 RECIPES = {name: program_of(read_mapping(file)) for name, file in shipped_configs().items()}
 
 
-@pytest.mark.parametrize("recipe", [name for name, program in RECIPES.items() if program in ("xe", "scst")])
+@pytest.mark.parametrize(
+    "recipe", [name for name, program in RECIPES.items() if program in ("xe", "scst")]
+)
 def test_every_shipped_recipe_of_a_captioner_is_described_before_anything_is_there(
     recipe, small_files, tmp_path, monkeypatch, capsys
 ):
@@ -295,7 +342,9 @@ def test_every_shipped_recipe_of_a_captioner_is_described_before_anything_is_the
         put_on_hub(name, small_files / family, tmp_path / "hub", monkeypatch)
     values = read_mapping(shipped_configs()[recipe])
     generated = "scenes" in values["data"].get("format", "")
-    small = ["--all.data.kwargs.num_train", "40", "--all.data.kwargs.num_val", "8"] if generated else []
+    small = (
+        ["--all.data.kwargs.num_train", "40", "--all.data.kwargs.num_val", "8"] if generated else []
+    )
     code = doctor.main(["--config", recipe, *small])
     report = capsys.readouterr().out
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -326,9 +375,15 @@ def test_a_recipe_of_any_other_program_is_checked(monkeypatch, capsys):
 NO_STUDENT = {"l_clipscore": {"kwargs": {"backbone": "none/yet"}}}
 
 
-def test_configuration_whose_student_its_reward_models_make(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuration_whose_student_its_reward_models_make(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path)))
-    changes = {"warm_start": str(tmp_path / "xe.yaml"), "reward.terms": NO_STUDENT, "reward_models": ["lclip.yaml"]}
+    changes = {
+        "warm_start": str(tmp_path / "xe.yaml"),
+        "reward.terms": NO_STUDENT,
+        "reward_models": ["lclip.yaml"],
+    }
     code, report = report_on(tmp_path, capsys, **changes)
     assert code == 0, report
     assert "'none/yet' does not exist" in report
@@ -358,7 +413,9 @@ def test_what_a_configuration_lacks_is_said(tmp_path, capsys, changes, name, mes
     assert f"The main job can run here, but not yet with this configuration: {lacking}." in report
 
 
-def test_a_torchvision_that_does_not_load_ends_a_program_in_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_torchvision_that_does_not_load_ends_a_program_in_one_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     failure = RuntimeError("operator torchvision::nms does not exist")
     with pytest.raises(SystemExit, match="1"), user_errors():
         raise ModuleNotFoundError("Could not import module 'PreTrainedModel'") from failure

@@ -24,28 +24,45 @@ def counted(document: str = "image", eos: bool = False) -> DocumentFrequencies:
 
 @pytest.mark.parametrize("document", ["image", "caption"])
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
-def test_counts_are_those_of_the_definition(document: Any, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_those_of_the_definition(
+    document: Any, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ngrams, "CHUNK_TOKENS", chunk)
     source, expected = random.Random(chunk), Counter[tuple[str, ...]]()
     corpus = [
-        [source.choices("abcdef", k=source.randint(0, 7)) for _ in range(source.randint(0, 4))] for _ in range(30)
+        [source.choices("abcdef", k=source.randint(0, 7)) for _ in range(source.randint(0, 4))]
+        for _ in range(30)
     ]
     df = DocumentFrequencies.from_references(corpus, document=document, eos=False, n=5)
-    for part in corpus if document == "image" else [[caption] for captions in corpus for caption in captions]:
+    for part in (
+        corpus
+        if document == "image"
+        else [[caption] for captions in corpus for caption in captions]
+    ):
         expected.update({ngram for tokens in part for ngram in ngram_counts(tokens, 5)})
     assert dict(df.table.items()) == expected
     assert [df[ngram] for ngram in expected] == list(expected.values())
-    wrapped = DocumentFrequencies.from_counts(expected, df.log_documents, n=5, eos=False, document=document)
+    wrapped = DocumentFrequencies.from_counts(
+        expected, df.log_documents, n=5, eos=False, document=document
+    )
     assert wrapped.fingerprint == df.fingerprint
 
 
 def test_fingerprint_and_file_of_earlier_versions(tmp_path: Path) -> None:
     # Recorded with version 0.1.0 when it held a dict of tuples (commit dc70266).
-    assert (counted().fingerprint, counted(eos=True).fingerprint) == ("d545c617ded3d0d0", "b3e7a3c7f54333cc")
-    df = DocumentFrequencies.from_counts({("a",): 2.5, ("b", "a"): 1}, math.log(7), n=2, eos=False, tokenizer="mine")
+    assert (counted().fingerprint, counted(eos=True).fingerprint) == (
+        "d545c617ded3d0d0",
+        "b3e7a3c7f54333cc",
+    )
+    df = DocumentFrequencies.from_counts(
+        {("a",): 2.5, ("b", "a"): 1}, math.log(7), n=2, eos=False, tokenizer="mine"
+    )
     assert df.fingerprint == "f7090c3bca2a6379"
     df.save(tmp_path / "df.npz")
-    assert dict(DocumentFrequencies.load(tmp_path / "df.npz").table.items()) == {("a",): 2.5, ("b", "a"): 1}
+    assert dict(DocumentFrequencies.load(tmp_path / "df.npz").table.items()) == {
+        ("a",): 2.5,
+        ("b", "a"): 1,
+    }
 
 
 def test_looking_up_stores_nothing_and_nothing_can_be_set() -> None:
@@ -72,8 +89,15 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
 
 
 def test_fingerprint_is_of_the_content_not_of_its_order() -> None:
-    same = DocumentFrequencies.from_references(CORPUS[::-1], eos=False), pickle.loads(pickle.dumps(counted()))
-    others = DocumentFrequencies.from_references(CORPUS[:2], eos=False), counted(eos=True), counted("caption")
+    same = (
+        DocumentFrequencies.from_references(CORPUS[::-1], eos=False),
+        pickle.loads(pickle.dumps(counted())),
+    )
+    others = (
+        DocumentFrequencies.from_references(CORPUS[:2], eos=False),
+        counted(eos=True),
+        counted("caption"),
+    )
     assert {df.fingerprint for df in same} == {counted().fingerprint}
     assert len({df.fingerprint for df in (*others, counted())}) == 4
 
@@ -187,7 +211,10 @@ def test_other_content_is_refused(tmp_path: Path) -> None:
         ({"document_frequency": {"a": 1.0}, "ref_len": 100}, "expected a tuple of words"),
         ({"document_frequency": {("a",): float("nan")}, "ref_len": 100}, "at least 0"),
         ({"document_frequency": {("a",): 1.0}, "ref_len": -1}, "ref_len is -1"),
-        ({"document_frequency": {("0",): 9.0, ("12", "0"): 1.0}, "ref_len": 100}, "coco-train-words.p"),
+        (
+            {"document_frequency": {("0",): 9.0, ("12", "0"): 1.0}, "ref_len": 100},
+            "coco-train-words.p",
+        ),
     ]
     for content, message in cases:
         path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))

@@ -17,7 +17,14 @@ from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.emscore import EmScore, RefEmScore, greedy_f1, token_idf
 from rewards.registry import build
 from rewards.trust import trust
-from tests.clip_for_tests import ARCHITECTURE, Counted, Drawn, noise_image, tiny_checkpoint, tiny_student
+from tests.clip_for_tests import (
+    ARCHITECTURE,
+    Counted,
+    Drawn,
+    noise_image,
+    tiny_checkpoint,
+    tiny_student,
+)
 from tests.encoders_for_tests import save_text_encoder
 
 TEXTS = ["a cat", "two black dogs look at the camera"]
@@ -46,17 +53,26 @@ def test_weights_of_tokens_by_hand() -> None:
     assert weights[9] == pytest.approx((math.log(4 / 3) + math.log(2)) / 4)
 
 
-def by_hand(backbone: Any, text: str, other: np.ndarray, weights: Any = None) -> tuple[float, float]:
+def by_hand(
+    backbone: Any, text: str, other: np.ndarray, weights: Any = None
+) -> tuple[float, float]:
     """Coarse and fine, from the tower's own layers; ``other`` [P, D] with equal weights."""
     model = backbone.model
     ids = open_clip.tokenize([text])
     with torch.no_grad():
         hidden = model.token_embedding(ids) + model.positional_embedding
-        hidden = model.ln_final(model.transformer(hidden, attn_mask=model.attn_mask)) @ model.text_projection
+        hidden = (
+            model.ln_final(model.transformer(hidden, attn_mask=model.attn_mask))
+            @ model.text_projection
+        )
     end = int(ids.argmax())
     tokens = normalize(hidden[0, : end + 1], dim=-1).numpy().astype(float)
     cosines = tokens @ other.T
-    own = np.ones(len(tokens)) if weights is None else np.array([weights(int(token)) for token in ids[0, : end + 1]])
+    own = (
+        np.ones(len(tokens))
+        if weights is None
+        else np.array([weights(int(token)) for token in ids[0, : end + 1]])
+    )
     precision, recall = cosines.max(1) @ own / own.sum(), cosines.max(0).mean()
     mean = other.mean(0)
     fine = 2 * precision * recall / (precision + recall) if min(precision, recall) > 0 else 0.0
@@ -70,7 +86,7 @@ def test_scores_by_hand(backbone: FrozenEncoder, idf: list[str] | None) -> None:
     if idf is not None:
         every = [open_clip.tokenize([text])[0] for text in idf]
         table = token_idf([ids[: int(ids.argmax()) + 1].tolist() for ids in every])
-        weights = lambda token: table.get(token, math.log(4))  # noqa: E731
+        weights = lambda token: table.get(token, math.log(4))
     columns = {"image": [VIDEO, VIDEO[::-1]]}
     scores = {
         parts: EmScore(backbone, parts=parts, idf_captions=idf)(None, TEXTS, **columns)
@@ -85,10 +101,15 @@ def test_scores_by_hand(backbone: FrozenEncoder, idf: list[str] | None) -> None:
 
 def test_the_score_with_references_is_the_mean_with_the_best_one(backbone: FrozenEncoder) -> None:
     score, plain = RefEmScore(backbone), EmScore(backbone)
-    columns: dict[str, Any] = {"image": [VIDEO, VIDEO], "references": [["a dog runs", TEXTS[0]], ["a red house"]]}
+    columns: dict[str, Any] = {
+        "image": [VIDEO, VIDEO],
+        "references": [["a dog runs", TEXTS[0]], ["a red house"]],
+    }
     found = score(None, TEXTS, **columns)
     alone = plain(None, TEXTS, **columns)
-    assert found[0] == pytest.approx((alone[0] + 1) / 2, abs=1e-6), "a caption that is a reference matches it fully"
+    assert found[0] == pytest.approx((alone[0] + 1) / 2, abs=1e-6), (
+        "a caption that is a reference matches it fully"
+    )
     tokens = backbone.encode_tokens(["a red house"])[0][1].numpy().astype(float)
     _, fine = by_hand(backbone, TEXTS[1], tokens)
     coarse = float(tokens[-1] @ backbone.encode_texts([TEXTS[1]])[0].numpy())
@@ -98,14 +119,21 @@ def test_the_score_with_references_is_the_mean_with_the_best_one(backbone: Froze
 @pytest.mark.parametrize("kind", ["masked", "full", "dual"])
 def test_the_pooled_token_is_the_captions_embedding(tmp_path: Path, kind: str) -> None:
     if kind == "dual":
-        image, text = "tests.encoders_for_tests:TinyImageEncoder", save_text_encoder(tmp_path / "text")
+        image, text = (
+            "tests.encoders_for_tests:TinyImageEncoder",
+            save_text_encoder(tmp_path / "text"),
+        )
         trust([image])
-        PretrainedDual(DualConfig(image, text, embed_dim=8, hidden=10, pool="last")).save_pretrained(tmp_path)
+        PretrainedDual(
+            DualConfig(image, text, embed_dim=8, hidden=10, pool="last")
+        ).save_pretrained(tmp_path)
     else:
         tiny_student(tmp_path, kind)
     encoder = load_frozen_encoder(str(tmp_path))
     found = encoder.encode_tokens(TEXTS)
-    assert torch.allclose(torch.stack([rows[-1] for _, rows in found]), encoder.encode_texts(TEXTS), atol=1e-5)
+    assert torch.allclose(
+        torch.stack([rows[-1] for _, rows in found]), encoder.encode_texts(TEXTS), atol=1e-5
+    )
     assert (
         [len(ids) for ids, _ in found]
         == [len(rows) for _, rows in found]

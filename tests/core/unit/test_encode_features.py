@@ -48,21 +48,30 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def options(dataset: Path, **changed: Any) -> dict[str, Any]:
-    return {"data": dataset, "image_root": "images", "image_extension": ".png", "batch_size": 2} | changed
+    return {
+        "data": dataset,
+        "image_root": "images",
+        "image_extension": ".png",
+        "batch_size": 2,
+    } | changed
 
 
 def read(dataset: Path, out: Path) -> dict[str, np.ndarray]:
     """Image id -> features [R, D], as training reads them."""
     data = KarpathyData(dataset, "images", ".png", features_root=out)
     assert check_data(data, data.splits, check_values=True).ok
-    return {row["image_id"]: row["features"].load() for name in data.splits for row in data.split(name)}
+    return {
+        row["image_id"]: row["features"].load() for name in data.splits for row in data.split(name)
+    }
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("name", "dtype"), [("features", "float16"), ("features.h5", "float32"), ("f.hdf5", "float16")]
 )
-def test_features_are_the_output_of_the_encoder(tmp_path: Path, dataset: Path, name: str, dtype: str) -> None:
+def test_features_are_the_output_of_the_encoder(
+    tmp_path: Path, dataset: Path, name: str, dtype: str
+) -> None:
     encoder, out = save_vit(tmp_path / "vit"), tmp_path / "made" / name
     assert encode_features(encoder, out=out, dtype=dtype, **options(dataset)) == (COUNT, 0)
     network, found = load_image_encoder(encoder), read(dataset, out)
@@ -71,7 +80,9 @@ def test_features_are_the_output_of_the_encoder(tmp_path: Path, dataset: Path, n
         pixels = network.preprocessing(Image.open(dataset / f"images/photo{number}.png"))
         grid = network(pixels[None])[0]
         tolerance = 2e-3 if dtype == "float16" else 1e-5
-        np.testing.assert_allclose(found[str(10 + number)], grid.flatten(0, 1), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            found[str(10 + number)], grid.flatten(0, 1), rtol=tolerance, atol=tolerance
+        )
     if out.suffix:
         with h5py.File(out) as file:
             record = json.loads(file.attrs["encoder"])
@@ -80,11 +91,17 @@ def test_features_are_the_output_of_the_encoder(tmp_path: Path, dataset: Path, n
         record = json.loads((out / "encoder.json").read_text())
         with np.load(out / "10.npz") as file:
             assert (file["features"].shape, file["features"].dtype) == ((4, 4, 16), dtype)
-    assert (record["encoder"], record["dtype"], record["preprocessing"]["size"]) == (encoder, dtype, SIDE)
+    assert (record["encoder"], record["dtype"], record["preprocessing"]["size"]) == (
+        encoder,
+        dtype,
+        SIDE,
+    )
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_training_draws_from_the_views_of_an_image(tmp_path: Path, dataset: Path, name: str) -> None:
+def test_training_draws_from_the_views_of_an_image(
+    tmp_path: Path, dataset: Path, name: str
+) -> None:
     encode_features(OWN, out=tmp_path / name, **options(dataset))
     views = [tmp_path / f"view{seed}_{name}" for seed in (1, 2)]
     for seed, out in enumerate(views, start=1):
@@ -95,7 +112,9 @@ def test_training_draws_from_the_views_of_an_image(tmp_path: Path, dataset: Path
         assert not made_by(out, load_image_encoder(OWN))
     assert made_by(tmp_path / name, load_image_encoder(OWN))
     kwargs = {"views": [str(view) for view in views]}
-    data = KarpathyData(dataset, "images", ".png", features_root=tmp_path / name, features_kwargs=kwargs)
+    data = KarpathyData(
+        dataset, "images", ".png", features_root=tmp_path / name, features_kwargs=kwargs
+    )
     assert check_data(data, data.splits).ok
     row = data.split("train")[0]
     drawn = [draw_view(row, 0, step)["features"].load().tobytes() for step in range(40)]
@@ -109,7 +128,9 @@ def test_training_draws_from_the_views_of_an_image(tmp_path: Path, dataset: Path
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_a_killed_run_goes_on_and_images_are_added(tmp_path: Path, dataset: Path, name: str) -> None:
+def test_a_killed_run_goes_on_and_images_are_added(
+    tmp_path: Path, dataset: Path, name: str
+) -> None:
     whole, out = tmp_path / "whole" / name, tmp_path / "part" / name
     encode_features(OWN, out=whole, dtype="float32", **options(dataset))
     with interrupted(np, "savez", after=3):
@@ -133,7 +154,11 @@ def test_a_killed_run_goes_on_and_images_are_added(tmp_path: Path, dataset: Path
     assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (COUNT, 0)
     noise_image(9).save(photos / "new.png")
     assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (1, COUNT)
-    names = [path.stem for path in out.glob("*.npz")] if out.is_dir() else [key[:-6] for key in h5py.File(out)]
+    names = (
+        [path.stem for path in out.glob("*.npz")]
+        if out.is_dir()
+        else [key[:-6] for key in h5py.File(out)]
+    )
     assert sorted(names) == ["new", *(f"photo{number}" for number in range(COUNT))]
 
 
@@ -145,7 +170,9 @@ def stored_grid(out: Path, name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_features_are_of_the_images_that_are_there_now(tmp_path: Path, name: str, caplog: Any) -> None:
+def test_features_are_of_the_images_that_are_there_now(
+    tmp_path: Path, name: str, caplog: Any
+) -> None:
     photos, other, out = tmp_path / "photos", tmp_path / "other", tmp_path / name
     for folder in (photos, other):
         folder.mkdir()
@@ -164,7 +191,9 @@ def test_features_are_of_the_images_that_are_there_now(tmp_path: Path, name: str
     os.utime(photos / "1.png", ns=(status.st_atime_ns, status.st_mtime_ns))
     assert encode_features(OWN, photos, out) == (1, 2)
     assert "replaced: 1, such as '1'" in caplog.text
-    changed = [not np.array_equal(stored_grid(out, str(number)), before[number]) for number in range(3)]
+    changed = [
+        not np.array_equal(stored_grid(out, str(number)), before[number]) for number in range(3)
+    ]
     assert changed == [False, True, False]
     assert encode_features(OWN, photos, out) == (0, 3)
     (photos / "2.png").unlink()
@@ -225,7 +254,9 @@ def test_one_process_at_a_time_writes_features(name, tmp_path, dataset, monkeypa
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_an_image_that_is_replaced_while_it_is_encoded_is_encoded_again(name, tmp_path, dataset, monkeypatch) -> None:
+def test_an_image_that_is_replaced_while_it_is_encoded_is_encoded_again(
+    name, tmp_path, dataset, monkeypatch
+) -> None:
     out, image, original = tmp_path / name, dataset / "images/photo1.png", MeanColours.forward
 
     def forward(self: MeanColours, inputs: torch.Tensor) -> torch.Tensor:
@@ -238,7 +269,9 @@ def test_an_image_that_is_replaced_while_it_is_encoded_is_encoded_again(name, tm
     monkeypatch.undo()
     assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
     encode_features(OWN, out=tmp_path / f"new_{name}", **options(dataset))
-    np.testing.assert_array_equal(stored_grid(out, "11"), stored_grid(tmp_path / f"new_{name}", "11"))
+    np.testing.assert_array_equal(
+        stored_grid(out, "11"), stored_grid(tmp_path / f"new_{name}", "11")
+    )
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])
@@ -273,7 +306,11 @@ def full_disk(*_: Any, **__: Any) -> None:
     [
         ("features", "numpy.savez", ["encoder.json"]),
         ("features.h5", "numpy.savez", ["encoder.json"]),
-        ("features.h5", "os.posix_fallocate", ["encoder.json", *(f"{10 + number}.npz" for number in range(COUNT))]),
+        (
+            "features.h5",
+            "os.posix_fallocate",
+            ["encoder.json", *(f"{10 + number}.npz" for number in range(COUNT))],
+        ),
     ],
 )
 def test_a_full_disk_leaves_nothing_half(name, place, left, tmp_path, dataset, monkeypatch) -> None:
@@ -290,7 +327,9 @@ def test_a_full_disk_leaves_nothing_half(name, place, left, tmp_path, dataset, m
     assert len(read(dataset, out)) == COUNT
 
 
-def test_the_space_of_an_hdf5_file_is_reserved_before_it_is_opened(tmp_path, dataset, monkeypatch) -> None:
+def test_the_space_of_an_hdf5_file_is_reserved_before_it_is_opened(
+    tmp_path, dataset, monkeypatch
+) -> None:
     out, reserved, original = tmp_path / "features.h5", [], os.posix_fallocate
 
     def reserve(handle: int, start: int, size: int) -> None:
@@ -307,8 +346,12 @@ def test_the_space_of_an_hdf5_file_is_reserved_before_it_is_opened(tmp_path, dat
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_features_of_another_or_an_unknown_encoder_are_refused(tmp_path: Path, dataset: Path, name: str) -> None:
-    first, second = (save_vit(tmp_path / name, seed) for seed, name in enumerate(("first", "second")))
+def test_features_of_another_or_an_unknown_encoder_are_refused(
+    tmp_path: Path, dataset: Path, name: str
+) -> None:
+    first, second = (
+        save_vit(tmp_path / name, seed) for seed, name in enumerate(("first", "second"))
+    )
     out = tmp_path / name
     encode_features(first, out=out, **options(dataset))
     for encoder, changed in ((second, {}), (first, {"dtype": "float32"})):
@@ -329,10 +372,14 @@ def test_features_of_another_or_an_unknown_encoder_are_refused(tmp_path: Path, d
         encode_features(first, out=out, **options(dataset))
 
 
-def test_values_beyond_float16_are_named_and_written_as_float32(tmp_path: Path, dataset: Path) -> None:
+def test_values_beyond_float16_are_named_and_written_as_float32(
+    tmp_path: Path, dataset: Path
+) -> None:
     with pytest.raises(DataError, match=r"image '1\d' \(.*photo\d\.png\).*float16"):
         encode_features(OWN, out=tmp_path / "half", kwargs={"gain": 1e6}, **options(dataset))
-    encode_features(OWN, out=tmp_path / "single", kwargs={"gain": 1e6}, dtype="float32", **options(dataset))
+    encode_features(
+        OWN, out=tmp_path / "single", kwargs={"gain": 1e6}, dtype="float32", **options(dataset)
+    )
     with pytest.raises(DataError, match=r"photo\d\.png"):
         encode_features(OWN, out=tmp_path / "infinite", kwargs={"gain": 1e39}, **options(dataset))
 
@@ -340,15 +387,21 @@ def test_values_beyond_float16_are_named_and_written_as_float32(tmp_path: Path, 
 def test_too_little_space_is_found_before_anything_is_written(tmp_path, dataset, monkeypatch):
     size, usage = COUNT * 4 * 4 * 3 * 2, shutil.disk_usage(tmp_path)
     for name, needed in (("features", size), ("features.h5", 2 * size)):
-        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=needed - 1: usage._replace(free=free))
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda path, free=needed - 1: usage._replace(free=free)
+        )
         with pytest.raises(DataError, match=name):
             encode_features(OWN, out=tmp_path / name, **options(dataset))
         assert not [*tmp_path.glob(f"{name}*/*.npz")]
-        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=needed: usage._replace(free=free))
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda path, free=needed: usage._replace(free=free)
+        )
         assert encode_features(OWN, out=tmp_path / name, **options(dataset)) == (COUNT, 0)
 
 
-def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_used_is_named(
+    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "empty").mkdir()
     twice = tmp_path / "twice"
     twice.mkdir()
@@ -371,7 +424,9 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path, monkeypatch
         ({"batch_size": 0, "num_workers": 0}, ConfigError, "batch_size is 0.*num_workers is 0"),
     ):
         with pytest.raises(error, match=message):
-            encode_features(**{"encoder": OWN, "out": tmp_path / "out", **options(dataset, **wrong)})
+            encode_features(
+                **{"encoder": OWN, "out": tmp_path / "out", **options(dataset, **wrong)}
+            )
     damaged = dataset / "images/photo4.png"
     damaged.write_bytes(damaged.read_bytes()[:200])
     with pytest.raises(DataError, match=r"1 of 5 .*photo4\.png"):
@@ -385,13 +440,35 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path, monkeypatch
         encode_features(OWN, out=tmp_path / "out.h5", **options(dataset))
 
 
-def test_the_command_line(tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(
+    tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "features.h5"
-    words = ["--encoder", OWN, "--kwargs", '{"gain": 3}', "--data", str(dataset), "--image_root", "images"]
-    words += ["--image_extension", ".png", "--out", str(out), "--dtype", "float32", "--device", "cpu"]
+    words = [
+        "--encoder",
+        OWN,
+        "--kwargs",
+        '{"gain": 3}',
+        "--data",
+        str(dataset),
+        "--image_root",
+        "images",
+    ]
+    words += [
+        "--image_extension",
+        ".png",
+        "--out",
+        str(out),
+        "--dtype",
+        "float32",
+        "--device",
+        "cpu",
+    ]
     assert prepare_features.main(words) == 0
     assert str(COUNT) in capsys.readouterr().out
-    assert max(found.max() for found in read(dataset, out).values()) > 1.5, "three times a mean colour"
+    assert max(found.max() for found in read(dataset, out).values()) > 1.5, (
+        "three times a mean colour"
+    )
     for wrong in (
         ["--out", str(out)],
         ["a.tsv", *words],

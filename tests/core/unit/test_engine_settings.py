@@ -32,14 +32,22 @@ from rl_caption.training import setup
 
 def accelerator(stage: int | None, **config: Any) -> Any:
     """As much of an ``Accelerator`` as these functions look at; ``stage`` None is plain."""
-    plugin = SimpleNamespace(zero_stage=stage, deepspeed_config={"zero_optimization": {"stage": stage}, **config})
+    plugin = SimpleNamespace(
+        zero_stage=stage, deepspeed_config={"zero_optimization": {"stage": stage}, **config}
+    )
     kind = DistributedType.MULTI_CPU if stage is None else DistributedType.DEEPSPEED
-    return SimpleNamespace(distributed_type=kind, num_processes=2, state=SimpleNamespace(deepspeed_plugin=plugin))
+    return SimpleNamespace(
+        distributed_type=kind, num_processes=2, state=SimpleNamespace(deepspeed_plugin=plugin)
+    )
 
 
-def test_a_tracker_that_is_not_installed_and_fsdp_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_installed_and_fsdp_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rl_caption.runtime.engines.get_available_trackers", list)
-    with pytest.raises(ConfigError, match=r"run.trackers has \['tensorboard'\].*rl-caption\[tensorboard\]"):
+    with pytest.raises(
+        ConfigError, match=r"run.trackers has \['tensorboard'\].*rl-caption\[tensorboard\]"
+    ):
         build_accelerator(TrainConfig(), RunConfig(dir=str(tmp_path), trackers=["tensorboard"]))
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(LaunchError, match=r"ACCELERATE_USE_FSDP.*deepspeed_zero3\.yaml"):
@@ -51,7 +59,9 @@ def test_variables_of_accelerate_do_not_divide_gradients(monkeypatch: pytest.Mon
     with pytest.raises(LaunchError, match="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"):
         build_accelerator(TrainConfig(), RunConfig())
     monkeypatch.setattr("rl_caption.runtime.engines.check_environment", lambda **options: None)
-    assert build_accelerator(TrainConfig(), RunConfig()).gradient_accumulation_steps == 1, "pinned as well"
+    assert build_accelerator(TrainConfig(), RunConfig()).gradient_accumulation_steps == 1, (
+        "pinned as well"
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,15 +73,24 @@ def test_variables_of_accelerate_do_not_divide_gradients(monkeypatch: pytest.Mon
         (accelerator(2), "no", 0.5, r"grad_clip_value is 0.5.*set"),
         (accelerator(2, optimizer={"type": "Adam"}), "no", None, "section 'optimizer'"),
         (accelerator(2, bf16={"enabled": True}), "no", None, "section 'bf16'"),
-        (accelerator(2, zero_optimization={"offload_param": {"device": "cpu"}}), "no", None, "'cpu'"),
+        (
+            accelerator(2, zero_optimization={"offload_param": {"device": "cpu"}}),
+            "no",
+            None,
+            "'cpu'",
+        ),
     ],
 )
-def test_what_deepspeed_cannot_do_is_refused(runs: Any, precision: str, clip_value: float | None, reason: str) -> None:
+def test_what_deepspeed_cannot_do_is_refused(
+    runs: Any, precision: str, clip_value: float | None, reason: str
+) -> None:
     with pytest.raises(EngineError, match=reason):
         configure_deepspeed(runs, precision, clip_value)
 
 
-def test_reward_models_do_not_train_under_deepspeed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reward_models_do_not_train_under_deepspeed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(setup, "build_accelerator", lambda *configs: accelerator(2))
     config = RewardModelConfig(run=RunConfig(dir=str(tmp_path / "run")))
     with (
@@ -83,21 +102,27 @@ def test_reward_models_do_not_train_under_deepspeed(monkeypatch: pytest.MonkeyPa
 
 
 def test_bf16_is_autocast_over_float32_weights() -> None:
-    runs = accelerator(2, bf16={"enabled": False}, zero_optimization={"offload_param": {"device": "none"}})
+    runs = accelerator(
+        2, bf16={"enabled": False}, zero_optimization={"offload_param": {"device": "none"}}
+    )
     configure_deepspeed(runs, "bf16", None)
     assert runs.state.deepspeed_plugin.deepspeed_config["torch_autocast"]["dtype"] == "bfloat16"
 
 
 def test_batch_sizes_and_clipping_are_those_of_the_training() -> None:
     config: dict[str, Any] = {"train_batch_size": "auto", "gradient_clipping": 0.5}
-    fill_deepspeed_config(config, batch_size=24, micro_batch_size=3, processes=4, grad_clip_norm=0.5)
+    fill_deepspeed_config(
+        config, batch_size=24, micro_batch_size=3, processes=4, grad_clip_norm=0.5
+    )
     assert config == {
         "train_batch_size": 24,
         "train_micro_batch_size_per_gpu": 3,
         "gradient_accumulation_steps": 2,
         "gradient_clipping": 0.5,
     }
-    with pytest.raises(EngineError, match=r"sets gradient_clipping to 0\.5, train\.grad_clip_norm .*1\.0"):
+    with pytest.raises(
+        EngineError, match=r"sets gradient_clipping to 0\.5, train\.grad_clip_norm .*1\.0"
+    ):
         fill_deepspeed_config({"gradient_clipping": 0.5}, 24, 3, 4, 1.0)
 
 
@@ -113,7 +138,9 @@ def test_gradient_buckets_are_bounded() -> None:
         large = nn.ModuleList([nn.Linear(10_000, 7_000), nn.Linear(10_000, 7_000)])
     config = {"zero_optimization": {"reduce_bucket_size": "auto"}}
     size_buckets(config, large)
-    assert config["zero_optimization"]["reduce_bucket_size"] == 70_000_000  # a bucket holds a whole tensor
+    assert (
+        config["zero_optimization"]["reduce_bucket_size"] == 70_000_000
+    )  # a bucket holds a whole tensor
 
 
 def test_a_parameter_without_dimensions_is_named() -> None:
@@ -178,7 +205,9 @@ def test_precision_of_the_launcher(train: str, launched: str, expected: str) -> 
         ("auto", None, "no"),  # a torch that cannot tell
     ],
 )
-def test_auto_is_bf16_only_where_a_cpu_computes_with_it(monkeypatch, wanted, capabilities, expected):
+def test_auto_is_bf16_only_where_a_cpu_computes_with_it(
+    monkeypatch, wanted, capabilities, expected
+):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     if capabilities is None:
         monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)

@@ -28,7 +28,12 @@ def test_intervals_equal_scipys() -> None:
     values = np.random.default_rng(1).gamma(2.0, size=40)
     found = with_intervals(of_means(values), 20000)
     wanted = stats.bootstrap(
-        (values,), np.mean, n_resamples=20000, confidence_level=0.95, method="percentile", rng=np.random.default_rng(2)
+        (values,),
+        np.mean,
+        n_resamples=20000,
+        confidence_level=0.95,
+        method="percentile",
+        rng=np.random.default_rng(2),
     )
     low, high = found.intervals["SPICE"]
     # Two draws of 20000 resamples: their quantiles differ by about 1 % of the width.
@@ -43,7 +48,10 @@ def test_p_equals_scipys_exact_test() -> None:
     first = generator.normal(size=9)
     second = first + generator.normal(0.5, 1.0, size=9)
     wanted = stats.permutation_test(
-        (second, first), lambda a, b, axis: np.mean(a - b, axis=axis), permutation_type="samples", vectorized=True
+        (second, first),
+        lambda a, b, axis: np.mean(a - b, axis=axis),
+        permutation_type="samples",
+        vectorized=True,
     )
     found = compare(of_means(first), of_means(second), 20000)["SPICE"]
     assert wanted.null_distribution.size == 2**9, "scipy goes through all exchanges"
@@ -54,12 +62,17 @@ def test_p_equals_scipys_exact_test() -> None:
 
 def test_equal_systems_do_not_differ_in_any_order_of_images() -> None:
     one, other = (
-        evaluate_captions(captions, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none")
+        evaluate_captions(
+            captions, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none"
+        )
         for captions in (CAPTIONS, dict(reversed(CAPTIONS.items())))
     )
     rows = [{"image_id": image_id, "references": texts} for image_id, texts in REFERENCES.items()]
     chair = Chair(["dog", "train", "surfboard", "wave"])
-    one, other = add_chair(one, rows, CAPTIONS, chair), add_chair(other, rows, dict(reversed(CAPTIONS.items())), chair)
+    one, other = (
+        add_chair(one, rows, CAPTIONS, chair),
+        add_chair(other, rows, dict(reversed(CAPTIONS.items())), chair),
+    )
     for found in (*compare(one, one, 50).values(), *compare(one, other, 50).values()):
         assert (found["difference"], found["interval"], found["p"]) == (0.0, (0.0, 0.0), 1.0)
 
@@ -69,11 +82,14 @@ def test_intervals_and_tests_do_not_depend_on_the_order_of_rows() -> None:
     first, second = of_means(generator.gamma(2.0, size=11)), of_means(generator.gamma(2.5, size=11))
     order = generator.permutation(11).astype(str).tolist()
     shuffled = [
-        replace(one, per_image={image_id: one.per_image[image_id] for image_id in order}) for one in (first, second)
+        replace(one, per_image={image_id: one.per_image[image_id] for image_id in order})
+        for one in (first, second)
     ]
     assert with_intervals(shuffled[0], 200).intervals == with_intervals(first, 200).intervals
     assert list(with_intervals(shuffled[0], 200).per_image) == order, "the evaluation itself stays"
-    assert compare(*shuffled, 200) == compare(first, second, 200) == compare(first, shuffled[1], 200)
+    assert (
+        compare(*shuffled, 200) == compare(first, second, 200) == compare(first, shuffled[1], 200)
+    )
     one, other = (
         evaluate_captions(captions, REFERENCES, metrics=("bleu", "cider"), tokenizer="none")
         for captions in (CAPTIONS, dict(reversed(CAPTIONS.items())))
@@ -108,13 +124,19 @@ def test_meteor_is_resampled_by_its_statistics() -> None:
         "2 2 1 1 1 1 1 1 0 0 0 0 0 0 0 0 0 0 0 0 1 2 2",
     ]
     rows = np.array([[float(number) for number in line.split()] for line in lines])
-    assert meteor_of_sums(rows[:4], 4)[:, 0] == pytest.approx([0.3899751238121113, 0.048192771084337345, 0, 0])
+    assert meteor_of_sums(rows[:4], 4)[:, 0] == pytest.approx(
+        [0.3899751238121113, 0.048192771084337345, 0, 0]
+    )
     assert meteor_of_sums(rows[4:], 1)[0, 0] == 1.0
-    assert meteor_of_sums(rows[:4].sum(axis=0, keepdims=True), 4)[0, 0] == pytest.approx(0.1581687622590482, rel=1e-12)
+    assert meteor_of_sums(rows[:4].sum(axis=0, keepdims=True), 4)[0, 0] == pytest.approx(
+        0.1581687622590482, rel=1e-12
+    )
 
 
 def test_intervals_are_drawn_anew_from_their_seed() -> None:
-    one = evaluate_captions(CAPTIONS, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none")
+    one = evaluate_captions(
+        CAPTIONS, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none"
+    )
     first, again, other = (with_intervals(one, 300, seed=seed).intervals for seed in (0, 0, 1))
     assert first == again
     assert first != other
@@ -133,9 +155,13 @@ def test_systems_of_other_images_are_refused() -> None:
 
 def test_the_table_names_direction_and_units() -> None:
     differences = compare(of_means(np.zeros(4)), of_means(np.ones(4)), 19)
-    assert 20 * differences["SPICE"]["p"] in [pytest.approx(times) for times in range(1, 20)], "(c + 1) / (19 + 1)"
+    assert 20 * differences["SPICE"]["p"] in [pytest.approx(times) for times in range(1, 20)], (
+        "(c + 1) / (19 + 1)"
+    )
     lines = format_differences(differences, ["xe", "rl"], 19).splitlines()
-    assert " ".join(lines[2].split()).startswith("SPICE (x100) 0.00 100.00 +100.00 +100.00 to +100.00 0.")
+    assert " ".join(lines[2].split()).startswith(
+        "SPICE (x100) 0.00 100.00 +100.00 +100.00 to +100.00 0."
+    )
     assert lines[-1].startswith("difference: rl minus xe")
 
 
@@ -147,8 +173,21 @@ def test_command_compares_two_files(tmp_path: Path) -> None:
         (tmp_path / file).write_text(json.dumps(rows))
     (tmp_path / "references.json").write_text(json.dumps(REFERENCES))
     out = tmp_path / "out"
-    words = ["--compare", *(str(tmp_path / name) for name in names), "--metrics", "bleu,cider", "--report"]
-    words += ["--references", str(tmp_path / "references.json"), "--out", str(out), "--bootstrap", "200"]
+    words = [
+        "--compare",
+        *(str(tmp_path / name) for name in names),
+        "--metrics",
+        "bleu,cider",
+        "--report",
+    ]
+    words += [
+        "--references",
+        str(tmp_path / "references.json"),
+        "--out",
+        str(out),
+        "--bootstrap",
+        "200",
+    ]
     assert "difference: test.rl minus test.xe" in run_program("evaluate", words)
     content = json.loads((out / "comparison.json").read_text())
     assert content["systems"] == names

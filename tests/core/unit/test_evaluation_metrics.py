@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from rl_caption.data.files import read_captions, read_references
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.data.scenes.world import Scene, Thing
-from rl_caption.evaluation import EvaluationError, evaluate_captions, evaluate_rows, metrics, validation_cider
+from rl_caption.evaluation import (
+    EvaluationError,
+    evaluate_captions,
+    evaluate_rows,
+    metrics,
+    validation_cider,
+)
 from rl_caption.evaluation.hallucination import CHAIR_KEYS
 from rl_caption.evaluation.metrics import vocabulary_growth
 from rl_caption.evaluation.results import COLUMNS
@@ -24,10 +30,19 @@ from tests.captions_for_tests import CAPTIONS, REFERENCES, needs_java
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 # Golden vector of CIDEr-D: pycocoevalcap 1.2 Cider and pyciderevalcap CiderD on these captions, split at spaces.
-CIDER = {"1": 3.4911665004503494, "2": 4.637277509288021, "3": 1.766107140418223, "4": 2.065937268201736}
+CIDER = {
+    "1": 3.4911665004503494,
+    "2": 4.637277509288021,
+    "3": 1.766107140418223,
+    "4": 2.065937268201736,
+}
 SCENE = Scene("white", (Thing("circle", "red", "large", "solid", 300, 500),))
-CAPTION = st.lists(st.sampled_from("a a a man dog on the the wave".split()), max_size=9).map(" ".join)  # noqa: SIM905
-IMAGES = st.lists(st.tuples(CAPTION, st.lists(CAPTION, min_size=1, max_size=4)), min_size=2, max_size=6)
+CAPTION = st.lists(
+    st.sampled_from(["a", "a", "a", "man", "dog", "on", "the", "the", "wave"]), max_size=9
+).map(" ".join)
+IMAGES = st.lists(
+    st.tuples(CAPTION, st.lists(CAPTION, min_size=1, max_size=4)), min_size=2, max_size=6
+)
 
 
 def golden(name: str) -> list[dict]:
@@ -39,7 +54,9 @@ def golden(name: str) -> list[dict]:
 
 def agree(found: dict[str, float], wanted: dict[str, float]) -> bool:
     """Equal to the last two bits: what another order of the same additions may change."""
-    return all(math.isclose(found[key], value, rel_tol=1e-15, abs_tol=0.0) for key, value in wanted.items())
+    return all(
+        math.isclose(found[key], value, rel_tol=1e-15, abs_tol=0.0) for key, value in wanted.items()
+    )
 
 
 @pytest.mark.slow
@@ -60,7 +77,9 @@ def test_karpathy_test_split_equals_the_toolkit(case: dict, shared_data: Path) -
     assert f"+ids:{case['n']} of 5000+" in evaluation.signature
     assert "tokenizer:PTB[corenlp3.4.1]" in evaluation.signature
     for key in wanted:
-        assert not agree(evaluation.metrics, {key: wanted[key] * (1 + 1e-12)}), "the comparison sees nothing"
+        assert not agree(evaluation.metrics, {key: wanted[key] * (1 + 1e-12)}), (
+            "the comparison sees nothing"
+        )
     if published:  # Su et al. 2022, "Language Models Can See", table 1
         table = {"BLEU-4": 0.129, "METEOR": 0.174, "ROUGE-L": 0.399, "CIDEr": 0.493}
         assert {key: round(evaluation.metrics[key], 3) for key in table} == table
@@ -112,11 +131,20 @@ def test_a_no_break_space_within_a_token_does_not_split_it() -> None:
 
 def test_references_without_a_weight_leave_cider_undefined() -> None:
     with pytest.raises(UndefinedMetric, match=r"all 2.*n-grams"):
-        metrics.cider({"1": "a dog", "2": "a cat"}, {"1": ["a dog", "a man"], "2": ["a man", "a dog"]})
+        metrics.cider(
+            {"1": "a dog", "2": "a cat"}, {"1": ["a dog", "a man"], "2": ["a man", "a dog"]}
+        )
     with pytest.raises(UndefinedMetric, match="reference"):
         metrics.cider({"1": "a dog", "2": "a cat"}, {"1": [""], "2": [""]})
-    assert metrics.cider({"1": "a cat", "2": "a cat"}, {"1": ["a dog"], "2": ["a man"]}).values["CIDEr"][0] == 0
-    evaluation = evaluate_captions({"1": CAPTIONS["1"]}, REFERENCES, metrics=("cider", "rouge"), tokenizer="none")
+    assert (
+        metrics.cider({"1": "a cat", "2": "a cat"}, {"1": ["a dog"], "2": ["a man"]}).values[
+            "CIDEr"
+        ][0]
+        == 0
+    )
+    evaluation = evaluate_captions(
+        {"1": CAPTIONS["1"]}, REFERENCES, metrics=("cider", "rouge"), tokenizer="none"
+    )
     assert "at least 2 images, got 1" in evaluation.left_out["CIDEr"]
     assert "ROUGE-L" in evaluation.metrics
     assert "+references:3+ids:1 of 4+" in evaluation.signature
@@ -128,11 +156,16 @@ ODD = {**CAPTIONS, "1": "a sign that reads 猫", "3": "a man surfs at 10 1/2 wit
 def test_odd_captions_without_java_are_counted_in_the_signature(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     evaluation = evaluate_captions(ODD, REFERENCES, metrics=("rouge",))
-    assert re.search(r"tokenizer:PTB-python\[rl-caption.*,2 of 14 texts not compared with Java\]", evaluation.signature)
+    assert re.search(
+        r"tokenizer:PTB-python\[rl-caption.*,2 of 14 texts not compared with Java\]",
+        evaluation.signature,
+    )
 
 
 @pytest.mark.parametrize("name", ["meteor", "spice"])
-def test_the_java_that_scored_is_in_the_signature(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_java_that_scored_is_in_the_signature(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (key,) = metrics.METRIC_KEYS[name]
     scores = Scores({key: (0.5, [0.5] * 4)})
     monkeypatch.setattr(metrics, "find_java", lambda: Java("java", "17.0.1"))
@@ -141,7 +174,12 @@ def test_the_java_that_scored_is_in_the_signature(name: str, monkeypatch: pytest
     found = evaluate_captions(CAPTIONS, REFERENCES, metrics=("rouge", name), tokenizer="none")
     assert found.metrics[key] == 0.5
     assert "+java17.0.1+" in found.signature
-    assert "+java" not in evaluate_captions(CAPTIONS, REFERENCES, metrics=("rouge",), tokenizer="none").signature
+    assert (
+        "+java"
+        not in evaluate_captions(
+            CAPTIONS, REFERENCES, metrics=("rouge",), tokenizer="none"
+        ).signature
+    )
 
 
 @needs_java
@@ -153,12 +191,16 @@ def test_odd_captions_go_to_java() -> None:
     assert (mixed.metrics, mixed.signature) == (by_java.metrics, by_java.signature)
     assert "tokenizer:PTB[corenlp3.4.1]+" in mixed.signature
     assert "not compared with Java" in python.signature
-    assert python.metrics["ROUGE-L"] != by_java.metrics["ROUGE-L"], "Java makes two tokens of `7\xadĬ`"
+    assert python.metrics["ROUGE-L"] != by_java.metrics["ROUGE-L"], (
+        "Java makes two tokens of `7\xadĬ`"
+    )
 
 
 def test_empty_captions_are_scored_low_and_finite_and_input_is_not_changed() -> None:
     captions, references = {**CAPTIONS, "2": ""}, copy.deepcopy(REFERENCES)
-    evaluation = evaluate_captions(captions, references, metrics=("bleu", "rouge", "cider"), tokenizer="none")
+    evaluation = evaluate_captions(
+        captions, references, metrics=("bleu", "rouge", "cider"), tokenizer="none"
+    )
     assert (captions, references) == ({**CAPTIONS, "2": ""}, REFERENCES)
     assert evaluation.per_image["2"]["CIDEr"] == 0.0
     assert evaluation.per_image["2"]["ROUGE-L"] == 0.0
@@ -181,15 +223,22 @@ def test_bad_input_is_refused() -> None:
         (CAPTIONS, REFERENCES, {"tokenizer": "ptb"}, "tokenizer is 'ptb'"),
     ):
         with pytest.raises(EvaluationError, match=words):
-            evaluate_captions(captions, references, **{"metrics": ("rouge",), "tokenizer": "none"} | options)
+            evaluate_captions(
+                captions, references, **{"metrics": ("rouge",), "tokenizer": "none"} | options
+            )
 
 
 def rows() -> list[dict]:
-    return [{"image_id": key, "image": f"{key}.jpg", "references": texts} for key, texts in REFERENCES.items()]
+    return [
+        {"image_id": key, "image": f"{key}.jpg", "references": texts}
+        for key, texts in REFERENCES.items()
+    ]
 
 
 def test_rows_are_evaluated_in_order() -> None:
-    evaluation = evaluate_rows(rows(), list(CAPTIONS.values()), metrics=("cider",), tokenizer="none")
+    evaluation = evaluate_rows(
+        rows(), list(CAPTIONS.values()), metrics=("cider",), tokenizer="none"
+    )
     assert evaluation.metrics["CIDEr"] == pytest.approx(2.9901221045895823, rel=1e-12)
     for others, count, words in (
         (rows(), 3, r"3.*4 rows"),
@@ -203,7 +252,9 @@ def test_rows_are_evaluated_in_order() -> None:
 def test_validation_cider_equals_the_toolkit_and_counts_documents_of_all_references() -> None:
     assert validation_cider(CAPTIONS, REFERENCES) == pytest.approx(2.9901221045895823, rel=1e-12)
     some = {key: CAPTIONS[key] for key in ("1", "2")}
-    assert validation_cider(some, REFERENCES) == pytest.approx((CIDER["1"] + CIDER["2"]) / 2, rel=1e-12)
+    assert validation_cider(some, REFERENCES) == pytest.approx(
+        (CIDER["1"] + CIDER["2"]) / 2, rel=1e-12
+    )
     with pytest.raises(EvaluationError, match="2 images"):
         validation_cider({"1": "a dog"}, {"1": ["a dog"]})
 
@@ -211,7 +262,9 @@ def test_validation_cider_equals_the_toolkit_and_counts_documents_of_all_referen
 def test_signs_of_bad_captions_are_counted_on_python_tokens() -> None:
     captions = {"1": "A dog, a dog.", "2": "a man with a", "3": "", "4": "a dog a dog"}
     training = ["A man with a!", "a dog"]
-    evaluation = evaluate_captions(captions, REFERENCES, metrics=(), tokenizer="none", training_captions=training)
+    evaluation = evaluate_captions(
+        captions, REFERENCES, metrics=(), tokenizer="none", training_captions=training
+    )
     assert evaluation.metrics == {
         "length/mean": 3.0,
         "vocabulary/size": 4.0,
@@ -232,12 +285,18 @@ def test_vocabulary_growth_is_the_mean_over_all_choices_of_captions() -> None:
     captions = [tuple(text.split()) for text in ("a dog", "a a cat", "a dog runs", "", "the dog")]
     found = vocabulary_growth(captions, (1, 2, 3, 5, 9))
     for size, value in found.items():
-        words = [len({word for own in chosen for word in own}) for chosen in combinations(captions, size)]
+        words = [
+            len({word for own in chosen for word in own}) for chosen in combinations(captions, size)
+        ]
         assert value == pytest.approx(sum(words) / len(words), rel=1e-12)
     assert list(found) == [1, 2, 3, 5]
     evaluation = evaluate_captions(CAPTIONS, REFERENCES, metrics=("rouge",), tokenizer="python")
-    assert evaluation.vocabulary_growth["captions"] == {4: pytest.approx(evaluation.metrics["vocabulary/size"])}
-    assert list(evaluation.vocabulary_growth["references"]) == [4, 10], "at as many captions, and of all"
+    assert evaluation.vocabulary_growth["captions"] == {
+        4: pytest.approx(evaluation.metrics["vocabulary/size"])
+    }
+    assert list(evaluation.vocabulary_growth["references"]) == [4, 10], (
+        "at as many captions, and of all"
+    )
 
 
 def test_the_oracle_scores_captions_of_scenes() -> None:
@@ -251,7 +310,9 @@ def test_the_oracle_scores_captions_of_scenes() -> None:
     assert f1[0] > f1[1]
     assert evaluation.metrics["oracle/f1"] == pytest.approx(sum(f1) / 4, rel=1e-12)
     assert evaluation.metrics["oracle/unparsed"] == pytest.approx(1 / 4, rel=1e-12)
-    partly = evaluate_rows([*scene_rows[:3], rows()[3]], captions, metrics=("rouge",), tokenizer="none")
+    partly = evaluate_rows(
+        [*scene_rows[:3], rows()[3]], captions, metrics=("rouge",), tokenizer="none"
+    )
     assert "oracle/f1" not in partly.metrics
 
 
@@ -260,7 +321,11 @@ def test_every_metric_has_a_column_and_is_documented() -> None:
         CAPTIONS, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="python",
         training_captions=[], scenes=dict.fromkeys(CAPTIONS, SCENE),
     )  # fmt: skip
-    ranks = {f"retrieval/{who}{name}" for who in ("", "references/") for name in ("R@1", "R@5", "R@10", "median_rank")}
+    ranks = {
+        f"retrieval/{who}{name}"
+        for who in ("", "references/")
+        for name in ("R@1", "R@5", "R@10", "median_rank")
+    }
     keys = {*evaluation.metrics, "METEOR", "SPICE", *CHAIR_KEYS} | ranks
     assert keys == set(COLUMNS)
     page = (GOLDEN.parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")

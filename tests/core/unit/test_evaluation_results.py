@@ -7,17 +7,33 @@ from pathlib import Path
 
 import pytest
 
-from rl_caption.evaluation import Evaluation, EvaluationError, check_writable, format_table, write_evaluation
+from rl_caption.evaluation import (
+    Evaluation,
+    EvaluationError,
+    check_writable,
+    format_table,
+    write_evaluation,
+)
 
-METRICS = {"BLEU-4": 0.25, "CIDEr": 1.2345, "length/mean": 9.5, "vocabulary/size": 120.0, "captions/novel": 0.5}
+METRICS = {
+    "BLEU-4": 0.25,
+    "CIDEr": 1.2345,
+    "length/mean": 9.5,
+    "vocabulary/size": 120.0,
+    "captions/novel": 0.5,
+}
 GROWTH = {"captions": {2: 120.0}, "references": {2: 130.5, 4: 200.0}}
-EVALUATION = Evaluation(METRICS, "COCO-captions+ids:2 of 2", 2, {"METEOR": "no Java runtime"}, vocabulary_growth=GROWTH)
+EVALUATION = Evaluation(
+    METRICS, "COCO-captions+ids:2 of 2", 2, {"METEOR": "no Java runtime"}, vocabulary_growth=GROWTH
+)
 
 
 def written(folder: Path, captions: dict[str, str]) -> tuple[list, dict]:
     predictions, scores = write_evaluation(EVALUATION, captions, folder)
     assert (predictions, scores) == (folder / "predictions.json", folder / "scores.json")
-    return json.loads(predictions.read_text(encoding="utf-8")), json.loads(scores.read_text(encoding="utf-8"))
+    return json.loads(predictions.read_text(encoding="utf-8")), json.loads(
+        scores.read_text(encoding="utf-8")
+    )
 
 
 def test_files_hold_what_was_found(tmp_path: Path) -> None:
@@ -61,32 +77,46 @@ def test_table_multiplies_by_100_and_says_so() -> None:
 
 
 def test_table_names_the_systems_that_lack_a_value() -> None:
-    full = Evaluation({**METRICS, "METEOR": 0.2, "SPICE": 0.1}, "COCO-captions+ids:2 of 2+java17", 2)
+    full = Evaluation(
+        {**METRICS, "METEOR": 0.2, "SPICE": 0.1}, "COCO-captions+ids:2 of 2+java17", 2
+    )
     table = format_table({"xe, long": full, "scst": EVALUATION})
     block = table.split("\n\n")[1].splitlines()
     assert len({len(line) for line in block}) == 1, "columns line up"
     assert "– METEOR (scst): no Java runtime" in table
     assert "SPICE (scst): not asked for" in table
-    assert "signatures differ:\n  xe, long: COCO-captions+ids:2 of 2+java17\n  scst: COCO-captions+ids:2 of 2" in table
+    assert (
+        "signatures differ:\n  xe, long: COCO-captions+ids:2 of 2+java17\n  scst: COCO-captions+ids:2 of 2"
+        in table
+    )
     with pytest.raises(EvaluationError, match="no evaluations"):
         format_table({})
 
 
 def with_judges(bounds: dict[str, tuple[float, float]]) -> Evaluation:
     values = {"CIDEr": 1.0} | {f"judge/{name}": 0.61238 for name in bounds}
-    return Evaluation(values, "S", 2, bounds={f"judge/{name}": pair for name, pair in bounds.items()})
+    return Evaluation(
+        values, "S", 2, bounds={f"judge/{name}": pair for name, pair in bounds.items()}
+    )
 
 
 def test_judges_have_a_table_with_their_ranges() -> None:
     inf = math.inf
-    judged = with_judges({"L-CLIPS": (0.0, 2.5), "RefL, mine": (0.0, 10 / 7), "z": (-inf, inf), "penalty": (-inf, 0)})
+    judged = with_judges(
+        {"L-CLIPS": (0.0, 2.5), "RefL, mine": (0.0, 10 / 7), "z": (-inf, inf), "penalty": (-inf, 0)}
+    )
     blocks = format_table({"xe": judged, "scst": EVALUATION}).split("\n\n")
     lines = blocks[3].splitlines()
     assert lines[0].split("  ", 1)[1].strip() == (
         "n  L-CLIPS, 0 to 2.5  RefL, mine, 0 to 1.43  z, no bounds  penalty, up to 0"
     )
-    assert [line.split() for line in lines[2:]] == [["xe", "2", *["0.6124"] * 4], ["scst", "2", *["–"] * 4]]
-    assert ", L-CLIPS (scst), RefL, mine (scst), z (scst), penalty (scst): not asked for" in blocks[4]
+    assert [line.split() for line in lines[2:]] == [
+        ["xe", "2", *["0.6124"] * 4],
+        ["scst", "2", *["–"] * 4],
+    ]
+    assert (
+        ", L-CLIPS (scst), RefL, mine (scst), z (scst), penalty (scst): not asked for" in blocks[4]
+    )
     cider = format_table({"xe": with_judges({"cider": (0.0, 10.0)})})
     assert "cider (x100), 0 to 1000" in cider
     assert "61.24" in cider, "on the scale of CIDEr"

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from rl_caption.evaluation import EvaluationError, Java, JavaError, evaluate_captions, find_java, ptb_tokenize, toolkit
+from rl_caption.evaluation import (
+    EvaluationError,
+    Java,
+    JavaError,
+    evaluate_captions,
+    find_java,
+    ptb_tokenize,
+    toolkit,
+)
 from rl_caption.evaluation.confidence import meteor_of_sums
 from rl_caption.evaluation.toolkit import JavaProgram
 from tests.captions_for_tests import CAPTIONS, REFERENCES, needs_java
@@ -111,13 +119,17 @@ def test_an_interrupt_leaves_no_process(stand_in) -> None:
 
 @posix
 def test_a_crash_between_lines_tells_why(stand_in) -> None:
-    stand_in(f"{VERSION}\nread line; echo \"got $line\"; read line; echo 'Exception in thread main' >&2; exit 1")
+    stand_in(
+        f"{VERSION}\nread line; echo \"got $line\"; read line; echo 'Exception in thread main' >&2; exit 1"
+    )
     with program() as java:
         assert java.ask("one") == "got one"
         with pytest.raises(JavaError, match=r"answering \(status 1\): Exception"):
             java.ask("two")
     stand_in(f"{VERSION}\necho lost >&2; exit 9")
-    evaluation = evaluate_captions(CAPTIONS, REFERENCES, metrics=("meteor", "rouge"), tokenizer="none")
+    evaluation = evaluate_captions(
+        CAPTIONS, REFERENCES, metrics=("meteor", "rouge"), tokenizer="none"
+    )
     assert evaluation.left_out["METEOR"] == "METEOR stopped answering (status 9): lost"
     assert "ROUGE-L" in evaluation.metrics
 
@@ -126,11 +138,23 @@ def test_a_crash_between_lines_tells_why(stand_in) -> None:
 def test_tokens_equal_the_toolkits_tokenizer() -> None:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-    captions = ["A man's dog -- isn't it?", "", "  ", 'He said "stop" (loudly).', "café at 5 p.m.", "x ||| y", "..."]
-    wanted = PTBTokenizer().tokenize({row: [{"caption": caption}] for row, caption in enumerate(captions)})
+    captions = [
+        "A man's dog -- isn't it?",
+        "",
+        "  ",
+        'He said "stop" (loudly).',
+        "café at 5 p.m.",
+        "x ||| y",
+        "...",
+    ]
+    wanted = PTBTokenizer().tokenize(
+        {row: [{"caption": caption}] for row, caption in enumerate(captions)}
+    )
     assert ptb_tokenize(captions) == [wanted[row][0] for row in range(len(captions))]
     line_ends = [f"one{end}two" for end in "\n\r\x0b\x0c\u2028\u2029\x85"] + ["last"]
-    assert ptb_tokenize(line_ends) == ["one two"] * 7 + ["last"], "line ends of Java stay within their caption"
+    assert ptb_tokenize(line_ends) == ["one two"] * 7 + ["last"], (
+        "line ends of Java stay within their caption"
+    )
 
 
 @needs_java
@@ -141,7 +165,9 @@ def test_meteor_equals_the_toolkits_class() -> None:
     values, counts = toolkit.meteor(case["captions"], references)
     assert values == {"METEOR": (case["score"], case["per_image"])}
     of_sums = meteor_of_sums(counts.sum(axis=0, keepdims=True), len(counts))[0, 0]
-    assert of_sums == pytest.approx(case["score"], rel=1e-12), "METEOR of a set is a function of its sums"
+    assert of_sums == pytest.approx(case["score"], rel=1e-12), (
+        "METEOR of a set is a function of its sums"
+    )
 
 
 def jars(folder: Path, name: str) -> Path:
@@ -194,19 +220,35 @@ def test_spice_without_a_score_is_left_out(spice: Path) -> None:
 
 
 @posix
-def test_spice_without_its_jars_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stand_in) -> None:
+def test_spice_without_its_jars_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stand_in
+) -> None:
     stand_in(VERSION)
     monkeypatch.setattr("pycocoevalcap.spice.get_stanford_models.JAR", "absent")
-    for options, where in (({}, "its folder"), ({"spice_jars": tmp_path}, rf"the folder '{tmp_path}' \(spice_jars\)")):
-        assert re.search(rf"absent\.jar, and it is not in {where}", by_spice(**options).left_out["SPICE"])
+    for options, where in (
+        ({}, "its folder"),
+        ({"spice_jars": tmp_path}, rf"the folder '{tmp_path}' \(spice_jars\)"),
+    ):
+        assert re.search(
+            rf"absent\.jar, and it is not in {where}", by_spice(**options).left_out["SPICE"]
+        )
 
 
 def test_the_command_line_of_spice(tmp_path: Path) -> None:
     own = jars(tmp_path / "my jars", "stanford-corenlp-3.6.0")
     line = toolkit.spice_arguments(tmp_path, own, "17.0.15")
-    opening = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in ("lang", "math", "net", "text", "util")]
+    opening = [
+        f"--add-opens=java.base/java.{name}=ALL-UNNAMED"
+        for name in ("lang", "math", "net", "text", "util")
+    ]
     assert set(opening) < set(line)
-    assert not set(opening) & set(toolkit.spice_arguments(tmp_path, own, "1.8.0_412")), "Java 8 does not know them"
+    assert not set(opening) & set(toolkit.spice_arguments(tmp_path, own, "1.8.0_412")), (
+        "Java 8 does not know them"
+    )
     assert (line[0], line[-3], line[-1]) == ("-Xmx8G", "-cp", "edu.anu.spice.SpiceScorer")
     names = [str(own / f"stanford-corenlp-3.6.0{end}.jar") for end in ("", "-models")]
-    assert line[-2].split(os.pathsep) == [str(tmp_path / "spice-1.0.jar"), *names, str(tmp_path / "lib" / "*")]
+    assert line[-2].split(os.pathsep) == [
+        str(tmp_path / "spice-1.0.jar"),
+        *names,
+        str(tmp_path / "lib" / "*"),
+    ]

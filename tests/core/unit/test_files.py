@@ -20,13 +20,22 @@ from rl_caption.data.files import write_json
 from rl_caption.training.run_folder import drop_after
 
 SMALL = LCLIPConfig(
-    image_size=4, patch_size=2, image_width=4, image_heads=1, text_width=4, text_heads=1, embed_dim=4, vocab_size=8
+    image_size=4,
+    patch_size=2,
+    image_width=4,
+    image_heads=1,
+    text_width=4,
+    text_heads=1,
+    embed_dim=4,
+    vocab_size=8,
 )
 
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "new.json": lambda path: write_json(path, {"a": 1}),
-    "df.npz": lambda path: DocumentFrequencies.from_references([[["a", "dog"]]], eos=True).save(path),
+    "df.npz": lambda path: DocumentFrequencies.from_references([[["a", "dog"]]], eos=True).save(
+        path
+    ),
     "model.safetensors": lambda path: LCLIP(SMALL).save_pretrained(path.parent),
     "metrics.jsonl": lambda path: drop_after(path, 0),
 }
@@ -37,12 +46,16 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", list(WRITERS))
-def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(tmp_path, monkeypatch, name):
+def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(
+    tmp_path, monkeypatch, name
+):
     path = tmp_path / name
     path.write_text("{}" if name != "metrics.jsonl" else '{"step": 0}\n')
     before = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        patch.setattr(
+            os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        )
         with pytest.raises(OSError, match=r"[\d.]+ MB") as raised:
             WRITERS[name](path)
     assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(path))
@@ -53,8 +66,10 @@ def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(t
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
-def test_whatever_ends_the_writing_the_temporary_goes(tmp_path: Path, kind: type[BaseException]) -> None:
-    with pytest.raises(kind), atomic_write(tmp_path / "new" / "a.txt") as file:  # noqa: PT012
+def test_whatever_ends_the_writing_the_temporary_goes(
+    tmp_path: Path, kind: type[BaseException]
+) -> None:
+    with pytest.raises(kind), atomic_write(tmp_path / "new" / "a.txt") as file:
         file.write(b"half")
         assert len(names(tmp_path / "new")) == 1
         raise kind
@@ -64,7 +79,9 @@ def test_whatever_ends_the_writing_the_temporary_goes(tmp_path: Path, kind: type
     (tmp_path / "usual").write_bytes(b"")
     with atomic_write(tmp_path / "b.txt", sync=False):
         pass
-    assert (tmp_path / "b.txt").stat().st_mode == (tmp_path / "usual").stat().st_mode, "the rights of any other file"
+    assert (tmp_path / "b.txt").stat().st_mode == (tmp_path / "usual").stat().st_mode, (
+        "the rights of any other file"
+    )
 
 
 def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:
@@ -82,7 +99,11 @@ def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path
 
 
 def test_arrays_are_read_by_many_threads_as_numpy_reads_them(tmp_path: Path) -> None:
-    arrays = [np.arange(12.0).reshape(3, 4), np.asfortranarray(np.arange(12).reshape(3, 4)), np.zeros((0, 4), "f2")]
+    arrays = [
+        np.arange(12.0).reshape(3, 4),
+        np.asfortranarray(np.arange(12).reshape(3, 4)),
+        np.zeros((0, 4), "f2"),
+    ]
     arrays += [np.array("text"), np.float32(3.0).reshape(())]
     for number, array in enumerate(arrays):
         np.save(tmp_path / f"{number}.npy", array)

@@ -57,7 +57,12 @@ def test_words_are_broken_as_the_rule_says(kind: Any) -> None:
                 (i, n)
                 for n in (1, 2, 3)
                 for i in range(len(WORDS))
-                if words == [*WORDS[: i + n], *WORDS[i : i + n] * ((len(words) - len(WORDS)) // n), *WORDS[i + n :]]
+                if words
+                == [
+                    *WORDS[: i + n],
+                    *WORDS[i : i + n] * ((len(words) - len(WORDS)) // n),
+                    *WORDS[i + n :],
+                ]
             )
             assert 0 <= start <= len(WORDS) - length
         elif kind == "insert":
@@ -111,7 +116,9 @@ def test_the_logit_by_hand(tmp_path: Path) -> None:
         hidden = F.gelu(hidden)
         expected = model.out(torch.cat([hidden.amax(dim=0), hidden.mean(dim=0)]))
         batch = model.tokenize([text, "the large blue square is left of a small circle and more"])
-        assert float(model(batch)[0]) == pytest.approx(float(expected), abs=1e-5), "padding changes nothing"
+        assert float(model(batch)[0]) == pytest.approx(float(expected), abs=1e-5), (
+            "padding changes nothing"
+        )
 
 
 def student(folder: Path, **shape: Any) -> Path:
@@ -123,7 +130,9 @@ def student(folder: Path, **shape: Any) -> Path:
 @pytest.mark.parametrize("pad_attention", ["masked", "full"])
 def test_the_text_tower_of_an_l_clip_is_taken_as_it_is(tmp_path: Path, pad_attention: str) -> None:
     model = grammar_model(
-        GrammarModelConfig(init=str(student(tmp_path, pad_attention=pad_attention)), kwargs={"hidden": 8})
+        GrammarModelConfig(
+            init=str(student(tmp_path, pad_attention=pad_attention)), kwargs={"hidden": 8}
+        )
     )
     whole = LCLIP.from_pretrained(tmp_path)
     ids = model.tokenize(["a red circle"])
@@ -132,7 +141,9 @@ def test_the_text_tower_of_an_l_clip_is_taken_as_it_is(tmp_path: Path, pad_atten
     assert torch.allclose(whole.text.head(states), whole.encode_text(ids)[0], atol=1e-6)
     open_ = {name.split(".")[0] for name, value in model.named_parameters() if value.requires_grad}
     assert open_ == {"norm", "conv", "out"}
-    every = grammar_model(GrammarModelConfig(init=str(tmp_path), text=GrammarEncoderConfig(train_blocks=None)))
+    every = grammar_model(
+        GrammarModelConfig(init=str(tmp_path), text=GrammarEncoderConfig(train_blocks=None))
+    )
     assert all(value.requires_grad for value in every.parameters())
 
 
@@ -144,7 +155,9 @@ def test_a_tiny_head_learns_to_tell_broken_captions(tmp_path: Path) -> None:
     model = over_encoder(tmp_path, hidden=32)
     model.text_encoder.requires_grad_(False)
     model.train()
-    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=1e-2)
+    optimizer = torch.optim.AdamW(
+        [value for value in model.parameters() if value.requires_grad], lr=1e-2
+    )
     collate = GrammarCollate(model.tokenize, corpus)  # type: ignore[arg-type]
     for step in range(80):
         order = draws(step).permutation(len(rows))[:32]
@@ -156,7 +169,10 @@ def test_a_tiny_head_learns_to_tell_broken_captions(tmp_path: Path) -> None:
     model.eval()
     model.save_pretrained(tmp_path / "head")
     reward = build("grammar", head=str(tmp_path / "head"))
-    means = {kind: sum(reward(None, texts)) / len(texts) for kind, texts in validation_texts(held_out, corpus).items()}
+    means = {
+        kind: sum(reward(None, texts)) / len(texts)
+        for kind, texts in validation_texts(held_out, corpus).items()
+    }
     assert means.pop("references") > max(means.values()) + 0.1
     assert means["shuffle"] < 0.2
 
@@ -165,7 +181,9 @@ def test_a_tiny_head_learns_to_tell_broken_captions(tmp_path: Path) -> None:
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grammar")
     torch.manual_seed(3)
-    GrammarModel.over_student(student(folder / "student"), hidden=8).save_pretrained(folder / "head")
+    GrammarModel.over_student(student(folder / "student"), hidden=8).save_pretrained(
+        folder / "head"
+    )
     return folder / "head"
 
 
@@ -194,7 +212,9 @@ def test_scores_are_probabilities_of_plain_captions(head: Path, tmp_path: Path) 
     assert copy(None, TEXTS) == found
     assert reward.signature.startswith("grammar[head,")
     assert reward.signature.endswith(",fp32]+ptb")
-    GrammarModel.over_student(student(tmp_path / "other", text_width=32), hidden=8).save_pretrained(tmp_path / "head")
+    GrammarModel.over_student(student(tmp_path / "other", text_width=32), hidden=8).save_pretrained(
+        tmp_path / "head"
+    )
     assert len({reward.signature, half.signature, Grammar(tmp_path / "head").signature}) == 3
 
 
@@ -206,7 +226,10 @@ def test_other_models_are_refused(head: Path, tmp_path: Path) -> None:
     for options, message in (
         ({"init": str(head), "kwargs": {"hidden": 3}}, "model.kwargs"),
         ({"init": str(tmp_path)}, "config.json"),
-        ({"init": str(tmp_path / "student"), "text": GrammarEncoderConfig(train_blocks=9)}, "train_blocks is 9"),
+        (
+            {"init": str(tmp_path / "student"), "text": GrammarEncoderConfig(train_blocks=9)},
+            "train_blocks is 9",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             grammar_model(GrammarModelConfig(**options))

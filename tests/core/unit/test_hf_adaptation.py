@@ -27,7 +27,10 @@ VISION_LANGUAGE = ("qwen2_5_vl", "smolvlm")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     families = (*FAMILIES, *VISION_LANGUAGE)
-    return {family: save_model(family, tmp_path_factory.mktemp("models") / family) for family in families}
+    return {
+        family: save_model(family, tmp_path_factory.mktemp("models") / family)
+        for family in families
+    }
 
 
 def loaded(folder: Path, dtype: str = "float32") -> HuggingFaceCaptioner:
@@ -38,11 +41,20 @@ def loaded(folder: Path, dtype: str = "float32") -> HuggingFaceCaptioner:
 
 
 def lora(**changes: Any) -> dict[str, Any]:
-    return {"r": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": None, "export_adapters": False, **changes}
+    return {
+        "r": 2,
+        "alpha": 4.0,
+        "dropout": 0.0,
+        "target_modules": None,
+        "export_adapters": False,
+        **changes,
+    }
 
 
 def trained(captioner: HuggingFaceCaptioner) -> set[str]:
-    return {name for name, value in captioner.policy.model.named_parameters() if value.requires_grad}
+    return {
+        name for name, value in captioner.policy.model.named_parameters() if value.requires_grad
+    }
 
 
 def shaken(captioner: HuggingFaceCaptioner) -> HuggingFaceCaptioner:
@@ -61,13 +73,17 @@ def logits(captioner: HuggingFaceCaptioner) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_vision_tower_of_big_families_is_frozen_unless_asked_otherwise_and_no_name_changes(family, folders):
+def test_the_vision_tower_of_big_families_is_frozen_unless_asked_otherwise_and_no_name_changes(
+    family, folders
+):
     captioner = loaded(folders[family])
     whole, names = trained(captioner), set(captioner.policy.state_dict())
     captioner.adapt(frozen=[], lora=None, checkpointed=True)
     assert trained(captioner) == whole, "an empty list freezes nothing"
     assert set(captioner.policy.state_dict()) == names
-    assert {name for name, _ in captioner.policy.named_parameters(remove_duplicate=False)} <= names, "as engines expect"
+    assert {
+        name for name, _ in captioner.policy.named_parameters(remove_duplicate=False)
+    } <= names, "as engines expect"
     captioner.adapt(frozen=None, lora=None, checkpointed=False)
     tower = {name for name in whole if name.startswith("vision_model.")} if family in BIG else set()
     assert bool(tower) == (family in BIG)
@@ -75,7 +91,9 @@ def test_the_vision_tower_of_big_families_is_frozen_unless_asked_otherwise_and_n
 
 
 def test_patterns_freeze_what_they_match_and_name_what_they_do_not():
-    model = torch.nn.ModuleDict({"encoder": torch.nn.Linear(2, 2), "decoder": torch.nn.Linear(2, 2)})
+    model = torch.nn.ModuleDict(
+        {"encoder": torch.nn.Linear(2, 2), "decoder": torch.nn.Linear(2, 2)}
+    )
     model["head"] = torch.nn.Linear(2, 2, bias=False)
     model["head"].weight = model["decoder"].weight  # tied, as GPT-2's output layer is
     with pytest.raises(CaptionerError, match=r"'encodr\.\*'.*encoder"):
@@ -107,7 +125,9 @@ def test_adapters_are_trained_in_a_frozen_tower_too(folders):
 
 
 @pytest.mark.parametrize("family", ["vit_gpt2", "blip2", *VISION_LANGUAGE])
-def test_adapters_alone_are_read_by_peft_beside_the_model_that_they_were_trained_beside(family, folders, tmp_path):
+def test_adapters_alone_are_read_by_peft_beside_the_model_that_they_were_trained_beside(
+    family, folders, tmp_path
+):
     peft = pytest.importorskip("peft")
     captioner = loaded(folders[family])
     captioner.adapt(frozen=None, lora=lora(export_adapters=True), checkpointed=True)
@@ -120,18 +140,34 @@ def test_adapters_alone_are_read_by_peft_beside_the_model_that_they_were_trained
     }
     config = peft.PeftConfig.from_pretrained(tmp_path / ADAPTERS_FOLDER)
     base = loaded(Path(config.base_model_name_or_path))
-    base.policy.model = peft.PeftModel.from_pretrained(base.policy.model, tmp_path / ADAPTERS_FOLDER).base_model.model
+    base.policy.model = peft.PeftModel.from_pretrained(
+        base.policy.model, tmp_path / ADAPTERS_FOLDER
+    ).base_model.model
     assert torch.allclose(logits(base), expected, atol=1e-4)
     assert not torch.allclose(start, expected, atol=1e-2)
-    assert isinstance(transformers.AutoConfig.from_pretrained(tmp_path), type(base.policy.config)), "and a plain model"
+    assert isinstance(
+        transformers.AutoConfig.from_pretrained(tmp_path), type(base.policy.config)
+    ), "and a plain model"
 
 
-TEXT = ("text_decoder", "git.encoder", "decoder", "language_model", "model.language_model", "model.text_model")
-ADAPTED = [*((family, "bfloat16") for family in (*FAMILIES, *VISION_LANGUAGE)), ("blip2", "float32")]
+TEXT = (
+    "text_decoder",
+    "git.encoder",
+    "decoder",
+    "language_model",
+    "model.language_model",
+    "model.text_model",
+)
+ADAPTED = [
+    *((family, "bfloat16") for family in (*FAMILIES, *VISION_LANGUAGE)),
+    ("blip2", "float32"),
+]
 
 
 @pytest.mark.parametrize(("family", "dtype"), ADAPTED)
-def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(family, dtype, folders, tmp_path):
+def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(
+    family, dtype, folders, tmp_path
+):
     pytest.importorskip("peft")
     captioner = loaded(folders[family], dtype)
     captioner.adapt(frozen=None, lora=lora(), checkpointed=False)
@@ -147,9 +183,15 @@ def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(
     exported, in_float32 = loaded(tmp_path), copy.deepcopy(captioner)
     assert not any("lora" in name or "base_layer" in name for name in exported.policy.state_dict())
     in_float32.policy.float()
-    assert torch.allclose(logits(exported), logits(in_float32), atol=1e-4), "the sum is not rounded to bfloat16"
-    assert transformers.AutoModelForImageTextToText.from_pretrained(tmp_path).dtype == torch.float32, "nor by others"
-    ours = captioner.generate(captioner.policy, captioner.preprocess(tiny_rows(2)), Decoding(max_new_tokens=4))
+    assert torch.allclose(logits(exported), logits(in_float32), atol=1e-4), (
+        "the sum is not rounded to bfloat16"
+    )
+    assert (
+        transformers.AutoModelForImageTextToText.from_pretrained(tmp_path).dtype == torch.float32
+    ), "nor by others"
+    ours = captioner.generate(
+        captioner.policy, captioner.preprocess(tiny_rows(2)), Decoding(max_new_tokens=4)
+    )
     assert ours.shape[:2] == (2, 1)
 
 
@@ -161,7 +203,9 @@ def test_the_reference_policy_shares_what_is_not_trained(folders):
     stage: Any = SimpleNamespace(accelerator=Accelerator(cpu=True))
     copied: Any = _frozen_copy(captioner, stage)
     assert not any(value.requires_grad for value in copied.parameters())
-    for (name, value), (_, other) in zip(captioner.policy.named_parameters(), copied.named_parameters(), strict=True):
+    for (name, value), (_, other) in zip(
+        captioner.policy.named_parameters(), copied.named_parameters(), strict=True
+    ):
         assert (value is other) == (not value.requires_grad), name
     shaken(captioner)
     with torch.no_grad():

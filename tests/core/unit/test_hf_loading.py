@@ -63,13 +63,18 @@ def refusal(**model: Any) -> str:
 
 
 def test_what_is_no_captioner_or_of_an_unknown_kind_is_refused_before_weights_are_read(tmp_path):
-    assert "model.init: 'runs/lost/export/best' is not a saved captioner" in refusal(init="runs/lost/export/best")
+    assert "model.init: 'runs/lost/export/best' is not a saved captioner" in refusal(
+        init="runs/lost/export/best"
+    )
     message = refusal(name="huggingface", init=str(tmp_path))
     assert f"'{tmp_path}' is not a saved captioner: it has no config.json" in message
     assert "model.init is not set: name a model on the hub" in refusal(name="huggingface")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))
     message = refusal(init=str(tmp_path))
-    assert "is a 'clip': expected one of blip, git, vision-encoder-decoder, blip-2, instructblip" in message
+    assert (
+        "is a 'clip': expected one of blip, git, vision-encoder-decoder, blip-2, instructblip"
+        in message
+    )
     for config in (Blip2Config, InstructBlipConfig):
         config(text_config={"model_type": "t5"}).save_pretrained(tmp_path)
         assert "has the encoder-decoder language model 't5'" in refusal(init=str(tmp_path))
@@ -92,7 +97,9 @@ def test_a_checkpoint_for_another_task_is_no_captioner(family, architectures, tm
     file = folder / "config.json"
     config = json.loads(file.read_text())
     assert build(init=str(folder))
-    file.write_text(json.dumps({key: value for key, value in config.items() if key != "architectures"}))
+    file.write_text(
+        json.dumps({key: value for key, value in config.items() if key != "architectures"})
+    )
     assert build(init=str(folder)), "of a configuration that does not tell"
     file.write_text(json.dumps(config | {"architectures": architectures}))
     assert str(architectures) in refusal(init=str(folder))
@@ -111,7 +118,9 @@ def test_weights_of_a_blip_that_answers_questions_are_refused(tmp_path):
 def test_models_with_weights_of_another_head_are_refused(tmp_path):
     folder = tiny_gpt2(tmp_path / "gpt2")
     config = GPT2Config.from_pretrained(folder, pad_token_id=0)
-    GPT2ForSequenceClassification(config).save_pretrained(shutil.copytree(folder, tmp_path / "classifier"))
+    GPT2ForSequenceClassification(config).save_pretrained(
+        shutil.copytree(folder, tmp_path / "classifier")
+    )
     assert Perplexity(str(folder))
     with pytest.raises(ValueError, match="GPT2ForSequenceClassification"):
         Perplexity(str(tmp_path / "classifier"))
@@ -142,7 +151,9 @@ def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
         for call in (
             lambda name: caption_files([name], [tmp_path / "photo.png"], Decoding()),
             lambda name: average_weights([name, expected]),
-            lambda name: score_captions(EvaluateModelConfig(model=name, data=data, out=str(tmp_path / "out"))),
+            lambda name: score_captions(
+                EvaluateModelConfig(model=name, data=data, out=str(tmp_path / "out"))
+            ),
         ):
             with pytest.raises(CaptionerError, match=rf"{re.escape(expected)}\?"):
                 call(str(tmp_path / folder))
@@ -195,7 +206,9 @@ def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path, caps
     scratch.save_pretrained(scratch.policy, tmp_path / "scratch")
     folder = str(tmp_path / "scratch")
     assert "takes no prompt" in refusal(init=folder, prompt=PROMPT)
-    assert f"model.init {folder!r} is not a model of Transformers" in refusal(init=folder, lora=LoraConfig())
+    assert f"model.init {folder!r} is not a model of Transformers" in refusal(
+        init=folder, lora=LoraConfig()
+    )
     for words, key in (
         (["--model.freeze=[encoder.*]"], "model.freeze"),
         ([f"--model.init={folder}", "--model.min_count=2"], "model.min_count"),
@@ -212,7 +225,9 @@ def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, caps
     put_on_hub("someone/tiny-blip", blip, tmp_path / "hub", monkeypatch)
     spaced = f" {PROMPT.replace(' ', '  ')} "
     assert build(name="huggingface", init="someone/tiny-blip", prompt=spaced).prompt == PROMPT
-    assert "'someone/lost' is neither a folder with a config.json nor" in refusal(init="someone/lost")
+    assert "'someone/lost' is neither a folder with a config.json nor" in refusal(
+        init="someone/lost"
+    )
     (row,) = tiny_rows(1)
     row["image"].save(tmp_path / "photo.png")
     words = ["--model", "someone/tiny-blip", "--prompt", PROMPT, "--max_new_tokens", "5"]
@@ -236,7 +251,9 @@ def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("hf_*.yaml")), ids=lambda path: path.stem)
-def test_shipped_configurations_train_and_sample_what_their_names_stand_for(path, tmp_path, monkeypatch):
+def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
+    path, tmp_path, monkeypatch
+):
     """A tiny model of the family takes the place of the one on the hub."""
     kind = XeConfig if path.stem.endswith("_xe") else ScstConfig
     config = parse(kind, ["--config", str(path)], "test")
@@ -244,7 +261,9 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(path
     family = family.replace("qwen_vl", "qwen2_5_vl")
     assert config.model.init is not None
     if not config.model.init.startswith("runs/"):
-        put_on_hub(config.model.init, save_model(family, tmp_path / "tiny"), tmp_path / "hub", monkeypatch)
+        put_on_hub(
+            config.model.init, save_model(family, tmp_path / "tiny"), tmp_path / "hub", monkeypatch
+        )
     else:
         monkeypatch.chdir(tmp_path)
         save_model(family, tmp_path / config.model.init)
@@ -253,7 +272,11 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(path
     names = {name for name, value in captioner.policy.named_parameters() if value.requires_grad}
     assert names
     assert all("lora_" in name for name in names) == (config.model.lora is not None)
-    length = config.train.max_target_tokens if isinstance(config, XeConfig) else config.rollout.max_new_tokens
+    length = (
+        config.train.max_target_tokens
+        if isinstance(config, XeConfig)
+        else config.rollout.max_new_tokens
+    )
     check_positions(captioner, "length", length)
     inputs = captioner.preprocess(tiny_rows(2))
     captions = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=length))
@@ -268,9 +291,13 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(path
 
 
 def test_prompts_of_rows_are_checked_before_training(blip):
-    rows: Any = [tiny_rows(1)[0] | {"image_id": "long", "prompt": "two blue squares on a green field"}]
+    rows: Any = [
+        tiny_rows(1)[0] | {"image_id": "long", "prompt": "two blue squares on a green field"}
+    ]
     check_positions(build(init=str(blip)), "rollout.max_new_tokens", 25, rows)
-    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens is 26: .* 25 tokens .* image 'long'"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.max_new_tokens is 26: .* 25 tokens .* image 'long'"
+    ):
         check_positions(build(init=str(blip)), "rollout.max_new_tokens", 26, rows)
     with pytest.raises(DataError, match="image 'long'"):
         check_positions(tiny_captioner(), "rollout.max_new_tokens", 4, rows)

@@ -14,13 +14,21 @@ from rewards.registry import build
 from rewards.text.icc import Icc
 from tests.hf_models_for_tests import tiny_gpt2, tiny_regressor
 
-TEXTS = ["a red circle on the left", "the blue square", "", "a", "two small dogs sitting on a large brown couch"]
+TEXTS = [
+    "a red circle on the left",
+    "the blue square",
+    "",
+    "a",
+    "two small dogs sitting on a large brown couch",
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tiny_regressor(tmp_path_factory.mktemp("icc"))
-    AutoTokenizer.from_pretrained(path, padding_side="left").save_pretrained(path)  # which is not how it was trained
+    AutoTokenizer.from_pretrained(path, padding_side="left").save_pretrained(
+        path
+    )  # which is not how it was trained
     return path
 
 
@@ -33,14 +41,18 @@ def by_hand(folder: Path, text: str) -> float:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_raw_score_is_the_logit_and_a_clipped_one_lies_in_its_bounds(folder: Path, batch_size: int) -> None:
+def test_a_raw_score_is_the_logit_and_a_clipped_one_lies_in_its_bounds(
+    folder: Path, batch_size: int
+) -> None:
     expected = [by_hand(folder, text) for text in TEXTS]
     assert min(expected) < 0 < max(expected), "or clipping would not show"
     raw = Icc(str(folder), clip=False, batch_size=batch_size)
     assert raw(None, TEXTS) == pytest.approx(expected, abs=1e-5)
     assert raw.bounds == (-math.inf, math.inf)
     clipped = build("icc", model=str(folder), batch_size=batch_size)
-    assert clipped(None, TEXTS) == pytest.approx([min(1.0, max(0.0, score)) for score in expected], abs=1e-5)
+    assert clipped(None, TEXTS) == pytest.approx(
+        [min(1.0, max(0.0, score)) for score in expected], abs=1e-5
+    )
     assert clipped.bounds == (0.0, 1.0)
     assert clipped(None, []) == []
 

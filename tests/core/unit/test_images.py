@@ -37,7 +37,9 @@ GREY: dict[str, Image.Image] = {
 
 def test_grey_of_any_depth_is_grey(tmp_path: Path) -> None:
     paths = [saved(tmp_path / name, image) for name, image in GREY.items()]
-    (tmp_path / "16.pgm").write_bytes(b"P5 4 3 65535\n" + (RAMP.astype(np.uint16) * 257).astype(">u2").tobytes())
+    (tmp_path / "16.pgm").write_bytes(
+        b"P5 4 3 65535\n" + (RAMP.astype(np.uint16) * 257).astype(">u2").tobytes()
+    )
     for path in (*paths, tmp_path / "16.pgm"):
         image = open_image(path)
         assert image.mode == "RGB"
@@ -46,7 +48,9 @@ def test_grey_of_any_depth_is_grey(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "PA", "1", "CMYK", "RGBX"])
 def test_colours_of_any_mode_are_those_of_the_image(tmp_path: Path, mode: str) -> None:
-    black_white = Image.fromarray(np.where(RAMP[..., None] > 100, 255, 0).astype(np.uint8).repeat(3, axis=2))
+    black_white = Image.fromarray(
+        np.where(RAMP[..., None] > 100, 255, 0).astype(np.uint8).repeat(3, axis=2)
+    )
     original = black_white if mode == "1" else Image.fromarray(COLOURS)
     image = original.convert(mode)
     if mode in ("P", "PA"):
@@ -72,17 +76,26 @@ def test_numbers_of_an_unknown_range_are_refused_by_name(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ["png", "jpg", "tif", "webp"])
 def test_a_photo_stands_the_way_its_orientation_says(tmp_path: Path, kind: str) -> None:
     upright = Image.fromarray(np.kron(COLOURS, np.ones((16, 16, 1), np.uint8)))
-    flip = Image.Transpose  # the transposition that undoes each orientation, and makes it but for the quarter turns
+    flip = (
+        Image.Transpose
+    )  # the transposition that undoes each orientation, and makes it but for the quarter turns
     ways = [None, flip.FLIP_LEFT_RIGHT, flip.ROTATE_180, flip.FLIP_TOP_BOTTOM]
     ways += [flip.TRANSPOSE, flip.ROTATE_90, flip.TRANSVERSE, flip.ROTATE_270]
     for orientation, way in enumerate(ways, start=1):
         exif = Image.Exif()
         exif[0x0112] = orientation
         stored = upright if way is None else upright.transpose(way)
-        path = saved(tmp_path / f"a.{kind}", stored, exif=exif, **({"lossless": True} if kind == "webp" else {}))
+        path = saved(
+            tmp_path / f"a.{kind}",
+            stored,
+            exif=exif,
+            **({"lossless": True} if kind == "webp" else {}),
+        )
         image = open_image(path)
         assert image_size(path) == image.size == upright.size
-        assert np.abs(np.asarray(image, int) - np.asarray(upright, int)).mean() < (4 if kind == "jpg" else 0.01)
+        assert np.abs(np.asarray(image, int) - np.asarray(upright, int)).mean() < (
+            4 if kind == "jpg" else 0.01
+        )
         with Image.open(path) as opened:
             again = open_image(open_image(opened))
         assert again.tobytes() == image.tobytes(), "from memory as from the file, and turned once"
@@ -110,7 +123,9 @@ def test_an_animation_gives_its_first_frame_and_a_list_of_frames_is_refused(tmp_
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
     for kind in ("gif", "png", "webp", "tif"):
         options = {"lossless": True} if kind == "webp" else {}
-        path = saved(tmp_path / f"a.{kind}", frames[0], save_all=True, append_images=frames[1:], **options)
+        path = saved(
+            tmp_path / f"a.{kind}", frames[0], save_all=True, append_images=frames[1:], **options
+        )
         assert open_image(path).getpixel((1, 1)) == (255, 0, 0)
     with pytest.raises(RewardError, match="2 frames"):
         open_image(frames)  # type: ignore[arg-type]
@@ -118,13 +133,21 @@ def test_an_animation_gives_its_first_frame_and_a_list_of_frames_is_refused(tmp_
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
-    for path in (tmp_path / "pipe.png", Path("/dev/zero"), tmp_path, tmp_path / "absent.png", Path("a\0b.png")):
+    for path in (
+        tmp_path / "pipe.png",
+        Path("/dev/zero"),
+        tmp_path,
+        tmp_path / "absent.png",
+        Path("a\0b.png"),
+    ):
         with pytest.raises(RewardError, match=re.escape(repr(str(path)))):
             open_image(path)
         assert repr(str(path)) in str(check_image_file(ImageFile(str(path))).error)
 
 
-def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = saved(tmp_path / "bomb.png", Image.new("1", (2000, 2000)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000_000)
     monkeypatch.setattr(ImageOps, "exif_transpose", None)
@@ -134,13 +157,28 @@ def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pyt
 
 def test_an_image_that_was_only_opened_and_is_cut_off_is_an_error() -> None:
     buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(buffer, "PNG")
-    with Image.open(io.BytesIO(buffer.getvalue()[:3000])) as image, pytest.raises(RewardError, match="PngImageFile"):
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
+        buffer, "PNG"
+    )
+    with (
+        Image.open(io.BytesIO(buffer.getvalue()[:3000])) as image,
+        pytest.raises(RewardError, match="PngImageFile"),
+    ):
         open_image(image)
 
 
 def test_images_in_folders_are_those_with_a_suffix_that_are_not_hidden(tmp_path: Path) -> None:
-    for name in ("b.PNG", "a/2.jpg", "a/10.jpg", "._b.PNG", ".trash/c.png", "notes.txt", "png", ".png", "a/.DS_Store"):
+    for name in (
+        "b.PNG",
+        "a/2.jpg",
+        "a/10.jpg",
+        "._b.PNG",
+        ".trash/c.png",
+        "notes.txt",
+        "png",
+        ".png",
+        "a/.DS_Store",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "folder.png").mkdir()
@@ -151,7 +189,9 @@ def test_images_in_folders_are_those_with_a_suffix_that_are_not_hidden(tmp_path:
     hidden = tmp_path / ".cache"
     (hidden / "sub").mkdir(parents=True)
     (hidden / "sub/d.png").touch()
-    assert [path.name for path in list_images(hidden)] == ["d.png"], "the folder itself may be hidden"
+    assert [path.name for path in list_images(hidden)] == ["d.png"], (
+        "the folder itself may be hidden"
+    )
     with pytest.raises(RewardError, match="absent"):
         list(list_images(tmp_path / "absent"))
 
@@ -186,7 +226,9 @@ def test_a_file_of_equal_size_and_time_is_another_image(tmp_path: Path, replace:
     assert image_identity(path) != before
 
 
-def test_a_file_that_stays_as_it_is_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_stays_as_it_is_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = saved(tmp_path / "a.bmp", noise_image(1, (8, 8)))
     monkeypatch.setattr("time.time_ns", lambda: path.stat().st_ctime_ns + 3 * 10**9)
     key = image_identity(path)
@@ -200,7 +242,12 @@ def test_the_key_of_an_image_changes_with_each_thing_that_it_names(tmp_path: Pat
         os.utime(file, ns=(10**9, 10**9))
     assert files[0].stat().st_size == files[1].stat().st_size
     grey = Image.fromarray(RAMP)
-    others = [grey, grey.convert("RGB"), Image.fromarray(RAMP.reshape(4, 3)), Image.fromarray(RAMP + 1)]
+    others = [
+        grey,
+        grey.convert("RGB"),
+        Image.fromarray(RAMP.reshape(4, 3)),
+        Image.fromarray(RAMP + 1),
+    ]
     keys = [*map(image_identity, [*files, *others])]
     assert len(set(keys)) == len(keys)
     assert image_identity(grey.copy()) == image_identity(grey)

@@ -15,13 +15,25 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+)
 
 from rewards.base import Reward, RewardError
 from rewards.build import RewardBuilder
 from rewards.http import HttpError, request_json
 from rewards.language.caption_qa import NOT_SAID, PROMPT, CaptionQA, length_factor, shuffled_choices
-from rewards.language.chooser import CachedChooser, Question, VisionChooser, calls_of, label_ids, next_logits
+from rewards.language.chooser import (
+    CachedChooser,
+    Question,
+    VisionChooser,
+    calls_of,
+    label_ids,
+    next_logits,
+)
 from rewards.language.claims import Claims, distinct, harmonic_mean
 from rewards.language.judge import PROMPT as JUDGE_PROMPT
 from rewards.language.judge import VlmJudge
@@ -88,11 +100,18 @@ def test_a_local_model_answers_by_the_probabilities_of_the_labels(language_model
         for index, item in enumerate(QUESTIONS):
             choices = [*item["choices"], "The caption does not say."]
             order = shuffled_choices(len(choices), 0, image_id, index)
-            lines = "\n".join(f"{'ABCD'[place]}. {choices[choice]}" for place, choice in enumerate(order))
-            text = PROMPT.format(caption=caption, question=item["question"], choices=lines) + "\nAnswer:"
+            lines = "\n".join(
+                f"{'ABCD'[place]}. {choices[choice]}" for place, choice in enumerate(order)
+            )
+            text = (
+                PROMPT.format(caption=caption, question=item["question"], choices=lines)
+                + "\nAnswer:"
+            )
             ids = torch.tensor([tokenizer(text)["input_ids"]])
             logits = network(ids).logits[0, -1]
-            letters = torch.stack([logits[tokenizer("ABCD"[place])["input_ids"][0]] for place in range(len(choices))])
+            letters = torch.stack(
+                [logits[tokenizer("ABCD"[place])["input_ids"][0]] for place in range(len(choices))]
+            )
             marks.append(letters.softmax(0)[order.index(choices.index(item["answer"]))].item())
         expected.append(sum(marks) / 2)
     assert scores == pytest.approx(expected, rel=1e-4)
@@ -101,7 +120,9 @@ def test_a_local_model_answers_by_the_probabilities_of_the_labels(language_model
 
 def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption() -> None:
     reward = CaptionQA(model=Scripted(knowing_what_the_caption_says))
-    scores = reward(None, [CAPTION, "a cat on the grass"], questions=[QUESTIONS] * 2, image_id=["1", "1"])
+    scores = reward(
+        None, [CAPTION, "a cat on the grass"], questions=[QUESTIONS] * 2, image_id=["1", "1"]
+    )
     assert scores == pytest.approx([0.9, (0.1 / 3 + 0.9) / 2])
     texts = [question.text.split("Question: ")[1] for question in reward.chooser.asked]
     assert texts[:2] == texts[2:]
@@ -109,18 +130,27 @@ def test_questions_are_shuffled_by_image_and_seed_and_not_by_caption() -> None:
     assert len(orders) > 10
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
     exact = CaptionQA(model=Scripted(knowing_what_the_caption_says), score="accuracy")
-    assert exact(None, [CAPTION, "a cat on grass"], questions=[QUESTIONS] * 2, image_id=["1", "1"]) == [1.0, 0.5]
+    assert exact(
+        None, [CAPTION, "a cat on grass"], questions=[QUESTIONS] * 2, image_id=["1", "1"]
+    ) == [1.0, 0.5]
 
 
 def test_a_caption_of_400_words_does_not_win_by_length() -> None:
-    many = [{"question": f"Is there {word}?", "choices": [word, "none"], "answer": word} for word in "abcdefghij"]
+    many = [
+        {"question": f"Is there {word}?", "choices": [word, "none"], "answer": word}
+        for word in "abcdefghij"
+    ]
     reward = CaptionQA(model=Scripted(knowing_what_the_caption_says))
     short = " ".join("abcdef")  # six of ten
     long = " ".join([*"abcdefghij"] * 40)
     scores = reward(None, [short, long], questions=[many] * 2, image_id=["1", "1"])
     assert scores[0] > 2 * scores[1]
     assert scores[1] == pytest.approx(0.9 * 80 / 400)
-    assert (length_factor("a b c", None), length_factor("a b c", 3), length_factor("a b c d", 3)) == (1.0, 1.0, 0.75)
+    assert (
+        length_factor("a b c", None),
+        length_factor("a b c", 3),
+        length_factor("a b c d", 3),
+    ) == (1.0, 1.0, 0.75)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +162,10 @@ def test_a_caption_of_400_words_does_not_win_by_length() -> None:
         ([QUESTIONS[0], {"question": "x", "choices": ["a", "b"], "answer": "c"}], "question 1"),
         ([{"question": "x", "choices": ["a"], "answer": "a"}], "choices"),
         ([{"question": "x", "choices": ["a", "a"], "answer": "a"}], "choices"),
-        ([{"question": "x", "choices": [str(number) for number in range(26)], "answer": "1"}], "choices"),
+        (
+            [{"question": "x", "choices": [str(number) for number in range(26)], "answer": "1"}],
+            "choices",
+        ),
         ([{"question": 1, "choices": ["a", "b"], "answer": "a"}], "question"),
         ([{"question": "x", "choices": ["a", NOT_SAID], "answer": "a"}], "choices"),
         ([{"question": "x", "choices": ["a", " "], "answer": "a"}], "choices"),
@@ -173,7 +206,10 @@ def test_a_claim_that_is_said_again_counts_once() -> None:
     def true_of_dogs(question: Question) -> list[float]:
         return [1.0, 0.0] if "dog" in question.text.split('"')[1] else [0.0, 1.0]
 
-    once, again = "a cat runs. a brown dog", "a cat runs. a brown dog. A brown dog, and the brown dog!"
+    once, again = (
+        "a cat runs. a brown dog",
+        "a cat runs. a brown dog. A brown dog, and the brown dog!",
+    )
     reward = Claims(model=Scripted(true_of_dogs), score="precision")
     assert reward(None, [once, again], references=[["x"]] * 2) == [0.5, 0.5]
     recall = Claims(model=Scripted(true_of_dogs), score="recall")
@@ -181,10 +217,17 @@ def test_a_claim_that_is_said_again_counts_once() -> None:
     writer = ScriptedWriter('["A cat runs.", "There is a dog.", "there is the dog"]')
     cut = Claims(model=Scripted(true_of_dogs), cut={"model": writer}, score="precision")
     assert cut(None, [once], references=[["x"]]) == [0.5]
-    assert distinct(["two dogs", "three dogs", "a dog", "no dog"]) == ["two dogs", "three dogs", "a dog", "no dog"]
+    assert distinct(["two dogs", "three dogs", "a dog", "no dog"]) == [
+        "two dogs",
+        "three dogs",
+        "a dog",
+        "no dog",
+    ]
 
 
-def test_claims_are_verified_against_the_image_by_a_vision_language_model(vision_model: str) -> None:
+def test_claims_are_verified_against_the_image_by_a_vision_language_model(
+    vision_model: str,
+) -> None:
     reward = Claims(model=vision_model, source="image", score="precision")
     assert reward.columns == {"image"}
     first, second = reward(None, ["a red circle"] * 2, image=[noise_image(0), noise_image(1)])
@@ -197,14 +240,19 @@ def test_a_rating_is_the_expectation_of_its_digit(vision_model: str) -> None:
     image = noise_image(0)
     (score,) = reward(None, ["a red circle"], image=[image])
     processor = AutoProcessor.from_pretrained(vision_model)
-    content = [{"type": "image", "image": image}, {"type": "text", "text": JUDGE_PROMPT.format(caption="a red circle")}]
+    content = [
+        {"type": "image", "image": image},
+        {"type": "text", "text": JUDGE_PROMPT.format(caption="a red circle")},
+    ]
     inputs = processor.apply_chat_template(
         [{"role": "user", "content": content}],
         add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
     )  # fmt: skip
     logits = AutoModelForImageTextToText.from_pretrained(vision_model)(**inputs).logits[0, -1]
     digits = logits[processor.tokenizer.convert_tokens_to_ids(list("0123456789"))].softmax(0)
-    assert score == pytest.approx(sum(digit * mass.item() for digit, mass in enumerate(digits)) / 9, rel=1e-4)
+    assert score == pytest.approx(
+        sum(digit * mass.item() for digit, mass in enumerate(digits)) / 9, rel=1e-4
+    )
     with pytest.raises(ValueError, match="prompt"):
         VlmJudge(model=vision_model, prompt="Rate {captoin}.")
     with_references = VlmJudge(model=vision_model, references=True)
@@ -213,10 +261,15 @@ def test_a_rating_is_the_expectation_of_its_digit(vision_model: str) -> None:
 
 
 @pytest.mark.parametrize("tiny_vlm", [tiny_qwen2_vl, tiny_idefics3])
-def test_answers_about_images_do_not_depend_on_the_batch(tmp_path: Path, tiny_vlm: Callable[[Path], Path]) -> None:
+def test_answers_about_images_do_not_depend_on_the_batch(
+    tmp_path: Path, tiny_vlm: Callable[[Path], Path]
+) -> None:
     """Images of different sizes have prompts of different lengths; with Idefics3 one has several tiles."""
     model = str(answering_vlm(tmp_path, tiny_vlm))
-    images = [noise_image(number, size) for number, size in enumerate([(50, 37), (20, 90), (120, 120), (8, 8)])]
+    images = [
+        noise_image(number, size)
+        for number, size in enumerate([(50, 37), (20, 90), (120, 120), (8, 8)])
+    ]
     questions = [
         Question(f"How good is {'a ' * number}dog?", tuple("0123456789"), f"row {number}", image)
         for number, image in enumerate(images)
@@ -225,25 +278,34 @@ def test_answers_about_images_do_not_depend_on_the_batch(tmp_path: Path, tiny_vl
     alone, together = (chooser.choose(questions) for chooser in choosers)
     for answer, answer_in_batch in zip(alone, together, strict=True):
         assert answer_in_batch == pytest.approx(answer, abs=1e-5)
-    assert max(max(answer) - min(answer) for answer in zip(*alone, strict=True)) > 1e-3, "questions matter"
+    assert max(max(answer) - min(answer) for answer in zip(*alone, strict=True)) > 1e-3, (
+        "questions matter"
+    )
     assert calls_of(choosers[0]) == calls_of(choosers[1])
     network, processor = choosers[1]._model.network, choosers[1]._model.processor
     passes = []
     network.register_forward_hook(lambda module, args, output: passes.append(output.logits.shape))
     choosers[1].choose(questions[:3])
     ends = choosers[1]._model.inputs(questions[:3])["attention_mask"].sum(1).unique()
-    assert passes == [(3, len(ends), len(processor.tokenizer))], "one pass, with logits at the ends alone"
+    assert passes == [(3, len(ends), len(processor.tokenizer))], (
+        "one pass, with logits at the ends alone"
+    )
 
 
 def test_models_that_make_all_logits_are_read_at_the_ends_of_prompts(language_model: str) -> None:
     network = AutoModelForCausalLM.from_pretrained(language_model)
 
     class AllLogits(torch.nn.Module):
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **kwargs: Any) -> Any:
+        def forward(
+            self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **kwargs: Any
+        ) -> Any:
             kwargs.pop("logits_to_keep", None)
             return network(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
 
-    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8], [9, 5, 0, 0]]), "attention_mask": torch.ones(2, 4).long()}
+    inputs = {
+        "input_ids": torch.tensor([[5, 6, 7, 8], [9, 5, 0, 0]]),
+        "attention_mask": torch.ones(2, 4).long(),
+    }
     inputs["attention_mask"][1, 2:] = 0
     expected = network(input_ids=torch.tensor([[9, 5]])).logits[0, -1]
     for model in (network, AllLogits()):
@@ -257,7 +319,9 @@ def test_an_image_is_read_by_a_processor_without_a_padding_token(tmp_path: Path)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).is_file():
             values = json.loads((folder / name).read_text())
-            (folder / name).write_text(json.dumps({key: value for key, value in values.items() if key != "pad_token"}))
+            (folder / name).write_text(
+                json.dumps({key: value for key, value in values.items() if key != "pad_token"})
+            )
     assert AutoProcessor.from_pretrained(folder).tokenizer.pad_token is None
     (answer,) = VisionChooser(str(folder), "r", "cpu", "fp32", 1).choose([question])
     assert answer == expected
@@ -274,7 +338,9 @@ def test_labels_that_the_tokenizer_confuses_are_refused(language_model: str) -> 
 
 def token_listing(*tokens: tuple[Any, Any]) -> dict[str, Any]:
     """An answer of the endpoint, with tokens and their logarithms of probabilities as they are."""
-    content = [{"top_logprobs": [{"token": token, "logprob": logprob} for token, logprob in tokens]}]
+    content = [
+        {"top_logprobs": [{"token": token, "logprob": logprob} for token, logprob in tokens]}
+    ]
     return {"choices": [{"logprobs": {"content": content}}]}
 
 
@@ -309,7 +375,10 @@ def test_an_endpoint_answers_by_the_probabilities_it_lists(monkeypatch: pytest.M
         (200, b"<html>"),
         (200, b"[" * 100_000),
         (200, listing(A=0.5) | {"choices": [{"logprobs": None}]}),
-        *((200, token_listing(("A", logprob))) for logprob in ("much", 1e9, 800, 0.5, math.inf, math.nan, None)),
+        *(
+            (200, token_listing(("A", logprob)))
+            for logprob in ("much", 1e9, 800, 0.5, math.inf, math.nan, None)
+        ),
         (200, token_listing((5, -1.0))),
         (200, token_listing(("A", -1.0), ("x", math.nan))),
         (200, token_listing()),
@@ -357,7 +426,9 @@ def test_a_busy_endpoint_is_asked_again_and_limits_hold() -> None:
         CaptionQA(endpoint={"url": "file:///etc/passwd", "model": "m"})
 
 
-def test_an_endpoint_that_is_slow_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_is_slow_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def drip(_: dict[str, Any]) -> tuple[int, Any]:
         return 200, (time.sleep(0.05) or b" " for _ in range(200))  # type: ignore[func-returns-value]
 
@@ -375,11 +446,13 @@ def test_an_endpoint_that_is_slow_ends_in_time(tmp_path: Path, monkeypatch: pyte
     with endpoint(lambda _: (429, {}, {"Retry-After": 60})) as options:
         ask(options | {"attempts": 99, "time_limit": 0.3}, "time_limit.*429")
     monkeypatch.setattr("rewards.language.chooser.SAVED_TOGETHER", 1)
-    slow = lambda _: (200, listing(A=1.0, B=time.sleep(0.4) or 1e-9))  # noqa: E731
+    slow = lambda _: (200, listing(A=1.0, B=time.sleep(0.4) or 1e-9))
     with endpoint(slow) as options:  # with a cache the limit is that of all questions, too
         ask(options | {"time_limit": 1.0}, "time_limit", cache_dir=tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database:
-        assert 1 <= database.execute("SELECT count(*) FROM answers").fetchone()[0] <= 3, "those in time are kept"
+        assert 1 <= database.execute("SELECT count(*) FROM answers").fetchone()[0] <= 3, (
+            "those in time are kept"
+        )
 
 
 def test_an_endpoint_is_asked_again_when_it_says_so() -> None:
@@ -395,7 +468,12 @@ def test_an_endpoint_is_asked_again_when_it_says_so() -> None:
 
 
 def test_tokens_are_those_that_the_endpoint_says_or_unknown() -> None:
-    usages: list[Any] = [{"total_tokens": 50}, {"prompt_tokens": 40, "completion_tokens": 1}, {}, {"total_tokens": 9}]
+    usages: list[Any] = [
+        {"total_tokens": 50},
+        {"prompt_tokens": 40, "completion_tokens": 1},
+        {},
+        {"total_tokens": 9},
+    ]
     with endpoint(lambda _: (200, listing(A=1.0) | {"usage": usages.pop(0)})) as options:
         reward = CaptionQA(endpoint=options)
         for tokens in (50, 91, None, None):
@@ -407,12 +485,18 @@ def test_tokens_are_those_that_the_endpoint_says_or_unknown() -> None:
 
 def test_a_token_that_is_listed_twice_counts_once_and_two_of_one_text_both() -> None:
     half, quarter = math.log(0.5), math.log(0.25)
-    with endpoint(lambda _: (200, token_listing(("A", half), ("A", half), ("A", quarter), ("B", quarter)))) as options:
+    with endpoint(
+        lambda _: (200, token_listing(("A", half), ("A", half), ("A", quarter), ("B", quarter)))
+    ) as options:
         chooser = CaptionQA(endpoint=options).chooser
-        assert chooser.choose([Question("x", ("A", "B", "C"), "row 0")]) == [pytest.approx([0.75, 0.25, 0.0])]
+        assert chooser.choose([Question("x", ("A", "B", "C"), "row 0")]) == [
+            pytest.approx([0.75, 0.25, 0.0])
+        ]
 
 
-@pytest.mark.parametrize("answer", [[0.5, 0.5], [math.nan, 0.5, 0.5, 0], [0.9, 0.9, 0, 0], [-1, 2, 0, 0], None, "ABCD"])
+@pytest.mark.parametrize(
+    "answer", [[0.5, 0.5], [math.nan, 0.5, 0.5, 0], [0.9, 0.9, 0, 0], [-1, 2, 0, 0], None, "ABCD"]
+)
 def test_a_model_of_ones_own_that_answers_with_no_distribution_is_an_error(answer: Any) -> None:
     reward = CaptionQA(model=Scripted(lambda _: answer), score="accuracy")
     with pytest.raises(RewardError, match="row 0, question 0"):
@@ -445,7 +529,9 @@ def test_choices_of_any_script_and_as_many_as_there_are_letters() -> None:
         for count in (1, 24)
     ]
     with endpoint(first_choice) as options:
-        assert CaptionQA(endpoint=options)(None, ["一只狗"], questions=[items], image_id=["图"]) == [1.0]
+        assert CaptionQA(endpoint=options)(
+            None, ["一只狗"], questions=[items], image_id=["图"]
+        ) == [1.0]
     assert "一只狗" in bodies[0]
     assert all("\nZ. " in body for body in bodies if "\nD. " in body)
 
@@ -493,16 +579,25 @@ def test_answers_survive_other_processes_one_that_is_killed_and_a_full_disk(tmp_
 
     kept = CachedChooser(Scripted(unasked), tmp_path)
     kept.signature = "m"
-    questions = [Question(f"{number} {part}", ("A", "B"), "row 0") for number in range(30) for part in range(50)]
+    questions = [
+        Question(f"{number} {part}", ("A", "B"), "row 0")
+        for number in range(30)
+        for part in range(50)
+    ]
     assert kept.choose(questions) == [[0.25, 0.75]] * 1500
     with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert database.execute("SELECT count(*) FROM answers").fetchone()[0] % 50 == 0, "all of a call or none"
+        assert database.execute("SELECT count(*) FROM answers").fetchone()[0] % 50 == 0, (
+            "all of a call or none"
+        )
 
 
 def test_a_cache_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    kwargs = {"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "cache_dir": str(tmp_path / "file")}
+    kwargs = {
+        "endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"},
+        "cache_dir": str(tmp_path / "file"),
+    }
     with pytest.raises(ValueError, match=r"cache_dir.*file"):
         RewardBuilder().build("caption_qa", kwargs)
 
@@ -539,9 +634,23 @@ def test_answers_are_kept_by_model_prompt_labels_and_image(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "stored",
-    ["", "[0.25", "[0.25]", '["a", "b"]', "[0.25, 0.5]", "[-1, 2]", "[NaN, 1]", "7", '"A"', b"[1, 0]\xff", "[" * 9999],
+    [
+        "",
+        "[0.25",
+        "[0.25]",
+        '["a", "b"]',
+        "[0.25, 0.5]",
+        "[-1, 2]",
+        "[NaN, 1]",
+        "7",
+        '"A"',
+        b"[1, 0]\xff",
+        "[" * 9999,
+    ],
 )
-def test_a_kept_answer_that_is_damaged_is_asked_for_again(tmp_path: Path, stored: str | bytes) -> None:
+def test_a_kept_answer_that_is_damaged_is_asked_for_again(
+    tmp_path: Path, stored: str | bytes
+) -> None:
     question, text = Question("a", ("A", "B"), "row 0"), Question("a", (), "row 0")
     for _ in range(2):
         chooser, writer = Scripted(lambda _: [0.25, 0.75]), ScriptedWriter("a dog")
@@ -550,11 +659,17 @@ def test_a_kept_answer_that_is_damaged_is_asked_for_again(tmp_path: Path, stored
         assert (len(chooser.asked), len(writer.asked)) == (1, 1)
         with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database, database:
             kept = "[0.5, 0.5]" if stored == '"A"' else stored  # of a text, any text is one
-            database.execute("UPDATE answers SET probabilities = ? WHERE probabilities LIKE '[%'", (stored,))
-            database.execute("UPDATE answers SET probabilities = ? WHERE probabilities LIKE '\"a dog%'", (kept,))
+            database.execute(
+                "UPDATE answers SET probabilities = ? WHERE probabilities LIKE '[%'", (stored,)
+            )
+            database.execute(
+                "UPDATE answers SET probabilities = ? WHERE probabilities LIKE '\"a dog%'", (kept,)
+            )
 
 
-def test_what_was_answered_before_an_error_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_answered_before_an_error_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rewards.language.chooser.SAVED_TOGETHER", 2)
 
     def answer(question: Question) -> list[float]:
@@ -576,7 +691,9 @@ def test_questions_are_a_column_of_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps(row))
     assert JsonLinesData(path).split("train")[0]["questions"] == QUESTIONS
-    path.write_text(json.dumps(row | {"questions": [{"question": "x", "choices": "ab", "answer": "a"}]}))
+    path.write_text(
+        json.dumps(row | {"questions": [{"question": "x", "choices": "ab", "answer": "a"}]})
+    )
     with pytest.raises(DataError, match=r"questions.*choices"):
         JsonLinesData(path)
 
@@ -598,19 +715,25 @@ def test_a_language_model_cuts_claims() -> None:
     def true_of_dogs(question: Question) -> list[float]:
         return [0.8, 0.2] if "dog" in question.text.split('"')[1] else [0.3, 0.7]
 
-    writer = ScriptedWriter('Here: ["There is a dog.", "It is on grass."]', "sorry", '["A dog runs."]')
+    writer = ScriptedWriter(
+        'Here: ["There is a dog.", "It is on grass."]', "sorry", '["A dog runs."]'
+    )
     reward = Claims(model=Scripted(true_of_dogs), cut={"model": writer}, score="f")
     (score,) = reward(None, ["a dog on grass"], references=[["a dog runs"]])
     assert score == pytest.approx(harmonic_mean((0.8 + 0.3) / 2, 0.8))
     assert len(writer.asked) == 3, "what cannot be read is asked again"
     assert writer.asked[2].text.startswith(writer.asked[1].text)
     assert "cut scripted" in reward.signature
-    assert Claims(model=Scripted(true_of_dogs), cut={"model": ScriptedWriter()})(None, [""], references=[[""]]) == [0.0]
+    assert Claims(model=Scripted(true_of_dogs), cut={"model": ScriptedWriter()})(
+        None, [""], references=[[""]]
+    ) == [0.0]
     with pytest.raises(ValueError, match=r"cut.*modell"):
         Claims(model=Scripted(true_of_dogs), cut={"modell": "x"})
 
 
-@pytest.mark.parametrize("answer", ["no list", "[1, 2]", "[]", '["a"', '[""]', "[" * 9999 + "]" * 9999])
+@pytest.mark.parametrize(
+    "answer", ["no list", "[1, 2]", "[]", '["a"', '[""]', "[" * 9999 + "]" * 9999]
+)
 def test_claims_that_cannot_be_read_are_an_error_with_the_row(answer: str) -> None:
     writer = ScriptedWriter('["a dog"]', *[answer] * ATTEMPTS)
     reward = Claims(model=Scripted(lambda _: [1.0, 0.0]), cut={"model": writer}, score="precision")
@@ -643,14 +766,20 @@ def test_texts_are_written_by_a_local_model_or_an_endpoint_and_kept(
         assert writer.write([question]) == ["a dog"]
         assert (writer.requests, writer.tokens) == (1, 7)  # type: ignore[attr-defined]
         assert (bodies[0]["max_tokens"], bodies[0]["temperature"]) == (9, 0)
-    with endpoint(lambda _: (200, {"choices": []})) as options, pytest.raises(RewardError, match="row 0"):
+    with (
+        endpoint(lambda _: (200, {"choices": []})) as options,
+        pytest.raises(RewardError, match="row 0"),
+    ):
         build_writer("w", endpoint=options).write([question])
     with pytest.raises(RewardError, match="row 0"):
         build_writer("w", model=language_model, max_new_tokens=2000).write([question])
 
 
 def test_a_long_caption_does_not_win_by_length_under_the_filter_and_the_mixture() -> None:
-    many = [{"question": f"Is there {word}?", "choices": [word, "none"], "answer": word} for word in "abcdefghij"]
+    many = [
+        {"question": f"Is there {word}?", "choices": [word, "none"], "answer": word}
+        for word in "abcdefghij"
+    ]
     reward = MixedReward({"qa": (CaptionQA(model=Scripted(knowing_what_the_caption_says)), 1.0)})
     captions = [" ".join("abcdef"), " ".join([*"abcdefghij"] * 40)]
     short, long = reward(None, captions, questions=[many] * 2, image_id=["1", "1"])
@@ -658,7 +787,11 @@ def test_a_long_caption_does_not_win_by_length_under_the_filter_and_the_mixture(
 
 
 def test_they_are_rewards(language_model: str, vision_model: str) -> None:
-    for reward in (CaptionQA(model=language_model), Claims(model=language_model), VlmJudge(model=vision_model)):
+    for reward in (
+        CaptionQA(model=language_model),
+        Claims(model=language_model),
+        VlmJudge(model=vision_model),
+    ):
         assert isinstance(reward, Reward)
         assert reward.bounds == (0.0, 1.0)
 
@@ -667,7 +800,9 @@ def test_they_are_rewards(language_model: str, vision_model: str) -> None:
     ("kwargs", "key"),
     [({"score": "f2"}, "score"), ({"source": "text"}, "source"), ({"batch_size": 0}, "batch_size")],
 )
-def test_arguments_out_of_their_range_are_named(kwargs: dict[str, Any], key: str, language_model: str) -> None:
+def test_arguments_out_of_their_range_are_named(
+    kwargs: dict[str, Any], key: str, language_model: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{key}"):
         Claims(language_model, **{"source": "references", **kwargs})
 
@@ -685,4 +820,6 @@ def test_attempts_are_further_and_further_apart(monkeypatch: pytest.MonkeyPatch)
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
     with pytest.raises(HttpError, match=url):
         request_json(url, attempts=4, backoff=1.0)
-    assert [1 <= pause / 2**number <= 2 for number, pause in enumerate(filter(None, pauses))] == [True] * 3
+    assert [1 <= pause / 2**number <= 2 for number, pause in enumerate(filter(None, pauses))] == [
+        True
+    ] * 3

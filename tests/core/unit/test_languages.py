@@ -25,7 +25,13 @@ from rl_caption.evaluation import evaluate_captions, validation_cider
 from rl_caption.evaluation.samples import evaluate_samples
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.monitoring.rule import Findings, Thresholds, caption_statistics, judge_alarm, reference_statistics
+from rl_caption.monitoring.rule import (
+    Findings,
+    Thresholds,
+    caption_statistics,
+    judge_alarm,
+    reference_statistics,
+)
 from rl_caption.programs.captions import build_reranker
 from rl_caption.runtime.errors import ConfigError
 from tests.captioners_for_tests import SHAPE
@@ -52,13 +58,21 @@ GERMAN = {
     "2": ["Zwei Männer spielen Fußball.", "Kinder spielen im Park."],
 }
 WORDS = [
-    ("unicode", "Zwei Männer in Straßenkleidung spielen Fußball.", "zwei männer in straßenkleidung spielen fußball"),
+    (
+        "unicode",
+        "Zwei Männer in Straßenkleidung spielen Fußball.",
+        "zwei männer in straßenkleidung spielen fußball",
+    ),
     ("unicode", "एक कुत्ता हरी घास पर दौड़ रहा है।", "एक कुत्ता हरी घास पर दौड़ रहा है"),
     ("unicode", "رجلٌ يركبُ درّاجةً، في الشارع!", "رجلٌ يركبُ درّاجةً في الشارع"),
     ("unicode", "می\u200cدود", "میدود"),  # Persian: a zero-width non-joiner lies within a word
     ("unicode", "Ｃａｆé, l'ﬁlm", "café l film"),  # NFKC: full width, a ligature
     ("unicode", "cafe\u0301", "café"),
-    ("char", "一只橘猫躺在2张iPhone 15旁边，很可爱！", "一 只 橘 猫 躺 在 2 张 iphone 15 旁 边 很 可 爱"),
+    (
+        "char",
+        "一只橘猫躺在2张iPhone 15旁边，很可爱！",
+        "一 只 橘 猫 躺 在 2 张 iphone 15 旁 边 很 可 爱",
+    ),
     ("char", "ラーメンを食べる人々。ｶﾞﾗｽの上", "ラ ー メ ン を 食 べ る 人 々 ガ ラ ス の 上"),
     ("char", "葛\U000e0100城の桜❤️", "葛 城 の 桜"),  # variation selectors are no tokens
     ("char", "두 남자가 걷고 있다.", "두 남자가 걷고 있다"),
@@ -85,28 +99,42 @@ def test_cider_of_characters_is_the_toolkits_of_spaced_text() -> None:
     ids = list(CHINESE)
     expected = Cider().compute_score(SPACED, {key: [SPACED_CAPTIONS[key]] for key in ids})
     reward = build("cider", eos=False, tokenizer="char")
-    found = reward(None, list(CAPTIONS.values()), references=[CHINESE[key] for key in ids], image_id=ids)
+    found = reward(
+        None, list(CAPTIONS.values()), references=[CHINESE[key] for key in ids], image_id=ids
+    )
     assert found == pytest.approx(expected[1].tolist(), rel=1e-12)
     assert min(found) > 0.5
     assert validation_cider(CAPTIONS, CHINESE, "char") == pytest.approx(expected[0], rel=1e-12)
-    by_words = build("cider", eos=False)(None, list(CAPTIONS.values()), references=list(CHINESE.values()), image_id=ids)
+    by_words = build("cider", eos=False)(
+        None, list(CAPTIONS.values()), references=list(CHINESE.values()), image_id=ids
+    )
     assert max(by_words) < 0.1, "the toolkit's English tokenizer finds next to nothing in common"
-    judge = build_judges({"cider": JudgeConfig()}, None, list(CHINESE.values()), tokenizer="char")["cider"]
-    assert judge(None, list(CAPTIONS.values()), references=list(CHINESE.values())) == pytest.approx(found)
+    judge = build_judges({"cider": JudgeConfig()}, None, list(CHINESE.values()), tokenizer="char")[
+        "cider"
+    ]
+    assert judge(None, list(CAPTIONS.values()), references=list(CHINESE.values())) == pytest.approx(
+        found
+    )
 
 
 def test_rewards_count_the_named_tokens() -> None:
     text, references = ["女孩女孩自拍"], [["女孩自拍"]]
     rouge = Rouge().compute_score({"1": ["女 孩 自 拍"]}, {"1": ["女 孩 女 孩 自 拍"]})[0]
-    assert build("rouge_l", tokenizer="char")(None, text, references=references) == pytest.approx([rouge])
-    assert build("bleu", n=1, tokenizer="char")(None, text, references=references) == pytest.approx([4 / 6])
+    assert build("rouge_l", tokenizer="char")(None, text, references=references) == pytest.approx(
+        [rouge]
+    )
+    assert build("bleu", n=1, tokenizer="char")(None, text, references=references) == pytest.approx(
+        [4 / 6]
+    )
     assert build("repetition", tokenizer="char")(None, text) == [-1 / 5]
     two = {"image_id": ["1", "1"]}
     assert build("diversity", eos=False, tokenizer="char")(None, ["一只猫", "一只狗"], **two)[0] < 1
     assert build("diversity", eos=False)(None, ["一只猫", "一只狗"], **two) == [1, 1]
     assert build("consensus", tokenizer="char")(None, ["一只猫", "一只狗"], **two)[0] > 0
     assert masked_by_length([1.0], ["一只很可爱的小橘猫"], [["一只猫"]], (0.5, 2), "char") == [0.0]
-    samples = evaluate_samples({"1": ["一只猫", "一只狗"], "2": ["海边", "海滩"]}, CHINESE, tokenizer="char")
+    samples = evaluate_samples(
+        {"1": ["一只猫", "一只狗"], "2": ["海边", "海滩"]}, CHINESE, tokenizer="char"
+    )
     assert samples.metrics["Div-1"] == pytest.approx((4 / 6 + 3 / 4) / 2)
 
 
@@ -120,12 +148,18 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
     assert made.tokenizer == "char"
     assert all("char" in reward.signature for reward in made.rewards.values())
     again = {f"my_{name}": RewardTerm(target=REWARDS[name]) for name in terms}
-    twice = build_reward(RewardConfig(terms | again), list(CHINESE.values()), tokenizer="char").rewards
-    assert [twice[f"my_{name}"].signature for name in terms] == [twice[name].signature for name in terms]
+    twice = build_reward(
+        RewardConfig(terms | again), list(CHINESE.values()), tokenizer="char"
+    ).rewards
+    assert [twice[f"my_{name}"].signature for name in terms] == [
+        twice[name].signature for name in terms
+    ]
     sides = {"short": {"name": "cider"}, "long": {"name": "rouge_l"}}
     router = RewardConfig({"routed": RewardTerm(target="length_router", kwargs=sides)})
     routed: Any = build_reward(router, list(CHINESE.values()), tokenizer="char")
-    for own, name in zip(routed.rewards["routed"].rewards.values(), ("cider", "rouge_l"), strict=True):
+    for own, name in zip(
+        routed.rewards["routed"].rewards.values(), ("cider", "rouge_l"), strict=True
+    ):
         assert own.signature == made.rewards[name].signature
     assert list(build_judges(None, routed, list(CHINESE.values()), tokenizer="char")) == ["bleu4"]
     with pytest.raises(ConfigError, match="term 'routed'"):
@@ -139,18 +173,26 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
         build_reward(RewardConfig(english), list(GERMAN.values()), tokenizer="unicode")
     with pytest.raises(ConfigError, match=r"remove_bad_endings.*data.tokenizer is 'char'"):
         EvaluateModelConfig(
-            model="m", data=DataConfig(tokenizer="char", path="d"), decode=Decoding(remove_bad_endings=True)
+            model="m",
+            data=DataConfig(tokenizer="char", path="d"),
+            decode=Decoding(remove_bad_endings=True),
         )
 
 
 def test_evaluation_says_what_is_english() -> None:
-    found = evaluate_captions(CAPTIONS, CHINESE, tokenizer="char", training_captions=["一只猫，在沙发上！"])
-    plain = evaluate_captions(SPACED_CAPTIONS, SPACED, metrics=("bleu", "rouge", "cider"), tokenizer="none")
+    found = evaluate_captions(
+        CAPTIONS, CHINESE, tokenizer="char", training_captions=["一只猫，在沙发上！"]
+    )
+    plain = evaluate_captions(
+        SPACED_CAPTIONS, SPACED, metrics=("bleu", "rouge", "cider"), tokenizer="none"
+    )
     same = ["BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"]
     assert [found.metrics[key] for key in same] == [plain.metrics[key] for key in same]
     assert set(found.left_out) == {"METEOR", "SPICE", "captions/bad_endings"}
     assert found.metrics["captions/novel"] == pytest.approx(2 / 3)
-    assert found.vocabulary_growth["captions"][3] == len({c for text in SPACED_CAPTIONS.values() for c in text.split()})
+    assert found.vocabulary_growth["captions"][3] == len(
+        {c for text in SPACED_CAPTIONS.values() for c in text.split()}
+    )
     other = evaluate_captions(CAPTIONS, CHINESE, metrics=("rouge",), tokenizer="unicode")
     assert "tokenizer:char[NFKC," in found.signature
     assert "tokenizer:unicode[NFKC," in other.signature
@@ -160,7 +202,10 @@ def test_the_monitor_has_no_english_endings() -> None:
     """``an`` ends German sentences."""
     texts = [references[0] for references in GERMAN.values()]
     assert caption_statistics(texts)["bad_endings"] == 0.5
-    seen, usual = caption_statistics(texts, "unicode"), reference_statistics(list(GERMAN.values()), "unicode")
+    seen, usual = (
+        caption_statistics(texts, "unicode"),
+        reference_statistics(list(GERMAN.values()), "unicode"),
+    )
     assert "bad_endings" not in {*seen, *usual}
     start = Findings(0.0, {}, seen)
     assert judge_alarm(Findings(1.0, {}, seen), start, usual, Thresholds()) == {}

@@ -48,7 +48,10 @@ def wait_for(file: Path) -> str:
     [
         ("python /venv/bin/accelerate launch --cpu s.py", "accelerate --cpu s.py"),
         ("/usr/bin/python3.11 -u /venv/bin/accelerate-launch s.py", "accelerate-launch s.py"),
-        ("python -X dev -m accelerate.commands.launch --cpu s.py", "accelerate.commands.launch --cpu s.py"),
+        (
+            "python -X dev -m accelerate.commands.launch --cpu s.py",
+            "accelerate.commands.launch --cpu s.py",
+        ),
         ("python3 /venv/bin/torchrun --nproc_per_node 2 s.py", "torchrun --nproc_per_node 2 s.py"),
         ("python -m rl_caption.runtime.launch --cpu s.py", "rl_caption.runtime.launch --cpu s.py"),
         ("python -m torch.distributed.run s.py", "torch.distributed.run s.py"),
@@ -76,7 +79,9 @@ def test_parse_launcher(command_line: str, expected: str | None) -> None:
 )
 def test_requested_processes(arguments, expected, tmp_path, monkeypatch):
     default = tmp_path / (
-        "default.yaml" if arguments.endswith(("--cpu s.py", "--num_processes 1 s.py", "5")) else "none.yaml"
+        "default.yaml"
+        if arguments.endswith(("--cpu s.py", "--num_processes 1 s.py", "5"))
+        else "none.yaml"
     )
     monkeypatch.setattr("accelerate.commands.config.default_config_file", str(default))
     (tmp_path / "default.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 6\n")
@@ -97,7 +102,9 @@ def test_requested_processes(arguments, expected, tmp_path, monkeypatch):
         (2, 1, None, None, r"train\.num_processes is 1, but 2", 1),
     ],
 )
-def test_number_of_processes(running, expected, world_size, requested, reason, advised, monkeypatch):
+def test_number_of_processes(
+    running, expected, world_size, requested, reason, advised, monkeypatch
+):
     if world_size is not None:
         monkeypatch.setenv("WORLD_SIZE", world_size)
     monkeypatch.setattr(launch, "processes_requested_by_launcher", lambda: requested)
@@ -116,11 +123,15 @@ def test_number_of_processes(running, expected, world_size, requested, reason, a
 def test_launch_command_quotes_and_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     command = launch.launch_command(2, ["scripts/scst.py", "--config", "my run.yaml"])
-    assert command.startswith("ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 ")
+    assert command.startswith(
+        "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 "
+    )
     assert command.endswith(" scripts/scst.py --config 'my run.yaml'")
     assert " --cpu --num_processes 1 " in launch.launch_command(1, ["s.py"])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert launch.launch_command(2, ["s.py"]).startswith("accelerate launch --multi_gpu --num_processes 2 ")
+    assert launch.launch_command(2, ["s.py"]).startswith(
+        "accelerate launch --multi_gpu --num_processes 2 "
+    )
 
 
 def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +147,9 @@ def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert handler.backend == "gloo"
     import torch
 
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(
+        "torch.accelerator.current_accelerator", lambda check_available: torch.device("cuda")
+    )
     assert engines.accelerator_kwargs() == {}
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
     assert engines.accelerator_kwargs() == {"kwargs_handlers": on_cpu["kwargs_handlers"]}
@@ -169,7 +182,12 @@ end("survived")
 def test_killed_launcher_takes_its_training_along_and_a_shell_does_not(parent_name, dies, tmp_path):
     (tmp_path / parent_name).write_text(PARENT)
     (tmp_path / "child.py").write_text(CHILD)
-    command = [sys.executable, str(tmp_path / parent_name), str(tmp_path / "child.py"), str(tmp_path)]
+    command = [
+        sys.executable,
+        str(tmp_path / parent_name),
+        str(tmp_path / "child.py"),
+        str(tmp_path),
+    ]
     parent = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
     try:
         assert wait_for(tmp_path / "answer") == str(dies)
@@ -189,7 +207,10 @@ def test_killed_launcher_takes_its_training_along_and_a_shell_does_not(parent_na
     [
         ("pass", 0),
         ("import sys; sys.exit(3)", 3),
-        ("import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)", 128 + signal.SIGTERM),
+        (
+            "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)",
+            128 + signal.SIGTERM,
+        ),
     ],
     ids=["done", "failed", "stopped before training"],
 )
@@ -225,9 +246,13 @@ with launch.stop_requests() as asked:
     ],
     ids=["one request", "a second request", "nohup"],
 )
-def test_the_first_signal_asks_and_a_later_one_ends(seconds: float, hangup: str, code: int, printed: str) -> None:
+def test_the_first_signal_asks_and_a_later_one_ends(
+    seconds: float, hangup: str, code: int, printed: str
+) -> None:
     command = [sys.executable, "-c", SIGNALLED, str(seconds), hangup]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (code, printed), done.stderr
 
 
@@ -314,15 +339,26 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.parametrize(
-    ("own", "kept"), [({}, 1), ({"MALLOC_ARENA_MAX": "2"}, 0), ({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}, 0)]
+    ("own", "kept"),
+    [
+        ({}, 1),
+        ({"MALLOC_ARENA_MAX": "2"}, 0),
+        ({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}, 0),
+    ],
 )
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
 def test_the_memory_of_freed_tensors_is_kept_but_where_the_user_set_the_allocator(
     own: dict[str, str], kept: int
 ) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")
+    }
     done = subprocess.run(
-        [sys.executable, "-c", PAGE_FAULTS], env=environment | own, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PAGE_FAULTS],
+        env=environment | own,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     asked, faults = map(int, done.stdout.split())
     assert asked == kept
@@ -353,7 +389,9 @@ def test_the_memory_of_freed_tensors_is_kept_but_where_the_user_set_the_allocato
         ("ACCELERATE_USE_CPU", "maybe"),
     ],
 )
-def test_variables_that_change_numbers_or_are_none_are_refused_by_name(name: str, value: str) -> None:
+def test_variables_that_change_numbers_or_are_none_are_refused_by_name(
+    name: str, value: str
+) -> None:
     with pytest.raises(LaunchError, match=f"{name} is {value!r}"):
         launch.check_environment({name: value})
 
@@ -362,8 +400,18 @@ def test_variables_that_change_numbers_or_are_none_are_refused_by_name(name: str
     "environment",
     [
         {},
-        {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1", "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_USE_FSDP": "0"},
-        {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "0"},
+        {
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
+            "ACCELERATE_DYNAMO_BACKEND": "NO",
+            "ACCELERATE_USE_FSDP": "0",
+        },
+        {
+            "RANK": "1",
+            "LOCAL_RANK": "1",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_PORT": "0",
+        },
         {"LOCAL_RANK": "-1", "ACCELERATE_USE_CPU": "true", "ACCELERATE_FP8_BACKEND": "TE"},
         {"NVIDIA_TF32_OVERRIDE": "0", "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT"},
     ],
@@ -378,12 +426,22 @@ def test_the_override_of_tf32_may_say_what_the_configuration_says() -> None:
         launch.check_environment({"NVIDIA_TF32_OVERRIDE": "0"}, tf32=True)
 
 
-@pytest.mark.parametrize(("rank", "size"), [("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")])
+@pytest.mark.parametrize(
+    ("rank", "size"), [("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+)
 def test_a_rank_of_no_process_is_refused(rank: str, size: str) -> None:
     with pytest.raises(LaunchError, match=f"{rank} is 2, {size} is 2"):
         launch.check_environment({rank: "2", size: "2"})
 
 
 def test_variables_that_choose_kernels_are_recorded_and_no_secrets() -> None:
-    environment = {"MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "HF_TOKEN": "secret", "HOME": "/root"}
-    assert launch.recorded_environment(environment) == {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"}
+    environment = {
+        "MKL_CBWR": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "HF_TOKEN": "secret",
+        "HOME": "/root",
+    }
+    assert launch.recorded_environment(environment) == {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_CBWR": "AVX2",
+    }

@@ -42,7 +42,9 @@ print(sorted({heavy!r} & set(sys.modules)))
 
 def run_python(code: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def imported_modules(source: str) -> Iterator[tuple[int, str]]:
@@ -65,20 +67,40 @@ def offenders(folder: Path, packages: set[str]) -> list[str]:
 
 
 def test_every_reward_module_imports_without_the_trainer() -> None:
-    assert offenders(REPOSITORY / "rewards", {"rl_caption", "trl"}) == [], "not even inside a function"
+    assert offenders(REPOSITORY / "rewards", {"rl_caption", "trl"}) == [], (
+        "not even inside a function"
+    )
     blocked = {"rl_caption", "trl", "transformers"}
     done = run_python(IMPORT_EVERYTHING_WITHOUT.format(package="rewards", blocked=blocked))
     assert done.returncode == 0, done.stderr
     modules = list((REPOSITORY / "rewards").rglob("*.py"))
-    assert int(done.stdout) == len(modules) - 1, "rewards itself is not counted; a folder without __init__.py is missed"
+    assert int(done.stdout) == len(modules) - 1, (
+        "rewards itself is not counted; a folder without __init__.py is missed"
+    )
 
 
-def test_only_the_command_line_knows_the_parser_library_and_progress_bars_are_those_of_notebooks_too() -> None:
-    found = offenders(REPOSITORY / "rl_caption", {"jsonargparse", "tqdm"}) + offenders(REPOSITORY / "rewards", {"tqdm"})
-    assert [line for line in found if not line.startswith("cli/") and not line.endswith(": tqdm.auto")] == []
+def test_only_the_command_line_knows_the_parser_library_and_progress_bars_are_those_of_notebooks_too() -> (
+    None
+):
+    found = offenders(REPOSITORY / "rl_caption", {"jsonargparse", "tqdm"}) + offenders(
+        REPOSITORY / "rewards", {"tqdm"}
+    )
+    assert [
+        line for line in found if not line.startswith("cli/") and not line.endswith(": tqdm.auto")
+    ] == []
 
 
-HEAVY = {"torch", "transformers", "open_clip", "accelerate", "trl", "deepspeed", "pycocoevalcap", "PIL", "jsonargparse"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "open_clip",
+    "accelerate",
+    "trl",
+    "deepspeed",
+    "pycocoevalcap",
+    "PIL",
+    "jsonargparse",
+}
 
 
 @pytest.mark.parametrize(
@@ -89,12 +111,22 @@ HEAVY = {"torch", "transformers", "open_clip", "accelerate", "trl", "deepspeed",
     ],
 )
 def test_import_is_light(packages: str, light: set[str]) -> None:
-    done = run_python(LOADED_AFTER.format(packages=packages, heavy=(HEAVY | {"psutil", "jinja2"}) - light))
+    done = run_python(
+        LOADED_AFTER.format(packages=packages, heavy=(HEAVY | {"psutil", "jinja2"}) - light)
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 
 
-FOR_SOME_MODELS = {"transformers.modeling_utils", "torchvision", "torch._dynamo", "scipy", "sklearn", "pandas", "peft"}
+FOR_SOME_MODELS = {
+    "transformers.modeling_utils",
+    "torchvision",
+    "torch._dynamo",
+    "scipy",
+    "sklearn",
+    "pandas",
+    "peft",
+}
 """What Transformers' models and other packages bring; a run that is refused does not wait for them."""
 RUN = """
 import sys
@@ -115,7 +147,9 @@ def test_training_programs_bring_no_models_until_one_is_made() -> None:
 SCORE = ["score", "--captions", "captions.json", "--references", "references.json", "--reward"]
 
 
-@pytest.mark.parametrize("words", [["--help"], [*SCORE, "cider"], [*SCORE, "bleu"], [*SCORE, "rouge_l"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], [*SCORE, "cider"], [*SCORE, "bleu"], [*SCORE, "rouge_l"]]
+)
 def test_help_and_scores_of_texts_need_nothing_heavy(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "captions.json").write_text('[{"image_id": "a", "caption": "a dog"}]')
     (tmp_path / "references.json").write_text('{"a": ["the dog", "a cat"]}')
@@ -130,11 +164,20 @@ def test_these_checks_see_an_offence(tmp_path: Path) -> None:
     package = tmp_path / "offender"
     package.mkdir()
     (package / "__init__.py").write_text("import json\n")
-    (package / "late.py").write_text("def score():\n    from trl.rewards import think_format_reward\n")
+    (package / "late.py").write_text(
+        "def score():\n    from trl.rewards import think_format_reward\n"
+    )
     assert offenders(package, {"trl"}) == ["late.py:2: trl.rewards"]
-    assert run_python(LOADED_AFTER.format(packages="offender", heavy={"json"}), tmp_path).stdout.strip() == "['json']"
+    assert (
+        run_python(
+            LOADED_AFTER.format(packages="offender", heavy={"json"}), tmp_path
+        ).stdout.strip()
+        == "['json']"
+    )
     script = IMPORT_EVERYTHING_WITHOUT.format(package="offender", blocked={"trl"})
-    assert run_python(script, tmp_path).stdout.strip() == "1", "an import inside a function is not run"
+    assert run_python(script, tmp_path).stdout.strip() == "1", (
+        "an import inside a function is not run"
+    )
     (package / "early.py").write_text("import trl\n")
     assert "trl is blocked here" in run_python(script, tmp_path).stderr
 
@@ -173,11 +216,17 @@ REWARD_LAYERS = [
 def rank(module: str) -> int | None:
     package, _, name = module.partition(".")
     layers = {"rl_caption": LAYERS, "rewards": REWARD_LAYERS}.get(package, [])
-    return next((index for index, layer in enumerate(layers) if name.partition(".")[0] in layer), None)
+    return next(
+        (index for index, layer in enumerate(layers) if name.partition(".")[0] in layer), None
+    )
 
 
 def for_type_checkers(tree: ast.AST) -> set[ast.AST]:
-    guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    guards = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+    ]
     return {inner for guard in guards for statement in guard.body for inner in ast.walk(statement)}
 
 
@@ -195,14 +244,17 @@ def imports_of(files: dict[str, Path]) -> dict[str, dict[str, int]]:
                 modules = [f"{node.module}.{alias.name}" for alias in node.names]
                 names = [module if module in files else node.module for module in modules]
             if node not in skipped:
-                graph[name] |= {module: node.lineno for module in names if module in files and module != name}
+                graph[name] |= {
+                    module: node.lineno for module in names if module in files and module != name
+                }
     return graph
 
 
 def modules_of(*packages: str) -> dict[str, Path]:
     paths = [path for package in packages for path in sorted((REPOSITORY / package).rglob("*.py"))]
     return {
-        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path for path in paths
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
     }
 
 
@@ -210,11 +262,17 @@ def circles(graph: dict[str, dict[str, int]]) -> list[set[str]]:
     """The largest sets of modules that import each other, directly or through others."""
     reached = {name: set(imported) for name, imported in graph.items()}
     while True:
-        grown = {name: names.union(*(reached[other] for other in names)) for name, names in reached.items()}
+        grown = {
+            name: names.union(*(reached[other] for other in names))
+            for name, names in reached.items()
+        }
         if grown == reached:
             break
         reached = grown
-    sets = [frozenset({name} | {other for other in reached[name] if name in reached[other]}) for name in graph]
+    sets = [
+        frozenset({name} | {other for other in reached[name] if name in reached[other]})
+        for name in graph
+    ]
     return [set(names) for names in dict.fromkeys(sets) if len(names) > 1]
 
 
@@ -243,7 +301,9 @@ def test_a_circle_through_a_function_is_seen(tmp_path: Path) -> None:
     }
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
-    assert circles(imports_of({name: tmp_path / f"{name}.py" for name in sources})) == [{"a", "b", "c"}]
+    assert circles(imports_of({name: tmp_path / f"{name}.py" for name in sources})) == [
+        {"a", "b", "c"}
+    ]
 
 
 def test_every_file_of_rewards_has_its_layer() -> None:
@@ -258,14 +318,26 @@ def test_rewards_are_built_by_their_builder_alone() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.module == "rewards.registry":
                 builds += [f"{name}:{alias.name}" for alias in node.names if alias.name == "build"]
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes:
+            elif (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in classes
+            ):
                 builds.append(f"{name}:{node.func.id}")
     assert builds == ["rl_caption.lab.meta_evaluation.program:CiderD"]
 
 
 def test_the_core_does_not_name_the_lab() -> None:
     """Not even in a string, but for the table of programs."""
-    files = [path for folder in ("rl_caption", "rewards") for path in sorted((REPOSITORY / folder).rglob("*.py"))]
-    naming = [path.relative_to(REPOSITORY).as_posix() for path in files if "rl_caption.lab" in path.read_text("utf-8")]
+    files = [
+        path
+        for folder in ("rl_caption", "rewards")
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+    ]
+    naming = [
+        path.relative_to(REPOSITORY).as_posix()
+        for path in files
+        if "rl_caption.lab" in path.read_text("utf-8")
+    ]
     core = [name for name in naming if not name.startswith("rl_caption/lab/")]
     assert core == ["rl_caption/cli/programs.py"]

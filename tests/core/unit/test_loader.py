@@ -25,7 +25,9 @@ from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 
-def test_every_image_is_seen_once_an_epoch_in_another_order_also_where_batches_span_epochs() -> None:
+def test_every_image_is_seen_once_an_epoch_in_another_order_also_where_batches_span_epochs() -> (
+    None
+):
     seen = [index for step in range(10) for index in step_indices(7, 3, step, seed=1)]
     for epoch in range(4):
         assert sorted(seen[7 * epoch : 7 * epoch + 7]) == list(range(7))
@@ -36,7 +38,9 @@ def test_every_image_is_seen_once_an_epoch_in_another_order_also_where_batches_s
 
 
 @pytest.mark.parametrize(("processes", "micro"), [(1, 8), (2, 2), (4, 1)])
-def test_processes_and_micro_batches_share_the_same_global_batch(processes: int, micro: int) -> None:
+def test_processes_and_micro_batches_share_the_same_global_batch(
+    processes: int, micro: int
+) -> None:
     per_step = 8 // processes // micro
     for step in range(3):
         parts: list[int] = []
@@ -58,7 +62,9 @@ def test_sizes_that_do_not_divide_are_refused_with_what_would_work() -> None:
         micro_batch_size(12, 4, 2)
 
 
-def test_targets_end_with_eos_and_padding_unknown_words_and_what_is_cut_off_are_not_learnt() -> None:
+def test_targets_end_with_eos_and_padding_unknown_words_and_what_is_cut_off_are_not_learnt() -> (
+    None
+):
     captioner = tiny_captioner()
     targets, mask = encode_targets(captioner, [["a red circle", "red"], ["a dog"]], 10)
     assert targets.shape == mask.shape == (2, 2, 4)
@@ -103,16 +109,24 @@ def test_the_loader_follows_the_order_and_leaves_the_random_state_alone(workers:
         batches = list(islice(loaded, 4))
     assert torch.equal(torch.get_rng_state(), before)
     expected = list(islice(micro_batches(6, 4, 2, 0, 1, seed=0, first_step=1), 4))
-    assert [batch.image_ids for batch in batches] == [[rows[i]["image_id"] for i, _ in part] for part in expected]
+    assert [batch.image_ids for batch in batches] == [
+        [rows[i]["image_id"] for i, _ in part] for part in expected
+    ]
 
 
 def no_batch(items: Any) -> Any:
-    raise {"data": DataError("image 'x'"), "file": OSError("image 'x'"), "key": KeyError("x")}[items[0][0]["image_id"]]
+    raise {"data": DataError("image 'x'"), "file": OSError("image 'x'"), "key": KeyError("x")}[
+        items[0][0]["image_id"]
+    ]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("data", DataError), ("file", ConfigError), ("key", ConfigError)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("data", DataError), ("file", ConfigError), ("key", ConfigError)]
+)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_of_a_worker_is_raised_as_it_is(name: str, kind: type[Exception], workers: int) -> None:
+def test_an_error_of_a_worker_is_raised_as_it_is(
+    name: str, kind: type[Exception], workers: int
+) -> None:
     order, rows = iter([[(0, 0)]]), [Row(image_id=name, references=[])]
     with row_loader(rows, no_batch, order, workers) as batches, pytest.raises(kind) as raised:
         next(batches)
@@ -120,7 +134,9 @@ def test_an_error_of_a_worker_is_raised_as_it_is(name: str, kind: type[Exception
     assert "x" in str(raised.value)
 
 
-def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cached_pixels() -> None:
+def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cached_pixels() -> (
+    None
+):
     captioner, rows = tiny_captioner(), tiny_rows(48)
     plain = Collate(captioner)([(row, 0) for row in rows]).inputs["pixel_values"]
     collate = Collate(captioner, augmentations=("horizontal", "vertical"), seed=1)
@@ -129,7 +145,12 @@ def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cac
         pixels = collate([(row, step) for row in rows]).inputs["pixel_values"]
         found = []
         for image, original in zip(pixels, plain, strict=True):
-            axes = {(): original, (-1,): original.flip(-1), (-2,): original.flip(-2), (-1, -2): original.flip(-1, -2)}
+            axes = {
+                (): original,
+                (-1,): original.flip(-1),
+                (-2,): original.flip(-2),
+                (-1, -2): original.flip(-1, -2),
+            }
             (which,) = [axis for axis, expected in axes.items() if torch.equal(image, expected)]
             found.append((-1 in which, -2 in which))
         return found
@@ -146,23 +167,36 @@ def test_transposed_and_cropped_views_keep_shape_and_range() -> None:
     pixels = torch.arange(3 * 16 * 16, dtype=torch.float32).reshape(3, 16, 16)
     turned = [augment(pixels, ["transpose"], 0, step, "a") for step in range(8)]
     assert {torch.equal(view, pixels) for view in turned} == {True, False}
-    assert all(torch.equal(view, pixels) or torch.equal(view, pixels.transpose(1, 2)) for view in turned)
+    assert all(
+        torch.equal(view, pixels) or torch.equal(view, pixels.transpose(1, 2)) for view in turned
+    )
     crops = [augment(pixels, ["crop"], 0, step, "a") for step in range(8)]
     assert len({float(view.mean()) for view in crops}) > 4
-    assert all(view.shape == pixels.shape and view.min() >= 0 and view.max() <= pixels.max() for view in crops)
+    assert all(
+        view.shape == pixels.shape and view.min() >= 0 and view.max() <= pixels.max()
+        for view in crops
+    )
 
 
 def test_what_is_sampled_of_an_image_does_not_depend_on_its_random_view() -> None:
     pixels, ids = torch.arange(12.0).view(3, 2, 2), list(map(str, range(600)))
     noise = sampling_noise(0, 3, ids, 5, 8)
     for name in ("horizontal", "vertical", "transpose"):
-        changed = torch.tensor([not torch.equal(augment(pixels, [name], 0, 3, each), pixels) for each in ids])
-        difference = noise[changed].mean(0) - noise[~changed].mean(0)  # a mean of 300 numbers has an error of 0.017
+        changed = torch.tensor(
+            [not torch.equal(augment(pixels, [name], 0, 3, each), pixels) for each in ids]
+        )
+        difference = noise[changed].mean(0) - noise[~changed].mean(
+            0
+        )  # a mean of 300 numbers has an error of 0.017
         assert difference.abs().max() < 0.12
 
 
 ROWS = [{"image_id": "a", "references": ["a dog"]}]
-PIXELS, IDS, MASK = torch.zeros(1, 3, 2, 2), torch.ones(1, 1, 4, dtype=torch.long), torch.ones(1, 1, 4) > 0
+PIXELS, IDS, MASK = (
+    torch.zeros(1, 3, 2, 2),
+    torch.ones(1, 1, 4, dtype=torch.long),
+    torch.ones(1, 1, 4) > 0,
+)
 
 
 def test_the_loader_pins_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +215,11 @@ def test_the_loader_pins_every_tensor_of_a_batch(monkeypatch: pytest.MonkeyPatch
         pinned.clear()
         found = pin_memory(batch)
         assert type(found) is type(batch)
-        targets = [*found.targets.values()] if isinstance(found, PairBatch) else [found.targets, found.target_mask]
+        targets = (
+            [*found.targets.values()]
+            if isinstance(found, PairBatch)
+            else [found.targets, found.target_mask]
+        )
         tensors = [tensor for tensor in (*found.inputs.values(), *targets) if tensor is not None]
         assert len(tensors) == len(pinned)
         assert all(any(tensor is one for one in pinned) for tensor in tensors)

@@ -51,7 +51,11 @@ class Slope:
 
 
 def make_trainer(
-    folder: Path, scores: Sequence[float] = (), slope: float = 1.0, loss: float = 1.0, **options: Any
+    folder: Path,
+    scores: Sequence[float] = (),
+    slope: float = 1.0,
+    loss: float = 1.0,
+    **options: Any,
 ) -> tuple[Trainer, Slope, list[Path]]:
     """Plain SGD on four weights; validation returns ``scores`` in turn; ``factors`` are those of the learning rate."""
     accelerator = Accelerator(cpu=True)
@@ -73,7 +77,9 @@ def make_trainer(
         key: given.pop(key) for key in ("save_every", "log_every", "log_samples") if key in given
     }
     config = XeConfig(
-        eval=CaptionEvalConfig(every=given.pop("eval_every", 100), patience=given.pop("patience", None)),
+        eval=CaptionEvalConfig(
+            every=given.pop("eval_every", 100), patience=given.pop("patience", None)
+        ),
         run=RunConfig(dir=str(folder), **run),
         train=XeTrainConfig(batch_size=2, micro_batch_size=1, **given),
     )
@@ -84,7 +90,9 @@ def make_trainer(
         optimizer,
         collate=list,
         state=state or TrainState(metric="val/cider"),
-        validate=lambda step, logged: Validation({"val/cider": remaining.pop(0) if remaining else 0.0}),
+        validate=lambda step, logged: Validation(
+            {"val/cider": remaining.pop(0) if remaining else 0.0}
+        ),
         export=export,
         validate_first=validate_first,
     )
@@ -95,10 +103,13 @@ def make_trainer(
 
 
 @pytest.mark.parametrize("changes", [{"image_id": "2"}, {"references": ["a cat"]}])
-def test_what_validations_depend_on_are_images_and_references_not_their_number_alone(changes: Any) -> None:
+def test_what_validations_depend_on_are_images_and_references_not_their_number_alone(
+    changes: Any,
+) -> None:
     row: Any = {"image_id": "1", "references": ["a dog"]}
     first, same, other = (
-        Context(XeConfig(), Accelerator(cpu=True), [], [found], 1).validation for found in (row, {**row}, row | changes)
+        Context(XeConfig(), Accelerator(cpu=True), [], [found], 1).validation
+        for found in (row, {**row}, row | changes)
     )
     assert first == same != other
 
@@ -117,21 +128,33 @@ def test_what_a_metric_chose_and_how_long_it_was_patient_are_forgotten_with_it(
     tmp_path: Path, changes: dict[str, Any], kept: bool
 ) -> None:
     rows: Any = [{"image_id": "1", "references": ["a dog"]}]
-    config = XeConfig(run=RunConfig(dir=str(tmp_path)), train=XeTrainConfig(max_steps=changes.pop("max_steps", 9)))
+    config = XeConfig(
+        run=RunConfig(dir=str(tmp_path)), train=XeTrainConfig(max_steps=changes.pop("max_steps", 9))
+    )
     context, started = Context(config, Accelerator(cpu=True), rows, rows, 1), list[str]()
     context.accelerator.init_trackers = lambda name, config: started.append(name)  # type: ignore[method-assign]
     fresh = context.start(measured="12 tokens")
     assert started == [tmp_path.name]
-    assert (fresh.metric, fresh.best_metric, fresh.evaluations_without_gain) == ("val/cider", None, 0)
+    assert (fresh.metric, fresh.best_metric, fresh.evaluations_without_gain) == (
+        "val/cider",
+        None,
+        0,
+    )
     best = {"best_metric": 0.5, "best_step": 1, "evaluations_without_gain": 2}
     saved = save_checkpoint(context.accelerator, tmp_path, replace(fresh, global_step=3, **best), 1)
     state = replace(context, checkpoint=saved).start(**{"measured": "12 tokens"} | changes)
     found = {key: getattr(state, key) for key in best}
-    assert found == (best if kept else {"best_metric": None, "best_step": None, "evaluations_without_gain": 0})
+    assert found == (
+        best if kept else {"best_metric": None, "best_step": None, "evaluations_without_gain": 0}
+    )
 
 
-def test_checkpoints_follow_validations_and_a_resumed_run_does_not_validate_first(tmp_path: Path) -> None:
-    trainer, _, _ = make_trainer(tmp_path, [0.1, 0.2], max_steps=4, eval_every=2, save_every=None, log_every=9)
+def test_checkpoints_follow_validations_and_a_resumed_run_does_not_validate_first(
+    tmp_path: Path,
+) -> None:
+    trainer, _, _ = make_trainer(
+        tmp_path, [0.1, 0.2], max_steps=4, eval_every=2, save_every=None, log_every=9
+    )
     saved: list[int] = []
     trainer._save = lambda: saved.append(trainer.state.global_step)  # type: ignore[method-assign]
     trainer.fit()
@@ -157,13 +180,17 @@ def test_a_metric_is_another_where_an_option_of_validation_changes_its_value(
 ) -> None:
     rows: Any = [{"image_id": "1", "references": ["a dog"]}]
     one, other = (
-        Context(XeConfig(eval=CaptionEvalConfig(**own)), Accelerator(cpu=True), [], rows, 1).validation
+        Context(
+            XeConfig(eval=CaptionEvalConfig(**own)), Accelerator(cpu=True), [], rows, 1
+        ).validation
         for own in ({}, {option: value})
     )
     assert (one == other) == same
 
 
-def test_another_reward_or_vocabulary_is_refused_and_only_auto_keeps_the_end_of_a_run(tmp_path: Path) -> None:
+def test_another_reward_or_vocabulary_is_refused_and_only_auto_keeps_the_end_of_a_run(
+    tmp_path: Path,
+) -> None:
     rows: Any = [{"image_id": "1", "references": ["a dog"]}]
     config = XeConfig(run=RunConfig(dir=str(tmp_path)), train=XeTrainConfig(max_steps=9))
     context = Context(config, Accelerator(cpu=True), rows, rows, 1)
@@ -184,7 +211,9 @@ def test_another_reward_or_vocabulary_is_refused_and_only_auto_keeps_the_end_of_
 
 def test_the_optimizer_is_that_of_the_configuration(tmp_path: Path) -> None:
     train = XeTrainConfig(lr=0.5, betas=(0.8, 0.7), weight_decay=0.25)
-    context = Context(XeConfig(run=RunConfig(dir=str(tmp_path)), train=train), Accelerator(cpu=True), [], [], 1)
+    context = Context(
+        XeConfig(run=RunConfig(dir=str(tmp_path)), train=train), Accelerator(cpu=True), [], [], 1
+    )
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     optimizer = context.prepare(model)[1]
@@ -224,7 +253,9 @@ def test_a_checkpoint_of_other_data_or_of_another_run_is_refused(
         other.start()
     other.config.run.resume = True
     assert other.start().data
-    assert ("WARNING" in capsys.readouterr().err) == ("config" not in changed), "the configuration is told elsewhere"
+    assert ("WARNING" in capsys.readouterr().err) == ("config" not in changed), (
+        "the configuration is told elsewhere"
+    )
 
 
 def test_a_checkpoint_of_an_older_version_goes_on_and_says_so(
@@ -250,9 +281,13 @@ def test_an_export_that_is_not_the_checkpoints_is_not_its_best(tmp_path: Path) -
     assert (state.best_metric, state.best_step, state.evaluations_without_gain) == (None, None, 0)
 
 
-def test_ranks_draw_other_dropout_masks_from_equal_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_draw_other_dropout_masks_from_equal_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: Any = [{"image_id": "1", "references": ["a dog"]}]
-    context = Context(XeConfig(run=RunConfig(dir=str(tmp_path))), Accelerator(cpu=True), rows, rows, 1)
+    context = Context(
+        XeConfig(run=RunConfig(dir=str(tmp_path))), Accelerator(cpu=True), rows, rows, 1
+    )
     masks = []
     for rank in (0, 1, 0):
         monkeypatch.setitem(PartialState._shared_state, "process_index", rank)
@@ -264,7 +299,9 @@ def test_ranks_draw_other_dropout_masks_from_equal_weights(tmp_path: Path, monke
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("enabled", [False, True])
-def test_a_model_leaves_dropout_off_in_the_mode_that_it_came_in(training: bool, enabled: bool) -> None:
+def test_a_model_leaves_dropout_off_in_the_mode_that_it_came_in(
+    training: bool, enabled: bool
+) -> None:
     model = nn.Sequential(nn.Dropout(0.5)).train(training)
     with suppress(KeyError), dropout_off(model, enabled):
         assert model[0].training == (training and not enabled)
@@ -275,7 +312,13 @@ def test_a_model_leaves_dropout_off_in_the_mode_that_it_came_in(training: bool, 
 def test_validation_decodes_without_dropout_and_leaves_the_policy_as_it_was() -> None:
     captioner, rows = tiny_captioner(dropout=0.5), tiny_rows(4)
     captioner.policy.train()
-    arguments = (captioner, captioner.policy, rows, Decoding(max_new_tokens=8, batch_size=3), Accelerator(cpu=True))
+    arguments = (
+        captioner,
+        captioner.policy,
+        rows,
+        Decoding(max_new_tokens=8, batch_size=3),
+        Accelerator(cpu=True),
+    )
     one, other = (validation.decode_candidates(*arguments) for _ in range(2))
     assert captioner.policy.training
     captioner.policy.eval()
@@ -296,7 +339,9 @@ def logged(folder: Path, key: str) -> dict[int, float]:
         ({"grad_clip_norm": 0.1, "grad_clip_value": 2.0}, 0.05),
     ],
 )
-def test_clipping_and_the_norm_before_it(tmp_path: Path, options: dict[str, Any], update: float) -> None:
+def test_clipping_and_the_norm_before_it(
+    tmp_path: Path, options: dict[str, Any], update: float
+) -> None:
     """Four gradients of 3 have the norm 6."""
     trainer, task, _ = make_trainer(tmp_path, slope=3.0, max_steps=1, **options)
     trainer.fit()
@@ -324,7 +369,9 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(tmp_path, opti
 
 
 @pytest.mark.parametrize("interval", ["eval_every", "save_every"])
-def test_weights_that_are_not_finite_are_neither_judged_nor_written(tmp_path: Path, interval: str) -> None:
+def test_weights_that_are_not_finite_are_neither_judged_nor_written(
+    tmp_path: Path, interval: str
+) -> None:
     factors = [1.0, 1.0, math.inf, 1.0]
     trainer, task, _ = make_trainer(tmp_path, factors=factors, **{"save_every": 2, interval: 1})
     with pytest.raises(NonFiniteError, match=r"step 3.*good checkpoint.*step-00000002"):
@@ -336,7 +383,9 @@ def test_weights_that_are_not_finite_are_neither_judged_nor_written(tmp_path: Pa
 
 
 def test_the_schedule_is_followed_and_logged(tmp_path: Path) -> None:
-    trainer, task, _ = make_trainer(tmp_path, factors=[0.5, 1.0, 0.25, 0.0], lr=2.0, grad_clip_norm=None)
+    trainer, task, _ = make_trainer(
+        tmp_path, factors=[0.5, 1.0, 0.25, 0.0], lr=2.0, grad_clip_norm=None
+    )
     trainer.fit()
     assert logged(tmp_path, "train/lr") == {1: 1.0, 2: 2.0, 3: 0.5, 4: 0.0}
     assert torch.allclose(task.weights, torch.full((1, 4), -3.5))
@@ -363,7 +412,9 @@ def test_a_step_may_have_several_updates(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
 
 
-def test_times_are_those_of_the_whole_step_and_of_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_those_of_the_whole_step_and_of_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step from 1 whose updates end at 3 and 7, then a validation from 20 to 25."""
     trainer, task, _ = make_trainer(tmp_path, [0.1], max_steps=1)
 
@@ -375,12 +426,18 @@ def test_times_are_those_of_the_whole_step_and_of_validation(tmp_path: Path, mon
     clock = SimpleNamespace(perf_counter=iter([1.0, 3.0, 7.0, 20.0, 25.0]).__next__)
     monkeypatch.setattr("rl_caption.training.loop.time", clock)
     trainer.fit()
-    for key, value in {"time/step": 6.0, "train/images_per_second": 2 / 6, "val/seconds": 5.0}.items():
+    for key, value in {
+        "time/step": 6.0,
+        "train/images_per_second": 2 / 6,
+        "val/seconds": 5.0,
+    }.items():
         assert logged(tmp_path, key) == {1: pytest.approx(value)}
 
 
 def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path) -> None:
-    trainer, _, exported = make_trainer(tmp_path, [0.1, 0.5, 0.5, 0.3, 0.4], eval_every=1, validate_first=True)
+    trainer, _, exported = make_trainer(
+        tmp_path, [0.1, 0.5, 0.5, 0.3, 0.4], eval_every=1, validate_first=True
+    )
     state = trainer.fit()
     assert (state.best_metric, state.best_step) == (0.5, 1)
     assert len(exported) == 3  # the last model, too
@@ -389,7 +446,9 @@ def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path)
     assert json.loads((tmp_path / "result.json").read_text())["best_metric"] == 0.5
 
 
-@pytest.mark.parametrize(("scores", "untouched"), [([0.5, 0.1, 0.2], True), ([0.1, 0.5, 0.2], False)])
+@pytest.mark.parametrize(
+    ("scores", "untouched"), [([0.5, 0.1, 0.2], True), ([0.1, 0.5, 0.2], False)]
+)
 def test_an_export_that_is_the_start_is_called_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scores: list[float], untouched: bool
 ) -> None:
@@ -397,14 +456,20 @@ def test_an_export_that_is_the_start_is_called_so(
     assert ("started from" in capsys.readouterr().err.splitlines()[-1]) == untouched
 
 
-def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(tmp_path: Path) -> None:
+def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(
+    tmp_path: Path,
+) -> None:
     state = TrainState(metric="val/loss")
-    trainer, _, exported = make_trainer(tmp_path, max_steps=9, eval_every=1, patience=2, state=state)
+    trainer, _, exported = make_trainer(
+        tmp_path, max_steps=9, eval_every=1, patience=2, state=state
+    )
     losses = iter([0.9, 0.4, 0.4, 0.5, 0.1])
     trainer.validate = lambda step, logged: Validation({"val/loss": next(losses)})
     state = trainer.fit()
     assert (state.best_metric, state.best_step, state.global_step, len(exported)) == (0.4, 2, 4, 3)
-    assert (tmp_path / "checkpoints/step-00000004").is_dir(), "the end is saved, whatever the interval"
+    assert (tmp_path / "checkpoints/step-00000004").is_dir(), (
+        "the end is saved, whatever the interval"
+    )
     assert exported[-1].name == ".partial-last"
 
 
@@ -455,25 +520,36 @@ def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -
         ("noam", {39: 0.5}),
     ],
 )
-def test_warm_up_is_linear_and_decay_begins_at_the_peak(kind: str, factors: dict[int, float]) -> None:
+def test_warm_up_is_linear_and_decay_begins_at_the_peak(
+    kind: str, factors: dict[int, float]
+) -> None:
     """Warm-up of 10 of 100 steps; ``step`` decays by 0.8 every 20."""
     assert schedule_factor(0, kind, 0, 10) == 1.0, "without warm-up the first step is at the peak"
     expected = {0: 0.1, 4: 0.5, 9: 1.0} | factors
-    found = {step: schedule_factor(step, kind, 10, 100, decay=0.8, decay_every=20) for step in expected}
+    found = {
+        step: schedule_factor(step, kind, 10, 100, decay=0.8, decay_every=20) for step in expected
+    }
     assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("options", "steps"), [({"decay_every": 7}, 7), ({"decay_epochs": 0.25}, 12), ({"decay_epochs": 0.001}, 1)]
+    ("options", "steps"),
+    [({"decay_every": 7}, 7), ({"decay_epochs": 0.25}, 12), ({"decay_epochs": 0.001}, 1)],
 )
-def test_epochs_between_decays_become_steps(tmp_path: Path, options: dict[str, Any], steps: int) -> None:
+def test_epochs_between_decays_become_steps(
+    tmp_path: Path, options: dict[str, Any], steps: int
+) -> None:
     """An epoch of 100 images has 50 steps."""
     trainer, _, _ = make_trainer(tmp_path, decay=0.5, schedule="step", **options)
     assert [trainer.schedule(step) for step in (steps - 1, steps)] == [1.0, 0.5]
 
 
-@pytest.mark.parametrize(("images", "steps", "validated"), [(100, [50, 25], 50), (3, [2, 1], 2), (1, [1, 1], 1)])
-def test_epochs_are_passes_over_all_images(tmp_path: Path, images: int, steps: list[int], validated: int) -> None:
+@pytest.mark.parametrize(
+    ("images", "steps", "validated"), [(100, [50, 25], 50), (3, [2, 1], 2), (1, [1, 1], 1)]
+)
+def test_epochs_are_passes_over_all_images(
+    tmp_path: Path, images: int, steps: list[int], validated: int
+) -> None:
     """In batches of 2, which may span two epochs: of 3 images, 10 epochs are 15 steps."""
     trainer, _, _ = make_trainer(tmp_path, eval_every=None)
     context = replace(trainer.context, train_rows=trainer.context.train_rows[:images])
@@ -509,7 +585,9 @@ def plain_again() -> Iterator[None]:
 
 def test_fp16_skips_a_step_that_overflows_and_goes_on(tmp_path: Path, plain_again: None) -> None:
     """The step counts, in the schedule too; weights and the next logged norm are those of the unscaled gradient."""
-    trainer, task = fp16_trainer(tmp_path, [1.0, math.inf, math.nan, 2.0], factors=[1.0, 10.0, 100.0, 1000.0])
+    trainer, task = fp16_trainer(
+        tmp_path, [1.0, math.inf, math.nan, 2.0], factors=[1.0, 10.0, 100.0, 1000.0]
+    )
     state = trainer.fit()
     assert (state.global_step, state.skipped) == (4, 2)
     assert torch.allclose(task.weights, torch.full((1, 4), -1.0 - 2000.0))
@@ -541,7 +619,8 @@ def test_fp16_goes_on_from_another_precision(tmp_path: Path, plain_again: None) 
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"), [([], (1, 0.0)), (["--eval.num_beams", "3", "--eval.length_penalty", "1"], (3, 1.0))]
+    ("words", "expected"),
+    [([], (1, 0.0)), (["--eval.num_beams", "3", "--eval.length_penalty", "1"], (3, 1.0))],
 )
 def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch):
     seen = []
@@ -579,16 +658,24 @@ def test_trackers_show_captions_now_and_first_with_their_scores(library, tmp_pat
     monkeypatch.setattr(
         validation,
         "decode_candidates",
-        lambda *_: {key: [validation.Candidate(text, True, None)] for key, text in captions.items()},
+        lambda *_: {
+            key: [validation.Candidate(text, True, None)] for key, text in captions.items()
+        },
     )
     scores = {"reward/cider": [0.5, 0.25, 0.0, 0.0]}
     monitor: Any = SimpleNamespace(
         inspect=lambda *_: (Validation({}), SimpleNamespace(judges={})), caption_scores=scores
     )
     logged: list[dict[str, Any]] = []
-    tracker: Any = SimpleNamespace(name=library, log=lambda values, step: logged.append({"step": step} | values))
-    fake = SimpleNamespace(Image=lambda picture: picture, Table=lambda columns, data: (columns, data))
-    monkeypatch.setitem(sys.modules, library, fake) if library != "tensorboard" else pytest.importorskip(library)
+    tracker: Any = SimpleNamespace(
+        name=library, log=lambda values, step: logged.append({"step": step} | values)
+    )
+    fake = SimpleNamespace(
+        Image=lambda picture: picture, Table=lambda columns, data: (columns, data)
+    )
+    monkeypatch.setitem(
+        sys.modules, library, fake
+    ) if library != "tensorboard" else pytest.importorskip(library)
     if library == "tensorboard":
         tracker = TensorBoardTracker("run", tmp_path / "board")
         tracker.start()
@@ -612,7 +699,9 @@ def test_trackers_show_captions_now_and_first_with_their_scores(library, tmp_pat
         text = tables[1].tensor_proto.string_val[0].decode()
         assert text.splitlines()[0].count("|") == len(expected[0]) + 1
         assert text.splitlines()[2:] == [
-            "| " + " | ".join([*(cell.replace("|", "\\|") for cell in line[:-1]), f"{line[-1]:.4g}"]) + " |"
+            "| "
+            + " | ".join([*(cell.replace("|", "\\|") for cell in line[:-1]), f"{line[-1]:.4g}"])
+            + " |"
             for line in expected
         ]
         assert [event.step for event in events.Images("val/images")] == [0, 10]
@@ -627,7 +716,9 @@ def test_no_captions_are_shown_where_that_is_switched_off(tmp_path, monkeypatch)
     monkeypatch.setattr(
         validation,
         "decode_candidates",
-        lambda *_: {key: [validation.Candidate(text, True, None)] for key, text in CAPTIONS.items()},
+        lambda *_: {
+            key: [validation.Candidate(text, True, None)] for key, text in CAPTIONS.items()
+        },
     )
     context: Any = SimpleNamespace(
         config=parse(XeConfig, ["--run.log_captions", "0"], "test"),

@@ -45,9 +45,15 @@ def test_what_is_logged_of_a_rollout_is_worked_by_hand() -> None:
     )
     batch = CaptionBatch([{"image_id": name, "references": []} for name in "ab"], {})
     scores = Scores(
-        torch.tensor([[0.0, 2.0], [1.00001, 1.00009]]), torch.tensor([3.0, 5.0]), {"x": [1.0, 2.0, 3.0, 6.0]}
+        torch.tensor([[0.0, 2.0], [1.00001, 1.00009]]),
+        torch.tensor([3.0, 5.0]),
+        {"x": [1.0, 2.0, 3.0, 6.0]},
     )
-    advantage, accelerator, averages = torch.tensor([[-2.0, 0.0], [0.0, 0.0]]), Accelerator(cpu=True), Averages()
+    advantage, accelerator, averages = (
+        torch.tensor([[-2.0, 0.0], [0.0, 0.0]]),
+        Accelerator(cpu=True),
+        Averages(),
+    )
     records = log_rollout([batch], [rollout], [scores], [advantage], averages)
     assert averages.reduce(accelerator) == pytest.approx(
         {
@@ -69,11 +75,18 @@ def test_what_is_logged_of_a_rollout_is_worked_by_hand() -> None:
     first = {"image_id": "a", "samples": rollout.texts[0], "rewards": [0.0, 2.0], "greedy": "a dog"}
     assert records == [
         first,
-        {"image_id": "b", "samples": ["a cat with", ""], "rewards": [1.0, 1.0001], "greedy": "a cat"},
+        {
+            "image_id": "b",
+            "samples": ["a cat with", ""],
+            "rewards": [1.0, 1.0001],
+            "greedy": "a cat",
+        },
     ]
     characters = Averages()
     bare = replace(rollout, greedy_texts=None, greedy_finished=None)
-    records = log_rollout([batch], [bare], [replace(scores, greedy=None)], [advantage], characters, "char")
+    records = log_rollout(
+        [batch], [bare], [replace(scores, greedy=None)], [advantage], characters, "char"
+    )
     assert {"reward/greedy", "hacking/bad_endings"} == averages.sums.keys() - characters.sums.keys()
     assert records[0]["greedy"] is None
 
@@ -90,27 +103,44 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     xe, scst = folder / "xe", folder / "scst"
     checked_run(xe_config(xe, **{"train.max_steps": 2}), xe)
     folders = [xe, scst, folder / "ppo", folder / "dico", folder / "risk"]
-    scheduled = {f"{key}schedule": [[0, 1.0]] for key in ("reward.terms.cider.", "rollout.temperature_")}
+    scheduled = {
+        f"{key}schedule": [[0, 1.0]] for key in ("reward.terms.cider.", "rollout.temperature_")
+    }
     reuse = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
     dico, risk = ({"train.objective": name, "train.kl_coef": 0.0} for name in ("dico", "risk"))
-    for path, options in zip(folders[1:], (scheduled | {"train.kl_target": 0.1}, reuse, dico, risk), strict=True):
-        checked_run(scst_config(path, xe / "export/best", **{"train.max_steps": 2} | options), path, "scst")
+    for path, options in zip(
+        folders[1:], (scheduled | {"train.kl_target": 0.1}, reuse, dico, risk), strict=True
+    ):
+        checked_run(
+            scst_config(path, xe / "export/best", **{"train.max_steps": 2} | options), path, "scst"
+        )
     for name, config in (chain(folder) | text_chain(folder)).items():
         config = changed(config, {"train.max_steps": 2, "warm_start": []})
         if name == "text":
-            config = changed(config, {"negatives": {"count": 2, "source": "scenes"}, "loss": {"hard": 0.5}})
+            config = changed(
+                config, {"negatives": {"count": 2, "source": "scenes"}, "loss": {"hard": 0.5}}
+            )
         checked_run(config, folder / name, "reward_model")
         folders.append(folder / name)
     return {key for folder in folders for line in lines(folder) for key in line}
 
 
 def test_the_page_defines_exactly_what_is_logged(logged: set[str]) -> None:
-    terms = {key for key in logged if key.startswith("reward/")} - {"reward/total", "reward/greedy", "reward/std"}
+    terms = {key for key in logged if key.startswith("reward/")} - {
+        "reward/total",
+        "reward/greedy",
+        "reward/std",
+    }
     assert terms == {"reward/cider"}
-    named = {"val/reward/cider": "val/reward/<term>", "schedule/weight/cider": "schedule/weight/<term>"}
+    named = {
+        "val/reward/cider": "val/reward/<term>",
+        "schedule/weight/cider": "schedule/weight/<term>",
+    }
     named |= dict.fromkeys(["val/judge/bleu4", "val/judge/rouge_l"], "val/judge/<name>")
     assert named.keys() <= logged
-    assert {named.get(key, key) for key in logged - terms} | {"reward/<term>"} | ONLY_FP16 == documented()
+    assert {named.get(key, key) for key in logged - terms} | {
+        "reward/<term>"
+    } | ONLY_FP16 == documented()
 
 
 def test_every_row_of_the_page_is_complete() -> None:

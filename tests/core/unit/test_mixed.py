@@ -61,7 +61,9 @@ TEXTS = ["a dog runs", "two cats"]
 
 
 def test_a_mixture_is_the_weighted_sum_of_its_terms() -> None:
-    mixed = MixedReward({"rouge_l": (build("rouge_l"), 2.0), "repetition": (build("repetition"), -0.5)})
+    mixed = MixedReward(
+        {"rouge_l": (build("rouge_l"), 2.0), "repetition": (build("repetition"), -0.5)}
+    )
     terms = mixed.terms(None, TEXTS, references=REFERENCES)
     assert list(terms) == ["rouge_l", "repetition"]
     assert terms["rouge_l"] == build("rouge_l")(None, TEXTS, references=REFERENCES)
@@ -84,7 +86,9 @@ def test_columns_are_united_and_a_term_without_weight_adds_no_bound() -> None:
 
 def test_a_failing_term_is_named() -> None:
     with pytest.raises(RewardError, match=r"term 'odd'.*nan"):
-        MixedReward({"table": (Table(FIRST), 1.0), "odd": (Table({"a": math.nan}), 1.0)})(None, ["a"])
+        MixedReward({"table": (Table(FIRST), 1.0), "odd": (Table({"a": math.nan}), 1.0)})(
+            None, ["a"]
+        )
     with pytest.raises(RewardError, match=r"term 'cider'.*needs.*column 'references'"):
         MixedReward({"cider": (CiderD(), 1.0)})(None, ["a"])
 
@@ -99,7 +103,9 @@ def test_moments_and_z_scores_by_hand() -> None:
     assert moments([1.0, 2.0, 6.0]) == Moments(3.0, math.sqrt(14 / 3))
     assert z_scores([1.0, 3.0, 6.0], Moments(3.0, 2.0)) == [-1.0, 0.0, 1.5]
     scores = [float(x) for x in np.random.default_rng(1).normal(1e6, 1e-3, 500)]
-    assert moments(scores) == moments(scores[::-1]) == moments(sorted(scores)), "not even in the last bit"
+    assert moments(scores) == moments(scores[::-1]) == moments(sorted(scores)), (
+        "not even in the last bit"
+    )
     for same in ([0.1] * 7, [0.3], [1.0, 1.0 + 1e-7, 1.0], []):  # nothing can be told apart
         found = moments(same)
         assert found.std == 0
@@ -107,7 +113,9 @@ def test_moments_and_z_scores_by_hand() -> None:
 
 
 def test_a_mixture_of_z_scores() -> None:
-    mixed = MixedReward({"one": (Table(FIRST), 0.5), "two": (Table(SECOND), 2.0)}, normalize="per_term")
+    mixed = MixedReward(
+        {"one": (Table(FIRST), 0.5), "two": (Table(SECOND), 2.0)}, normalize="per_term"
+    )
     one, two = np.array([1.0, 2.0, 6.0]), np.array([0.2, 0.1, 0.3])
     expected = 0.5 * (one - one.mean()) / one.std() + 2 * (two - two.mean()) / two.std()
     assert mixed(None, ["a", "b", "c"]) == pytest.approx(expected.tolist())
@@ -122,7 +130,9 @@ def test_a_mixture_of_z_scores() -> None:
 def test_moments_of_more_captions_may_be_given() -> None:
     mixed = MixedReward({"one": (Table(FIRST), 2.0)}, normalize="per_term")
     assert mixed.combine({"one": [1.0, 5.0]}, {"one": Moments(3.0, 4.0)}) == [-1.0, 1.0]
-    assert MixedReward({"one": (Table(FIRST), 2.0)}).combine({"one": [1.0]}, {"one": Moments(3.0, 4.0)}) == [2.0]
+    assert MixedReward({"one": (Table(FIRST), 2.0)}).combine(
+        {"one": [1.0]}, {"one": Moments(3.0, 4.0)}
+    ) == [2.0]
     config = RewardConfig(terms={"repetition": RewardTerm()}, normalize="batch")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"normalize is 'batch'.*per_term, per_group"):
         build_reward(config, [["a dog"]])
@@ -144,11 +154,15 @@ def rollout_of(texts: list[list[str]], greedy: list[str] | None) -> Rollout:
 
 
 def batch_of(images: int) -> CaptionBatch:
-    rows = [{"image_id": str(i), "image": noise_image(i), "references": ["a"]} for i in range(images)]
+    rows = [
+        {"image_id": str(i), "image": noise_image(i), "references": ["a"]} for i in range(images)
+    ]
     return CaptionBatch(rows, {})  # type: ignore[arg-type]
 
 
-def test_greedy_captions_are_normalised_by_the_moments_of_the_samples_of_all_micro_batches() -> None:
+def test_greedy_captions_are_normalised_by_the_moments_of_the_samples_of_all_micro_batches() -> (
+    None
+):
     reward = MixedReward({"one": (Table(FIRST), 1.0)}, normalize="per_term")
     rollouts = [rollout_of([["a", "b"]], ["c"]), rollout_of([["b", "b"]], ["a"])]
     first, second = score_rollouts(reward, rollouts, [batch_of(1)] * 2, Accelerator(cpu=True))
@@ -172,16 +186,30 @@ def test_per_group_standardises_every_term_within_the_samples_of_an_image() -> N
     assert first.greedy.tolist() == pytest.approx([0.5 * 9 + 2 * 3, -0.5 * 0.6 - 2 * 3], rel=1e-6)
     assert second.samples.tolist() == [[0.0, 0.0]], "nothing can be told apart"
     assert reward.signature == "per_group(0.5*[table]+2*[table])"
-    (alone,) = score_rollouts(reward, [rollout_of([["c", "a"]], None)], [batch_of(1)], Accelerator(cpu=True))
+    (alone,) = score_rollouts(
+        reward, [rollout_of([["c", "a"]], None)], [batch_of(1)], Accelerator(cpu=True)
+    )
     assert torch.equal(alone.samples[0], first.samples[1]), "other images do not matter"
 
 
 def test_a_term_with_a_length_ratio_scores_captions_of_other_lengths_0() -> None:
-    texts = ["a", "a b", "a b c d e f g h", "a b c d e f g h i"]  # 4 words on average: 2 to 8 are kept
+    texts = [
+        "a",
+        "a b",
+        "a b c d e f g h",
+        "a b c d e f g h i",
+    ]  # 4 words on average: 2 to 8 are kept
     columns = {"references": [["a b c", "a b c d e"]] * 4}
     reward = Table(dict.fromkeys(texts, 3.0))
-    config = RewardTerm(weight=1.0, target=f"{__name__}:Table", kwargs={"scores": reward.scores}, length_ratio=(0.5, 2))
-    mixed = build_reward(RewardConfig(terms={"one": config, "two": replace(config, length_ratio=None)}), [["a"]])
+    config = RewardTerm(
+        weight=1.0,
+        target=f"{__name__}:Table",
+        kwargs={"scores": reward.scores},
+        length_ratio=(0.5, 2),
+    )
+    mixed = build_reward(
+        RewardConfig(terms={"one": config, "two": replace(config, length_ratio=None)}), [["a"]]
+    )
     assert mixed.terms(None, texts, **columns) == {"one": [0.0, 3.0, 3.0, 0.0], "two": [3.0] * 4}
     assert mixed.signature == "1*[length0.5-2(table)]+1*[table]"
     assert mixed.columns == {"image_id", "references"}
@@ -222,7 +250,9 @@ def clip_terms(student: Path, **second: Any) -> RewardConfig:
     )
 
 
-def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(loads, tmp_path, monkeypatch):
+def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
+    loads, tmp_path, monkeypatch
+):
     student = tiny_student(tmp_path / "student")
     reward: Any = build_reward(clip_terms(student, prefix="A photo depicts ", precision="fp32"), [])
     assert loads == [str(student)]
@@ -230,18 +260,27 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(loads
     assert first.backbone is second.backbone
     encoder, encoded = first.backbone.encoder, []
     original = encoder.encode_images
-    monkeypatch.setattr(encoder, "encode_images", lambda images: encoded.append(len(images)) or original(images))
-    columns = {"image": [noise_image(1), noise_image(2)], "references": [["a red dog"], ["two cats", "a cat"]]}
+    monkeypatch.setattr(
+        encoder, "encode_images", lambda images: encoded.append(len(images)) or original(images)
+    )
+    columns = {
+        "image": [noise_image(1), noise_image(2)],
+        "references": [["a red dog"], ["two cats", "a cat"]],
+    }
     terms = reward.terms(None, ["a dog", "cats"], **columns)
     assert encoded == [2]
     alone = RefLClipScore(student, prefix="A photo depicts ")
-    assert alone(None, ["a dog", "cats"], **columns) == pytest.approx(terms["ref_l_clipscore"], abs=1e-6)
+    assert alone(None, ["a dog", "cats"], **columns) == pytest.approx(
+        terms["ref_l_clipscore"], abs=1e-6
+    )
     monkeypatch.undo()
     copy = pickle.loads(pickle.dumps(reward))
     assert copy.rewards["l_clipscore"].backbone is copy.rewards["ref_l_clipscore"].backbone
 
 
-def test_judges_of_one_checkpoint_load_it_once_those_within_a_router_too(loads: list[str], tmp_path: Path) -> None:
+def test_judges_of_one_checkpoint_load_it_once_those_within_a_router_too(
+    loads: list[str], tmp_path: Path
+) -> None:
     student = str(tiny_student(tmp_path / "student"))
     side = {"name": "l_clipscore", "backbone": student}
     judges = {
@@ -256,7 +295,12 @@ def test_judges_of_one_checkpoint_load_it_once_those_within_a_router_too(loads: 
 
 def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_path: Path) -> None:
     student, elsewhere = (str(tiny_student(tmp_path / name)) for name in ("student", "other"))
-    for other in ({"precision": "bf16"}, {"truncate": False}, {"cache_images": 5}, {"backbone": elsewhere}):
+    for other in (
+        {"precision": "bf16"},
+        {"truncate": False},
+        {"cache_images": 5},
+        {"backbone": elsewhere},
+    ):
         loads.clear()
         build_reward(clip_terms(Path(student), **other), [])
         assert len(loads) == 2, other
@@ -280,14 +324,22 @@ def test_only_terms_that_ask_for_the_same_network_and_cache_share_an_encoder() -
     assert encoder_key("cider", {}) == ""
 
 
-def test_terms_that_share_an_encoder_say_once_what_the_embeddings_of_the_data_take(tmp_path, caplog):
-    config, references = clip_terms(tiny_student(tmp_path / "student")), [["a dog", "dogs"], ["a cat", "a dog"]]
+def test_terms_that_share_an_encoder_say_once_what_the_embeddings_of_the_data_take(
+    tmp_path, caplog
+):
+    config, references = (
+        clip_terms(tiny_student(tmp_path / "student")),
+        [["a dog", "dogs"], ["a cat", "a dog"]],
+    )
     with caplog.at_level(logging.INFO, "rewards"):
         build_reward(config, references)
         assert not caplog.records, "without a run's folder nothing will be kept"
         build_reward(config, references, tmp_path)
     told = [record.getMessage() for record in caplog.records if record.name.startswith("rewards")]
-    assert [("2 images" in line, "3 references" in line) for line in told] == [(True, False), (False, True)]
+    assert [("2 images" in line, "3 references" in line) for line in told] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 class Returning(Table):
@@ -328,14 +380,19 @@ def test_what_is_no_score_within_the_bounds_is_refused_with_the_term(answer: Any
         mixed.terms(None, ["a", "b"])
 
 
-@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor, lambda own: [torch.tensor(x) for x in own]])
+@pytest.mark.parametrize(
+    "make", [list, tuple, np.array, torch.tensor, lambda own: [torch.tensor(x) for x in own]]
+)
 def test_scores_are_a_list_a_tuple_an_array_or_a_tensor(make: Any) -> None:
     mixed = MixedReward({"mine": (Returning(make([0.5, 1.0])), 1.0)})
     assert mixed(None, ["a", "b"]) == [0.5, 1.0]
 
 
 def test_rounding_may_pass_the_bounds_and_row_value_and_bounds_are_named() -> None:
-    assert MixedReward({"mine": (Returning([-1e-6, 1 + 1e-6]), 1.0)})(None, ["a", "b"]) == [-1e-6, 1 + 1e-6]
+    assert MixedReward({"mine": (Returning([-1e-6, 1 + 1e-6]), 1.0)})(None, ["a", "b"]) == [
+        -1e-6,
+        1 + 1e-6,
+    ]
     with pytest.raises(RewardError, match=r"'mine'.*1\.5.*caption 1.*0 to 1"):
         MixedReward({"mine": (Returning([0.5, 1.5]), 1.0)}).terms(None, ["a", "b"])
 
@@ -349,14 +406,16 @@ def test_a_term_with_the_name_of_another_log_key_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("failure", "line"),
     [
-        (lambda completions: open("/nowhere/file"), "open("),  # noqa: SIM115
+        (lambda completions: open("/nowhere/file"), "open("),
         (lambda completions: completions[7], "completions[7]"),
         (lambda completions: sys.exit(0), "sys.exit"),
         (lambda completions: torch.zeros(2) + torch.zeros(3), "torch.zeros"),
     ],
     ids=["OSError", "IndexError", "SystemExit", "RuntimeError"],
 )
-def test_what_a_reward_from_outside_raises_names_the_term_and_its_own_line(failure: Any, line: str) -> None:
+def test_what_a_reward_from_outside_raises_names_the_term_and_its_own_line(
+    failure: Any, line: str
+) -> None:
     mixed = MixedReward({"mine": (Returning(failure), 1.0)})
     with pytest.raises(RewardError) as raised:
         mixed.terms(None, ["a", "b"])
@@ -366,10 +425,14 @@ def test_what_a_reward_from_outside_raises_names_the_term_and_its_own_line(failu
     assert line in message
 
 
-@pytest.mark.parametrize("images", [{}, {"image": ["a.png", None]}], ids=["no column", "None in a row"])
+@pytest.mark.parametrize(
+    "images", [{}, {"image": ["a.png", None]}], ids=["no column", "None in a row"]
+)
 def test_a_missing_image_names_term_and_row(images: dict[str, Any], tmp_path: Path) -> None:
     noise_image(1).save(tmp_path / "a.png")
     columns = {key: [value and tmp_path / value for value in own] for key, own in images.items()}
-    mixed = MixedReward({"mine": (build("l_clipscore", backbone=str(tiny_student(tmp_path / "student"))), 1.0)})
+    mixed = MixedReward(
+        {"mine": (build("l_clipscore", backbone=str(tiny_student(tmp_path / "student"))), 1.0)}
+    )
     with pytest.raises(RewardError, match="'mine'.*row 1" if images else "'mine'.*'image'"):
         mixed.terms(None, ["a", "b"], **columns)

@@ -54,7 +54,9 @@ START = Findings(1.0, {"rouge_l": SCORES}, STATISTICS)
 
 
 def alarm(
-    changes: Mapping[str, float] = MappingProxyType({}), reward: float = 1.5, judge: Sequence[float] = SCORES
+    changes: Mapping[str, float] = MappingProxyType({}),
+    reward: float = 1.5,
+    judge: Sequence[float] = SCORES,
 ) -> dict[str, str]:
     """Evidence against captions that differ from the starting policy's in what is given."""
     now = Findings(reward, {"rouge_l": judge}, STATISTICS | dict(changes))
@@ -71,7 +73,9 @@ def test_nothing_is_evidence_at_the_start_or_while_the_reward_is_below_it() -> N
 
 
 def test_a_judge_that_fell_on_most_images_is_named_with_numbers() -> None:
-    found = alarm(judge=[score - 0.06 if index % 4 else score for index, score in enumerate(SCORES)])
+    found = alarm(
+        judge=[score - 0.06 if index % 4 else score for index, score in enumerate(SCORES)]
+    )
     assert list(found) == ["judge/rouge_l"]
     (sentence,) = found.values()
     # 75 of 100 differences are -0.06: mean -0.045, deviation 0.06 * sqrt(100 / 99 * 0.75 * 0.25), error a tenth of it.
@@ -81,7 +85,9 @@ def test_a_judge_that_fell_on_most_images_is_named_with_numbers() -> None:
 
 
 def test_a_small_or_noisy_fall_is_none() -> None:
-    assert alarm(judge=[score - 0.02 for score in SCORES]) == {}, "on every image alike, but only 3 %"
+    assert alarm(judge=[score - 0.02 for score in SCORES]) == {}, (
+        "on every image alike, but only 3 %"
+    )
     assert alarm(judge=[SCORES[0] - 5.0, *SCORES[1:]]) == {}, "8 %, all of it on one image"
 
 
@@ -101,12 +107,17 @@ def test_with_few_images_more_standard_errors_are_asked_for() -> None:
 def test_a_fall_of_four_standard_errors_counts_with_20_images_and_not_with_6() -> None:
     for count, alarms in ((1, False), (6, False), (20, True)):
         spread = 0.025 * math.sqrt(count - 1)
-        scores, fallen = [0.6] * count, [0.5 + (spread if index % 2 else -spread) for index in range(count)]
+        scores, fallen = (
+            [0.6] * count,
+            [0.5 + (spread if index % 2 else -spread) for index in range(count)],
+        )
         if count > 1:
             difference, error = paired_difference(fallen, scores)
             assert difference / error == pytest.approx(-4.0)
         start = replace(START, judges={"rouge_l": scores})
-        found = judge_alarm(Findings(1.5, {"rouge_l": fallen}, STATISTICS), start, REFERENCES, Thresholds())
+        found = judge_alarm(
+            Findings(1.5, {"rouge_l": fallen}, STATISTICS), start, REFERENCES, Thresholds()
+        )
         assert list(found) == ["judge/rouge_l"] * alarms
 
 
@@ -116,7 +127,11 @@ def test_each_sign_alone_is_evidence_at_a_gross_level_only() -> None:
         ("bad_endings", 0.19, 0.21),
         ("duplicates", 0.59, 0.61),
         ("length", 11.6, 11.8),
-        ("length", 6.4, 5.5),  # 5.6 is 30 % below the start, 6.3 below the references: both must be passed
+        (
+            "length",
+            6.4,
+            5.5,
+        ),  # 5.6 is 30 % below the start, 6.3 below the references: both must be passed
         ("vocabulary", 17.0, 16.0),
         ("diversity", 0.28, 0.27),
     ):
@@ -129,14 +144,26 @@ def test_a_length_between_start_and_references_is_no_evidence() -> None:
         began = replace(START, statistics=STATISTICS | {"length": start})
         for length, expected in ((3.4, ["length"]), (9.0, []), (14.0, []), (26.1, ["length"])):
             now = Findings(1.5, {}, STATISTICS | {"length": length})
-            assert list(judge_alarm(now, began, REFERENCES | {"length": usual}, Thresholds())) == expected
+            assert (
+                list(judge_alarm(now, began, REFERENCES | {"length": usual}, Thresholds()))
+                == expected
+            )
 
 
 def test_captions_as_bad_as_the_references_or_the_start_are_no_evidence() -> None:
-    worse = {"repeated_ngrams": 0.5, "bad_endings": 0.5, "duplicates": 0.9, "length": 20.0, "vocabulary": 5.0}
+    worse = {
+        "repeated_ngrams": 0.5,
+        "bad_endings": 0.5,
+        "duplicates": 0.9,
+        "length": 20.0,
+        "vocabulary": 5.0,
+    }
     now = Findings(1.5, {}, STATISTICS | worse)
     assert judge_alarm(now, START, REFERENCES | worse, Thresholds()) == {}
-    assert judge_alarm(now, replace(START, statistics=STATISTICS | worse), REFERENCES, Thresholds()) == {}
+    assert (
+        judge_alarm(now, replace(START, statistics=STATISTICS | worse), REFERENCES, Thresholds())
+        == {}
+    )
 
 
 def test_honest_training_on_cider_does_not_alarm() -> None:
@@ -166,13 +193,25 @@ def test_a_judge_that_rose_first_is_compared_with_its_best() -> None:
     assert judge_alarm(noisy, START, REFERENCES, Thresholds(), peak) == {}
     # 11 % at 4.0 standard errors: enough below the start, but the best of many is partly luck.
     wide = [score - 0.09 + (0.225 if index % 2 else -0.225) for index, score in enumerate(better)]
-    assert judge_alarm(Findings(1.5, {"rouge_l": wide}, STATISTICS), START, REFERENCES, Thresholds(), peak) == {}
+    assert (
+        judge_alarm(
+            Findings(1.5, {"rouge_l": wide}, STATISTICS), START, REFERENCES, Thresholds(), peak
+        )
+        == {}
+    )
 
 
-def test_a_judge_that_slipped_while_the_reward_stood_still_is_no_evidence_where_it_must_have_risen() -> None:
+def test_a_judge_that_slipped_while_the_reward_stood_still_is_no_evidence_where_it_must_have_risen() -> (
+    None
+):
     better = [score + 0.2 for score in SCORES]
     now = Findings(1.5, {"rouge_l": [score - 0.09 for score in better]}, STATISTICS)
-    for reward, kept, alarms in ((1.5, 1.0, False), (1.49, 1.0, True), (2.0, 0.5, False), (1.9, 0.5, True)):
+    for reward, kept, alarms in (
+        (1.5, 1.0, False),
+        (1.49, 1.0, True),
+        (2.0, 0.5, False),
+        (1.9, 0.5, True),
+    ):
         peak = {"rouge_l": Peak(40, reward, better)}
         found = judge_alarm(now, START, REFERENCES, Thresholds(reward_kept=kept), peak)
         assert list(found) == ["judge/rouge_l"] * alarms
@@ -195,7 +234,9 @@ def test_exactly_the_threshold_is_no_evidence_and_anything_beyond_it_is(
 ) -> None:
     """Powers of two, so that nothing rounds: references and start have 0.5 (64 words, 8 of them in a caption)."""
     usual = dict.fromkeys(STATISTICS, 0.5) | {"length": 8.0, "vocabulary": 64.0}
-    at = usual[change] + step * (limits[change] if usual[change] == 0.5 and step > 0 else usual[change] / 2)
+    at = usual[change] + step * (
+        limits[change] if usual[change] == 0.5 and step > 0 else usual[change] / 2
+    )
     start = Findings(1.0, {}, usual)
     for value, expected in ((at, []), (at * (1 + step * 2**-20), [change])):
         now = Findings(1.5, {}, usual | {change: value})
@@ -209,7 +250,12 @@ def test_exactly_the_fall_that_is_allowed_is_no_evidence() -> None:
             now = Findings(1.5, {"rouge_l": [1.0 - fall] * 128}, STATISTICS)
             found = judge_alarm(now, start, REFERENCES, Thresholds(**limits))
             assert list(found) == ["judge/rouge_l"] * alarms
-    assert policy_signs({"entropy": 0.5, "kl": 0.25}, {"entropy": 2.0}, Thresholds(entropy=0.25, kl=0.25)) == {}
+    assert (
+        policy_signs(
+            {"entropy": 0.5, "kl": 0.25}, {"entropy": 2.0}, Thresholds(entropy=0.25, kl=0.25)
+        )
+        == {}
+    )
     assert list(policy_signs({"kl": 2**-20}, {}, Thresholds(kl=0.0))) == ["kl"]
 
 
@@ -233,7 +279,9 @@ def test_a_policy_that_collapsed_or_left_its_start_is_evidence_where_asked_for()
 
 
 def test_thresholds_are_used() -> None:
-    now = Findings(1.5, {"rouge_l": [score - 0.06 for score in SCORES]}, STATISTICS | {"vocabulary": 10.0})
+    now = Findings(
+        1.5, {"rouge_l": [score - 0.06 for score in SCORES]}, STATISTICS | {"vocabulary": 10.0}
+    )
     assert len(judge_alarm(now, START, REFERENCES, Thresholds())) == 2
     assert judge_alarm(now, START, REFERENCES, Thresholds(judge_fall=0.2, vocabulary=0.0)) == {}
     with pytest.raises(ConfigError, match=r"^monitor\.thresholds\.length is -0\.1: expected "):
@@ -241,7 +289,10 @@ def test_thresholds_are_used() -> None:
 
 
 def test_the_paired_difference_of_a_case_worked_by_hand() -> None:
-    assert paired_difference([2.0, 4.0, 3.0], [1.0, 1.0, 1.0]) == (2.0, pytest.approx(1 / math.sqrt(3)))
+    assert paired_difference([2.0, 4.0, 3.0], [1.0, 1.0, 1.0]) == (
+        2.0,
+        pytest.approx(1 / math.sqrt(3)),
+    )
     assert paired_difference([2.0], [1.0]) == (1.0, 0.0)
     with pytest.raises(ValueError, match="zip"):
         alarm(judge=SCORES[:-1])
@@ -312,9 +363,15 @@ def test_a_term_with_other_arguments_is_no_judge() -> None:
 
 
 def test_a_judge_on_the_encoder_of_a_term_is_refused(tmp_path: Path) -> None:
-    student, other = tiny_student(tmp_path / "student"), tiny_student(tmp_path / "other", pad_attention="full")
+    student, other = (
+        tiny_student(tmp_path / "student"),
+        tiny_student(tmp_path / "other", pad_attention="full"),
+    )
     reward = MixedReward({"mine": (build("l_clipscore", backbone=student), 1.0)})
-    for target, more in (("l_clipscore", {"w": 1.0, "prefix": "A "}), ("ref_l_clipscore", {"precision": "bf16"})):
+    for target, more in (
+        ("l_clipscore", {"w": 1.0, "prefix": "A "}),
+        ("ref_l_clipscore", {"precision": "bf16"}),
+    ):
         judges = {"other": JudgeConfig(target, {"backbone": str(student), **more})}
         with pytest.raises(ConfigError, match=r"judges.other.*term 'mine'.*encoder"):
             build_judges(judges, reward, [["a red circle"]])
@@ -326,7 +383,9 @@ def test_a_language_model_is_a_judge_of_the_monitor() -> None:
     references = [["a red circle"]]
     with endpoint(lambda body: (200, listing(Yes=0.75, No=0.25))) as options:
         judges = {"other": JudgeConfig("claims", {"endpoint": options})}
-        (judge,) = build_judges(judges, MixedReward({"cider": (build("rouge_l"), 1.0)}), references).values()
+        (judge,) = build_judges(
+            judges, MixedReward({"cider": (build("rouge_l"), 1.0)}), references
+        ).values()
         assert judge(None, ["a red circle"], references=references) == pytest.approx([0.75])
         reward = MixedReward({"mine": (build("claims", endpoint=options, score="precision"), 1.0)})
         with pytest.raises(ConfigError, match=r"judges.other.*term 'mine'"):
@@ -336,15 +395,21 @@ def test_a_language_model_is_a_judge_of_the_monitor() -> None:
 # the monitor
 
 CORPUS = [["a red circle"], ["two blue squares"]]
-ROWS = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", CORPUS, strict=True)]
+ROWS = [
+    Row(image_id=name, image=name, references=own) for name, own in zip("ab", CORPUS, strict=True)
+]
 SAME = ("a red circle", "two blue squares")
 
 
 def monitor(reward: MixedReward, judges: Sequence[str] = (), **options: Any) -> HackingMonitor:
-    return HackingMonitor(reward, {name: build(name) for name in judges}, reference_statistics(CORPUS), **options)
+    return HackingMonitor(
+        reward, {name: build(name) for name in judges}, reference_statistics(CORPUS), **options
+    )
 
 
-def inspected(watch: HackingMonitor, step: int, captions: Sequence[str] = SAME, **policy: float) -> Validation:
+def inspected(
+    watch: HackingMonitor, step: int, captions: Sequence[str] = SAME, **policy: float
+) -> Validation:
     return watch.inspect(step, ROWS, captions, [True, True], policy)[0]
 
 
@@ -364,7 +429,9 @@ def test_z_scored_terms_are_watched_in_units_of_their_spread_at_the_start() -> N
 def test_the_first_known_entropy_stands_for_the_start() -> None:
     watch = monitor(mixed("rouge_l"), thresholds=Thresholds(entropy=0.5))
     alarms = [inspected(watch, 0, ["a red circle", "a blue circle"]).metrics["hacking/alarm"]]
-    alarms += [inspected(watch, step, entropy=1.0 / step).metrics["hacking/alarm"] for step in (1, 2, 3)]
+    alarms += [
+        inspected(watch, step, entropy=1.0 / step).metrics["hacking/alarm"] for step in (1, 2, 3)
+    ]
     assert alarms == [0.0, 0.0, 0.0, 1.0]
     assert watch.notes["hacking"]["first_alarm"]["step"] == 3
 
@@ -387,12 +454,20 @@ COUNTED = [cider_of(corpus) for corpus in (CORPUS, CORPUS, [*CORPUS, ["a red dog
         [(mixed("cider"), {"mine": build(name)}) for name in ("rouge_l", "rouge_l", "bleu")],
         [(mixed("cider"), {}, split) for split in ("val", "val", "test")],
     ],
-    ids=["weights", "document frequencies", "document frequencies of a judge", "judges", "validation"],
+    ids=[
+        "weights",
+        "document frequencies",
+        "document frequencies of a judge",
+        "judges",
+        "validation",
+    ],
 )
 def test_rewards_and_judges_with_other_numbers_are_not_compared(runs: Any) -> None:
     notes: dict[str, Any] = {}
     for step, (reward, judges, *how) in enumerate(runs):
-        watch = HackingMonitor(reward, judges, reference_statistics(CORPUS), Thresholds(), False, *how, notes=notes)
+        watch = HackingMonitor(
+            reward, judges, reference_statistics(CORPUS), Thresholds(), False, *how, notes=notes
+        )
         said = "".join(inspected(watch, step).messages)
         assert ("compared with those of step 2 instead" in said) == bool(said) == (step == 2)
     assert notes["hacking"]["start"]["step"] == 2
@@ -450,18 +525,26 @@ def test_the_first_alarm_is_kept_and_every_alarm_stops() -> None:
     assert watch.notes["hacking"]["first_alarm"]["step"] == 2
     other = HackingMonitor(mixed("rouge_l"), {}, reference_statistics(CORPUS), notes=watch.notes)
     inspected(other, 4)
-    assert watch.notes["hacking"]["first_alarm"]["step"] == 2, "also after a comparison that starts anew"
+    assert watch.notes["hacking"]["first_alarm"]["step"] == 2, (
+        "also after a comparison that starts anew"
+    )
 
 
 def test_a_policy_that_collapsed_while_the_reward_stood_still_is_no_evidence() -> None:
     reward = MixedReward({"x": (Told("x", [1.0, 1.0], [1.0, 1.0], [1.5, 1.0]), 1.0)})
     watch = monitor(reward, thresholds=Thresholds(entropy=0.5))
-    alarms = [inspected(watch, step, entropy=1.0 / (1 + 9 * step)).metrics["hacking/alarm"] for step in range(3)]
+    alarms = [
+        inspected(watch, step, entropy=1.0 / (1 + 9 * step)).metrics["hacking/alarm"]
+        for step in range(3)
+    ]
     assert alarms == [0, 0, 1]
 
 
 def test_a_warning_comes_again_only_with_other_signs() -> None:
     watch = monitor(mixed("repetition", -1.0))
     captions = ["a red circle", *["circle circle circle"] * 2, *["of of of"] * 2]
-    said = [len(inspected(watch, step, [text, f"a blue {text}"]).messages) for step, text in enumerate(captions)]
+    said = [
+        len(inspected(watch, step, [text, f"a blue {text}"]).messages)
+        for step, text in enumerate(captions)
+    ]
     assert said == [0, 1, 0, 1, 0]

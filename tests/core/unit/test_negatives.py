@@ -24,7 +24,11 @@ from rl_caption.data.scenes.oracle import claims, oracle
 from rl_caption.reward_models.batch import sampled_sentences
 from rl_caption.reward_models.negatives import hard_negatives
 
-CAPTIONS = ["Two brown dogs run in front of a small boy.", "a red ball under an old tree", "people near a black cat"]
+CAPTIONS = [
+    "Two brown dogs run in front of a small boy.",
+    "a red ball under an old tree",
+    "people near a black cat",
+]
 
 
 def edits(kind: str, caption: str, draws: int = 60) -> set[str | None]:
@@ -36,7 +40,11 @@ def edits(kind: str, caption: str, draws: int = 60) -> set[str | None]:
 def test_rules_by_hand() -> None:
     for kind, caption, expected in (
         ("replace_object", "a cat sleeps", {"a boy sleeps", "a ball sleeps", "a tree sleeps"}),
-        ("replace_attribute", "a red ball", {"a brown ball", "a small ball", "an old ball", "a black ball"}),
+        (
+            "replace_attribute",
+            "a red ball",
+            {"a brown ball", "a small ball", "an old ball", "a black ball"},
+        ),
         ("replace_relation", "A dog in front of a tree", {"A dog behind a tree"}),
         ("replace_relation", "a dog left of a cat", {"a dog right of a cat"}),
         ("replace_relation", "a dog sleeps", {None}),
@@ -45,7 +53,11 @@ def test_rules_by_hand() -> None:
         ("swap_attribute", "a red ball near a small tree", {"a small ball near a red tree"}),
         ("swap_attribute", "a black and white dog", {None}),
         ("add_attribute", "a red ball", {None}),
-        ("shuffle_trigrams", "a dog runs on the beach.", {"a dog runs on the beach", "on the beach a dog runs"}),
+        (
+            "shuffle_trigrams",
+            "a dog runs on the beach.",
+            {"a dog runs on the beach", "on the beach a dog runs"},
+        ),
     ):
         assert edits(kind, caption) == expected, kind
 
@@ -53,7 +65,8 @@ def test_rules_by_hand() -> None:
 def test_counts_articles_and_plurals() -> None:
     assert tag_words("") == Tagged((), ())
     assert edits("replace_count", "Two dogs") == {
-        f"{number} dogs" for number in ("Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
+        f"{number} dogs"
+        for number in ("Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
     }
     assert edits("replace_count", "one dog") == {None}
     assert edits("replace_object", "three cats sit") == {"three dogs sit", "three people sit"}
@@ -98,13 +111,20 @@ def test_negatives_of_scenes_are_false_and_of_the_kinds_asked_for() -> None:
 
 def test_negatives_and_positives_of_the_data(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    item = {"image": "a.png", "references": ["a dog", "one dog"], "negatives": [["a cat", "a cow"], []]}
+    item = {
+        "image": "a.png",
+        "references": ["a dog", "one dog"],
+        "negatives": [["a cat", "a cow"], []],
+    }
     file.write_text(json.dumps(item | {"positive_captions": ["one dog", "some dog"]}))
     row = JsonLinesData(file).split("train")[0]
     found = ColumnNegatives()(row, "a dog", np.random.default_rng(0))
     assert sorted(found) == [("data", "a cat"), ("data", "a cow")]
     assert ColumnNegatives()(row, "one dog", np.random.default_rng(0)) == []
-    assert sorted(ColumnPositives()(row, "a dog", np.random.default_rng(0))) == ["one dog", "some dog"]
+    assert sorted(ColumnPositives()(row, "a dog", np.random.default_rng(0))) == [
+        "one dog",
+        "some dog",
+    ]
     with pytest.raises(DataError, match="'a cat'"):
         ColumnNegatives()(row, "a cat", np.random.default_rng(0))
     del row["positive_captions"]
@@ -124,9 +144,14 @@ def test_paraphrases_of_scenes_say_the_same_in_other_words() -> None:
         assert found == ScenePositives()(row, caption, np.random.default_rng(0))
         assert caption not in found
         for text in found:
-            told = [{claim.fact for claim in claims(each, row["scene"])} for each in (text, caption)]
+            told = [
+                {claim.fact for claim in claims(each, row["scene"])} for each in (text, caption)
+            ]
             assert told[0] == told[1]
-            assert (oracle(text, row["scene"]).precision, oracle(text, row["scene"]).unparsed) == (1, 0)
+            assert (oracle(text, row["scene"]).precision, oracle(text, row["scene"]).unparsed) == (
+                1,
+                0,
+            )
             turned += "left" in caption and "right" in text and "right" not in caption
     assert turned > 5
     with pytest.raises(DataError, match="image '7'"):

@@ -29,7 +29,14 @@ from rl_caption.scst.objectives import (
 )
 from rl_caption.scst.rollout import sample_captions
 from tests.captioners_for_tests import tiny_captioner
-from tests.steps_for_tests import WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task
+from tests.steps_for_tests import (
+    WordCount,
+    assert_equal_gradients,
+    batches_of,
+    gradient,
+    norm,
+    scst_task,
+)
 
 
 @pytest.mark.parametrize("rows", [2, 100])
@@ -63,7 +70,10 @@ def test_logits_far_from_zero_lose_no_digits():
 def test_tokens_may_share_a_row_of_logits(monkeypatch):
     monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 2 * 7)
     logits = (5 * torch.randn(5, 7, dtype=torch.float64)).requires_grad_()
-    ids, place = torch.tensor([3, 3, 6, 0, 1, 2]), torch.tensor([4, 4, 4, 0, 2, 2])  # row 1 is nobody's
+    ids, place = (
+        torch.tensor([3, 3, 6, 0, 1, 2]),
+        torch.tensor([4, 4, 4, 0, 2, 2]),
+    )  # row 1 is nobody's
     assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids, 1.7, place), logits)
     found, entropy = token_logprobs_and_entropy(logits, ids, 1.7, place)
     own, own_entropy = token_logprobs_and_entropy(logits[place], ids, 1.7)
@@ -80,11 +90,17 @@ def test_k3_and_the_gradient_of_k2_are_unbiased():
     logprobs = logits.log_softmax(-1)
     probabilities = logprobs.exp().detach()
     kl = (logprobs.exp() * (logprobs - reference)).sum()
-    assert (probabilities * kl_to_reference(logprobs, reference)).sum().item() == pytest.approx(kl.item(), rel=1e-9)
+    assert (probabilities * kl_to_reference(logprobs, reference)).sum().item() == pytest.approx(
+        kl.item(), rel=1e-9
+    )
     exact = torch.autograd.grad(kl, logits, retain_graph=True)[0]
-    estimate = torch.autograd.grad((probabilities * kl_penalty(logprobs, reference)).sum(), logits)[0]
+    estimate = torch.autograd.grad((probabilities * kl_penalty(logprobs, reference)).sum(), logits)[
+        0
+    ]
     assert torch.allclose(exact, estimate, atol=1e-12)
-    assert torch.autograd.grad(kl_penalty(logprobs, reference).sum(), parameter, allow_unused=True) == (None,)
+    assert torch.autograd.grad(
+        kl_penalty(logprobs, reference).sum(), parameter, allow_unused=True
+    ) == (None,)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -98,7 +114,9 @@ def test_cross_entropy_equals_torch_on_the_allowed_tokens(smoothing):
     expected = torch.nn.functional.cross_entropy(
         logits[..., 3:][mask], ids[mask] - 3, label_smoothing=smoothing, reduction="sum"
     )
-    assert float(cross_entropy_sum(forbidden, ids, mask, smoothing)) == pytest.approx(float(expected), rel=1e-5)
+    assert float(cross_entropy_sum(forbidden, ids, mask, smoothing)) == pytest.approx(
+        float(expected), rel=1e-5
+    )
 
 
 REWARDS = torch.tensor([[1.0, 2.0, 6.0], [0.5, 0.5, 0.5]])
@@ -110,7 +128,11 @@ REWARDS = torch.tensor([[1.0, 2.0, 6.0], [0.5, 0.5, 0.5]])
         ("greedy", [-1.0, 0.0, 4.0], [0.25, 0.25, 0.25]),
         ("leave_one_out", [1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2], [0.0] * 3),
         ("mean", [-2.0, -1.0, 3.0], [0.0] * 3),
-        ("group_norm", [x / (7**0.5 + 1e-4) for x in (-2.0, -1.0, 3.0)], [0.0] * 3),  # variance 14 / 2
+        (
+            "group_norm",
+            [x / (7**0.5 + 1e-4) for x in (-2.0, -1.0, 3.0)],
+            [0.0] * 3,
+        ),  # variance 14 / 2
         ("none", [1.0, 2.0, 6.0], [0.5] * 3),
     ],
 )
@@ -145,21 +167,38 @@ def test_the_clipped_surrogate_and_its_gradient_equal_a_loop(reduction, kl_coef)
     logprobs = (old + 0.5 * torch.randn(2, 2, 3, dtype=torch.float64) * mask).requires_grad_()
     advantages = torch.tensor([[0.7, -0.7], [-1.5, 1.5]])
     objective = PpoClip(reduction, kl_coef, clip_low=0.1, clip_high=0.3)
-    total, count, metrics = objective(logprobs, old, old - 0.1 * mask, mask, Scores(advantages, None), advantages)
+    total, count, metrics = objective(
+        logprobs, old, old - 0.1 * mask, mask, Scores(advantages, None), advantages
+    )
     (found,) = torch.autograd.grad((total / count).sum(), logprobs)
-    surrogate, penalty, clipped, ratios, kl, expected = 0.0, 0.0, 0, 0.0, 0.0, torch.zeros_like(found)
+    surrogate, penalty, clipped, ratios, kl, expected = (
+        0.0,
+        0.0,
+        0,
+        0.0,
+        0.0,
+        torch.zeros_like(found),
+    )
     denominator = 9 if reduction == "token" else 4
     for place in mask.nonzero().tolist():
         image, sample, _ = place
         log_ratio = float(logprobs.detach()[tuple(place)] - old[tuple(place)])
-        ratio, advantage, drift = math.exp(log_ratio), float(advantages[image, sample]), log_ratio + 0.1
+        ratio, advantage, drift = (
+            math.exp(log_ratio),
+            float(advantages[image, sample]),
+            log_ratio + 0.1,
+        )
         stopped = (advantage > 0 and ratio > 1.3) or (advantage < 0 and ratio < 0.9)
         surrogate -= advantage * (min(max(ratio, 0.9), 1.3) if stopped else ratio)
         penalty += kl_coef * 0.5 * drift**2
-        expected[tuple(place)] = (0 if stopped else -advantage * ratio / denominator) + kl_coef * drift / 9
+        expected[tuple(place)] = (
+            0 if stopped else -advantage * ratio / denominator
+        ) + kl_coef * drift / 9
         clipped, ratios, kl = clipped + stopped, ratios + ratio, kl + ratio - 1 - log_ratio
     assert 0 < clipped < 9, "some tokens are clipped, some are not"
-    assert float((total.detach() / count).sum()) == pytest.approx(surrogate / denominator + penalty / 9, rel=1e-6)
+    assert float((total.detach() / count).sum()) == pytest.approx(
+        surrogate / denominator + penalty / 9, rel=1e-6
+    )
     assert torch.allclose(found, expected, rtol=1e-6)
     logged = {name: float(value / number) for name, (value, number) in metrics.items()}
     assert logged.pop("loss/policy") == pytest.approx(surrogate / denominator, rel=1e-6)
@@ -171,7 +210,9 @@ def test_the_clipped_surrogate_and_its_gradient_equal_a_loop(reduction, kl_coef)
 
 
 STRUCTURED = ("seq_nll", "risk", "max_margin", "multi_margin", "softmax_margin")
-OF_THREE = torch.tensor([[0.2, 0.9, 0.5], [0.4, 0.4, 0.4], [1.5, 0.1, 1.5]])  # of the second image all equal
+OF_THREE = torch.tensor(
+    [[0.2, 0.9, 0.5], [0.4, 0.4, 0.4], [1.5, 0.1, 1.5]]
+)  # of the second image all equal
 
 
 def parts(rewards=OF_THREE):
@@ -181,7 +222,14 @@ def parts(rewards=OF_THREE):
     mask = torch.arange(4) < lengths.unsqueeze(-1)
     logprobs = (-torch.rand(3, 3, 4, dtype=torch.float64) * mask).requires_grad_()
     reference = -torch.rand(3, 3, 4, dtype=torch.float64) * mask
-    return logprobs, logprobs.detach(), reference, mask, Scores(rewards.double(), None), torch.zeros(3, 3)
+    return (
+        logprobs,
+        logprobs.detach(),
+        reference,
+        mask,
+        Scores(rewards.double(), None),
+        torch.zeros(3, 3),
+    )
 
 
 def gradient_of(objective, arguments):
@@ -196,7 +244,9 @@ def test_dico_by_hand():
     reference = torch.tensor([[[-2.0, -1.0], [-2.0, 0.0], [-2.0, 0.0]]])
     mask = torch.tensor([[[True, True], [True, False], [True, False]]])
     objective = build_objective("dico", {"beta": 0.5, "temperature": 0.3})
-    total, count, metrics = objective(logprobs, logprobs, reference, mask, Scores(rewards, None), rewards)
+    total, count, metrics = objective(
+        logprobs, logprobs, reference, mask, Scores(rewards, None), rewards
+    )
     assert float(metrics["dico/margin"][0]) == pytest.approx(0.5 * (1 + 0.75), rel=1e-5)
     assert float(metrics["dico/accuracy"][0]) == 1
     assert float(total.detach()) == pytest.approx(math.log(1 + math.exp(-0.875)), rel=1e-5)
@@ -221,19 +271,30 @@ def test_dico_by_hand():
 )
 def test_structured_losses_by_hand(name, expected):
     """Scores ln 0.3, ln 0.2, ln 0.5, spread over captions of other lengths; the first is the best."""
-    probabilities, mask = (0.3, 0.2, 0.5), torch.tensor([[[1, 1, 1], [1, 0, 0], [1, 1, 0]]], dtype=torch.bool)
+    probabilities, mask = (
+        (0.3, 0.2, 0.5),
+        torch.tensor([[[1, 1, 1], [1, 0, 0], [1, 1, 0]]], dtype=torch.bool),
+    )
     logprobs = torch.tensor(probabilities).log().view(1, 3, 1) * mask
     logprobs[0, 0] += torch.tensor([0.1, -0.3, 0.2])  # only the mean over a caption counts
     scores = Scores(torch.tensor([[3.0, 2.9, 2.0]]), None)
-    total, count, metrics = build_objective(name, {})(logprobs, logprobs, None, mask, scores, scores.samples)
+    total, count, metrics = build_objective(name, {})(
+        logprobs, logprobs, None, mask, scores, scores.samples
+    )
     assert float(total.detach()) == pytest.approx(expected, rel=1e-5)
-    assert [float(value) for value in metrics["loss/policy"]] == [float(total), int(count)] == [float(total), 1]
+    assert (
+        [float(value) for value in metrics["loss/policy"]]
+        == [float(total), int(count)]
+        == [float(total), 1]
+    )
 
 
 def test_max_margin_is_that_of_the_likeliest_sample_not_of_the_worst():
     logprobs, mask = torch.tensor([[[-2.0], [-1.0], [-3.0]]]), torch.ones(1, 3, 1, dtype=torch.bool)
     scores = Scores(torch.tensor([[1.0, 0.75, 0.0]]), None)
-    total, count, _ = build_objective("max_margin", {})(logprobs, logprobs, None, mask, scores, scores.samples)
+    total, count, _ = build_objective("max_margin", {})(
+        logprobs, logprobs, None, mask, scores, scores.samples
+    )
     assert (float(total), int(count)) == (0.25 + 2.0 - 1.0, 1)
 
 
@@ -241,7 +302,9 @@ def test_max_margin_is_that_of_the_likeliest_sample_not_of_the_worst():
 def test_a_constant_added_to_the_rewards_of_an_image_changes_nothing(name):
     objective = build_objective(name, {"temperature": 0.5} if name == "dico" else {})
     shifts = torch.tensor([[3.0], [-1.0], [0.5]])
-    plain, shifted = (gradient_of(objective, parts(rewards=rewards)) for rewards in (OF_THREE, OF_THREE + shifts))
+    plain, shifted = (
+        gradient_of(objective, parts(rewards=rewards)) for rewards in (OF_THREE, OF_THREE + shifts)
+    )
     assert torch.allclose(plain, shifted, atol=1e-5)
     assert plain.abs().sum() > 0
 
@@ -263,7 +326,9 @@ def test_candidates_of_beam_search_are_the_rollout_whatever_the_split():
     task = scst_task(captioner, objective=Dico(), decoding=beams, ref_policy=start)
     whole = gradient(captioner, task, batches_of(captioner, 4, 4))
     found = captioner.generate(captioner.policy, batches_of(captioner, 4, 4)[0].inputs, beams)
-    assert [record["samples"] for record in task.samples] == [captioner.decode(ids) for ids in found]
+    assert [record["samples"] for record in task.samples] == [
+        captioner.decode(ids) for ids in found
+    ]
     assert norm(whole) > 0
     assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 4, 2)))
 
@@ -282,12 +347,18 @@ def test_an_image_with_fewer_captions_than_beams_is_named():
     [
         ({}, {}, "train.objective reinforce"),
         ({}, {"objective": "dico", "advantage": "greedy"}, "no greedy captions are decoded"),
-        ({"temperature": 0.5}, {"objective": "dico"}, "rollout.temperature is 0.5: it is for samples"),
+        (
+            {"temperature": 0.5},
+            {"objective": "dico"},
+            "rollout.temperature is 0.5: it is for samples",
+        ),
     ],
 )
 def test_what_beam_search_does_not_go_with_is_refused(rollout, train, part):
     with pytest.raises(ConfigError) as refused, section_errors("rollout" if rollout else ""):
-        ScstConfig(rollout=RolloutConfig(beam_search=True, **rollout), train=ScstTrainConfig(**train))
+        ScstConfig(
+            rollout=RolloutConfig(beam_search=True, **rollout), train=ScstTrainConfig(**train)
+        )
     assert part in str(refused.value)
 
 
@@ -326,7 +397,9 @@ def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(tmp
             section, _, name = key.partition(".")
             if name:
                 setattr(getattr(config, section), name, value)
-        objective = build_objective(config.train.objective, config.train.objective_kwargs, kl_coef=config.train.kl_coef)
+        objective = build_objective(
+            config.train.objective, config.train.objective_kwargs, kl_coef=config.train.kl_coef
+        )
         reward = MixedReward({"words": (WordCount(), change.get("weight", 1.0))})
         signatures.append(scst_signature(reward, [], config, objective))
     assert len(set(signatures)) == len(changes), signatures
@@ -340,9 +413,13 @@ def signature_of(folder, **train):
     return scst_signature(MixedReward({"words": (WordCount(), 1.0)}), [], config, objective)
 
 
-def test_the_signature_tells_beams_from_samples_and_names_the_start_that_an_objective_compares_with(tmp_path):
+def test_the_signature_tells_beams_from_samples_and_names_the_start_that_an_objective_compares_with(
+    tmp_path,
+):
     """DiCO reads the starting policy with no KL penalty: other weights there are another run."""
     (tmp_path / "model.safetensors").write_bytes(b"start")
     assert signature_of(tmp_path, objective="risk").endswith("+average[nspi5]+risk")
     start = hashlib.sha256(b"start").hexdigest()[:8]
-    assert signature_of(tmp_path, objective="dico", beam_search=True).endswith(f"[nspi5,beam]+dico+ref[{start}]")
+    assert signature_of(tmp_path, objective="dico", beam_search=True).endswith(
+        f"[nspi5,beam]+dico+ref[{start}]"
+    )

@@ -44,7 +44,11 @@ def test_a_field_of_another_type_choice_or_range_is_named(field: str, value: Any
 def test_arguments_are_checked_alike() -> None:
     check_values(Count | None, distractors=None, k=3)
     check_values(Annotated[float, Range(above=0)], w=np.float32(2.5))
-    for annotation, value in ((Count, 0), (Pool, "sum"), (Annotated[float, Range(above=0)], float("inf"))):
+    for annotation, value in (
+        (Count, 0),
+        (Pool, "sum"),
+        (Annotated[float, Range(above=0)], float("inf")),
+    ):
         with pytest.raises(ValueError, match=r"^w is "):
             check_values(annotation, w=value)
 
@@ -62,7 +66,16 @@ def test_null_is_taken_off_one_alternative_alone() -> None:
 
 def test_targets_are_found_in_a_table_or_a_module_and_others_are_named() -> None:
     table = {"cider": "rewards.text.cider:CiderD"}
-    assert load_target("cider", "reward", table) is load_target("rewards.text.cider:CiderD", "reward", table)
-    for name in ("cidr", "no_such_module:A", "rewards.text.cider:Missing", ":A", "rewards.text.cider:", ".cider:A"):
+    assert load_target("cider", "reward", table) is load_target(
+        "rewards.text.cider:CiderD", "reward", table
+    )
+    for name in (
+        "cidr",
+        "no_such_module:A",
+        "rewards.text.cider:Missing",
+        ":A",
+        "rewards.text.cider:",
+        ".cider:A",
+    ):
         with pytest.raises(KeyError, match=rf"reward is '{name}'"):
             load_target(name, "reward", table, error=KeyError)

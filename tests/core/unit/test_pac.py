@@ -21,7 +21,14 @@ from rl_caption.config.build import ConfigError
 from rl_caption.config.schema import RewardTerm, ScstConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.programs.train import check_weights_early
-from tests.clip_for_tests import ARCHITECTURE, TINY, low_rank_weights, noise_image, tiny_checkpoint, weights
+from tests.clip_for_tests import (
+    ARCHITECTURE,
+    TINY,
+    low_rank_weights,
+    noise_image,
+    tiny_checkpoint,
+    weights,
+)
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 CAPTIONS = ["a cat", "two dogs play", "a red bus"]
@@ -60,14 +67,18 @@ class ByHand:
     def __init__(self, state: dict[str, Tensor], tag: str = "openai", mlp: str = "ignored") -> None:
         merged = {key: value.double() for key, value in state.items() if "lora_" not in key}
         for key, weight in merged.items():
-            factor = (f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")) + "lora_"
+            factor = (
+                f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")
+            ) + "lora_"
             if f"{factor}A" in state and (".mlp." not in key or mlp == "added"):
                 product = state[f"{factor}B"].double() @ state[f"{factor}A"].double()
                 merged[key] = weight + 0.25 * product.reshape(weight.shape)
         model = open_clip.CLIP(**TINY, quick_gelu=tag == "openai")  # type: ignore[arg-type]
         self.model = model.double().requires_grad_(False).eval()
         self.model.load_state_dict(merged)
-        self.transform = open_clip.image_transform(32, is_train=False, mean=MEANS[tag], std=STDS[tag])
+        self.transform = open_clip.image_transform(
+            32, is_train=False, mean=MEANS[tag], std=STDS[tag]
+        )
 
     def image(self, image: Any) -> Tensor:
         return self.model.encode_image(self.transform(image)[None].double(), normalize=True)[0]
@@ -83,15 +94,28 @@ def embeddings(backbone: Any) -> Tensor:
     return torch.cat([backbone.encode_images(IMAGES), backbone.encode_texts(CAPTIONS)]).double()
 
 
-@pytest.mark.parametrize(("tag", "layouts"), [("openai", LAYOUTS), ("laion2b_s32b_b82k", LAYOUTS[:1])])
-def test_embeddings_of_a_checkpoint_equal_those_by_hand(folder: Path, tag: str, layouts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("tag", "layouts"), [("openai", LAYOUTS), ("laion2b_s32b_b82k", LAYOUTS[:1])]
+)
+def test_embeddings_of_a_checkpoint_equal_those_by_hand(
+    folder: Path, tag: str, layouts: tuple[str, ...]
+) -> None:
     state = {key: value.half().float() for key, value in weights().items()}
-    text = ("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection")
+    text = (
+        "transformer.",
+        "token_embedding.",
+        "positional_embedding",
+        "ln_final.",
+        "text_projection",
+    )
     stored = {
         "openai": state,
-        "open_clip": {f"text.{key}" if key.startswith(text) else key: value for key, value in state.items()},
+        "open_clip": {
+            f"text.{key}" if key.startswith(text) else key: value for key, value in state.items()
+        },
         "module": {f"module.{key}": value for key, value in state.items()},
-        "archive": state | {"input_resolution": torch.tensor(32), "context_length": torch.tensor(77)},
+        "archive": state
+        | {"input_resolution": torch.tensor(32), "context_length": torch.tensor(77)},
         "half": {key: value.half() for key, value in state.items()},
     }
     expected = ByHand(state, tag).embeddings()
@@ -107,7 +131,10 @@ def test_the_score_has_the_prefix_of_clipscore_and_twice_the_cosine(folder: Path
         "tuned_from": "openai",
     }
     by_hand = ByHand(weights())
-    cosines = [by_hand.text(PREFIX + text) @ by_hand.image(image) for text, image in zip(CAPTIONS, IMAGES, strict=True)]
+    cosines = [
+        by_hand.text(PREFIX + text) @ by_hand.image(image)
+        for text, image in zip(CAPTIONS, IMAGES, strict=True)
+    ]
     assert min(cosines) > 0, "a row that scores 0 shows nothing"
     assert PacScore(**arguments)(None, CAPTIONS, image=IMAGES) == pytest.approx(
         [2 * float(c) for c in cosines], abs=2e-6
@@ -118,17 +145,26 @@ def test_the_score_has_the_prefix_of_clipscore_and_twice_the_cosine(folder: Path
 def test_low_rank_updates_equal_those_added_by_hand(folder: Path, mlp: Any) -> None:
     state, given = low_rank_weights(), {} if mlp == "ignored" else {"mlp_deltas": mlp}
     block = "visual.transformer.resblocks.0"
-    factors = {"visual.conv1.lora_A", f"{IN_PROJ}_lora_B", f"{block}.attn.out_proj.lora_A", f"{block}.mlp.c_fc.lora_A"}
+    factors = {
+        "visual.conv1.lora_A",
+        f"{IN_PROJ}_lora_B",
+        f"{block}.attn.out_proj.lora_A",
+        f"{block}.mlp.c_fc.lora_A",
+    }
     assert factors < state.keys()
     backbone = backbone_of(state, folder / "low_rank.pth", **given)
     assert f"tuned from openai,MLP deltas {mlp}" in backbone.signature
     found = embeddings(backbone)
     assert torch.allclose(found, ByHand(state, mlp=mlp).embeddings(), atol=2e-6)
-    assert ((found - ByHand(weights()).embeddings()).abs().amax(dim=1) > 1e-2).all(), "every row is another one"
+    assert ((found - ByHand(weights()).embeddings()).abs().amax(dim=1) > 1e-2).all(), (
+        "every row is another one"
+    )
 
 
 def test_the_scale_of_an_update_is_one_over_its_rank() -> None:
-    linear = low_rank_delta(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[2.0, 0.0]]), (1, 2))
+    linear = low_rank_delta(
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[2.0, 0.0]]), (1, 2)
+    )
     assert linear.tolist() == [[1.0, 2.0]]
     kernel = low_rank_delta(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.eye(2), (1, 1, 2, 2))
     assert kernel.tolist() == [[[[1.0, 2.0], [0.0, 1.0]]]]
@@ -139,14 +175,24 @@ def test_files_that_do_not_fit_are_named(folder: Path) -> None:
         ({"ln_final.bias": None}, r"broken\.pth.*1 missing: ln_final\.bias"),
         ({"visual.head": torch.zeros(2)}, r"1 unexpected: visual\.head"),
         ({"visual.proj": torch.zeros(3)}, r"visual\.proj has \[3\], not \[64, 16\]"),
-        ({"visual.proj": torch.full((64, 16), torch.nan)}, r"broken\.pth: visual\.proj has 1024 of 1024"),
+        (
+            {"visual.proj": torch.full((64, 16), torch.nan)},
+            r"broken\.pth: visual\.proj has 1024 of 1024",
+        ),
         ({f"{IN_PROJ}_lora_B": None}, rf"{IN_PROJ}: its lora_B is missing"),
         ({"visual.conv1.weight": None}, r"visual\.conv1\.weight"),
-        ({f"{IN_PROJ}_lora_A": torch.zeros(4, 9)}, r"A is \[4, 9\] and B \[192, 4\]: .*\[n, 64\] and \[192, n\]$"),
+        (
+            {f"{IN_PROJ}_lora_A": torch.zeros(4, 9)},
+            r"A is \[4, 9\] and B \[192, 4\]: .*\[n, 64\] and \[192, n\]$",
+        ),
         ({"epoch": Path("x")}, r"broken\.pth"),
     ]
     for change, message in changes:
-        state = {name: value for name, value in (low_rank_weights() | change).items() if value is not None}
+        state = {
+            name: value
+            for name, value in (low_rank_weights() | change).items()
+            if value is not None
+        }
         with pytest.raises(ValueError, match=message):
             backbone_of(state, folder / "broken.pth")
 
@@ -158,10 +204,21 @@ def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path:
         ({"backbone": "ViT-B-32", "pretrained": "no/such.pth"}, "'no/such.pth'"),
         ({"backbone": ARCHITECTURE, "pretrained": path}, r"mine\.pth.*'tuned_from'"),
         ({"tuned_from": "openai", "pretrained": path}, r"mine\.pth.*'backbone'"),
-        ({"backbone": ARCHITECTURE, "pretrained": path, "tuned_from": "opnai"}, r"'opnai'.*\(openai, .*laion2b_s32b"),
+        (
+            {"backbone": ARCHITECTURE, "pretrained": path, "tuned_from": "opnai"},
+            r"'opnai'.*\(openai, .*laion2b_s32b",
+        ),
         ({"backbone": XLM, "pretrained": path, "tuned_from": "laion5b_s13b_b90k"}, f"{XLM} has"),
         ({"backbone": str(tmp_path), "tuned_from": "openai"}, "'pretrained'"),
-        ({"backbone": ARCHITECTURE, "pretrained": path, "tuned_from": "openai", "mlp_deltas": "merged"}, "'merged'"),
+        (
+            {
+                "backbone": ARCHITECTURE,
+                "pretrained": path,
+                "tuned_from": "openai",
+                "mlp_deltas": "merged",
+            },
+            "'merged'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             RefPacScore(**arguments)  # type: ignore[arg-type]
@@ -169,11 +226,15 @@ def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path:
 
 def test_released_files_are_known_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (architecture, tag) in RELEASED.items():
-        assert open_clip.get_pretrained_cfg(architecture, tag), f"{name}: open_clip has no {architecture} of {tag}"
+        assert open_clip.get_pretrained_cfg(architecture, tag), (
+            f"{name}: open_clip has no {architecture} of {tag}"
+        )
     monkeypatch.setitem(RELEASED, "clip_ViT-B-32.pth", (ARCHITECTURE, "openai"))
     path = saved(weights(), folder / "clip_ViT-B-32.pth")
     reward = PacScore(pretrained=path)
-    assert torch.allclose(embeddings(reward.backbone.encoder), ByHand(weights()).embeddings(), atol=2e-6)
+    assert torch.allclose(
+        embeddings(reward.backbone.encoder), ByHand(weights()).embeddings(), atol=2e-6
+    )
     assert reward.signature == (
         f"pac_s[{ARCHITECTURE}/clip_ViT-B-32.pth,{reward.backbone.encoder.fingerprint[:12]},"
         "fp32,tuned from openai,prefix='A photo depicts ',w2]"
@@ -184,7 +245,9 @@ def test_released_files_are_known_by_name(folder: Path, monkeypatch: pytest.Monk
     )
 
 
-def test_a_released_file_is_known_to_every_score(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_released_file_is_known_to_every_score(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The architecture alone would run it with GELU and CLIP's mean: other numbers, and nothing would say so."""
     monkeypatch.setitem(RELEASED, "released.pth", (ARCHITECTURE, "laion2b_s32b_b82k"))
     path = saved(weights(), folder / "released.pth")
@@ -194,12 +257,16 @@ def test_a_released_file_is_known_to_every_score(folder: Path, monkeypatch: pyte
     assert "tuned from laion2b_s32b_b82k" in found.signature
 
 
-def test_what_is_taken_for_a_plain_file_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_taken_for_a_plain_file_is_said(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = saved(weights(), folder / "plain.pth")
     with caplog.at_level(logging.INFO, "rewards"):
         load_frozen_encoder(ARCHITECTURE, path)
         load_frozen_encoder(ARCHITECTURE, path, tuned_from="openai")
-    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("rewards")]
+    (line,) = [
+        record.getMessage() for record in caplog.records if record.name.startswith("rewards")
+    ]
     assert all(part in line for part in ("plain.pth", "GELU", "0.4814"))
 
 

@@ -25,8 +25,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def by_hand(folder: Path, text: str, end: bool) -> float:
     """Mean of ln p of each token, by one pass of the model for each."""
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
-    ids = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"], *([tokenizer.eos_token_id] if end else [])]
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoModelForCausalLM.from_pretrained(folder).eval(),
+    )
+    ids = [
+        tokenizer.bos_token_id,
+        *tokenizer(text)["input_ids"],
+        *([tokenizer.eos_token_id] if end else []),
+    ]
     values = []
     for position in range(1, len(ids)):
         with torch.no_grad():
@@ -40,7 +47,9 @@ def test_scores_are_mean_log_probabilities(folder: Path, batch_size: int) -> Non
     reward = Perplexity(str(folder), floor=-50.0, batch_size=batch_size)
     finished = [True, False, True, True]
     found = reward(None, TEXTS, finished=finished)
-    assert found == pytest.approx([by_hand(folder, *row) for row in zip(TEXTS, finished, strict=True)], abs=1e-5)
+    assert found == pytest.approx(
+        [by_hand(folder, *row) for row in zip(TEXTS, finished, strict=True)], abs=1e-5
+    )
     without = Perplexity(str(folder), floor=-50.0, eos=False)(None, TEXTS, finished=finished)
     assert without[1] == pytest.approx(found[1], abs=1e-5)
     assert without[0] == pytest.approx(by_hand(folder, TEXTS[0], False), abs=1e-5)
@@ -52,7 +61,9 @@ def test_log_likelihoods_are_sums_over_tokens(folder: Path) -> None:
     reward = Perplexity(str(folder), floor=-1.0)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     counts = [len(tokenizer(text)["input_ids"]) + 1 for text in TEXTS]
-    expected = [count * by_hand(folder, text, True) for count, text in zip(counts, TEXTS, strict=True)]
+    expected = [
+        count * by_hand(folder, text, True) for count, text in zip(counts, TEXTS, strict=True)
+    ]
     assert reward.log_likelihoods(TEXTS) == pytest.approx(expected, abs=1e-4)
     without = Perplexity(str(folder), eos=False)
     assert without.log_likelihoods(["", "a"])[0] == 0.0
@@ -64,7 +75,9 @@ def test_scores_are_clamped_and_long_captions_cut(folder: Path) -> None:
     floor = sorted(free(None, TEXTS))[1]
     reward = build("perplexity", model=str(folder), floor=floor)
     assert reward.bounds == (floor, 0.0)
-    assert reward(None, TEXTS) == pytest.approx([max(floor, score) for score in free(None, TEXTS)], abs=1e-5)
+    assert reward(None, TEXTS) == pytest.approx(
+        [max(floor, score) for score in free(None, TEXTS)], abs=1e-5
+    )
     assert reward(None, []) == []
     longest = AutoModelForCausalLM.from_pretrained(folder).config.max_position_embeddings
     long, longer = free(None, ["a " * longest, "a " * (longest + 40)])

@@ -39,13 +39,24 @@ def change(downloads: Path, edit: Callable[[Any], Any]) -> None:
 
 
 def stamps(folder: Path) -> dict[str, int]:
-    return {str(path): path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "prepared.json"}
+    return {
+        str(path): path.stat().st_mtime_ns
+        for path in folder.iterdir()
+        if path.name != "prepared.json"
+    }
 
 
-def test_everything_at_once_and_a_second_time_nothing(downloads: Path, tmp_path: Path, capsys: Any) -> None:
+def test_everything_at_once_and_a_second_time_nothing(
+    downloads: Path, tmp_path: Path, capsys: Any
+) -> None:
     out = tmp_path / "coco"
     images, features = write_photos(tmp_path / "photos"), write_features(tmp_path / "regions", 8)
-    options: dict[str, Any] = {"images": images, "features": features, "features_kwargs": {"dim": 8}, "df": True}
+    options: dict[str, Any] = {
+        "images": images,
+        "features": features,
+        "features_kwargs": {"dim": 8},
+        "df": True,
+    }
     summary = prepare(out, downloads, **options)
     assert summary["images"] == {"train": 10, "val": 4, "test": 4}
     assert summary["captions"] == {"train": 50, "val": 20, "test": 20}
@@ -59,9 +70,16 @@ def test_everything_at_once_and_a_second_time_nothing(downloads: Path, tmp_path:
     assert (row["image_id"], row["references"]) == ("109", captions_of(9))
     assert Path(str(row["image"])).is_file()
     found = row["features"].load(13)  # sizes of the images come from the official annotations
-    np.testing.assert_allclose(found[0, 8:], [1 / 32, 2 / 24, 20 / 32, 22 / 24, 19 * 20 / (32 * 24)], rtol=1e-6)
+    np.testing.assert_allclose(
+        found[0, 8:], [1 / 32, 2 / 24, 20 / 32, 22 / 24, 19 * 20 / (32 * 24)], rtol=1e-6
+    )
 
-    for damaged in ("[]", "7", "{", "[" * 100_000):  # of the file by which a second run knows what is there
+    for damaged in (
+        "[]",
+        "7",
+        "{",
+        "[" * 100_000,
+    ):  # of the file by which a second run knows what is there
         (out / "prepared.json").write_text(damaged)
         assert prepare(out, downloads, **options) == summary
 
@@ -79,7 +97,9 @@ def test_everything_at_once_and_a_second_time_nothing(downloads: Path, tmp_path:
 
     before = stamps(out)
     assert prepare(out, downloads, **options) == summary
-    assert prepare(out, downloads, features_kwargs={"dim": 8}, df=True) == summary, "what is there is checked"
+    assert prepare(out, downloads, features_kwargs={"dim": 8}, df=True) == summary, (
+        "what is there is checked"
+    )
     assert stamps(out) == before
 
 
@@ -91,13 +111,22 @@ def test_what_is_missing_is_named_with_where_to_get_it(tmp_path: Path) -> None:
     assert "captions_train2014.json, from http://images.coco" in str(caught.value)
     write_downloads(tmp_path / "downloads")
     (tmp_path / "downloads/annotations/captions_val2014.json").unlink()
-    with pytest.raises(DataError, match=r"captions_val2014\.json, from .*\n.*--without_annotations") as caught:
+    with pytest.raises(
+        DataError, match=r"captions_val2014\.json, from .*\n.*--without_annotations"
+    ) as caught:
         prepare(tmp_path / "coco", tmp_path / "downloads")
     assert "train2014" not in str(caught.value)
-    assert prepare(tmp_path / "coco", tmp_path / "downloads", annotations=False)["compared_with_annotations"] is False
+    assert (
+        prepare(tmp_path / "coco", tmp_path / "downloads", annotations=False)[
+            "compared_with_annotations"
+        ]
+        is False
+    )
 
 
-def test_counts_captions_and_files_that_do_not_agree_are_reported_together(downloads: Path, tmp_path: Path) -> None:
+def test_counts_captions_and_files_that_do_not_agree_are_reported_together(
+    downloads: Path, tmp_path: Path
+) -> None:
     def damage(images: Any) -> None:
         images[0]["sentences"][1]["raw"] = "a mouse"
         images[9]["filename"] = "COCO_val2014_000000000110.jpg"
@@ -123,25 +152,44 @@ def test_counts_captions_and_files_that_do_not_agree_are_reported_together(downl
     assert not (tmp_path / "coco").exists()
 
 
-def test_a_part_of_coco_is_taken_where_that_is_said_and_the_download_never_overwritten(downloads, tmp_path):
+def test_a_part_of_coco_is_taken_where_that_is_said_and_the_download_never_overwritten(
+    downloads, tmp_path
+):
     change(downloads, lambda images: images.pop(3))
     with pytest.raises(DataError, match=r"COCO.*--subset"):
         prepare(tmp_path / "coco", downloads)
-    assert prepare(tmp_path / "coco", downloads, subset=True)["images"] == {"train": 9, "val": 4, "test": 4}
+    assert prepare(tmp_path / "coco", downloads, subset=True)["images"] == {
+        "train": 9,
+        "val": 4,
+        "test": 4,
+    }
     before = (downloads / "dataset_coco.json").read_bytes()
     with pytest.raises(DataError, match=r"downloads/dataset_coco\.json"):
         prepare(downloads, downloads)
     assert (downloads / "dataset_coco.json").read_bytes() == before
 
 
-def test_missing_images_and_wrong_features_are_counted_and_named_together(downloads: Path, tmp_path: Path) -> None:
-    out, photos, features = tmp_path / "coco", write_photos(tmp_path / "p"), write_features(tmp_path / "f", 8)
+def test_missing_images_and_wrong_features_are_counted_and_named_together(
+    downloads: Path, tmp_path: Path
+) -> None:
+    out, photos, features = (
+        tmp_path / "coco",
+        write_photos(tmp_path / "p"),
+        write_features(tmp_path / "f", 8),
+    )
     (photos / "val2014/COCO_val2014_000000000110.jpg").unlink()
     np.savez(features / "105.npz", features=np.ones((3, 9), np.float32))
     (features / "106.npz").unlink()
-    with pytest.raises(DataError, match=r"1 of 18.*'.*val2014_000000000110\.jpg': No such") as caught:
+    with pytest.raises(
+        DataError, match=r"1 of 18.*'.*val2014_000000000110\.jpg': No such"
+    ) as caught:
         prepare(out, downloads, photos, features, {"dim": 8})
-    for part in ("2 missing or unusable features", "image '105' (", "is [3, 9], expected [regions, 8]", "image '106'"):
+    for part in (
+        "2 missing or unusable features",
+        "image '105' (",
+        "is [3, 9], expected [regions, 8]",
+        "image '106'",
+    ):
         assert part in str(caught.value)
     assert (out / "dataset_coco.json").is_file(), "the captions were right"
     assert not (out / "prepared.json").exists()
@@ -152,11 +200,20 @@ def test_missing_images_and_wrong_features_are_counted_and_named_together(downlo
         prepare(out, downloads)
 
 
-def test_values_of_features_are_read_unless_it_is_to_be_fast(downloads: Path, tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "coco_detections.hdf5", "w") as file:  # which takes the name that configurations read
+def test_values_of_features_are_read_unless_it_is_to_be_fast(
+    downloads: Path, tmp_path: Path
+) -> None:
+    with h5py.File(
+        tmp_path / "coco_detections.hdf5", "w"
+    ) as file:  # which takes the name that configurations read
         for number in range(18):
-            file[f"{100 + number}_features"] = np.full((3, 8), np.inf if number == 5 else 1, np.float32)
-    options: dict[str, Any] = {"features": tmp_path / "coco_detections.hdf5", "features_kwargs": {"dim": 8}}
+            file[f"{100 + number}_features"] = np.full(
+                (3, 8), np.inf if number == 5 else 1, np.float32
+            )
+    options: dict[str, Any] = {
+        "features": tmp_path / "coco_detections.hdf5",
+        "features_kwargs": {"dim": 8},
+    }
     summary = prepare(tmp_path / "coco", downloads, **options, fast=True)
     assert summary["checked"]["features"] == str(tmp_path / "coco/features")
     data = KarpathyData(tmp_path / "coco", "images", features_root=tmp_path / "coco/features")
@@ -168,4 +225,11 @@ def test_values_of_features_are_read_unless_it_is_to_be_fast(downloads: Path, tm
 def test_the_counts_are_those_of_the_official_files() -> None:
     assert sum(COUNTS[0].values()) == 82_783 + 40_504, "images of train2014 and of val2014"
     assert sum(COUNTS[1].values()) == 414_113 + 202_654, "their captions"
-    assert [*COUNTS[0].values(), *COUNTS[1].values()] == [113_287, 5_000, 5_000, 566_747, 25_010, 25_010]
+    assert [*COUNTS[0].values(), *COUNTS[1].values()] == [
+        113_287,
+        5_000,
+        5_000,
+        566_747,
+        25_010,
+        25_010,
+    ]

@@ -31,9 +31,16 @@ def line(image_id: int, layout: str, values: np.ndarray | None = None) -> str:
     count = len(values)
     if layout == "lxmert":
         detections = [text(np.ones(count))] * 4
-        return "\t".join(map(str, [image_id, 480, 640, *detections, count, text(np.ones((count, 4))), text(values)]))
+        return "\t".join(
+            map(
+                str,
+                [image_id, 480, 640, *detections, count, text(np.ones((count, 4))), text(values)],
+            )
+        )
     if layout == "bottom-up":
-        return "\t".join(map(str, [image_id, 640, 480, count, text(np.ones((count, 4))), text(values)]))
+        return "\t".join(
+            map(str, [image_id, 640, 480, count, text(np.ones((count, 4))), text(values)])
+        )
     if layout == "vinvl":
         return f"{image_id}\t{json.dumps({'num_boxes': count, 'features': text(values)})}"
     return f"{image_id}\t{count}\t{text(values)}"
@@ -42,7 +49,9 @@ def line(image_id: int, layout: str, values: np.ndarray | None = None) -> str:
 def test_each_line_becomes_a_file(tmp_path: Path) -> None:
     for layout in ("bottom-up", "lxmert", "vinvl", "three columns"):
         out = tmp_path / layout
-        (tmp_path / "a.tsv").write_text("\n".join(line(number, layout) for number in (5, 6)) + "\r\n")
+        (tmp_path / "a.tsv").write_text(
+            "\n".join(line(number, layout) for number in (5, 6)) + "\r\n"
+        )
         assert convert_tsv([tmp_path / "a.tsv"], out) == (2, 0)
         np.testing.assert_array_equal(as_image_features(out / "6.npz", "6").load(8), features(6))
         if layout in ("bottom-up", "lxmert"):
@@ -62,30 +71,42 @@ def test_an_interrupted_conversion_goes_on(tmp_path: Path) -> None:
         convert_tsv([tmp_path / "a.tsv"], tmp_path / "out", dim=9)
 
 
-def test_features_of_other_images_with_the_same_ids_are_named_and_damaged_files_written_again(tmp_path: Path) -> None:
+def test_features_of_other_images_with_the_same_ids_are_named_and_damaged_files_written_again(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.tsv").write_text("\n".join(line(number, "vinvl") for number in (5, 6, 6, 7)))
     assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out", dtype="float16") == (3, 1)
-    assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out") == (0, 4), "half precision of the same features"
+    assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out") == (0, 4), (
+        "half precision of the same features"
+    )
     (tmp_path / "out/._7.npz").write_bytes(b"what macOS leaves beside every file")
     for name in ("5", "7"):
         stored = (tmp_path / f"out/{name}.npz").read_bytes()
         (tmp_path / f"out/{name}.npz").write_bytes(stored[:100])
         assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out", dtype="float16") == (1, 3)
         assert (tmp_path / f"out/{name}.npz").read_bytes() == stored
-    (tmp_path / "b.tsv").write_text("\n".join(line(number, "vinvl", features(number + 1)) for number in (5, 6)))
+    (tmp_path / "b.tsv").write_text(
+        "\n".join(line(number, "vinvl", features(number + 1)) for number in (5, 6))
+    )
     before = (tmp_path / "out/5.npz").read_bytes()
     with pytest.raises(DataError, match=r"b\.tsv, line 1, image '5'.*5\.npz"):
         convert_tsv([tmp_path / "b.tsv"], tmp_path / "out")
     assert (tmp_path / "out/5.npz").read_bytes() == before
 
 
-def test_two_conversions_at_once_and_a_full_disk_leave_whole_files(tmp_path: Path, monkeypatch) -> None:
+def test_two_conversions_at_once_and_a_full_disk_leave_whole_files(
+    tmp_path: Path, monkeypatch
+) -> None:
     (tmp_path / "a.tsv").write_text("\n".join(line(number, "vinvl") for number in (5, 6)))
-    (tmp_path / "b.tsv").write_text("\n".join(line(number, "vinvl", features(number + 1)) for number in (4, 6)))
+    (tmp_path / "b.tsv").write_text(
+        "\n".join(line(number, "vinvl", features(number + 1)) for number in (4, 6))
+    )
     out, original, entered = tmp_path / "out", np.savez, []
 
     def other_first(file, **arrays) -> None:
-        if not entered:  # between the start of one conversion and its first file, another writes all of its own
+        if (
+            not entered
+        ):  # between the start of one conversion and its first file, another writes all of its own
             entered.append(file)
             assert convert_tsv([tmp_path / "a.tsv"], out) == (2, 0)
         original(file, **arrays)
@@ -106,11 +127,17 @@ def test_two_conversions_at_once_and_a_full_disk_leave_whole_files(tmp_path: Pat
     assert sorted(path.name for path in out.iterdir()) == ["4.npz", "5.npz", "6.npz"]
 
 
-def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_found_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = features(5, rows=100, dim=300)  # 120 kB
     (tmp_path / "a.tsv").write_text(line(5, "vinvl", values))
     usage = shutil.disk_usage(tmp_path)
-    for free, dtype, enough in ((119_000, "float32", False), (121_000, "float32", True), (59_000, "float16", False)):
+    for free, dtype, enough in (
+        (119_000, "float32", False),
+        (121_000, "float32", True),
+        (59_000, "float16", False),
+    ):
         out = tmp_path / str(free)
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
         if enough:
@@ -118,7 +145,9 @@ def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, mo
             continue
         with pytest.raises(DataError, match=re.escape(str(out))) as caught:
             convert_tsv([tmp_path / "a.tsv"], out, dtype=dtype)
-        assert ("float16" in str(caught.value)) == (dtype == "float32"), "half the space, where that is left to do"
+        assert ("float16" in str(caught.value)) == (dtype == "float32"), (
+            "half the space, where that is left to do"
+        )
         assert not [*out.iterdir()]
     with pytest.raises(DataError, match=r"none\.tsv"):
         convert_tsv([tmp_path / "none.tsv"], tmp_path / "out")
@@ -132,7 +161,10 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
         (line(7, "three columns")[:-8], "features has|num_boxes"),
         (line(7, "vinvl", features(7, dim=9)), r"image '7': .*\[3, 9\], expected \[regions, 8\]"),
         (line(7, "vinvl", np.full((3, 8), np.nan)), r"features\[0, 0\] is nan"),
-        ("7\t640\t480\t3\t" + text(np.ones((3, 5))) + "\t" + text(features(7)), r"boxes are float32 \[3, 5\]"),
+        (
+            "7\t640\t480\t3\t" + text(np.ones((3, 5))) + "\t" + text(features(7)),
+            r"boxes are float32 \[3, 5\]",
+        ),
         ("../7\t3\t" + text(features(7)), r"image '\.\./7'"),
     ):
         (tmp_path / "a.tsv").write_text(line(5, "vinvl") + "\n" + bad + "\n")
@@ -140,12 +172,24 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
             convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")
 
 
-def test_half_the_space_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_half_the_space_and_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.tsv").write_text(line(5, "bottom-up"))
-    arguments = [str(tmp_path / "a.tsv"), "--out", str(tmp_path / "out"), "--dtype", "float16", "--dim", "8"]
+    arguments = [
+        str(tmp_path / "a.tsv"),
+        "--out",
+        str(tmp_path / "out"),
+        "--dtype",
+        "float16",
+        "--dim",
+        "8",
+    ]
     assert prepare_features.main(arguments) == 0
     assert "1 images written" in capsys.readouterr().out
-    np.testing.assert_allclose(as_image_features(tmp_path / "out/5.npz", "5").load(8), features(5), atol=2e-3)
+    np.testing.assert_allclose(
+        as_image_features(tmp_path / "out/5.npz", "5").load(8), features(5), atol=2e-3
+    )
     (tmp_path / "b.tsv").write_text(line(6, "bottom-up", 1e6 * np.ones((3, 8))))
     with pytest.raises(DataError, match=r"beyond float16.*float32"):
         convert_tsv([tmp_path / "b.tsv"], tmp_path / "out", dtype="float16")

@@ -65,7 +65,9 @@ def save_clip(folder: Path) -> str:
     tokenizer.pad_token = tokenizer.sep_token
     ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 3, "vocab_size": len(tokenizer)}
     text = {**TOWER, **ids, "max_position_embeddings": 12, "initializer_range": 0.3}
-    CLIPModel(CLIPConfig(vision_config=VISION, text_config=text, projection_dim=8)).save_pretrained(folder)
+    CLIPModel(CLIPConfig(vision_config=VISION, text_config=text, projection_dim=8)).save_pretrained(
+        folder
+    )
     CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=CROP).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return f"transformers:{folder}"
@@ -78,13 +80,23 @@ def save_text(folder: Path, model: Any) -> str:
 
 
 def save_bert(folder: Path) -> str:
-    shape = {**TOWER, "vocab_size": len(bert_tokenizer()), "max_position_embeddings": 12, "initializer_range": 0.3}
+    shape = {
+        **TOWER,
+        "vocab_size": len(bert_tokenizer()),
+        "max_position_embeddings": 12,
+        "initializer_range": 0.3,
+    }
     return save_text(folder, BertModel(BertConfig(**shape), add_pooling_layer=False))
 
 
 def save_roberta(folder: Path) -> str:
     """Its positions start after that of padding."""
-    shape = {**TOWER, "vocab_size": len(bert_tokenizer()), "max_position_embeddings": 13, "initializer_range": 0.3}
+    shape = {
+        **TOWER,
+        "vocab_size": len(bert_tokenizer()),
+        "max_position_embeddings": 13,
+        "initializer_range": 0.3,
+    }
     return save_text(folder, RobertaModel(RobertaConfig(**shape, pad_token_id=0)))
 
 
@@ -126,7 +138,9 @@ def test_convolutional_networks_of_transformers(tmp_path: Path) -> None:
         torch.testing.assert_close(encoder(images()), found.permute(0, 2, 3, 1))
         opened = open_blocks(encoder, 1)
         assert opened
-        assert all(each.startswith("model.encoder.stages.1.") for each in opened), "the norm is of the pooled states"
+        assert all(each.startswith("model.encoder.stages.1.") for each in opened), (
+            "the norm is of the pooled states"
+        )
 
 
 @torch.no_grad()
@@ -150,9 +164,19 @@ def test_encoders_of_timm(name: str) -> None:
     assert grid.shape[0] == 1
     assert grid.shape[1] == grid.shape[2]
     extra = getattr(encoder.model, "num_prefix_tokens", 0)
-    expected = found if name.startswith("swin") else found.permute(0, 2, 3, 1) if found.ndim == 4 else found[:, extra:]
-    torch.testing.assert_close(grid.flatten(1, 2), expected.reshape(1, -1, encoder.model.num_features))
-    transform: Any = timm.data.create_transform(**timm.data.resolve_data_config({}, model=encoder.model))
+    expected = (
+        found
+        if name.startswith("swin")
+        else found.permute(0, 2, 3, 1)
+        if found.ndim == 4
+        else found[:, extra:]
+    )
+    torch.testing.assert_close(
+        grid.flatten(1, 2), expected.reshape(1, -1, encoder.model.num_features)
+    )
+    transform: Any = timm.data.create_transform(
+        **timm.data.resolve_data_config({}, model=encoder.model)
+    )
     for size in ((250, 190), (190, 251)):
         image = noise_image(1, size)
         torch.testing.assert_close(encoder.preprocessing(image), transform(image))
@@ -162,7 +186,9 @@ def test_what_timm_does_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     usual = timm.data.resolve_data_config({}, model=timm.create_model("test_vit"))
     others: Any = ({"crop_mode": "squash"}, {"crop_mode": "border"}, {"input_size": (3, 160, 192)})
     for changed in (*others, {"interpolation": "lanczos"}):
-        monkeypatch.setattr(timm.data, "resolve_data_config", lambda *_, changed=changed, **__: usual | changed)
+        monkeypatch.setattr(
+            timm.data, "resolve_data_config", lambda *_, changed=changed, **__: usual | changed
+        )
         with pytest.raises(ValueError, match=next(iter(changed))):
             load_image_encoder("timm:test_vit", pretrained=False)
 
@@ -170,10 +196,16 @@ def test_what_timm_does_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @torch.no_grad()
 def test_the_towers_of_open_clip(tmp_path: Path) -> None:
     name = f"open_clip:{ARCHITECTURE}/{tiny_checkpoint(tmp_path)}"
-    image, text, clip = load_image_encoder(name), load_text_encoder(name), open_clip.create_model(ARCHITECTURE)
+    image, text, clip = (
+        load_image_encoder(name),
+        load_text_encoder(name),
+        open_clip.create_model(ARCHITECTURE),
+    )
     clip.load_state_dict(torch.load(tmp_path / "seed0.pt"))
     kept: dict[str, Tensor] = {}
-    clip.visual.ln_post.register_forward_hook(lambda module, inputs, output: kept.update(image=output))
+    clip.visual.ln_post.register_forward_hook(
+        lambda module, inputs, output: kept.update(image=output)
+    )
     clip.ln_final.register_forward_hook(lambda module, inputs, output: kept.update(text=output))
     clip.eval().encode_image(images())
     torch.testing.assert_close(image(images()).flatten(1, 2), kept["image"][:, 1:])
@@ -185,7 +217,9 @@ def test_the_towers_of_open_clip(tmp_path: Path) -> None:
         torch.testing.assert_close(states[row, :length], kept["text"][row, :length])
 
 
-def test_an_architecture_of_open_clip_at_another_size_with_random_weights(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_architecture_of_open_clip_at_another_size_with_random_weights(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     cfg = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8}
     encoder = load_image_encoder("open_clip:RN50", {"vision_cfg": cfg}, pretrained=False)
     assert (encoder.preprocessing.size, grid_shape(encoder)) == (32, (1, 1, 1, 256))
@@ -204,11 +238,15 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) ->
     assert encoder.context_length == 12
     ids = encoder.tokenize(CAPTIONS, 12)
     states = encoder(ids)
-    assert encoder.lengths(ids).tolist() == [4, 7, 3], "start and end are tokens, also where padding is the end"
+    assert encoder.lengths(ids).tolist() == [4, 7, 3], (
+        "start and end are tokens, also where padding is the end"
+    )
     for row, caption in enumerate(CAPTIONS):
         alone = encoder.tokenize([caption], 12)
         assert alone.shape[1] == encoder.lengths(ids)[row]
-        torch.testing.assert_close(states[row, : alone.shape[1]], encoder(alone)[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            states[row, : alone.shape[1]], encoder(alone)[0], rtol=1e-4, atol=1e-5
+        )
     assert encoder.tokenize(["a man " * 20], 6).shape == (1, 6)
     assert encoder(encoder.tokenize(["a man " * 20], encoder.context_length)).shape == (1, 12, 16)
     assert text_width(encoder) == 16
@@ -224,19 +262,37 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) ->
         ("SiglipImageProcessor", {"size": CROP}),
     ],
 )
-def test_pixels_are_those_of_the_image_processor(tmp_path: Path, processor: str, options: dict[str, Any]) -> None:
+def test_pixels_are_those_of_the_image_processor(
+    tmp_path: Path, processor: str, options: dict[str, Any]
+) -> None:
     getattr(transformers, processor)(**options).save_pretrained(tmp_path)
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     ours = preprocessing_from(theirs.to_dict())
-    for size in ((50, 37), (37, 50), (33, 35), (20, 99), (40, 32)):  # odd and even margins of the crop
+    for size in (
+        (50, 37),
+        (37, 50),
+        (33, 35),
+        (20, 99),
+        (40, 32),
+    ):  # odd and even margins of the crop
         image = noise_image(2, size)
-        np.testing.assert_array_equal(ours(image).numpy(), np.asarray(theirs(image)["pixel_values"][0]))
+        np.testing.assert_array_equal(
+            ours(image).numpy(), np.asarray(theirs(image)["pixel_values"][0])
+        )
 
 
 def test_an_image_processor_that_does_something_else_is_refused() -> None:
-    usual, found = {"size": CROP, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}, (SIDE, (0.5,) * 3)
+    usual, found = (
+        {"size": CROP, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+        (SIDE, (0.5,) * 3),
+    )
     assert preprocessing_from(usual) == Preprocessing(*found, (0.5,) * 3, "bicubic", "squash", True)
-    others: Any = ({"do_pad": True}, {"resample": 1}, {"rescale_factor": 1.0}, {"size": {"height": 32, "width": 40}})
+    others: Any = (
+        {"do_pad": True},
+        {"resample": 1},
+        {"rescale_factor": 1.0},
+        {"size": {"height": 32, "width": 40}},
+    )
     for changed in (*others, {"size": {"longest_edge": 32}}):
         with pytest.raises(ValueError, match="image processor"):
             preprocessing_from(usual | changed)
@@ -249,7 +305,9 @@ def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path: Path) ->
     weights = load_file(tmp_path / "model.safetensors")
     lost = next(key for key in weights if "layer.1." in key)
     save_file(
-        {key: value for key, value in weights.items() if key != lost}, tmp_path / "model.safetensors", {"format": "pt"}
+        {key: value for key, value in weights.items() if key != lost},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
     )
     with pytest.raises(ValueError, match=re.escape("layers.1.")):
         load_image_encoder(name)
@@ -259,7 +317,10 @@ def test_the_image_encoder_of_a_captioner(tmp_path: Path) -> None:
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
     encoder = load_image_encoder(OF_CAPTIONER, {"model": str(tmp_path / "captioner")})
-    rows = [{"image_id": str(seed), "image": noise_image(seed, (20, 40)), "references": ["a dog"]} for seed in (1, 2)]
+    rows = [
+        {"image_id": str(seed), "image": noise_image(seed, (20, 40)), "references": ["a dog"]}
+        for seed in (1, 2)
+    ]
     grid = encoder(torch.stack([encoder.preprocessing(row["image"]) for row in rows]))
     states = captioner.policy.encoder(**captioner.preprocess(rows)).last_hidden_state
     assert grid.shape == (2, 2, 2, 32)
@@ -288,7 +349,10 @@ def test_blocks_of_a_large_vocabulary_that_are_attributes_or_shared(tmp_path: Pa
     bert = BertModel(BertConfig(**TOWER, vocab_size=20_000), add_pooling_layer=False)
     albert = AlbertModel(AlbertConfig(**TOWER, vocab_size=len(bert_tokenizer()), embedding_size=8))
     resnet = load_image_encoder("timm:resnet10t", pretrained=False)
-    texts = (load_text_encoder(save_text(tmp_path / name, own)) for name, own in (("b", bert), ("a", albert)))
+    texts = (
+        load_text_encoder(save_text(tmp_path / name, own))
+        for name, own in (("b", bert), ("a", albert))
+    )
     starts = ("model.encoder.layer.2.", "model.encoder.", "model.layer4.")
     for model, start in zip((*texts, resnet), starts, strict=True):
         opened = open_blocks(model, 1)
@@ -306,12 +370,21 @@ def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path: Path) -> None
             encoder = load_image_encoder(name)
             opened = open_blocks(encoder, blocks)
             encoder(images()).sum().backward()
-            assert opened == [name for name, each in encoder.named_parameters() if each.grad is not None]
+            assert opened == [
+                name for name, each in encoder.named_parameters() if each.grad is not None
+            ]
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bert, vit = save_bert(tmp_path / "bert"), save_vit(tmp_path / "vit")
-    missing = ("vit", "timm:no_such_model", "open_clip:ViT-B-32", "no_such_module:Encoder", "torch.nn:Identity", bert)
+    missing = (
+        "vit",
+        "timm:no_such_model",
+        "open_clip:ViT-B-32",
+        "no_such_module:Encoder",
+        "torch.nn:Identity",
+        bert,
+    )
     for name in missing:
         with pytest.raises(ValueError, match=re.escape(repr(name))):
             load_image_encoder(name, pretrained=name != "timm:no_such_model")

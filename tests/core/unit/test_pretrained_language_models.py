@@ -28,30 +28,50 @@ from rewards.clip.pretrained import load_text_encoder, open_blocks
 from rewards.trust import trust
 from tests.hf_models_for_tests import byte_tokenizer
 
-BLOCKS, CAPTIONS = 3, ["a man rides a horse", "a", "two dogs run on the green grass near a tree", ""]
-SHAPE = {"hidden_size": 16, "num_hidden_layers": BLOCKS, "num_attention_heads": 2, "initializer_range": 0.3}
+BLOCKS, CAPTIONS = (
+    3,
+    ["a man rides a horse", "a", "two dogs run on the green grass near a tree", ""],
+)
+SHAPE = {
+    "hidden_size": 16,
+    "num_hidden_layers": BLOCKS,
+    "num_attention_heads": 2,
+    "initializer_range": 0.3,
+}
 WIDE = {**SHAPE, "intermediate_size": 32, "num_key_value_heads": 1, "max_position_embeddings": 64}
 
 
 def save_gpt2(folder: Path) -> str:
     """Its tokenizer has one special token, which it neither adds nor pads with."""
-    return save(folder, GPT2LMHeadModel, GPT2Config, byte_tokenizer("<end>", "<end>", None, False), **SHAPE)
+    return save(
+        folder, GPT2LMHeadModel, GPT2Config, byte_tokenizer("<end>", "<end>", None, False), **SHAPE
+    )
 
 
 def save_gpt2_that_starts(folder: Path) -> str:
     """The one special token starts a caption, and pads."""
-    return save(folder, GPT2LMHeadModel, GPT2Config, byte_tokenizer("<end>", "<end>", None, True), **SHAPE)
+    return save(
+        folder, GPT2LMHeadModel, GPT2Config, byte_tokenizer("<end>", "<end>", None, True), **SHAPE
+    )
 
 
 def save_llama(folder: Path) -> str:
-    return save(folder, LlamaForCausalLM, LlamaConfig, byte_tokenizer("<s>", "</s>", None, True), **WIDE)
+    return save(
+        folder, LlamaForCausalLM, LlamaConfig, byte_tokenizer("<s>", "</s>", None, True), **WIDE
+    )
 
 
 def save_gemma(folder: Path) -> str:
     """Layers of a sliding window and of full attention."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     shape = {**WIDE, "head_dim": 8, "sliding_window": 48, "layer_types": kinds}
-    return save(folder, Gemma3ForCausalLM, Gemma3TextConfig, byte_tokenizer("<bos>", "<eos>", "<pad>", True), **shape)
+    return save(
+        folder,
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        byte_tokenizer("<bos>", "<eos>", "<pad>", True),
+        **shape,
+    )
 
 
 def save(folder: Path, model: Any, config: Any, tokenizer: Any, **shape: Any) -> str:
@@ -79,7 +99,11 @@ def loaded(name: str, blocks: int, attention: str = "sdpa") -> Any:
 def states_after_blocks(encoder: Any, ids: Tensor) -> list[Tensor]:
     """Of the embeddings, and after each block; the last is normalised."""
     mask = torch.arange(ids.shape[1]) < encoder.lengths(ids)[:, None]
-    return list(encoder.model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True).hidden_states)
+    return list(
+        encoder.model(
+            input_ids=ids, attention_mask=mask.long(), output_hidden_states=True
+        ).hidden_states
+    )
 
 
 def check_padding(encoder: Any) -> None:
@@ -100,7 +124,9 @@ def test_padding_changes_no_state(family: str, attention: str, tmp_path: Path) -
     check_padding(loaded(save_gpt2_that_starts(tmp_path), 1, attention))
     encoder = loaded(family, 0, attention)
     ids = encoder.tokenize(CAPTIONS[:1], 64)
-    own = AutoModel.from_pretrained(family.partition(":")[2]).eval()(input_ids=ids).last_hidden_state
+    own = (
+        AutoModel.from_pretrained(family.partition(":")[2]).eval()(input_ids=ids).last_hidden_state
+    )
     torch.testing.assert_close(encoder(ids), own)
 
 
@@ -115,7 +141,9 @@ def test_the_last_blocks_alone_see_later_tokens(family: str, blocks: int, attent
         changed = ids.clone()
         changed[0, length - 2] += 1  # GPT-2 ends with a special token
         before, after = states_after_blocks(encoder, ids), states_after_blocks(encoder, changed)
-        for depth, (found, other, own) in enumerate(zip(before, after, states_after_blocks(causal, ids), strict=True)):
+        for depth, (found, other, own) in enumerate(
+            zip(before, after, states_after_blocks(causal, ids), strict=True)
+        ):
             sees_later = depth > BLOCKS - blocks
             earlier = (found[0, : length - 2] - other[0, : length - 2]).abs().amax(dim=-1)
             assert bool((earlier > 1e-5).all()) if sees_later else bool((earlier == 0).all())
@@ -131,7 +159,9 @@ def test_bidirectional_attention_is_that_of_a_model_without_a_mask(tmp_path: Pat
     ids = encoder.tokenize(CAPTIONS[:3], 64)
     mask = torch.arange(ids.shape[1]) < encoder.lengths(ids)[:, None]
     # Its window is halved then, and 96 are more than any caption here has.
-    config = Gemma3TextConfig.from_pretrained(tmp_path, use_bidirectional_attention=True, sliding_window=192)
+    config = Gemma3TextConfig.from_pretrained(
+        tmp_path, use_bidirectional_attention=True, sliding_window=192
+    )
     theirs = AutoModel.from_pretrained(tmp_path, config=config).eval()
     expected = theirs(input_ids=ids, attention_mask=mask.long()).last_hidden_state
     torch.testing.assert_close(encoder(ids)[mask], expected[mask])
@@ -143,7 +173,9 @@ def test_a_saved_dual_embeds_the_same_without_its_source(tmp_path: Path) -> None
         name, folder = save_model(tmp_path / "source"), tmp_path / pool
         shape: dict[str, Any] = {"embed_dim": 8, "hidden": 8, "pool": pool}
         image = "tests.encoders_for_tests:TinyImageEncoder"
-        dual = PretrainedDual(DualConfig(image, name, text_kwargs={"bidirectional_blocks": 2}, **shape)).eval()
+        dual = PretrainedDual(
+            DualConfig(image, name, text_kwargs={"bidirectional_blocks": 2}, **shape)
+        ).eval()
         dual.save_pretrained(folder)
         shutil.rmtree(tmp_path / "source")
         trust([image])
@@ -162,7 +194,11 @@ def test_the_chosen_blocks_alone_get_gradients(family: str) -> None:
     encoder = loaded(family, 2)
     opened = open_blocks(encoder, 2)
     encoder(encoder.tokenize(CAPTIONS, 64))[:, 0].square().sum().backward()
-    with_gradient = {name for name, each in encoder.named_parameters() if each.grad is not None and each.grad.any()}
+    with_gradient = {
+        name
+        for name, each in encoder.named_parameters()
+        if each.grad is not None and each.grad.any()
+    }
     assert with_gradient == set(opened)
     assert {match[1] for name in opened if (match := re.search(r"\.(\d)\.", name))} == {"1", "2"}
 
@@ -175,7 +211,12 @@ def save_bert(folder: Path) -> str:
 def save_neo(folder: Path) -> str:
     """GPT-Neo masks what is later in its attention, whatever mask it is given."""
     tokenizer = byte_tokenizer("<end>", "<end>", None, False)
-    shape = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "attention_types": [[["global"], 2]]}
+    shape = {
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 2,
+        "attention_types": [[["global"], 2]],
+    }
     return save(folder, GPTNeoModel, GPTNeoConfig, tokenizer, **shape, max_position_embeddings=64)
 
 

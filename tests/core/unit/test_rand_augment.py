@@ -8,7 +8,13 @@ import torch
 from PIL import Image
 
 from rl_caption.data import rand_augment as module
-from rl_caption.data.rand_augment import NUM_OPERATIONS, OPERATIONS, STRENGTH, apply_operation, rand_augment
+from rl_caption.data.rand_augment import (
+    NUM_OPERATIONS,
+    OPERATIONS,
+    STRENGTH,
+    apply_operation,
+    rand_augment,
+)
 from tests.clip_for_tests import noise_image
 
 SIDE = 224
@@ -25,18 +31,24 @@ def photo() -> Image.Image:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_an_operation_is_that_of_torchvision(operation: str, sign: int) -> None:
     autoaugment = pytest.importorskip("torchvision.transforms.autoaugment")
-    space = autoaugment.RandAugment(num_ops=4, magnitude=9, num_magnitude_bins=31)._augmentation_space(31, (SIDE, SIDE))
+    space = autoaugment.RandAugment(
+        num_ops=4, magnitude=9, num_magnitude_bins=31
+    )._augmentation_space(31, (SIDE, SIDE))
     magnitudes, signed = space[operation]
     magnitude = float(magnitudes[9]) if magnitudes.ndim else 0.0
     nearest = autoaugment.InterpolationMode.NEAREST
     image = photo()
-    theirs = autoaugment._apply_op(image, operation, magnitude * (sign if signed else 1), nearest, None)
+    theirs = autoaugment._apply_op(
+        image, operation, magnitude * (sign if signed else 1), nearest, None
+    )
     ours = apply_operation(image, operation, sign * STRENGTH)
     assert ours.tobytes() == theirs.tobytes()
     assert (ours.tobytes() == image.tobytes()) == (operation == "Identity")
 
 
-def test_a_view_is_four_of_all_operations_by_seed_step_and_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_is_four_of_all_operations_by_seed_step_and_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drawn: list[tuple[str, float]] = []
 
     def recorded(image: Image.Image, operation: str, strength: float) -> Image.Image:
@@ -47,7 +59,9 @@ def test_a_view_is_four_of_all_operations_by_seed_step_and_image(monkeypatch: py
     square = torch.from_numpy(np.array(photo().resize((32, 32)))).permute(2, 0, 1)
     before = square.clone()
     rand_augment(square, 1, 4, "a")
-    assert drawn == [("ShearY", 1), ("Contrast", -1), ("Identity", 1), ("Brightness", 1)], "in every process"
+    assert drawn == [("ShearY", 1), ("Contrast", -1), ("Identity", 1), ("Brightness", 1)], (
+        "in every process"
+    )
     keys = [(0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b")]
     assert len({rand_augment(square, *key).numpy().tobytes() for key in keys}) == 4
     drawn.clear()

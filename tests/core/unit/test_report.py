@@ -55,9 +55,17 @@ class Seen(HTMLParser):
         self.text = ""
         self.feed(page)
         charts = [attributes for _, attributes in self.elements if "data-chart" in attributes]
-        self.charts = [json.loads(a["data-chart"] or "") | {"label": a["aria-label"]} for a in charts]
-        self.lines = {(c["label"].partition(":")[0], name): points for c in self.charts for name, points in c["series"]}
-        self.items = [item_of(card) for card in re.findall(r"<article (.*?)</article>", page, re.DOTALL)]
+        self.charts = [
+            json.loads(a["data-chart"] or "") | {"label": a["aria-label"]} for a in charts
+        ]
+        self.lines = {
+            (c["label"].partition(":")[0], name): points
+            for c in self.charts
+            for name, points in c["series"]
+        }
+        self.items = [
+            item_of(card) for card in re.findall(r"<article (.*?)</article>", page, re.DOTALL)
+        ]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
@@ -74,14 +82,19 @@ def item_of(card: str) -> dict[str, Any]:
     """A card of the gallery: image, references, scores by metric and system, and captions by system."""
 
     def texts(pattern: str) -> list[str]:
-        return [unescape(re.sub(r"<[^>]*>", "", found)) for found in re.findall(pattern, card, re.DOTALL)]
+        return [
+            unescape(re.sub(r"<[^>]*>", "", found))
+            for found in re.findall(pattern, card, re.DOTALL)
+        ]
 
     return {
         "id": texts(r"<h4>(.*?)</h4>")[0],
         "image": next(iter(re.findall(r'<img src="([^"]*)"', card)), None),
         "references": texts(r"<li>(.*?)</li>"),
         "scores": json.loads(re.findall(r"data-scores='(.*?)'", card)[0]),
-        "captions": dict(zip(texts("<dt>(.*?)</dt>"), texts("<dd><span>(.*?)</span>"), strict=True)),
+        "captions": dict(
+            zip(texts("<dt>(.*?)</dt>"), texts("<dd><span>(.*?)</span>"), strict=True)
+        ),
     }
 
 
@@ -100,12 +113,16 @@ def test_every_logged_number_is_shown_and_no_other(run_folder: Path, run_html: s
     for key in {key for line in LINES for key in line} - {"step", "hacking/alarm"}:
         factor = 100 if key == "val/cider" else 1
         assert [[line["step"], factor * line[key]] for line in LINES if key in line] in points, key
-    logged = {(x["step"], 100 * v if key == "val/cider" else v) for x in LINES for key, v in x.items()}
+    logged = {
+        (x["step"], 100 * v if key == "val/cider" else v) for x in LINES for key, v in x.items()
+    }
     assert {tuple(point) for one in points for point in one} <= logged
     table = run_html[run_html.index("All 3 validations") :]
     for line in LINES:
         if "val/cider" in line:
-            assert all(f"<td>{value!r}</td>" in table for key, value in line.items() if key != "step")
+            assert all(
+                f"<td>{value!r}</td>" in table for key, value in line.items() if key != "step"
+            )
     assert render(make_page([run_folder])) == run_html
 
 
@@ -114,23 +131,35 @@ def test_alarms_are_told_with_their_evidence_and_marked(tmp_path: Path, run_html
     assert "export/best is the policy of step 10, before the first alarm." in run_html
     assert "<title>alarm, step 20</title>" in run_html
     folder = write_run(tmp_path / "run")
-    write_lines(folder, [line | ({"hacking/alarm": 0.0} if "hacking/alarm" in line else {}) for line in LINES])
+    write_lines(
+        folder,
+        [line | ({"hacking/alarm": 0.0} if "hacking/alarm" in line else {}) for line in LINES],
+    )
     text = render(make_page([folder]))
     assert "No alarm." in text
     assert "Signs of reward hacking" not in text
-    write_lines(folder, [{key: value for key, value in line.items() if key != "hacking/alarm"} for line in LINES])
+    write_lines(
+        folder,
+        [{key: value for key, value in line.items() if key != "hacking/alarm"} for line in LINES],
+    )
     assert 'id="monitor"' not in render(make_page([folder]))
 
 
 def test_what_a_user_wrote_is_text_and_never_markup(tmp_path: Path, run_html: str) -> None:
     folder = write_run(tmp_path / "a<b>&'c", note="<script>x</script>")
-    write_lines(folder, [*LINES, {"step": 21, 'judge/"><script>y</script>': 1.0, "val/judge/<i>z": 2.0}])
+    write_lines(
+        folder, [*LINES, {"step": 21, 'judge/"><script>y</script>': 1.0, "val/judge/<i>z": 2.0}]
+    )
     hostile = render(make_page([folder]))
     for seen in (Seen(run_html), Seen(hostile)):
         assert seen.tags("script") == 1, "a caption or name opened another"
         assert seen.tags("img") == 30
         assert not {"b>", "i>"} & {tag for tag, _ in seen.elements}
-        assert not [attributes for _, attributes in seen.elements if any(name.startswith("on") for name in attributes)]
+        assert not [
+            attributes
+            for _, attributes in seen.elements
+            if any(name.startswith("on") for name in attributes)
+        ]
         names = ("step 0 (start)", "step 10 (best)", "step 20 (last)")
         assert seen.items[0]["captions"] == {
             name: f"{NASTY} {step}" for name, step in zip(names, (0, 10, 20), strict=True)
@@ -146,7 +175,9 @@ def test_nothing_is_loaded_from_anywhere(run_html: str) -> None:
     assert "default-src 'none'" in run_html
 
 
-def test_the_gallery_has_pictures_references_and_the_scores_of_validation(run_folder: Path, run_html: str) -> None:
+def test_the_gallery_has_pictures_references_and_the_scores_of_validation(
+    run_folder: Path, run_html: str
+) -> None:
     items, rows = Seen(run_html).items, rows_of_config(DATA, "val").rows
     assert len(items) == 30
     for item in items:
@@ -158,7 +189,9 @@ def test_the_gallery_has_pictures_references_and_the_scores_of_validation(run_fo
         cider = validation_cider(read_run(run_folder).predictions(step), references)
         assert mean == pytest.approx(100 * cider, abs=1e-6)
     expected = [[round(index / 32 + step / 64, 6) for step in (0, 10, 20)] for index in range(30)]
-    assert [item["scores"][2] for item in items] == expected, "of the judge 'own', after CIDEr-D and ROUGE-L"
+    assert [item["scores"][2] for item in items] == expected, (
+        "of the judge 'own', after CIDEr-D and ROUGE-L"
+    )
     assert "there is a <mark>large</mark> <mark>large</mark> red square 7" in run_html
 
 
@@ -170,12 +203,16 @@ def test_a_run_that_is_still_being_written_is_readable(tmp_path: Path) -> None:
     text = render(make_page([folder]))
     assert "not complete" in text
     assert read_run(folder).last_step == 20
-    assert [*Seen(text).items[0]["captions"]] == ["step 0 (start)", "step 20 (last)"], "the best step is not known"
+    assert [*Seen(text).items[0]["captions"]] == ["step 0 (start)", "step 20 (last)"], (
+        "the best step is not known"
+    )
     (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
     assert read_run(folder).last_step == 2, "a whole last line without its newline counts"
 
 
-def test_a_damaged_line_is_named_and_does_not_end_a_finished_run(tmp_path: Path, caplog: Any) -> None:
+def test_a_damaged_line_is_named_and_does_not_end_a_finished_run(
+    tmp_path: Path, caplog: Any
+) -> None:
     folder = write_run(tmp_path / "run")
     for line in ('{"step": 2, "val', '{"step": 2, "val/cider": "high"}'):
         (folder / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
@@ -213,7 +250,9 @@ def test_an_error_names_the_section_that_is_wrong(run_folder: Path, tmp_path: Pa
             make_page([folder])
 
 
-def test_a_folder_without_anything_and_mixed_folders_are_refused(run_folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_anything_and_mixed_folders_are_refused(
+    run_folder: Path, tmp_path: Path
+) -> None:
     for folders, part in (
         ([tmp_path], r"no run \(config\.yaml"),
         ([tmp_path / "absent"], "absent is"),
@@ -230,7 +269,9 @@ def test_values_that_are_not_finite_are_left_out_and_counted() -> None:
     assert figure("x", [Series("a", [(1, math.nan)])]) == ""
 
 
-@pytest.mark.parametrize("y", [[-1e308, 1e308], [5e-324, 5e-324], [0.0, 5e-324], [-1e-300, 1e-300], [1.0, 1 + 2**-52]])
+@pytest.mark.parametrize(
+    "y", [[-1e308, 1e308], [5e-324, 5e-324], [0.0, 5e-324], [-1e-300, 1e-300], [1.0, 1 + 2**-52]]
+)
 def test_values_at_the_ends_of_what_a_float_holds_are_drawn_or_left_out(y: list[float]) -> None:
     text = figure("x", [Series("a", [(1, y[0]), (2, y[1]), (3, 1.0)])])
     assert ("2 values are not finite" in text) == (y[1] > 1e100)
@@ -239,7 +280,9 @@ def test_values_at_the_ends_of_what_a_float_holds_are_drawn_or_left_out(y: list[
 
 
 def test_numbers_for_people() -> None:
-    shown = [number(value) for value in (0, 240, -0.5034, 2.5339, 1234.5, 5e-06, 12345678, math.nan)]
+    shown = [
+        number(value) for value in (0, 240, -0.5034, 2.5339, 1234.5, 5e-06, 12345678, math.nan)
+    ]
     assert shown == ["0", "240", "−0.5034", "2.534", "1234", "5e−6", "1.235e7", "not finite"]
     assert [number(value, 12.5) for value in (0.05, 12.0)] == ["0.05", "12.00"]
 
@@ -261,17 +304,25 @@ def test_lines_lie_where_their_numbers_are() -> None:
     for points in ([(0, 0.0), (10, 1.0)], [(-7, 5.0), (3, -2.5)], [(-(10**18), 0.0)]):
         svg = figure("x", [Series("a", points, dots=True)], alarms=[5], best=10)
         chart = Seen(svg).charts[0]
-        drawn = [tuple(map(float, found)) for found in re.findall(r'cx="([-\d.]+)" cy="([\d.]+)"', svg)]
+        drawn = [
+            tuple(map(float, found)) for found in re.findall(r'cx="([-\d.]+)" cy="([\d.]+)"', svg)
+        ]
         for place, point in zip(drawn, points, strict=True):
             for coordinate, value, axis in zip(place, point, "xy", strict=True):
                 low, high, start, end = chart[axis]
-                assert coordinate == pytest.approx(start + (value - low) / (high - low) * (end - start), abs=0.06)
+                assert coordinate == pytest.approx(
+                    start + (value - low) / (high - low) * (end - start), abs=0.06
+                )
                 assert min(start, end) <= coordinate <= max(start, end)
 
 
 def test_keys_are_defined_by_the_documentation_which_travels_with_the_package() -> None:
-    packaged = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    files = {path for path in METRICS_PAGE.parent.rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    packaged = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
+    files = {
+        path for path in METRICS_PAGE.parent.rglob("*.*") if path.suffix not in (".py", ".pyc")
+    }
     patterns = packaged["rl_caption.programs.report"]
     assert {path for pattern in patterns for path in METRICS_PAGE.parent.glob(pattern)} == files
     page = (REPOSITORY / "docs/metrics.md").read_text()
@@ -289,7 +340,10 @@ def test_a_selection_has_the_extremes_and_says_so() -> None:
     assert {"3", "50", "51", "52", "99"} <= set(ids)
     assert len(ids) == 10
     assert ids == sorted(ids, key=int)
-    assert sentence == "10 of 100 images: the 5 whose m changed most from x to y, and an even sample of 5 others."
+    assert (
+        sentence
+        == "10 of 100 images: the 5 whose m changed most from x to y, and an even sample of 5 others."
+    )
     assert select_images(systems, scores, 100)[1] == "All 100 images."
     assert select_images(systems, {}, 7)[1] == "7 of 100 images: an even sample of 7 of them."
 
@@ -299,7 +353,9 @@ def test_an_ablation_shows_means_and_deviations_over_seeds(tmp_path: Path) -> No
     lost = folder / "cells" / "alpha=2" / "seed0"
     lost.mkdir(parents=True)
     (lost / "scst.yaml").write_text("{}")
-    write_evaluation(folder / "cells/alpha=3/seed0/test_last", 1.0)  # of a cell that is no longer in the grid
+    write_evaluation(
+        folder / "cells/alpha=3/seed0/test_last", 1.0
+    )  # of a cell that is no longer in the grid
     (folder / "cells/alpha=3/seed0/scst.yaml").write_text("{}")
     write_evaluation(folder / "cells/alpha=1/seed0/val_last", 9.0)  # made since the table
     text = render(make_page([folder]))
@@ -333,20 +389,32 @@ def test_a_comparison_shows_its_test(tmp_path: Path) -> None:
     assert [*seen.items[0]["captions"]] == ["xe", "rl"]
 
 
-def test_runs_side_by_side_and_a_judge_that_is_the_validations_cider_is_drawn_once(tmp_path: Path) -> None:
+def test_runs_side_by_side_and_a_judge_that_is_the_validations_cider_is_drawn_once(
+    tmp_path: Path,
+) -> None:
     folders = [write_run(tmp_path / name / "run") for name in "ab"]
     for folder in folders:
-        write_lines(folder, [x | ({"val/judge/cider": x["val/cider"]} if "val/cider" in x else {}) for x in LINES])
+        write_lines(
+            folder,
+            [x | ({"val/judge/cider": x["val/cider"]} if "val/cider" in x else {}) for x in LINES],
+        )
     seen = Seen(render(make_page(folders)))
     assert [*seen.items[0]["captions"]] == ["start", "a/run", "b/run"]
     assert seen.lines["CIDEr-D (x100)", "b/run"] == [[0, 125.0], [10, 175.0], [20, 75.0]]
-    assert re.search(r"CIDEr-D, 0 to 1000, times 100\s*125175175", seen.text), "step 0, and the best of each"
+    assert re.search(r"CIDEr-D, 0 to 1000, times 100\s*125175175", seen.text), (
+        "step 0, and the best of each"
+    )
     assert "cider" not in {title for title, _ in seen.lines}
 
 
 def test_a_reward_model_is_called_one_and_its_charts_have_names(tmp_path: Path) -> None:
-    write_lines(tmp_path, [{"step": step, "loss/total": 1.0, "val/specificity": step / 8} for step in (0, 4)])
-    (tmp_path / "config.yaml").write_text("{task: specificity, teacher: {name: null}, train: {max_steps: 4}}")
+    write_lines(
+        tmp_path,
+        [{"step": step, "loss/total": 1.0, "val/specificity": step / 8} for step in (0, 4)],
+    )
+    (tmp_path / "config.yaml").write_text(
+        "{task: specificity, teacher: {name: null}, train: {max_steps: 4}}"
+    )
     seen = Seen(render(make_page([tmp_path])))
     assert "Training of a reward model: specificity" in seen.text
     assert "Greedy captions" not in seen.text
@@ -367,22 +435,32 @@ def test_the_program_writes_beside_the_run_or_where_it_is_told(tmp_path: Path, c
     ):
         with pytest.raises(SystemExit):
             main([str(run), *options])
-        assert part in capsys.readouterr().err.partition("error: ")[2], "an option that would do nothing is refused"
+        assert part in capsys.readouterr().err.partition("error: ")[2], (
+            "an option that would do nothing is refused"
+        )
 
 
 def test_references_and_images_of_files(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path / "e", 1.0)
     references = tmp_path / "references.json"
-    names = [{"image_id": i, "image_name": f"test-{i:06d}", "captions": ["a <red> square"]} for i in range(30)]
+    names = [
+        {"image_id": i, "image_name": f"test-{i:06d}", "captions": ["a <red> square"]}
+        for i in range(30)
+    ]
     own = folder / "predictions.json"
-    for content, key in ({one["image_name"]: one["captions"] for one in names}, "image_id"), (names, "image_name"):
+    for content, key in (
+        ({one["image_name"]: one["captions"] for one in names}, "image_id"),
+        (names, "image_name"),
+    ):
         references.write_text(json.dumps(content))
         own.write_text(own.read_text().replace("image_id", key))
         main([str(folder), "--references", str(references)])
         text = (folder / "report.html").read_text()
         assert "No images are shown: no folder of images was named." in text
         assert Seen(text).items[0]["references"] == ["a <red> square"]
-    references.write_text(json.dumps([*names, {"image_id": 31, "image_name": "not captioned", "captions": ["a"]}]))
+    references.write_text(
+        json.dumps([*names, {"image_id": 31, "image_name": "not captioned", "captions": ["a"]}])
+    )
     for one in names:
         Image.new("RGB", (8, 8)).save(tmp_path / f"{one['image_name']}.png")
     main([str(folder), "--references", str(references), "--image_folder", str(tmp_path)])
@@ -390,15 +468,24 @@ def test_references_and_images_of_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("weight", "other"), [(1.0, None), (0.5, "brevity")])
-def test_a_page_has_one_scale_of_cider_and_says_why_reward_and_validation_differ(weight, other, tmp_path) -> None:
+def test_a_page_has_one_scale_of_cider_and_says_why_reward_and_validation_differ(
+    weight, other, tmp_path
+) -> None:
     terms = {"cider": {"weight": weight}} | ({other: {"weight": 0.5}} if other else {})
     folder = write_run(tmp_path / "mine", reward={"terms": terms})
     values = {"val/reward": 1.5, "val/reward/cider": 1.5, "val/judge/cider": 0.5}
     if other:
         values |= {"val/reward": 0.875}
-    lines: list[dict[str, Any]] = [{"step": 0, "val/cider": 0.25, **values}, {"step": 10, "val/cider": 0.375, **values}]
-    write_lines(folder, [*lines, {"step": 10, "reward/total": values["val/reward"], "reward/cider": 1.5}])
-    (folder / "result.json").write_text(json.dumps({"metric": "val/cider", "best_step": 10, "global_step": 10}))
+    lines: list[dict[str, Any]] = [
+        {"step": 0, "val/cider": 0.25, **values},
+        {"step": 10, "val/cider": 0.375, **values},
+    ]
+    write_lines(
+        folder, [*lines, {"step": 10, "reward/total": values["val/reward"], "reward/cider": 1.5}]
+    )
+    (folder / "result.json").write_text(
+        json.dumps({"metric": "val/cider", "best_step": 10, "global_step": 10})
+    )
     html = render(make_page([folder]))
     seen = Seen(html)
     assert seen.lines["CIDEr-D (x100)", "validation"] == [[0, 25.0], [10, 37.5]]
@@ -413,7 +500,9 @@ def test_a_page_has_one_scale_of_cider_and_says_why_reward_and_validation_differ
     assert not re.findall(r"<td>(?:0\.25|0\.2500|1\.5|1\.500)</td>", shown)
 
 
-@pytest.mark.parametrize("y", [[1.2e-4, 1.45e-4], [-0.00125, -0.0011], [1.234e6, 1.3e6], [0.4, 1.5], [-1.5e-7, 2e-7]])
+@pytest.mark.parametrize(
+    "y", [[1.2e-4, 1.45e-4], [-0.00125, -0.0011], [1.234e6, 1.3e6], [0.4, 1.5], [-1.5e-7, 2e-7]]
+)
 @pytest.mark.parametrize("last", [100, 123456, 1500000])
 def test_no_label_of_a_chart_is_cut_or_touches_another(y: list[float], last: int) -> None:
     svg = str(figure("Loss", [Series("total", [(0, y[0]), (last, y[1])])]))
@@ -421,7 +510,9 @@ def test_no_label_of_a_chart_is_cut_or_touches_another(y: list[float], last: int
     for attributes, text in re.findall(r"<text ([^>]*)>([^<]*)</text>", svg):
         place = dict(re.findall(r'([\w-]+)="([^"]*)"', attributes))
         width = DIGIT * len(text)
-        start = float(place["x"]) - width * {"end": 1.0, "middle": 0.5}.get(place.get("text-anchor", ""), 0.0)
+        start = float(place["x"]) - width * {"end": 1.0, "middle": 0.5}.get(
+            place.get("text-anchor", ""), 0.0
+        )
         assert 0 <= start <= start + width <= 360, text
         if text and place["y"] == "182":  # below the axis
             below.append((start, start + width))

@@ -20,10 +20,14 @@ class Compass:
     fingerprint, signature, context_length = "compass", "compass", 77
 
     def encode_images(self, images: Any) -> torch.Tensor:
-        return self.encode_texts([Image.open(one) if isinstance(one, Path) else one for one in images])
+        return self.encode_texts(
+            [Image.open(one) if isinstance(one, Path) else one for one in images]
+        )
 
     def encode_texts(self, texts: Any) -> torch.Tensor:
-        degrees = [float(one) if isinstance(one, str) else float(one.getpixel((0, 0))) for one in texts]
+        degrees = [
+            float(one) if isinstance(one, str) else float(one.getpixel((0, 0))) for one in texts
+        ]
         angles = torch.tensor(degrees).deg2rad()
         return torch.stack([angles.cos(), angles.sin()], dim=1)
 
@@ -34,7 +38,10 @@ def grey(value: int) -> Image.Image:
 
 def columns(*angles: int) -> dict[str, Any]:
     """Rows of images of these angles, which are their ids too."""
-    return {"image": [grey(angle) for angle in angles], "image_id": [str(angle) for angle in angles]}
+    return {
+        "image": [grey(angle) for angle in angles],
+        "image_id": [str(angle) for angle in angles],
+    }
 
 
 def cosine(caption: float, image: float) -> float:
@@ -44,7 +51,10 @@ def cosine(caption: float, image: float) -> float:
 def test_scores_by_hand() -> None:
     own, others = np.array([0.5, 0.5]), np.array([[0.3, 0.1], [0.7, -np.inf]])
     found = retrieval_scores(own, others, "log_softmax", scale=10.0)
-    expected = [5 - math.log(math.exp(5) + math.exp(3) + math.exp(1)), 5 - math.log(math.exp(5) + math.exp(7))]
+    expected = [
+        5 - math.log(math.exp(5) + math.exp(3) + math.exp(1)),
+        5 - math.log(math.exp(5) + math.exp(7)),
+    ]
     assert found == pytest.approx(expected)
     assert retrieval_scores(own, others, "margin", margin=0.3) == pytest.approx([-0.1, -0.5])
     assert retrieval_scores(own, others, "reciprocal_rank").tolist() == [1.0, 0.5]
@@ -74,18 +84,28 @@ def test_bounds_are_reached() -> None:
 
 
 def test_captions_of_one_image_are_not_each_others_distractors() -> None:
-    captions, rows = ["10", "20", "95"], ((10, 0, 90), (20, 0, 90), (95, 90, 0))  # caption, its image, the other
+    captions, rows = (
+        ["10", "20", "95"],
+        ((10, 0, 90), (20, 0, 90), (95, 90, 0)),
+    )  # caption, its image, the other
     found = Retrieval(Compass(), scale=3.0)(None, captions, **columns(0, 0, 90))
-    expected = [-math.log1p(math.exp(3 * (cosine(c, other) - cosine(c, own)))) for c, own, other in rows]
+    expected = [
+        -math.log1p(math.exp(3 * (cosine(c, other) - cosine(c, own)))) for c, own, other in rows
+    ]
     assert found == pytest.approx(expected, abs=1e-6)
-    both = Retrieval(Compass(), score="margin", margin=0.9, both=True)(None, captions, **columns(0, 0, 90))
+    both = Retrieval(Compass(), score="margin", margin=0.9, both=True)(
+        None, captions, **columns(0, 0, 90)
+    )
     # Image 90 has caption 95, and those of image 0, of which 20 is nearer, are its distractors.
     nearest = (95, 95, 20)
     to_image = [max(0.0, 0.9 - cosine(c, own) + cosine(c, other)) for c, own, other in rows]
     to_text = [
-        max(0.0, 0.9 - cosine(c, own) + cosine(near, own)) for (c, own, _), near in zip(rows, nearest, strict=True)
+        max(0.0, 0.9 - cosine(c, own) + cosine(near, own))
+        for (c, own, _), near in zip(rows, nearest, strict=True)
     ]
-    assert both == pytest.approx([-(a + b) / 2 for a, b in zip(to_image, to_text, strict=True)], abs=1e-6)
+    assert both == pytest.approx(
+        [-(a + b) / 2 for a, b in zip(to_image, to_text, strict=True)], abs=1e-6
+    )
 
 
 def test_the_nearest_images_are_the_distractors() -> None:
@@ -95,7 +115,11 @@ def test_the_nearest_images_are_the_distractors() -> None:
         reward = Retrieval(Compass(), score="reciprocal_rank", distractors=distractors)
         assert reward(None, captions, **rows)[0] == 1 / rank
     twice = columns(0, 0, 90) | {"image_id": ["a", "b", "c"]}
-    assert Retrieval(Compass(), score="recall")(None, ["10", "10", "80"], **twice) == [1.0, 1.0, 1.0]
+    assert Retrieval(Compass(), score="recall")(None, ["10", "10", "80"], **twice) == [
+        1.0,
+        1.0,
+        1.0,
+    ]
 
 
 def test_scores_against_a_pool_do_not_depend_on_the_batch(tmp_path: Path) -> None:
@@ -106,7 +130,9 @@ def test_scores_against_a_pool_do_not_depend_on_the_batch(tmp_path: Path) -> Non
     rows = {"image": files, "image_id": ["0", "90", "45"]}
     reward = Retrieval(Compass(), score="reciprocal_rank", pool=tmp_path)
     together = reward(None, ["20", "100", "44"], **rows)
-    assert together == [1 / 2, 1.0, 1.0], "image 0 is no distractor of itself, 30 is nearer; 45 is not in the pool"
+    assert together == [1 / 2, 1.0, 1.0], (
+        "image 0 is no distractor of itself, 30 is nearer; 45 is not in the pool"
+    )
     for row, caption in enumerate(["20", "100", "44"]):
         one = {name: [values[row]] for name, values in rows.items()}
         assert reward(None, [caption], **one) == [together[row]]
@@ -115,18 +141,24 @@ def test_scores_against_a_pool_do_not_depend_on_the_batch(tmp_path: Path) -> Non
     assert reward.signature != Retrieval(Compass(), score="reciprocal_rank").signature
 
 
-def test_two_images_of_one_id_are_refused_and_hidden_files_are_not_in_the_pool(tmp_path: Path) -> None:
+def test_two_images_of_one_id_are_refused_and_hidden_files_are_not_in_the_pool(
+    tmp_path: Path,
+) -> None:
     reward = Retrieval(Compass())
     for image_id in ("a", 3):
         with pytest.raises(RewardError, match=f"image_id {image_id!r}"):
             reward(None, ["0", "90"], image=[grey(0), grey(90)], image_id=[image_id] * 2)
-    assert len(reward(None, ["0", "90"], image=[grey(0), grey(0)], image_id=["a"] * 2)) == 2, "equal images are one"
+    assert len(reward(None, ["0", "90"], image=[grey(0), grey(0)], image_id=["a"] * 2)) == 2, (
+        "equal images are one"
+    )
     grey(0).save(tmp_path / "a.png")
     (tmp_path / "._a.png").write_bytes(b"what macOS leaves beside every file")
     assert Retrieval(Compass(), pool=tmp_path).pool == [tmp_path / "a.png"]
 
 
-def test_an_image_without_a_distractor_scores_the_upper_bound(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_image_without_a_distractor_scores_the_upper_bound(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     scores: Any = ("log_softmax", "margin", "reciprocal_rank", "recall")
     for number, score in enumerate(scores, start=1):
         reward = Retrieval(Compass(), score=score, distractors=2, both=True)
@@ -141,9 +173,13 @@ def test_an_image_without_a_distractor_scores_the_upper_bound(caplog: pytest.Log
 def test_many_images_are_scored_in_chunks() -> None:
     angles = list(range(0, 180, 4))
     captions = [str(angle + 1) for angle in reversed(angles)]
-    found = Retrieval(Compass(), score="margin", margin=0.0)(None, captions, **columns(*reversed(angles)))
+    found = Retrieval(Compass(), score="margin", margin=0.0)(
+        None, captions, **columns(*reversed(angles))
+    )
     assert found == [0.0] * len(angles)
-    shifted = Retrieval(Compass(), score="recall")(None, captions[1:] + captions[:1], **columns(*reversed(angles)))
+    shifted = Retrieval(Compass(), score="recall")(
+        None, captions[1:] + captions[:1], **columns(*reversed(angles))
+    )
     assert shifted == [0.0] * len(angles)
 
 

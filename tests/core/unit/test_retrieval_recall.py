@@ -7,10 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from rl_caption.evaluation.retrieval import both_ways, hit_probability, retrieval_ranks, retrieval_recall
+from rl_caption.evaluation.retrieval import (
+    both_ways,
+    hit_probability,
+    retrieval_ranks,
+    retrieval_recall,
+)
 
 
-def slow_recall(cosines: torch.Tensor, query_ids: list[int], candidate_ids: list[int], k: int) -> float:
+def slow_recall(
+    cosines: torch.Tensor, query_ids: list[int], candidate_ids: list[int], k: int
+) -> float:
     """Plain recall at k without ties, one query at a time."""
     hits = 0
     for row, own in zip(cosines.tolist(), query_ids, strict=True):
@@ -27,24 +34,32 @@ def test_recall_equals_a_slow_loop(chunk_size):
     owners = owners[torch.randperm(len(owners), generator=generator)]
     texts = images[owners] + 1.5 * torch.randn(53, 6, generator=generator)
     got = retrieval_recall(images, texts, owners)
-    cosines = torch.nn.functional.cosine_similarity(images[:, None].double(), texts[None].double(), dim=-1)
+    cosines = torch.nn.functional.cosine_similarity(
+        images[:, None].double(), texts[None].double(), dim=-1
+    )
     rows = list(range(20))
     expected = {f"i2t_r{k}": slow_recall(cosines, rows, owners.tolist(), k) for k in (1, 5, 10)}
     expected |= {f"t2i_r{k}": slow_recall(cosines.T, owners.tolist(), rows, k) for k in (1, 5, 10)}
     assert got == pytest.approx(expected)
-    of_text, of_image = (torch.nn.functional.normalize(each, dim=1).numpy() for each in (texts, images))
+    of_text, of_image = (
+        torch.nn.functional.normalize(each, dim=1).numpy() for each in (texts, images)
+    )
     ranks = retrieval_ranks(of_text, of_image, owners, rows, chunk_size=chunk_size)
     assert ranks == pytest.approx(both_ways(images, texts, owners)["t2i"])
     nearer = [1 + int((row > row[own]).sum()) for row, own in zip(cosines.T, owners, strict=True)]
     assert ranks[:, 0].tolist() == nearer
     order = torch.randperm(53, generator=generator)
-    assert retrieval_recall(3 * images, 0.1 * texts[order], owners[order]) == pytest.approx(expected)
+    assert retrieval_recall(3 * images, 0.1 * texts[order], owners[order]) == pytest.approx(
+        expected
+    )
     assert 0 < got["i2t_r1"] < got["i2t_r5"] < 1
     assert 0 < got["t2i_r1"] < got["t2i_r10"] < 1
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize(("better", "others", "own"), [(0, 0, 1), (0, 3, 1), (1, 2, 2), (2, 1, 1), (5, 0, 2)])
+@pytest.mark.parametrize(
+    ("better", "others", "own"), [(0, 0, 1), (0, 3, 1), (1, 2, 2), (2, 1, 1), (5, 0, 2)]
+)
 def test_ties_count_by_their_expectation_over_all_orders(better, others, own, k):
     orders = list(itertools.permutations([False] * others + [True] * own))
     hits = Fraction(sum(any(order[: max(0, k - better)]) for order in orders), len(orders))
@@ -53,7 +68,10 @@ def test_ties_count_by_their_expectation_over_all_orders(better, others, own, k)
 
 
 def test_the_rank_is_the_expected_one_of_the_first_own_text():
-    images, texts = torch.ones(1, 2), torch.ones(5, 2)  # two own texts among five in random order: (5 + 1) / (2 + 1)
+    images, texts = (
+        torch.ones(1, 2),
+        torch.ones(5, 2),
+    )  # two own texts among five in random order: (5 + 1) / (2 + 1)
     found = retrieval_ranks(images.numpy(), texts.numpy(), [0], [0, 1, 0, 1, 1])
     assert found[0, 0] == pytest.approx(2.0)
 
@@ -72,10 +90,17 @@ def test_two_images_that_share_a_caption_share_the_hit():
         ({"owners": torch.tensor([0]), "images": torch.ones(1, 4)}, r"1 owners.*2 texts"),
         ({"owners": torch.tensor([1, 1])}, r"1.*row 0"),
         ({"texts": torch.tensor([[1.0, 0, 0, 0], [0.0, 0, 0, 0]])}, r"row 1.*0"),
-        ({"images": torch.tensor([[1.0, 0, 0, torch.nan], [1.0, 0, 0, 0]])}, "images: row 0 .* nan"),
+        (
+            {"images": torch.tensor([[1.0, 0, 0, torch.nan], [1.0, 0, 0, 0]])},
+            "images: row 0 .* nan",
+        ),
     ],
 )
 def test_bad_input_is_refused(change, message):
-    arguments = {"images": torch.ones(2, 4), "texts": torch.ones(2, 4), "owners": torch.tensor([0, 1])} | change
+    arguments = {
+        "images": torch.ones(2, 4),
+        "texts": torch.ones(2, 4),
+        "owners": torch.tensor([0, 1]),
+    } | change
     with pytest.raises(ValueError, match=message):
         retrieval_recall(**arguments)

@@ -49,7 +49,11 @@ from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import Drawn, noise_image, tiny_student
 from tests.reward_models_for_tests import DATA
 
-ROW: Any = {"image_id": "a", "image": Drawn(9), "references": ["one dog", "two black cats", "a very long caption here"]}
+ROW: Any = {
+    "image_id": "a",
+    "image": Drawn(9),
+    "references": ["one dog", "two black cats", "a very long caption here"],
+}
 LONG = build_data(DataConfig(format="scenes", kwargs=DATA["kwargs"], long_captions=True))
 ROWS = LONG.split("train")
 CAPTIONS = [row["references"][0] for row in ROWS]
@@ -72,18 +76,25 @@ def test_ids_are_those_of_the_tokenizer_truncated_or_padded() -> None:
     short = SimpleTokenizer(context_length=5)(captions)
     assert torch.equal(token_cache(context_length=5)(captions), short)
     assert token_cache(context_length=5).too_long(captions) == 1
-    assert [token_cache(context_length=length).too_long(["a dog"]) for length in (3, 4)] == [1, 0], "4 tokens fit 4"
+    assert [token_cache(context_length=length).too_long(["a dog"]) for length in (3, 4)] == [
+        1,
+        0,
+    ], "4 tokens fit 4"
 
 
 def test_the_caption_is_a_function_of_seed_step_and_image() -> None:
-    chosen, again, other = ([caption_index(ROW, "random", seed, step) for step in range(60)] for seed in (0, 0, 1))
+    chosen, again, other = (
+        [caption_index(ROW, "random", seed, step) for step in range(60)] for seed in (0, 0, 1)
+    )
     assert set(chosen) == {0, 1, 2}
     assert chosen == again != other
     assert {caption_index(ROW, "first", 0, step) for step in range(9)} == {0}
 
 
 def test_images_of_one_step_draw_each_for_itself() -> None:
-    rows: list[Any] = [{**ROW, "image_id": str(number), "short_references": ["a", "b"]} for number in range(40)]
+    rows: list[Any] = [
+        {**ROW, "image_id": str(number), "short_references": ["a", "b"]} for number in range(40)
+    ]
     assert {caption_index(row, "random", 0, 3) for row in rows} == {0, 1, 2}
     assert {short_caption(row, "", 3, "references", 0) for row in rows} == {"a", "b"}
 
@@ -111,26 +122,42 @@ def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path: Path) 
     videos.cache_bytes = 10**6
     cache = PixelCache(Preprocessing(32), cache_bytes=10**6)
     sources: list[Any] = [str(files[0]), str(files[1]), files[2]]
-    sources += [(sources[0], sources[1]), (sources[0], sources[2]), *(video_frames(tmp_path, n) for n in (2, 3))]
+    sources += [
+        (sources[0], sources[1]),
+        (sources[0], sources[2]),
+        *(video_frames(tmp_path, n) for n in (2, 3)),
+    ]
     for _ in range(2):
         for source in sources:
             frames = source if isinstance(source, tuple) else (source,)
             expected = torch.stack([Preprocessing(32)(open_image(frame)) for frame in frames])
-            assert torch.equal(cache("a", source), expected if isinstance(source, tuple) else expected[0])
+            assert torch.equal(
+                cache("a", source), expected if isinstance(source, tuple) else expected[0]
+            )
         for model, images in ((captioner, sources[:3]), (videos, sources[3:5])):
-            found = [model.preprocess([{"image_id": "a", "image": image, "references": []}]) for image in images]
-            assert not any(torch.equal(a["pixel_values"], b["pixel_values"]) for a, b in pairwise(found))
+            found = [
+                model.preprocess([{"image_id": "a", "image": image, "references": []}])
+                for image in images
+            ]
+            assert not any(
+                torch.equal(a["pixel_values"], b["pixel_values"]) for a, b in pairwise(found)
+            )
     assert [len(model.cached) for model in (cache, captioner, videos)] == [7, 3, 2]
     captioner.cached.clear()
     captioner.cache_bytes = 2 * 16 * 16 * 3
-    captioner.preprocess([{"image_id": name, "image": files[0], "references": []} for name in "abc"])
+    captioner.preprocess(
+        [{"image_id": name, "image": files[0], "references": []} for name in "abc"]
+    )
     assert len(captioner.cached) == 2, "there is memory for two images"
 
 
 def test_grids_of_features_are_kept_in_half_the_bytes_and_pooled_ones_as_they_are() -> None:
     grid = torch.arange(32.0).view(4, 8) / 3
     rows: Any = [
-        {"features": SimpleNamespace(where=str(n), load=lambda n=n: (grid + n).numpy()), "image_id": "a"}
+        {
+            "features": SimpleNamespace(where=str(n), load=lambda n=n: (grid + n).numpy()),
+            "image_id": "a",
+        }
         for n in range(3)
     ]
     cache = FeatureCache(None, cache_bytes=2 * 4 * 8 * 2)
@@ -154,9 +181,15 @@ def test_the_length_of_the_base_is_anything_from_one_unit_to_all_but_one() -> No
 def test_a_batch_has_what_its_towers_read() -> None:
     pixels = PixelCache(Preprocessing(32))
     both = PairCollate(pixels, token_cache(), "first")([(ROW, 0), (ROW, 1)])
-    assert {name: value.shape for name, value in both.inputs.items()} == {"image": (2, 3, 32, 32), "text": (2, 4)}
+    assert {name: value.shape for name, value in both.inputs.items()} == {
+        "image": (2, 3, 32, 32),
+        "text": (2, 4),
+    }
     assert both.captions == ["one dog", "one dog"]
-    no_captions, no_image = {**ROW, "references": []}, {"image_id": "a", "references": ROW["references"]}
+    no_captions, no_image = (
+        {**ROW, "references": []},
+        {"image_id": "a", "references": ROW["references"]},
+    )
     assert set(PairCollate(pixels, None)([(no_captions, 0)]).inputs) == {"image"}
     assert set(PairCollate(None, token_cache())([(no_image, 0)]).inputs) == {"text"}
 
@@ -168,21 +201,39 @@ class Doubled:
         self.prefix = prefix
 
     def __call__(self, row: Any, caption: str, generator: Any) -> list[Any]:
-        return [("no", f"no {caption}")] if self.prefix else [f"{caption} {caption}"] * (row["image_id"] != "never")
+        return (
+            [("no", f"no {caption}")]
+            if self.prefix
+            else [f"{caption} {caption}"] * (row["image_id"] != "never")
+        )
 
 
 def test_a_share_of_the_captions_is_reworded_and_a_share_has_negatives() -> None:
     rows: Any = [{"image_id": str(n), "references": ["dog"]} for n in range(400)]
     items = [(row, 3) for row in rows]
-    negatives, paraphrases = HardNegatives(Doubled("no"), 2, 0.25, seed=2), Paraphrases(Doubled(), 0.75, seed=2)
-    collate = PairCollate(None, token_cache(), seed=2, wordings=[paraphrases], additions=[negatives])
+    negatives, paraphrases = (
+        HardNegatives(Doubled("no"), 2, 0.25, seed=2),
+        Paraphrases(Doubled(), 0.75, seed=2),
+    )
+    collate = PairCollate(
+        None, token_cache(), seed=2, wordings=[paraphrases], additions=[negatives]
+    )
     batch = collate(items)
-    reworded, counted = [text == "dog dog" for text in batch.captions], batch.targets["false"][:, 0].tolist()
+    reworded, counted = (
+        [text == "dog dog" for text in batch.captions],
+        batch.targets["false"][:, 0].tolist(),
+    )
     both = [a and b for a, b in zip(reworded, counted, strict=True)]
-    assert np.mean([reworded, counted, both], axis=1) == pytest.approx([0.75, 0.25, 0.75 * 0.25], abs=0.05)
+    assert np.mean([reworded, counted, both], axis=1) == pytest.approx(
+        [0.75, 0.25, 0.75 * 0.25], abs=0.05
+    )
     assert batch.targets["false"][:, 1].tolist() == [0] * 400, "one caption alone is made"
-    expected = [f"no {text}" if count else "" for text, count in zip(batch.captions, counted, strict=True)]
-    assert batch.false_captions == [expected, [""] * 400], "negatives are of the wording that is learnt"
+    expected = [
+        f"no {text}" if count else "" for text, count in zip(batch.captions, counted, strict=True)
+    ]
+    assert batch.false_captions == [expected, [""] * 400], (
+        "negatives are of the wording that is learnt"
+    )
     assert collate(items[7:9]).captions == batch.captions[7:9], "whatever the micro-batch"
     assert collate([(row, 4) for row in rows]).captions != batch.captions
     never: Any = {"image_id": "never", "references": ["dog"]}
@@ -197,7 +248,9 @@ def test_paraphrases_are_drawn_anew_for_every_image_and_step() -> None:
     rows: Any = [{"image_id": str(n), "references": ["dog"]} for n in range(3)]
     items = [(row, step) for row in rows for step in (3, 4)]
     drawn = [
-        PairCollate(None, token_cache(), seed=seed, wordings=[Paraphrases(draws, 1.0, seed)])(items).captions
+        PairCollate(None, token_cache(), seed=seed, wordings=[Paraphrases(draws, 1.0, seed)])(
+            items
+        ).captions
         for seed in (2, 2, 5)
     ]
     assert drawn[0] == drawn[1], "a function of seed, image and step"
@@ -217,13 +270,17 @@ def test_rand_augment_comes_before_normalisation_and_the_other_views() -> None:
         view = preprocessing.normalise(rand_augment(square, 3, step, "b"))
         expected = augment(view, ["horizontal"], 3, step, "b")
         assert torch.equal(collate([(row, step)]).inputs["image"][0], expected)
-    assert torch.equal(cache("b", row["image"]), preprocessing(row["image"])), "the cached pixels are left alone"
+    assert torch.equal(cache("b", row["image"]), preprocessing(row["image"])), (
+        "the cached pixels are left alone"
+    )
 
 
 def test_the_teacher_embeds_the_view_that_the_student_sees(tmp_path: Path) -> None:
     backbone = load_frozen_encoder(str(tiny_student(tmp_path)))
     row: Any = {"image_id": "b", "image": noise_image(1, (40, 40)), "references": []}
-    batch = PairCollate(PixelCache(backbone.preprocessing), None, augmentations=("rand_augment",))([(row, 1)])
+    batch = PairCollate(PixelCache(backbone.preprocessing), None, augmentations=("rand_augment",))(
+        [(row, 1)]
+    )
     teacher = Teacher(backbone, ("image",), Accelerator(cpu=True), augmented=True)
     teacher.prepare([row], "random", 10**6)
     view = backbone.encode_pixels(batch.inputs["image"], normalize=False)
@@ -268,7 +325,9 @@ def test_rotate_turns_by_up_to_ten_degrees_either_way() -> None:
 
 def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption() -> None:
     lengths = set()
-    for caption, triplet in zip(CAPTIONS, make_triplets(CAPTIONS, IDS, seed=1, shuffle_rate=0), strict=True):
+    for caption, triplet in zip(
+        CAPTIONS, make_triplets(CAPTIONS, IDS, seed=1, shuffle_rate=0), strict=True
+    ):
         grown = prefixes(detail_units(caption))
         assert triplet is not None
         length = grown.index(triplet.base)
@@ -279,7 +338,9 @@ def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption()
         others = [detail_units(other) for other in CAPTIONS if other != caption]
         # The unit at the same position, or the last one of a shorter caption; no comma follows a full stop.
         lead = ",;: " if triplet.base.endswith(".") else " "
-        assert unit in {units[min(length + 1, len(units) - 1)].lstrip(lead).strip() for units in others}
+        assert unit in {
+            units[min(length + 1, len(units) - 1)].lstrip(lead).strip() for units in others
+        }
         assert unit.lower() != triplet.positive.removeprefix(triplet.base).strip().lower()
     assert len(lengths) > 3
 
@@ -294,7 +355,9 @@ def test_with_given_donors_a_triplet_depends_on_its_row_and_the_seed_alone() -> 
 @pytest.mark.parametrize("per", ["unit", "row"])
 def test_shuffled_negatives_have_the_words_of_the_others_in_another_order(per: Any) -> None:
     different = 0
-    for one, other in zip(*(make_triplets(CAPTIONS, IDS, 1, rate, per) for rate in (0.0, 1.0)), strict=True):
+    for one, other in zip(
+        *(make_triplets(CAPTIONS, IDS, 1, rate, per) for rate in (0.0, 1.0)), strict=True
+    ):
         assert one is not None
         assert other is not None
         assert (one.base, one.positive) == (other.base, other.positive)
@@ -323,7 +386,9 @@ def test_none_without_two_units_or_without_another_image() -> None:
     assert make_triplets([long, "A fish swims. It is red."], ["a", "a"], 0) == [None, None]
     # In the same words, though of another image, it would be no negative.
     assert make_triplets([long], ["a"], 0, donors=[Donor("b", detail_units(long))]) == [None]
-    (triplet,) = make_triplets(["A dog runs. The sky is blue."], ["a"], 0, 0.0, donors=[Donor("b", ["a red bus"])])
+    (triplet,) = make_triplets(
+        ["A dog runs. The sky is blue."], ["a"], 0, 0.0, donors=[Donor("b", ["a red bus"])]
+    )
     assert triplet is not None
     assert triplet.negative == triplet.base + " a red bus"
 
@@ -340,7 +405,9 @@ def test_units_of_other_captions_are_joined_without_double_punctuation() -> None
 
 
 def step_triplets(batch_size: int = 8, **options: Any) -> StepTriplets:
-    return StepTriplets(ROWS, TOKENS, batch_size, 3, "random", shuffle_rate=0.0, per="unit", **options)
+    return StepTriplets(
+        ROWS, TOKENS, batch_size, 3, "random", shuffle_rate=0.0, per="unit", **options
+    )
 
 
 def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all() -> None:
@@ -364,16 +431,26 @@ def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all()
 
 
 def test_an_image_has_other_triplets_at_every_step() -> None:
-    alone = StepTriplets(ROWS[:1], TOKENS, 1, 3, "first", shuffle_rate=0.0, per="unit", donors=donors_of(ROWS))
+    alone = StepTriplets(
+        ROWS[:1], TOKENS, 1, 3, "first", shuffle_rate=0.0, per="unit", donors=donors_of(ROWS)
+    )
     assert len({alone.of_step(step)[IDS[0]] for step in range(20)}) > 5
 
 
 def test_triplets_that_do_not_fit_do_not_count() -> None:
     short = token_cache(context_length=8)
-    given = [Triplet("a cat", "a cat sits", "a cat flies"), None, Triplet("a", "a cat", "a cat on a mat in a hat")]
+    given = [
+        Triplet("a cat", "a cat sits", "a cat flies"),
+        None,
+        Triplet("a", "a cat", "a cat on a mat in a hat"),
+    ]
     texts, counts = triplet_texts(given, short)
     assert counts.tolist() == [1, 0, 0]
-    assert texts == {"base": ["a cat", "", ""], "positive": ["a cat sits", "", ""], "negative": ["a cat flies", "", ""]}
+    assert texts == {
+        "base": ["a cat", "", ""],
+        "positive": ["a cat sits", "", ""],
+        "negative": ["a cat flies", "", ""],
+    }
     assert short(texts["base"]).shape == (3, 4)
 
 
@@ -389,37 +466,62 @@ def test_short_captions_are_the_first_sentence_or_a_reference() -> None:
     drawn = {short_caption(row, "One. Two.", step, "references", 0) for step in range(40)}
     assert drawn == set(row["short_references"])
     batch = PairCollate(None, TOKENS, additions=[ShortCaptions("references")])([(row, 4)])
-    assert batch.inputs["text_short"].tolist() == TOKENS([short_caption(row, "", 4, "references", 0)]).tolist()
+    assert (
+        batch.inputs["text_short"].tolist()
+        == TOKENS([short_caption(row, "", 4, "references", 0)]).tolist()
+    )
 
 
 def test_some_captions_are_as_a_captioner_writes_them() -> None:
     """Per image and step, all texts of it alike, and their tokens those of the bare words."""
     made, items = step_triplets(len(ROWS)), [(row, 2) for row in ROWS]
     written, bare, mixed = (
-        PairCollate(None, TOKENS, seed=3, plain_captions=rate, additions=[ShortCaptions("references", 3), made])(items)
+        PairCollate(
+            None,
+            TOKENS,
+            seed=3,
+            plain_captions=rate,
+            additions=[ShortCaptions("references", 3), made],
+        )(items)
         for rate in (0.0, 1.0, 0.5)
     )
-    assert mixed.captions == bare.captions == written.captions, "what the log and a teacher see does not change"
+    assert mixed.captions == bare.captions == written.captions, (
+        "what the log and a teacher see does not change"
+    )
     commas = torch.tensor([SimpleTokenizer().encode(mark)[0] for mark in ".,"])
     plain = ~torch.isin(mixed.inputs["text"], commas).any(dim=1)
     assert 0.2 < plain.float().mean() < 0.8
     for name in ("text", "text_base", "text_positive", "text_negative", "text_short"):
         assert not torch.isin(bare.inputs[name], commas).any()
-        for own, *ids in zip(plain, *(each.inputs[name].tolist() for each in (mixed, written, bare)), strict=True):
+        for own, *ids in zip(
+            plain, *(each.inputs[name].tolist() for each in (mixed, written, bare)), strict=True
+        ):
             found, with_marks, without = ([token for token in row if token] for row in ids)
             assert found == (without if own else with_marks)
-    assert plain_form("A red circle, on 3.5 metres. It's big!") == "a red circle on 3.5 metres it 's big"
+    assert (
+        plain_form("A red circle, on 3.5 metres. It's big!")
+        == "a red circle on 3.5 metres it 's big"
+    )
     rows: Any = [{"image_id": text, "references": [text]} for text in ("A dog.", "a dog")]
     for rate, distinct in ((0.0, 2), (1.0, 1)):
-        grouped = PairCollate(None, TOKENS, plain_captions=rate, groups=True)([(row, 0) for row in rows])
-        assert len(grouped.targets["text_group"].unique()) == distinct, "captions are equal where what is read is"
+        grouped = PairCollate(None, TOKENS, plain_captions=rate, groups=True)(
+            [(row, 0) for row in rows]
+        )
+        assert len(grouped.targets["text_group"].unique()) == distinct, (
+            "captions are equal where what is read is"
+        )
 
 
 # generated positives
 
 
 def photo(name: str, **more: Any) -> Any:
-    return {"image_id": name, "image": noise_image(1, (32, 32)), "references": ["a dog", "two cats", "red"], **more}
+    return {
+        "image_id": name,
+        "image": noise_image(1, (32, 32)),
+        "references": ["a dog", "two cats", "red"],
+        **more,
+    }
 
 
 MADE = {
@@ -432,24 +534,36 @@ MADE = {
 def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(captions: Any) -> None:
     row, preprocessing = photo("a", **MADE), Preprocessing(32)
     generated = GeneratedPositives(("image", "text"), captions, seed=3)
-    collate = PairCollate(PixelCache(preprocessing, 10**6), TOKENS, captions, seed=3, additions=[generated])
+    collate = PairCollate(
+        PixelCache(preprocessing, 10**6), TOKENS, captions, seed=3, additions=[generated]
+    )
     plain = PairCollate(PixelCache(preprocessing), TOKENS, captions, seed=3)
     seen, told = set(), set()
     for step in range(24):
         batch = collate([(row, step)])
         index = caption_index(row, captions, 3, step)
-        assert torch.equal(batch.inputs["image_generated"][0], preprocessing(MADE["positive_images"][index]))
-        told |= {text for text in MADE["positive_captions"] if TOKENS([text]).equal(batch.inputs["text_generated"])}
+        assert torch.equal(
+            batch.inputs["image_generated"][0], preprocessing(MADE["positive_images"][index])
+        )
+        told |= {
+            text
+            for text in MADE["positive_captions"]
+            if TOKENS([text]).equal(batch.inputs["text_generated"])
+        }
         seen.add(index)
         alone = plain([(row, step)]).inputs
         assert batch.inputs.keys() - alone.keys() == {"image_generated", "text_generated"}
-        assert all(torch.equal(batch.inputs[name], value) for name, value in alone.items()), "nor drawn otherwise"
+        assert all(torch.equal(batch.inputs[name], value) for name, value in alone.items()), (
+            "nor drawn otherwise"
+        )
     assert seen == ({0} if captions == "first" else {0, 1, 2})
     assert told == set(MADE["positive_captions"])
 
 
 ONE = photo("b", positive_images=MADE["positive_images"][:1])
-LOST = photo("a", **MADE) | {"references": ["two cats", "red"]}  # an empty reference that data.on_bad left out
+LOST = photo("a", **MADE) | {
+    "references": ["two cats", "red"]
+}  # an empty reference that data.on_bad left out
 
 
 def test_positives_that_are_missing_are_named(tmp_path: Path) -> None:
@@ -460,8 +574,18 @@ def test_positives_that_are_missing_are_named(tmp_path: Path) -> None:
     ):
         check_positives(rows, wanted, captions)  # type: ignore[arg-type]
     for rows, wanted, captions, message in (
-        ([photo("a", **MADE), ONE], ("image",), "random", r"^train 'b' has 1 positive_images for 3.*\(1 in all\)"),
-        ([photo("a", **MADE), ONE], ("text",), "random", r"^train 'b'.*positive_captions \(1 in all\)"),
+        (
+            [photo("a", **MADE), ONE],
+            ("image",),
+            "random",
+            r"^train 'b' has 1 positive_images for 3.*\(1 in all\)",
+        ),
+        (
+            [photo("a", **MADE), ONE],
+            ("text",),
+            "random",
+            r"^train 'b'.*positive_captions \(1 in all\)",
+        ),
         ([photo("a")], ("image",), "first", r"train 'a' has 0 positive_images for 3 reference"),
         ([LOST], ("image",), "first", r"train 'a' has 3 positive_images for 2 reference"),
     ):
@@ -470,6 +594,8 @@ def test_positives_that_are_missing_are_named(tmp_path: Path) -> None:
     noise_image(1, (32, 32)).save(tmp_path / "good.png")
     (tmp_path / "bad.png").write_bytes(b"no image")
     for name in ("bad.png", "none.png"):
-        given = photo("c", positive_images=[str(tmp_path / "good.png"), str(tmp_path / name), noise_image(2)])
+        given = photo(
+            "c", positive_images=[str(tmp_path / "good.png"), str(tmp_path / name), noise_image(2)]
+        )
         with pytest.raises(DataError, match=rf"^1 of 2 positive_images.* train 'c', '.*{name}'"):
             check_positives([given], ("image",), "random", cache=tmp_path / "cache.json")

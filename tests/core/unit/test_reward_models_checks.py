@@ -20,11 +20,15 @@ WHOLE = {"batch_size": 8}
 PARTS = {"batch_size": 8, "micro_batch_size": 4}
 
 
-def contrastive(kwargs: dict[str, Any] = CLIP, train: dict[str, Any] = WHOLE, **sections: Any) -> Any:
+def contrastive(
+    kwargs: dict[str, Any] = CLIP, train: dict[str, Any] = WHOLE, **sections: Any
+) -> Any:
     return config_of("contrastive", model={"kwargs": kwargs}, train=train, **sections)
 
 
-def test_batch_norm_wants_one_micro_batch_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_norm_wants_one_micro_batch_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(config: Any) -> str:
         with pytest.raises(ConfigError) as error:
             config.check()
@@ -50,7 +54,10 @@ def test_batch_norm_wants_one_micro_batch_of_one_process(tmp_path: Path, monkeyp
     assert "micro_batch_size" not in message
 
 
-LONG = {"loss": {"short": 1.0, "pca_rank": 4}, "train": {"batch_size": 8, "short_captions": "references"}}
+LONG = {
+    "loss": {"short": 1.0, "pca_rank": 4},
+    "train": {"batch_size": 8, "short_captions": "references"},
+}
 HARD = {"loss": {"hard": 1.0}, "negatives": {"count": 1}}
 RANDOM = {"encoder": "timm:x", "pretrained": False, "train_blocks": None}
 TUNED = {"task": "positive_augmented", "model": {"init": "x"}}
@@ -67,8 +74,14 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
     [
         ({"task": "distill_text"}, ("teacher.name", "distill_text")),
         ({"model": {"kwargs": CLIP | {"widht": 3}}}, ("model.kwargs",)),
-        ({"model": {"kwargs": CLIP | {"text_cfg": CLIP["text_cfg"] | {"vocab_size": 999}}}}, ("vocab_size", "999")),
-        ({"task": "distill_text", "model": {"kwargs": STUDENT | {"vocab_size": 9}}, **TEACHER}, ("vocab_size", "9")),
+        (
+            {"model": {"kwargs": CLIP | {"text_cfg": CLIP["text_cfg"] | {"vocab_size": 999}}}},
+            ("vocab_size", "999"),
+        ),
+        (
+            {"task": "distill_text", "model": {"kwargs": STUDENT | {"vocab_size": 9}}, **TEACHER},
+            ("vocab_size", "9"),
+        ),
         ({"model": {"init": "x", "kwargs": CLIP}}, ("model.kwargs", "model.init")),
         (
             {"task": "distill_image", "data": {"features_kwargs": {"views": ["x"]}}, **TEACHER},
@@ -76,13 +89,22 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
         ),
         (TUNED | {"data": {"features_root": "x"}}, ("loss.positive_images",)),  # of a dual to come
         ({"task": "grammar"}, ("model.init", "model.text.encoder")),
-        ({"task": "grammar", "model": {"init": "x", "kwargs": {"width": 3}}}, ("model.kwargs", "width")),
+        (
+            {"task": "grammar", "model": {"init": "x", "kwargs": {"width": 3}}},
+            ("model.kwargs", "width"),
+        ),
         ({"train": {"lr": -1}}, ("train.lr", "-1")),
         ({"task": "positive_augmented"}, ("train.trainable", "model.init")),
         (TUNED | {"train": {"lora_alpha": 8.0}}, ("train.lora_alpha", "train.trainable")),
-        ({"loss": {"short": 1.0, "pca_rank": 8}, "train": WHOLE}, ("loss.pca_rank", "train.batch_size")),
+        (
+            {"loss": {"short": 1.0, "pca_rank": 8}, "train": WHOLE},
+            ("loss.pca_rank", "train.batch_size"),
+        ),
         ({"loss": {"hard": 1.0}}, ("loss.hard", "negatives.count")),
-        ({"task": "distill_text", "loss": {"hard": 1.0}, **TEACHER}, ("loss.hard", "negatives.count")),
+        (
+            {"task": "distill_text", "loss": {"hard": 1.0}, **TEACHER},
+            ("loss.hard", "negatives.count"),
+        ),
         (
             {"task": "distill_dual", "model": {"text_init": "x"}, **HARD, **TEACHER},
             ("loss.hard", "train.freeze_text"),
@@ -102,9 +124,18 @@ def parts(image: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
         (parts(RANDOM | {"encoder": ENCODER}, {}), ("model.image.encoder", ENCODER)),
         (parts({}, {}), ("model.image.encoder", "model.text.encoder")),
         ({"data": {"tokenizer": "char"}}, ("data.tokenizer", "char")),
-        ({"task": "distill_text", "data": {"format": "images", "path": "d"}, **TEACHER}, ("data.format", "images")),
-        ({"task": "distill_text", "data": {"augment": ["crop"]}, **TEACHER}, ("data.augment", "distill_text")),
-        ({"task": "distill_text", "data": {"features_root": "x"}, **TEACHER}, ("data.features_root", "distill_text")),
+        (
+            {"task": "distill_text", "data": {"format": "images", "path": "d"}, **TEACHER},
+            ("data.format", "images"),
+        ),
+        (
+            {"task": "distill_text", "data": {"augment": ["crop"]}, **TEACHER},
+            ("data.augment", "distill_text"),
+        ),
+        (
+            {"task": "distill_text", "data": {"features_root": "x"}, **TEACHER},
+            ("data.features_root", "distill_text"),
+        ),
     ],
 )
 def test_mistakes_are_found_before_the_data(values, keys, monkeypatch, tmp_path):
@@ -114,7 +145,9 @@ def test_mistakes_are_found_before_the_data(values, keys, monkeypatch, tmp_path)
     monkeypatch.setattr(program, "setup", too_late)
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(ConfigError) as error:
-        program.train_reward_model(parse(RewardModelConfig, ["--config", str(tmp_path / "a.yaml")], "test"))
+        program.train_reward_model(
+            parse(RewardModelConfig, ["--config", str(tmp_path / "a.yaml")], "test")
+        )
     for key in keys:
         assert key in str(error.value)
 
@@ -143,7 +176,10 @@ def test_the_task_is_chosen_by_the_file_or_the_command_line_and_help_has_its_key
     words = ["--config", str(tmp_path / "a.yaml"), "--loss.beta", "3"]
     config: Any = parse(RewardModelConfig, words, "test")
     assert (config.task, config.loss.alpha, config.loss.beta) == ("specificity", 2, 3)
-    for more, has, lacks in ((words, "--loss.alpha", "--loss.hard"), ([], "--loss.hard", "--loss.alpha")):
+    for more, has, lacks in (
+        (words, "--loss.alpha", "--loss.hard"),
+        ([], "--loss.hard", "--loss.alpha"),
+    ):
         with pytest.raises(SystemExit):
             parse(RewardModelConfig, [*more, "--help"], "test")
         text = capsys.readouterr().out
@@ -179,7 +215,11 @@ def test_a_run_of_the_version_whose_class_had_the_keys_of_all_tasks_goes_on() ->
     former |= {key: former[key] | now[key] for key in ("model", "loss")}
     former |= {"task": "distill_dual", "teacher": now["teacher"]}
     assert changed_settings(former, config) == []
-    for section, key, value in (("loss", "alpha", 2.0), ("model", "context_length", 248), ("train", "later", 1)):
+    for section, key, value in (
+        ("loss", "alpha", 2.0),
+        ("model", "context_length", 248),
+        ("train", "later", 1),
+    ):
         changed = former | {section: former[section] | {key: value}}
         (line,) = changed_settings(changed, config)
         assert line.startswith(f"{section}.{key}: {value}")
@@ -197,7 +237,9 @@ def test_a_damaged_folder_to_start_from_is_named(tmp_path: Path) -> None:
 
 
 def test_shipped_configurations_pass() -> None:
-    configurations = [parse(RewardModelConfig, ["--config", str(path)], "test") for path in CONFIGS.glob("*.yaml")]
+    configurations = [
+        parse(RewardModelConfig, ["--config", str(path)], "test") for path in CONFIGS.glob("*.yaml")
+    ]
     for config in configurations:
         config.check()
     assert {config.task for config in configurations} == {*TASKS}

@@ -16,7 +16,13 @@ from rewards.trust import trust
 from rl_caption.reward_models import teacher as teachers
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.encoders import random_clip
-from rl_caption.reward_models.students import build_dual, build_tower, copy_patch_embedding, names_teacher, save_tower
+from rl_caption.reward_models.students import (
+    build_dual,
+    build_tower,
+    copy_patch_embedding,
+    names_teacher,
+    save_tower,
+)
 from rl_caption.reward_models.teacher import Teacher
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
@@ -34,13 +40,18 @@ def test_a_tower_comes_back_as_it_was(tmp_path: Path) -> None:
         back = build_tower(kind, path, {}, 16)  # type: ignore[arg-type]
         stored = load_file(Path(path) / "model.safetensors")
         assert all(torch.equal(value, stored[name]) for name, value in back.state_dict().items())
-        assert json.loads((Path(path) / "config.json").read_text())["model_type"] == f"l_clip_{kind}"
+        assert (
+            json.loads((Path(path) / "config.json").read_text())["model_type"] == f"l_clip_{kind}"
+        )
     with pytest.raises(ValueError, match=r"model_type 'l_clip_text': expected 'l_clip'"):
         load_frozen_encoder(path)
 
 
 def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
-    image, text = saved(tmp_path / "image", "image"), saved(tmp_path / "text", "text", text_blocks=2)
+    image, text = (
+        saved(tmp_path / "image", "image"),
+        saved(tmp_path / "text", "text", text_blocks=2),
+    )
     model = build_dual(None, {"image": image, "text": text}, {}, 16)
     assert (model.config.image_blocks, model.config.text_blocks) == (1, 2)
     model.save_pretrained(tmp_path / "whole")
@@ -51,13 +62,18 @@ def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
     assert abs(float(raw.norm()) - 1) > 1e-2
     assert torch.equal(backbone.encode_pixels(pixels, normalize=False), raw)
     again = build_dual(str(tmp_path / "whole"), {"image": None, "text": None}, {}, 16)
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items()
+    )
     assert again.training
 
 
 def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> None:
     """It runs on pixels and on the encoder's features alike, trains nothing of it, and is saved with its weights."""
-    encoder = {"image_encoder": "tests.encoders_for_tests:TinyImageEncoder", "image_encoder_kwargs": {"seed": 3}}
+    encoder = {
+        "image_encoder": "tests.encoders_for_tests:TinyImageEncoder",
+        "image_encoder_kwargs": {"seed": 3},
+    }
     image, text = saved(tmp_path / "image", "image", **encoder), saved(tmp_path / "text", "text")
     trust([encoder["image_encoder"]])
     tower: Any = build_tower("image", image, {}, 16).train()
@@ -71,8 +87,12 @@ def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> No
     build_dual(None, {"image": image, "text": text}, {}, 16).save_pretrained(tmp_path / "whole")
     backbone = load_frozen_encoder(str(tmp_path / "whole"))
     assert backbone.preprocessing == tower.preprocessing
-    assert torch.allclose(backbone.encode_images([picture], normalize=False), tower(pixels).detach(), atol=1e-6)
-    assert LCLIP.from_pretrained(tmp_path / "whole").config.image_encoder == encoder["image_encoder"]
+    assert torch.allclose(
+        backbone.encode_images([picture], normalize=False), tower(pixels).detach(), atol=1e-6
+    )
+    assert (
+        LCLIP.from_pretrained(tmp_path / "whole").config.image_encoder == encoder["image_encoder"]
+    )
 
 
 def test_towers_of_another_teacher_are_refused(tmp_path: Path) -> None:
@@ -90,9 +110,20 @@ def test_towers_of_another_teacher_are_refused(tmp_path: Path) -> None:
 
 def test_a_model_may_start_from_one_tower_or_none(tmp_path: Path) -> None:
     text = saved(tmp_path / "text", "text")
-    model = build_dual(None, {"image": None, "text": text}, {"image_blocks": 2, "image_size": 32, "patch_size": 8}, 16)
-    assert (model.config.image_blocks, model.config.patch_size, model.config.text_width) == (2, 8, 16)
-    assert build_dual(None, {"image": None, "text": None}, STUDENT, 16).config == LCLIPConfig(**STUDENT)
+    model = build_dual(
+        None,
+        {"image": None, "text": text},
+        {"image_blocks": 2, "image_size": 32, "patch_size": 8},
+        16,
+    )
+    assert (model.config.image_blocks, model.config.patch_size, model.config.text_width) == (
+        2,
+        8,
+        16,
+    )
+    assert build_dual(None, {"image": None, "text": None}, STUDENT, 16).config == LCLIPConfig(
+        **STUDENT
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,18 +131,29 @@ def test_a_model_may_start_from_one_tower_or_none(tmp_path: Path) -> None:
     [
         (lambda f: build_tower("image", None, STUDENT, 32), r"embed_dim is 16.*32"),
         (lambda f: build_tower("image", None, STUDENT | {"image_heads": 5}, 16), "image_heads 5"),
-        (lambda f: build_tower("text", saved(f, "image"), {}, 16), "model_type 'l_clip_image': expected 'l_clip_text'"),
+        (
+            lambda f: build_tower("text", saved(f, "image"), {}, 16),
+            "model_type 'l_clip_image': expected 'l_clip_text'",
+        ),
         (
             lambda f: build_dual(
-                None, {"image": saved(f, "image", mlp_ratio=2), "text": saved(f / "t", "text")}, {}, 16
+                None,
+                {"image": saved(f, "image", mlp_ratio=2), "text": saved(f / "t", "text")},
+                {},
+                16,
             ),
             "model.text_init has mlp_ratio 4, but model.image_init has 2",
         ),
         (
-            lambda f: build_dual(None, {"image": saved(f, "image"), "text": saved(f / "t", "text")}, STUDENT, 16),
+            lambda f: build_dual(
+                None, {"image": saved(f, "image"), "text": saved(f / "t", "text")}, STUDENT, 16
+            ),
             r"model.kwargs.*model.image_init and model.text_init",
         ),
-        (lambda f: build_dual("x", {"image": "y"}, {}, 16), "leave model.image_init and model.text_init out"),
+        (
+            lambda f: build_dual("x", {"image": "y"}, {}, 16),
+            "leave model.image_init and model.text_init out",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, make: Any, message: str) -> None:
@@ -122,14 +164,22 @@ def test_what_does_not_fit_is_named(tmp_path: Path, make: Any, message: str) -> 
 def test_the_patch_embedding_is_the_teachers_and_frozen() -> None:
     teacher, _ = random_clip(None, CLIP)
     student: Any = build_tower("image", None, STUDENT, 16)
-    assert copy_patch_embedding(student, teacher) == ["patch_embed.weight", "cls_token", "pos_embed"]
+    assert copy_patch_embedding(student, teacher) == [
+        "patch_embed.weight",
+        "cls_token",
+        "pos_embed",
+    ]
     assert torch.equal(student.patch_embed.weight, teacher.visual.conv1.weight)
     assert torch.equal(student.cls_token.flatten(), teacher.visual.class_embedding)
     assert torch.equal(student.pos_embed[0], teacher.visual.positional_embedding)
     frozen = {name for name, value in student.named_parameters() if not value.requires_grad}
-    assert frozen == {"patch_embed.weight", "cls_token", "pos_embed"}, "the bias, which the teacher lacks, is trained"
+    assert frozen == {"patch_embed.weight", "cls_token", "pos_embed"}, (
+        "the bias, which the teacher lacks, is trained"
+    )
     larger: Any = build_tower("image", None, STUDENT | {"image_size": 64}, 16)
-    assert copy_patch_embedding(larger, teacher) == ["patch_embed.weight", "cls_token"], "positions do not fit"
+    assert copy_patch_embedding(larger, teacher) == ["patch_embed.weight", "cls_token"], (
+        "positions do not fit"
+    )
     assert larger.pos_embed.requires_grad
 
 
@@ -146,7 +196,11 @@ def test_a_teacher_without_such_patches_is_refused() -> None:
 # the teacher
 
 ROWS: list[Any] = [
-    {"image_id": str(index), "image": noise_image(index), "references": [f"a dog {index}", "two cats"]}
+    {
+        "image_id": str(index),
+        "image": noise_image(index),
+        "references": [f"a dog {index}", "two cats"],
+    }
     for index in range(4)
 ]
 ALL = {"image": 4, "text": 5}
@@ -165,7 +219,9 @@ def counts(backbone: FrozenEncoder, monkeypatch: pytest.MonkeyPatch) -> dict[str
     for tower in ("image", "text"):
         encode = getattr(backbone, f"encode_{tower}s")
 
-        def counting(items: Any, normalize: bool = True, tower: str = tower, encode: Any = encode) -> torch.Tensor:
+        def counting(
+            items: Any, normalize: bool = True, tower: str = tower, encode: Any = encode
+        ) -> torch.Tensor:
             counted[tower] += len(items)
             return encode(items, normalize)
 
@@ -189,13 +245,18 @@ def expected(backbone: FrozenEncoder) -> list[torch.Tensor]:
 
 def made(backbone: FrozenEncoder, cache_dir: Path | None, memory: int) -> Teacher:
     teacher = Teacher(
-        backbone, ("image", "text"), Accelerator(cpu=True), cache_dir=str(cache_dir) if cache_dir else None
+        backbone,
+        ("image", "text"),
+        Accelerator(cpu=True),
+        cache_dir=str(cache_dir) if cache_dir else None,
     )
     teacher.prepare(ROWS, "random", memory)
     return teacher
 
 
-@pytest.mark.parametrize(("on_disk", "memory"), [(False, MUCH), (True, MUCH), (True, 0), (False, 0)])
+@pytest.mark.parametrize(
+    ("on_disk", "memory"), [(False, MUCH), (True, MUCH), (True, 0), (False, 0)]
+)
 def test_a_second_epoch_costs_no_forward_pass(backbone, counts, tmp_path, on_disk, memory, capsys):
     right = expected(backbone)
     counts.update(image=0, text=0)
@@ -203,7 +264,9 @@ def test_a_second_epoch_costs_no_forward_pass(backbone, counts, tmp_path, on_dis
     first, second = epoch(teacher), epoch(teacher)
     assert ("at every step instead" in capsys.readouterr().err) == (memory == 0)
     if on_disk or memory:
-        assert counts == ALL | {"text": 5 + 1}, "the distinct captions, and one that tells the width"
+        assert counts == ALL | {"text": 5 + 1}, (
+            "the distinct captions, and one that tells the width"
+        )
     else:
         assert counts == {"image": 16, "text": 16 + 1}, "two of everything in both epochs"
     for whole, again, true in zip(first, second, right, strict=True):
@@ -211,7 +274,9 @@ def test_a_second_epoch_costs_no_forward_pass(backbone, counts, tmp_path, on_dis
         torch.testing.assert_close(whole, true)
     if on_disk:
         counts.update(image=0, text=0)
-        assert all(map(torch.equal, epoch(made(backbone, tmp_path, memory)), first)), "nor does a second run"
+        assert all(map(torch.equal, epoch(made(backbone, tmp_path, memory)), first)), (
+            "nor does a second run"
+        )
         assert counts == {"image": 0, "text": 0}
 
 
@@ -219,15 +284,21 @@ def test_a_score_that_shares_the_teachers_folder_has_embeddings_of_length_1_and_
     backbone: FrozenEncoder, tmp_path: Path
 ) -> None:
     images = [row["image"] for row in ROWS]
-    raw = Teacher(backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)).image_embeddings(ROWS)
+    raw = Teacher(
+        backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)
+    ).image_embeddings(ROWS)
     assert (raw.norm(dim=1) - 1).abs().min() > 1e-2
     unit = CachedEncoder(backbone, tmp_path).embed_images(images)
     torch.testing.assert_close(torch.from_numpy(unit), torch.nn.functional.normalize(raw, dim=1))
-    again = Teacher(backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)).image_embeddings(ROWS)
+    again = Teacher(
+        backbone, ("image",), Accelerator(cpu=True), cache_dir=str(tmp_path)
+    ).image_embeddings(ROWS)
     assert torch.equal(again, raw)
 
 
-def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(backbone: FrozenEncoder) -> None:
+def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(
+    backbone: FrozenEncoder,
+) -> None:
     teacher = Teacher(backbone, ("image",), Accelerator(cpu=True), augmented=True)
     teacher.prepare(ROWS, "random", MUCH)
     pixels = torch.stack([backbone.preprocessing(row["image"]).flip(-1) for row in ROWS])
@@ -236,7 +307,9 @@ def test_of_augmented_images_the_teacher_embeds_the_view_that_the_student_sees(b
     assert not torch.allclose(seen, teacher.image_embeddings(ROWS), atol=1e-3)
 
 
-def test_of_first_captions_the_teacher_embeds_no_others(backbone: FrozenEncoder, counts: dict[str, int]) -> None:
+def test_of_first_captions_the_teacher_embeds_no_others(
+    backbone: FrozenEncoder, counts: dict[str, int]
+) -> None:
     teacher = Teacher(backbone, ("image", "text"), Accelerator(cpu=True))
     counts.update(image=0, text=0)
     teacher.prepare(ROWS, "first", MUCH)
@@ -267,11 +340,17 @@ def test_a_table_made_in_parts_is_the_same(backbone, monkeypatch):
 
 def test_rows_may_lack_what_the_other_tower_reads(backbone: FrozenEncoder) -> None:
     images: list[Any] = [{**row, "references": []} for row in ROWS]
-    texts: list[Any] = [{"image_id": row["image_id"], "references": row["references"]} for row in ROWS]
-    image, text = (Teacher(backbone, (tower,), Accelerator(cpu=True)) for tower in ("image", "text"))
+    texts: list[Any] = [
+        {"image_id": row["image_id"], "references": row["references"]} for row in ROWS
+    ]
+    image, text = (
+        Teacher(backbone, (tower,), Accelerator(cpu=True)) for tower in ("image", "text")
+    )
     image.prepare(images, "random", MUCH)
     text.prepare(texts, "random", MUCH)
     one = image(PairBatch(images[:2], {}, []))
     other = text(PairBatch(texts[:2], {}, ["a dog 0", "two cats"]))
     assert (one.keys(), other.keys()) == ({"image"}, {"text"})
-    torch.testing.assert_close(torch.cat([one["image"], other["text"]], 1)[0], expected(backbone)[0][0])
+    torch.testing.assert_close(
+        torch.cat([one["image"], other["text"]], 1)[0], expected(backbone)[0][0]
+    )

@@ -63,11 +63,17 @@ def test_a_contrastive_model_comes_back_as_a_reward(clip: tuple[Any, dict[str, A
     backbone = load_frozen_encoder(str(folder))
     picture, ids = noise_image(2), torch.tensor([[49406, 320, 1929, 49407]])
     mine = TrainedClip(model)({"image": backbone.preprocessing(picture)[None], "text": ids})
-    assert torch.allclose(backbone.encode_images([picture], normalize=False), mine["image"], atol=1e-5)
-    assert torch.allclose(backbone.encode_texts(["a dog"], normalize=False), mine["text"], atol=1e-5)
+    assert torch.allclose(
+        backbone.encode_images([picture], normalize=False), mine["image"], atol=1e-5
+    )
+    assert torch.allclose(
+        backbone.encode_texts(["a dog"], normalize=False), mine["text"], atol=1e-5
+    )
     back, shape_again, preprocessing = pretrained_clip(None, str(folder))
     assert (shape_again, preprocessing) == (shape, backbone.preprocessing)
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in back.state_dict().items())
+    assert all(
+        torch.equal(value, model.state_dict()[name]) for name, value in back.state_dict().items()
+    )
     assert all(value.requires_grad for value in back.parameters())
 
 
@@ -95,11 +101,15 @@ def known_to_open_clip(folder: Path, name: str, shape: dict[str, Any]) -> str:
     return name
 
 
-@pytest.mark.parametrize("source", ["archive", "plain file", "plain file of a quickgelu architecture"])
+@pytest.mark.parametrize(
+    "source", ["archive", "plain file", "plain file of a quickgelu architecture"]
+)
 def test_a_fine_tuned_model_keeps_its_activation(tmp_path: Path, source: str) -> None:
     torch.manual_seed(0)
     quick = source.endswith("quickgelu architecture")
-    name = known_to_open_clip(tmp_path / "names", f"test-{source.replace(' ', '-')}", WIDE | {"quick_gelu": quick})
+    name = known_to_open_clip(
+        tmp_path / "names", f"test-{source.replace(' ', '-')}", WIDE | {"quick_gelu": quick}
+    )
     clip, _ = random_clip(None, WIDE | {"quick_gelu": True})
     file = tmp_path / "weights.pt"
     if source == "archive":
@@ -111,7 +121,9 @@ def test_a_fine_tuned_model_keeps_its_activation(tmp_path: Path, source: str) ->
     picture, before = noise_image(2), load_frozen_encoder(name, str(file))
     after = load_frozen_encoder(str(tmp_path / "export"))
     assert after.preprocessing == preprocessing
-    assert torch.allclose(after.encode_images([picture]), before.encode_images([picture]), atol=1e-6)
+    assert torch.allclose(
+        after.encode_images([picture]), before.encode_images([picture]), atol=1e-6
+    )
     assert torch.allclose(after.encode_texts(["a dog"]), before.encode_texts(["a dog"]), atol=1e-6)
     assert shape_found["quick_gelu"] is (source != "plain file")
 
@@ -135,22 +147,30 @@ def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
         (lambda f: train_only(random_clip(None, RESNET)[0], "lora"), "train.trainable"),
     ],
 )
-def test_a_model_that_cannot_be_built_or_tuned_is_named(tmp_path: Path, make: Any, message: str) -> None:
+def test_a_model_that_cannot_be_built_or_tuned_is_named(
+    tmp_path: Path, make: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make(tmp_path)
 
 
-def test_a_stretched_model_is_exported_and_loads_again(clip: tuple[Any, dict[str, Any], Path], tmp_path: Path) -> None:
+def test_a_stretched_model_is_exported_and_loads_again(
+    clip: tuple[Any, dict[str, Any], Path], tmp_path: Path
+) -> None:
     short, _, folder = clip
     long, long_shape, _ = pretrained_clip(None, str(folder), 104, 4)
     assert long_shape["text_cfg"]["context_length"] == 104
     save_clip(long, long_shape, tmp_path / "long")
     backbone: Any = load_frozen_encoder(str(tmp_path / "long"))
     assert backbone.context_length == 104
-    assert torch.equal(backbone.model.positional_embedding, stretch_positions(short.positional_embedding, 4, 5))
+    assert torch.equal(
+        backbone.model.positional_embedding, stretch_positions(short.positional_embedding, 4, 5)
+    )
     again, again_shape, _ = pretrained_clip(None, str(tmp_path / "long"))
     assert (again.context_length, again_shape) == (104, long_shape)
-    with pytest.raises(ConfigError, match=r"model\.context_length, .*: context_length = 100: .* 24, 44"):
+    with pytest.raises(
+        ConfigError, match=r"model\.context_length, .*: context_length = 100: .* 24, 44"
+    ):
         pretrained_clip(None, str(folder), 100, 4)
 
 
@@ -167,7 +187,9 @@ def test_frozen_positions_stay_as_they_are() -> None:
     ids = torch.randint(1, 49000, (4, 9), generator=generator)
     ids[:, 8] = 49407
     rows: Any = [{"image_id": str(index)} for index in range(4)]
-    batch = PairBatch(rows, {"image": torch.randn(4, 3, 32, 32, generator=generator), "text": ids}, ["a"] * 4)
+    batch = PairBatch(
+        rows, {"image": torch.randn(4, 3, 32, 32, generator=generator), "text": ids}, ["a"] * 4
+    )
     next(EmbeddingTask(Accelerator(cpu=True), network, contrastive).training_step([batch], 0))
     optimizer.step()
     assert torch.equal(table[:4], before[:4])
@@ -185,9 +207,13 @@ def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> Non
     network = TrainedDual(pretrained_dual(ClipModelConfig(None, {"embed_dim": 8}, *parts))).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     network({"image": torch.randn(4, 3, 32, 32)})
-    moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    moved = {
+        name for name, value in network.state_dict().items() if not torch.equal(value, before[name])
+    }
     assert moved
-    assert all(name.startswith("dual.image_encoder.stages.2.1.") for name in moved), "the block that is open"
+    assert all(name.startswith("dual.image_encoder.stages.2.1.") for name in moved), (
+        "the block that is open"
+    )
 
 
 def test_low_rank_updates_start_at_nothing_and_are_exported_merged(
@@ -196,7 +222,10 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(
     plain, shape, _ = clip
     tuned = copy.deepcopy(plain)
     train_only(tuned, "lora", rank=2, alpha=1.0)
-    images, ids = rows(3, 3 * 32 * 32, 0).view(3, 3, 32, 32), SimpleTokenizer(context_length=24)(["a", "b c", "d"])
+    images, ids = (
+        rows(3, 3 * 32 * 32, 0).view(3, 3, 32, 32),
+        SimpleTokenizer(context_length=24)(["a", "b c", "d"]),
+    )
     assert torch.equal(tuned.encode_image(images), plain.encode_image(images))
     trained = {name: value for name, value in tuned.named_parameters() if value.requires_grad}
     with torch.no_grad():
@@ -209,10 +238,14 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(
     expected = plain.get_parameter(f"{key}.weight") + 0.5 * b @ a
     assert torch.allclose(state[f"{key}.weight"], expected, atol=1e-7)
     assert state.keys() == plain.state_dict().keys()
-    changed = {name for name, value in plain.state_dict().items() if not torch.equal(state[name], value)}
+    changed = {
+        name for name, value in plain.state_dict().items() if not torch.equal(state[name], value)
+    }
     blocks = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
     towers = ("transformer.resblocks.0", "visual.transformer.resblocks.0")
-    assert changed == {f"{tower}.{name}" for tower in towers for name in blocks} | {"visual.conv1.weight"}
+    assert changed == {f"{tower}.{name}" for tower in towers for name in blocks} | {
+        "visual.conv1.weight"
+    }
     # The kernel of the patches as the released files have it: A [rank k, 3 k] and B [k D, rank k] (docs/pac.md).
     shapes = [trained[f"visual.conv1.parametrizations.weight.0.lora_{part}"].shape for part in "ab"]
     assert shapes == [(2 * 16, 3 * 16), (16 * 32, 2 * 16)]

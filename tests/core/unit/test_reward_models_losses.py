@@ -46,7 +46,9 @@ def slow_nce(
     count, total = len(similarities), 0.0
     for own in range(count):
         further = [] if false is None else false[own]
-        directions = [[row[own] for row in similarities]] + [similarities[own] + further] * symmetric
+        directions = [[row[own] for row in similarities]] + [
+            similarities[own] + further
+        ] * symmetric
         for logits in directions:
             logs = [logit - math.log(sum(map(math.exp, logits))) for logit in logits]
             total -= (1 - smoothing) * logs[own] + smoothing * sum(logs) / count
@@ -61,9 +63,13 @@ def scaled(images: Tensor, texts: Tensor, scale: float) -> list[list[float]]:
 def test_info_nce_is_the_mean_cross_entropy(smoothing: float, symmetric: bool) -> None:
     images, texts = rows(5, 7, 0), rows(5, 7, 1)
     expected = slow_nce(scaled(images, texts, 9.0), smoothing, symmetric)
-    assert info_nce(images, texts, 9.0, smoothing, symmetric).item() == pytest.approx(expected, rel=1e-5)
+    assert info_nce(images, texts, 9.0, smoothing, symmetric).item() == pytest.approx(
+        expected, rel=1e-5
+    )
     same = torch.ones(6, 4)
-    assert info_nce(same, same, 20.0, smoothing, symmetric).item() == pytest.approx(math.log(6), rel=1e-6)
+    assert info_nce(same, same, 20.0, smoothing, symmetric).item() == pytest.approx(
+        math.log(6), rel=1e-6
+    )
 
 
 def test_false_captions_are_further_columns_of_the_images_alone() -> None:
@@ -85,9 +91,14 @@ def test_an_image_picks_its_caption_among_its_own_false_ones() -> None:
     counts = torch.tensor([[1.0, 1], [0, 0], [0, 1]])
     expected = 0.0
     for row, counted in ((0, (0, 1)), (2, (1,))):
-        logits = [30 * cosine(images[row], text) for text in (texts[row], *(false[n][row] for n in counted))]
+        logits = [
+            30 * cosine(images[row], text)
+            for text in (texts[row], *(false[n][row] for n in counted))
+        ]
         expected += (math.log(sum(map(math.exp, logits))) - logits[0]) / 2
-    assert hard_negative_loss(images, texts, false, counts, 30.0).item() == pytest.approx(expected, rel=1e-5)
+    assert hard_negative_loss(images, texts, false, counts, 30.0).item() == pytest.approx(
+        expected, rel=1e-5
+    )
     assert hard_negative_loss(images, texts, false, torch.zeros(3, 2), 30.0).item() == 0
     student = {"image": images, "text": texts, "scale": torch.tensor(9.0)}
     student |= {f"text_false{n}": column for n, column in enumerate(false)}
@@ -100,7 +111,9 @@ def test_an_image_picks_its_caption_among_its_own_false_ones() -> None:
 def test_a_student_learns_what_an_edit_changes_in_its_teacher() -> None:
     """Row 0 has two false captions, row 2 the second alone, row 1 none."""
     names = ("text", "text_false0", "text_false1")
-    student, teacher = ({name: rows(3, 7, seed + n) for n, name in enumerate(names)} for seed in (0, 5))
+    student, teacher = (
+        {name: rows(3, 7, seed + n) for n, name in enumerate(names)} for seed in (0, 5)
+    )
     teacher["false"] = torch.tensor([[1.0, 1], [0, 0], [0, 1]])
     expected = 0.0
     for row, name in ((0, "text_false0"), (0, "text_false1"), (2, "text_false1")):
@@ -111,11 +124,15 @@ def test_a_student_learns_what_an_edit_changes_in_its_teacher() -> None:
     assert metrics["distill/hard"].item() == pytest.approx(expected, rel=1e-5)
     assert loss.item() == pytest.approx(without.item() + 0.7 * expected, rel=1e-5)
     none = {**teacher, "false": torch.zeros(3, 2)}
-    assert distillation(student, none, ("text",), 0.5, 0.25, hard=0.7)[1]["distill/hard"].item() == 0
+    assert (
+        distillation(student, none, ("text",), 0.5, 0.25, hard=0.7)[1]["distill/hard"].item() == 0
+    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagonal(reduction: Any) -> None:
+def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagonal(
+    reduction: Any,
+) -> None:
     si, st, ti, tt = rows(4, 5, 4), rows(4, 5, 5), rows(4, 8, 6), rows(4, 8, 7)
     own: list[float] = []
     others: list[float] = []
@@ -125,16 +142,22 @@ def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagon
             (own if i == j else others).append(max(t - s, 0.0) if i == j else max(s - t, 0.0))
     expected = sum(own) + sum(others) if reduction == "sum" else sum(own) / 4 + sum(others) / 12
     assert min(sum(own), sum(others)) > 0.1, "both parts take part"
-    assert similarity_regulator(si, st, ti, tt, reduction).item() == pytest.approx(expected, rel=1e-5)
+    assert similarity_regulator(si, st, ti, tt, reduction).item() == pytest.approx(
+        expected, rel=1e-5
+    )
     one, opposite = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0]])
-    assert similarity_regulator(one, opposite, one, one, reduction).item() == pytest.approx(2.0), "no other pairs"
+    assert similarity_regulator(one, opposite, one, one, reduction).item() == pytest.approx(2.0), (
+        "no other pairs"
+    )
     assert similarity_regulator(ti, tt, ti, tt, reduction).item() == 0.0
 
 
 def test_false_negatives_are_left_out_of_the_softmax() -> None:
     """In both terms, and among hard negatives, one of which is word for word the caption of rows 0 and 3."""
     names = ("image", "text", "text_short", "text_false0")
-    given = {name: rows(4, 5, seed) for seed, name in enumerate(names)} | {"scale": torch.tensor(10.0)}
+    given = {name: rows(4, 5, seed) for seed, name in enumerate(names)} | {
+        "scale": torch.tensor(10.0)
+    }
     target = {"false": torch.tensor([[1.0], [1], [1], [0]])}
     groups = {"image": [7.0, 7, 2, 3], "text": [0.0, 1, 2, 0]}
     groups |= {"text_short": [5.0, 6, 5, 8], "text_false0": [9.0, 0, 4, 0]}
@@ -144,16 +167,23 @@ def test_false_negatives_are_left_out_of_the_softmax() -> None:
     coarse = principal_reconstruction(torch.nn.functional.normalize(given["image"]), 2)
     texts, short, false = (torch.nn.functional.normalize(given[name]) for name in names[1:])
     expected = {"long": 0.0, "short": 0.0}
-    for term, logits in (("long", 10 * cosine_matrix(given["image"], texts)), ("short", 10 * coarse @ short.T)):
+    for term, logits in (
+        ("long", 10 * cosine_matrix(given["image"], texts)),
+        ("short", 10 * coarse @ short.T),
+    ):
         own = groups["text" if term == "long" else "text_short"]
         for row in range(4):
             image = groups["image"]
-            kept = [n for n in range(4) if n == row or (image[n] != image[row] and own[n] != own[row])]
+            kept = [
+                n for n in range(4) if n == row or (image[n] != image[row] and own[n] != own[row])
+            ]
             columns = logits[row, kept]
             if term == "long":
                 hard = [n for n in range(3) if groups["text_false0"][n] != groups["text"][row]]
                 columns = torch.cat([columns, 10 * cosine_matrix(given["image"], false)[row, hard]])
-            expected[term] += float(torch.logsumexp(columns, 0) + torch.logsumexp(logits[kept, row], 0)) / 8
+            expected[term] += (
+                float(torch.logsumexp(columns, 0) + torch.logsumexp(logits[kept, row], 0)) / 8
+            )
             expected[term] -= float(logits[row, row]) / 4
     loss, metrics = contrastive(given, target, short=0.5, pca_rank=2)
     assert float(metrics["contrastive/short"]) == pytest.approx(expected["short"], rel=1e-5)
@@ -181,7 +211,9 @@ def test_the_contrastive_objective_logs_its_scale_and_accuracy() -> None:
         ("distill_dual", {"l1": 0.0, "cosine": 2.0, "regulator": 0.0}, 0.0, 2.0, 0.0),
     ],
 )
-def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(task, weights, l1, angle, regulator):
+def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
+    task, weights, l1, angle, regulator
+):
     """Distances are taken on raw embeddings."""
     towers = ["image", "text"] if task == "distill_dual" else [task.removeprefix("distill_")]
     student = {tower: rows(4, 5, seed) for seed, tower in enumerate(towers)}
@@ -194,7 +226,9 @@ def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(task, we
         terms[f"distill/cosine_{tower}"] = sum(1 - cosine(a, b) for a, b in pairs) / 4
         expected += l1 * terms[f"distill/l1_{tower}"] + angle * terms[f"distill/cosine_{tower}"]
     if regulator:
-        terms["distill/regulator"] = similarity_regulator(*student.values(), *teacher.values()).item()
+        terms["distill/regulator"] = similarity_regulator(
+            *student.values(), *teacher.values()
+        ).item()
         assert terms["distill/regulator"] > 0
         expected += regulator * terms["distill/regulator"]
     assert {name: value.item() for name, value in metrics.items()} == pytest.approx(terms, rel=1e-5)
@@ -202,19 +236,32 @@ def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(task, we
 
 
 def test_hard_negatives_are_further_texts_of_the_teacher_s() -> None:
-    student, teacher = ({name: rows(3, 5, seed + n) for n, name in enumerate(NAMES)} for seed in (0, 9))
+    student, teacher = (
+        {name: rows(3, 5, seed + n) for n, name in enumerate(NAMES)} for seed in (0, 9)
+    )
     teacher["false"] = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
     kept = [("text_false0", 0), ("text_false0", 1), ("text_false1", 1), ("text_false1", 2)]
-    texts = [torch.stack([*own["text"], *(own[name][row] for name, row in kept)]) for own in (student, teacher)]
-    (_, alone), (_, both) = (config_of(task).objective()(student, teacher) for task in ("distill_text", "distill_dual"))
-    assert alone["distill/l1_text"].item() == pytest.approx((texts[0] - texts[1]).abs().mean().item())
+    texts = [
+        torch.stack([*own["text"], *(own[name][row] for name, row in kept)])
+        for own in (student, teacher)
+    ]
+    (_, alone), (_, both) = (
+        config_of(task).objective()(student, teacher) for task in ("distill_text", "distill_dual")
+    )
+    assert alone["distill/l1_text"].item() == pytest.approx(
+        (texts[0] - texts[1]).abs().mean().item()
+    )
     assert alone["distill/cosine_text"] == both["distill/cosine_text"]
     excess = missing = 0.0
     for i, image in enumerate(student["image"]):
         for j, text in enumerate(texts[0]):
             gap = cosine(image, text) - cosine(teacher["image"][i], texts[1][j])
-            excess, missing = (excess, missing + max(0, -gap)) if i == j else (excess + max(0, gap), missing)
-    assert both["distill/regulator"].item() == pytest.approx(missing / 3 + excess / (3 * 7 - 3), rel=1e-5)
+            excess, missing = (
+                (excess, missing + max(0, -gap)) if i == j else (excess + max(0, gap), missing)
+            )
+    assert both["distill/regulator"].item() == pytest.approx(
+        missing / 3 + excess / (3 * 7 - 3), rel=1e-5
+    )
 
 
 # long captions
@@ -226,7 +273,9 @@ def test_the_reconstruction_is_that_of_the_covariance_s_leading_eigenvectors() -
     vectors = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :2]
     expected = centred @ vectors @ vectors.T + data.numpy().mean(axis=0)
     assert np.allclose(principal_reconstruction(data, 2).numpy(), expected, atol=1e-10)
-    assert torch.allclose(principal_reconstruction(data[:4], 3), data[:4], atol=1e-10), "of B - 1 components all"
+    assert torch.allclose(principal_reconstruction(data[:4], 3), data[:4], atol=1e-10), (
+        "of B - 1 components all"
+    )
 
 
 def test_the_reconstruction_s_gradient_is_that_of_a_constant_basis() -> None:
@@ -236,7 +285,9 @@ def test_the_reconstruction_s_gradient_is_that_of_a_constant_basis() -> None:
     vectors = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :2]
     mean = weights.numpy().mean(axis=0)
     assert data.grad is not None
-    assert np.allclose(data.grad.numpy(), (weights.numpy() - mean) @ vectors @ vectors.T + mean, atol=1e-10)
+    assert np.allclose(
+        data.grad.numpy(), (weights.numpy() - mean) @ vectors @ vectors.T + mean, atol=1e-10
+    )
 
 
 def test_short_captions_meet_reconstructions_that_are_not_normalised() -> None:
@@ -244,7 +295,9 @@ def test_short_captions_meet_reconstructions_that_are_not_normalised() -> None:
     coarse = principal_reconstruction(images / images.norm(dim=1, keepdim=True), 2)
     assert (coarse.norm(dim=1) - 1).abs().max() > 0.1
     logits = [[scale * float(image @ text / text.norm()) for text in texts] for image in coarse]
-    assert short_info_nce(images, texts, scale, 2).item() == pytest.approx(slow_nce(logits), rel=1e-5)
+    assert short_info_nce(images, texts, scale, 2).item() == pytest.approx(
+        slow_nce(logits), rel=1e-5
+    )
     equal = rows(3, 5, 0)[[0, 0, 0, 1, 1, 2]].requires_grad_()
     short_info_nce(equal, texts, scale, 2).backward()
     assert equal.grad is not None
@@ -275,7 +328,9 @@ def test_the_loss_of_pac_s_by_hand() -> None:
     given |= {"image_generated": directions(0, 0, 0), "text_generated": -texts}
     loss, metrics = positive_augmented(given, {})
     terms = {name: metrics[f"positive/{name}"].item() for name in ("pairs", "images", "captions")}
-    assert terms == pytest.approx({"pairs": pairs, "images": generated, "captions": against}, rel=1e-5)
+    assert terms == pytest.approx(
+        {"pairs": pairs, "images": generated, "captions": against}, rel=1e-5
+    )
     assert loss.item() == pytest.approx(pairs + 0.05 * generated + 0.1 * against, rel=1e-5)
 
 
@@ -287,7 +342,11 @@ def test_a_margin_is_the_mean_gap_within_its_limits_and_has_no_gradient() -> Non
     margin = dynamic_margin(gaps, torch.tensor([1.0, 1.0, 0.0]), 1.5)
     assert margin.item() == pytest.approx(0.2)
     assert not margin.requires_grad
-    for sign, counts, expected in ((1, torch.ones(3), 1.5), (-1, torch.ones(3), 0.0), (1, torch.zeros(3), 0.0)):
+    for sign, counts, expected in (
+        (1, torch.ones(3), 1.5),
+        (-1, torch.ones(3), 0.0),
+        (1, torch.zeros(3), 0.0),
+    ):
         assert dynamic_margin(sign * gaps, counts, 1.5).item() == expected
 
 
@@ -306,7 +365,9 @@ def triplet_embeddings() -> dict[str, Tensor]:
         ("cosine", None, False, 1e-3),
     ],
 )
-def test_specificity_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, symmetric: bool, fixed: Any) -> None:
+def test_specificity_is_the_weighted_sum_of_its_terms(
+    units: Any, limit: Any, symmetric: bool, fixed: Any
+) -> None:
     given, counts = triplet_embeddings(), [1, 0, 1, 1, 1, 0]
     factor, largest = {"logit": (4.0, 1.5), "cosine": (1.0, 0.015)}[units]
     largest = largest if limit is None else limit
@@ -322,13 +383,27 @@ def test_specificity_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, sy
         terms.append((sum(max(margin - gap, 0.0) for gap in gaps) / len(gaps), margin, gaps))
     contrast = slow_nce(scaled(given["image"], given["text"], 4.0), symmetric=symmetric)
     loss, metrics = specificity(
-        given, {"triplet": torch.tensor(counts).float()}, 0.5, 8.0, 0.8, units, limit, symmetric, fixed
+        given,
+        {"triplet": torch.tensor(counts).float()},
+        0.5,
+        8.0,
+        0.8,
+        units,
+        limit,
+        symmetric,
+        fixed,
     )
-    assert loss.item() == pytest.approx(0.5 * contrast + 8 * terms[0][0] + 0.8 * terms[1][0], rel=1e-5)
+    assert loss.item() == pytest.approx(
+        0.5 * contrast + 8 * terms[0][0] + 0.8 * terms[1][0], rel=1e-5
+    )
     for name, (term, margin, gaps) in zip(("positive", "negative"), terms, strict=True):
         assert metrics[f"specificity/{name}_hinge"].item() == pytest.approx(term, rel=1e-5)
-        assert metrics[f"specificity/{name}_margin"].item() == pytest.approx(margin, rel=1e-4, abs=1e-6)
-        assert metrics[f"specificity/{name}_rate"].item() == pytest.approx(sum(gap > 0 for gap in gaps) / 4)
+        assert metrics[f"specificity/{name}_margin"].item() == pytest.approx(
+            margin, rel=1e-4, abs=1e-6
+        )
+        assert metrics[f"specificity/{name}_rate"].item() == pytest.approx(
+            sum(gap > 0 for gap in gaps) / 4
+        )
     assert metrics["specificity/contrastive"].item() == pytest.approx(contrast, rel=1e-5)
 
 
@@ -337,8 +412,13 @@ def test_what_is_logged_counts_both_directions_and_no_tie() -> None:
     image, text = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.1]])
     student = {"image": image, "text": text, "text_false0": text, "scale": torch.tensor(2.0)}
     metrics = contrastive(student, {"false": torch.ones(2, 1)})[1]
-    logged = [float(metrics[f"contrastive/{key}"]) for key in ("accuracy", "hard_negatives", "scale")]
+    logged = [
+        float(metrics[f"contrastive/{key}"]) for key in ("accuracy", "hard_negatives", "scale")
+    ]
     assert logged == [0.75, 0.0, 2.0]
     student |= dict.fromkeys(("text_base", "text_positive", "text_negative"), text)
     metrics = specificity(student, {"triplet": torch.ones(2)})[1]
-    assert [float(metrics[f"specificity/{name}_rate"]) for name in ("positive", "negative")] == [0.0, 0.0]
+    assert [float(metrics[f"specificity/{name}_rate"]) for name in ("positive", "negative")] == [
+        0.0,
+        0.0,
+    ]

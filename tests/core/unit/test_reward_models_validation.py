@@ -42,7 +42,9 @@ class Network(nn.Module):
         found = {}
         for name, values in inputs.items():
             self.counts[name] += len(values)
-            found[name] = values.float().flatten(1)[:, :3] * self.factor + torch.tensor([1.0, 0.0, 0.0])
+            found[name] = values.float().flatten(1)[:, :3] * self.factor + torch.tensor(
+                [1.0, 0.0, 0.0]
+            )
         return found if self.scale is None else found | {"scale": torch.tensor(self.scale)}
 
 
@@ -53,7 +55,9 @@ class Scripted(nn.Module):
         (true,) = SimpleTokenizer().encode("true")
         found = {}
         for name, values in inputs.items():
-            length = (values != 0).sum(dim=1).float() if name == "text" else torch.zeros(len(values))
+            length = (
+                (values != 0).sum(dim=1).float() if name == "text" else torch.zeros(len(values))
+            )
             said = (values == true).any(dim=1) if name == "text" else torch.zeros(len(values))
             angles = torch.deg2rad(length * torch.where(said.bool(), 5.0, 10.0))
             found[name] = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -62,12 +66,19 @@ class Scripted(nn.Module):
 
 def rows() -> list[Any]:
     captions = [["a dog", "a cat"], ["a dog", "a dog"], ["two cats", "a cat"]]
-    return [{"image_id": str(i), "image": Drawn(80 * i), "references": own} for i, own in enumerate(captions)]
+    return [
+        {"image_id": str(i), "image": Drawn(80 * i), "references": own}
+        for i, own in enumerate(captions)
+    ]
 
 
-def validator(network: nn.Module, own: list[Any], triplets: list[Triplet | None] | None = None) -> Any:
+def validator(
+    network: nn.Module, own: list[Any], triplets: list[Triplet | None] | None = None
+) -> Any:
     towers, pixels = ("image", "text"), PixelCache(Preprocessing(8))
-    validate = EmbeddingValidator(Accelerator(cpu=True), network, towers, own, pixels, TOKENS, 2, triplets=triplets)
+    validate = EmbeddingValidator(
+        Accelerator(cpu=True), network, towers, own, pixels, TOKENS, 2, triplets=triplets
+    )
     return lambda step: validate(step, {})
 
 
@@ -76,12 +87,18 @@ def test_equal_captions_are_embedded_once_with_the_result_of_all() -> None:
     metrics = validator(network, own)(1).metrics
     assert network.counts == {"image": 3, "text": 3}
     pixels, tokens = Preprocessing(8), SimpleTokenizer(context_length=8)
-    images = network({"image": torch.stack([pixels(row["image"].render()) for row in own])})["image"]
-    texts = network({"text": tokens([caption for row in own for caption in row["references"]])})["text"]
+    images = network({"image": torch.stack([pixels(row["image"].render()) for row in own])})[
+        "image"
+    ]
+    texts = network({"text": tokens([caption for row in own for caption in row["references"]])})[
+        "text"
+    ]
     expected = retrieval_recall(images.detach(), texts.detach(), torch.tensor([0, 0, 1, 1, 2, 2]))
     assert {name: metrics[f"val/{name}"] for name in expected} == pytest.approx(expected)
     assert expected["i2t_r1"] != expected["t2i_r1"]
-    assert metrics["val/retrieval_r1"] == pytest.approx((expected["i2t_r1"] + expected["t2i_r1"]) / 2)
+    assert metrics["val/retrieval_r1"] == pytest.approx(
+        (expected["i2t_r1"] + expected["t2i_r1"]) / 2
+    )
 
 
 def test_validation_has_no_dropout_and_training_goes_on_with_it() -> None:
@@ -126,15 +143,24 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
 
     pixels = PixelCache(Preprocessing(32, (0.5,) * 3, (0.5,) * 3))
     some: list[Any] = [
-        {"image_id": str(i), "image": Drawn(50 * i), "references": [text], "positive_captions": [f"{text} runs"]}
+        {
+            "image_id": str(i),
+            "image": Drawn(50 * i),
+            "references": [text],
+            "positive_captions": [f"{text} runs"],
+        }
         for i, text in enumerate(["a dog", "one cat", "two cats", "a bird", "no fish"])
     ]
     objective = partial(positive_augmented, positive_images=0.0, positive_captions=0.5)
-    collate = PairCollate(pixels, TOKENS, augmentations=("rand_augment",), additions=[GeneratedPositives(["text"])])
+    collate = PairCollate(
+        pixels, TOKENS, augmentations=("rand_augment",), additions=[GeneratedPositives(["text"])]
+    )
     network = Network(scale=3.0)
 
     def loss(size: int, batch_size: int) -> float:
-        return ValidationLoss(objective, collate, size)(Accelerator(), network, some, pixels, batch_size)
+        return ValidationLoss(objective, collate, size)(
+            Accelerator(), network, some, pixels, batch_size
+        )
 
     def by_hand(own: list[Any]) -> float:
         inputs = {"image": torch.stack([pixels.of(row) for row in own])}
@@ -148,7 +174,9 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
         assert loss(2, 3) == pytest.approx(expected, rel=1e-6)
         with torch.autocast("cpu", torch.bfloat16):  # of the network alone
             assert loss(2, 3) == pytest.approx(expected, rel=1e-6)
-        assert loss(8, 2) == pytest.approx(by_hand(some), rel=1e-6), "a split of fewer rows is one batch"
+        assert loss(8, 2) == pytest.approx(by_hand(some), rel=1e-6), (
+            "a split of fewer rows is one batch"
+        )
 
 
 @torch.no_grad()

@@ -24,7 +24,9 @@ class WordCount:
     def __init__(self, factor: float = 1.0) -> None:
         self.factor = factor
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         return [self.factor * len(text.split()) for text in completions]
 
 
@@ -53,7 +55,11 @@ def test_what_cannot_be_built_is_explained() -> None:
     wrong: list[tuple[str, dict[str, Any], str]] = [
         ("cidr", {}, r"reward is 'cidr' \(.*cider\?\).*bertscore"),
         ("cider", {"sigmaa": 1}, r"'cider'.*sigma"),
-        ("rewards.clipscore:ClipScore", {}, "rewards.clipscore:ClipScore.*'rewards.clip.clipscore:ClipScore'"),
+        (
+            "rewards.clipscore:ClipScore",
+            {},
+            "rewards.clipscore:ClipScore.*'rewards.clip.clipscore:ClipScore'",
+        ),
         ("rewards.text.cider:CiderE", {}, "'CiderE'"),
         (f"{__name__}:NoReward", {}, "not a reward"),
         ("specs", {}, "needs backbone"),
@@ -71,7 +77,9 @@ for name in rewards.registry.available():
     rewards.registry.describe(name), rewards.registry.parameters(name)
 print(sorted({"torch", "open_clip", "transformers", "rl_caption", "textblob"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]
 
 
@@ -105,7 +113,9 @@ def test_the_working_directory_is_searched_for_what_is_not_found_otherwise_and_t
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "rewards_of_a_test.py").write_text("from tests.core.unit.test_reward_registry import WordCount\n")
+    (tmp_path / "rewards_of_a_test.py").write_text(
+        "from tests.core.unit.test_reward_registry import WordCount\n"
+    )
     with caplog.at_level("INFO", logger="rewards"):
         build(f"{__name__}:WordCount")
         assert str(tmp_path) not in sys.path

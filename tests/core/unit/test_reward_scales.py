@@ -34,7 +34,9 @@ class Words:
     __name__ = signature = "words"
     bounds = (0.0, 100.0)
 
-    def __init__(self, unit: float = 1.0, refuses: str = "nothing", columns: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, unit: float = 1.0, refuses: str = "nothing", columns: frozenset[str] = frozenset()
+    ) -> None:
         self.unit, self.refuses, self.columns = unit, refuses, columns
         self.asked: list[tuple[str, list[str]]] = []
 
@@ -46,7 +48,10 @@ class Words:
 
 
 def rows_of(*references: list[str]) -> list[Any]:
-    return [{"image_id": str(i), "image": None, "references": captions} for i, captions in enumerate(references)]
+    return [
+        {"image_id": str(i), "image": None, "references": captions}
+        for i, captions in enumerate(references)
+    ]
 
 
 def test_scale_by_hand():
@@ -61,7 +66,9 @@ def test_images_are_spread_over_the_split():
     words = Words()
     many = rows_of(*[[f"caption of {number}"] for number in range(4 * IMAGES)])
     scale_report(MixedReward({"words": (words, 1.0)}), many, None)
-    assert [text for text, _ in words.asked] == [f"caption of {4 * number}" for number in range(IMAGES)]
+    assert [text for text, _ in words.asked] == [
+        f"caption of {4 * number}" for number in range(IMAGES)
+    ]
 
 
 def test_a_reference_is_compared_with_the_others_and_a_single_one_is_left_out():
@@ -70,26 +77,42 @@ def test_a_reference_is_compared_with_the_others_and_a_single_one_is_left_out():
     reward = MixedReward({"compares": (compares, 1.0), "looks": (looks, 0.0)})
     three = [1.0, 2.0, 3.0]
     assert reference_scores(reward, rows) == {"compares": [three, []], "looks": [three, [1.0]]}
-    assert compares.asked == [("a", ["b b", "c c c"]), ("b b", ["a", "c c c"]), ("c c c", ["a", "b b"])]
+    assert compares.asked == [
+        ("a", ["b b", "c c c"]),
+        ("b b", ["a", "c c c"]),
+        ("c c c", ["a", "b b"]),
+    ]
     assert [text for text, _ in looks.asked] == ["a", "b b", "c c c", "d"]
     assert "1 image(s) with fewer than two references" in scale_report(reward, rows, None)[-1]
 
 
 def test_samples_are_scored_and_nothing_is_disturbed():
-    captioner, terms = tiny_captioner(dropout=0.5), {"words": (Words(), 2.0), "rouge_l": (build("rouge_l"), 1.0)}
+    captioner, terms = (
+        tiny_captioner(dropout=0.5),
+        {"words": (Words(), 2.0), "rouge_l": (build("rouge_l"), 1.0)},
+    )
     captioner.policy.train()
     before = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
     arguments = (captioner, SAMPLING, 7, Accelerator(cpu=True))
     found = sample_scores(*arguments, 2, MixedReward(terms), tiny_rows(5))
     assert (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()) == before
     assert captioner.policy.training
-    assert {name: np.shape(groups) for name, groups in found.items()} == {"words": (5, 3), "rouge_l": (5, 3)}
+    assert {name: np.shape(groups) for name, groups in found.items()} == {
+        "words": (5, 3),
+        "rouge_l": (5, 3),
+    }
     assert sample_scores(*arguments, 5, MixedReward(terms), tiny_rows(5)) == found
     scale, groups = scale_of(found["words"]), np.array(found["words"])
     within = groups.std(axis=1).mean()
     assert scale == pytest.approx((groups.mean(), groups.std(), within))
-    for normalize, expected in (("none", 2 * within), ("per_term", 2 * within / groups.std()), ("per_group", 2)):
-        weighted = weighted_variation(MixedReward(terms, normalize=normalize), {"words": scale, "rouge_l": None})
+    for normalize, expected in (
+        ("none", 2 * within),
+        ("per_term", 2 * within / groups.std()),
+        ("per_group", 2),
+    ):
+        weighted = weighted_variation(
+            MixedReward(terms, normalize=normalize), {"words": scale, "rouge_l": None}
+        )
         assert weighted == pytest.approx({"words": expected})
 
 
@@ -101,7 +124,9 @@ def test_mixed_precision_is_that_of_the_policy_and_not_of_the_rewards(monkeypatc
             in_autocast.append(torch.is_autocast_enabled("cpu"))
             return super().__call__(prompts, completions, **columns)
 
-    monkeypatch.setattr(reward_scales, "autocast", lambda accelerator: torch.autocast("cpu", torch.bfloat16))
+    monkeypatch.setattr(
+        reward_scales, "autocast", lambda accelerator: torch.autocast("cpu", torch.bfloat16)
+    )
     reward = MixedReward({"words": (Term(), 1.0)})
     sample_scores(tiny_captioner(), SAMPLING, 0, Accelerator(cpu=True), 2, reward, tiny_rows(3))
     assert in_autocast == [False, False]
@@ -113,7 +138,9 @@ def test_a_penalty_varies_by_the_size_of_its_weight():
 
 
 def warning(weighted: dict[str, float], normalize: Any = "none", watched: str = "") -> str | None:
-    terms = {name: (Words(), 0.0 if name == watched else 0.5) for name in weighted} or {"words": (Words(), 1.0)}
+    terms = {name: (Words(), 0.0 if name == watched else 0.5) for name in weighted} or {
+        "words": (Words(), 1.0)
+    }
     return scale_warning(MixedReward(terms, normalize=normalize), weighted)
 
 
@@ -126,7 +153,9 @@ def test_the_warning_names_the_term_that_is_hardly_seen_and_what_would_make_it_s
     assert "0 in still." in str(warning({"cider": 0.5, "still": 0.0}))
 
 
-@pytest.mark.parametrize("terms", [{"cider": 0.5, "clips": 0.051}, {"cider": 0.5}, {"still": 0.0, "too": 0.0}, {}])
+@pytest.mark.parametrize(
+    "terms", [{"cider": 0.5, "clips": 0.051}, {"cider": 0.5}, {"still": 0.0, "too": 0.0}, {}]
+)
 def test_no_warning(terms):
     assert warning(terms) is None
     assert warning(terms | {"watched": 0.0}, watched="watched") is None
@@ -134,11 +163,22 @@ def test_no_warning(terms):
 
 def test_a_report_without_a_captioner_and_one_with_a_reference_that_cannot_be_scored():
     rows = tiny_rows(4)
-    lines = scale_report(MixedReward({"words": (Words(), 1.0), "tiny": (Words(0.001), 1.0)}), rows, None)
+    lines = scale_report(
+        MixedReward({"words": (Words(), 1.0), "tiny": (Words(0.001), 1.0)}), rows, None
+    )
     assert lines[0].startswith("scales of the terms on 4 training images")
     assert [line.split()[0] for line in lines[2:]] == ["term", "words", "tiny"]
-    assert lines[-1].split()[:5] + lines[-1].split()[-4:] == ["tiny", "0", "to", "100", "1", *"----"]
-    reward = MixedReward({"words": (Words(refuses="a dog runs in the park"), 1.0), "tiny": (Words(0.001), 1.0)})
+    assert lines[-1].split()[:5] + lines[-1].split()[-4:] == [
+        "tiny",
+        "0",
+        "to",
+        "100",
+        "1",
+        *"----",
+    ]
+    reward = MixedReward(
+        {"words": (Words(refuses="a dog runs in the park"), 1.0), "tiny": (Words(0.001), 1.0)}
+    )
     one_sample = Decoding(num_samples=1, with_greedy=True, max_new_tokens=8)
     samples = partial(sample_scores, tiny_captioner(), one_sample, 0, Accelerator(cpu=True), 2)
     *_, references, warned = scale_report(reward, rows, samples)

@@ -40,7 +40,9 @@ def checkpoint(folder: Path, step: int) -> Path:
     return path
 
 
-def test_an_empty_folder_starts_then_the_newest_checkpoint_is_found_and_leftovers_are_cleared(tmp_path: Path) -> None:
+def test_an_empty_folder_starts_then_the_newest_checkpoint_is_found_and_leftovers_are_cleared(
+    tmp_path: Path,
+) -> None:
     for resume in ("auto", True, "true", False, "false"):
         assert find_checkpoint(config_of(tmp_path, resume)) is None
     config = config_of(tmp_path)
@@ -54,7 +56,9 @@ def test_an_empty_folder_starts_then_the_newest_checkpoint_is_found_and_leftover
 
 
 @pytest.mark.parametrize("resume", ["auto", True, False])
-def test_where_all_checkpoints_are_damaged_a_run_starts_over_only_if_told_to(tmp_path: Path, resume: Any) -> None:
+def test_where_all_checkpoints_are_damaged_a_run_starts_over_only_if_told_to(
+    tmp_path: Path, resume: Any
+) -> None:
     write_run_files(config_of(tmp_path), {})
     (checkpoint(tmp_path, 3) / "trainer_state.json").write_text("{}")
     (checkpoint(tmp_path, 6) / "manifest.json").unlink()
@@ -63,18 +67,26 @@ def test_where_all_checkpoints_are_damaged_a_run_starts_over_only_if_told_to(tmp
         return
     with pytest.raises(CheckpointError) as raised:
         find_checkpoint(config_of(tmp_path, resume))
-    for part in ("step-00000003 (trainer_state.json has 2 bytes", "step-00000006 (it has no manifest", "run.resume"):
+    for part in (
+        "step-00000003 (trainer_state.json has 2 bytes",
+        "step-00000006 (it has no manifest",
+        "run.resume",
+    ):
         assert part in str(raised.value)
 
 
-def test_auto_refuses_another_configuration_true_accepts_it_and_false_refuses_any_run(tmp_path: Path) -> None:
+def test_auto_refuses_another_configuration_true_accepts_it_and_false_refuses_any_run(
+    tmp_path: Path,
+) -> None:
     newest, config = checkpoint(tmp_path, 3), config_of(tmp_path)
     with pytest.raises(CheckpointError, match=r"config\.yaml"):
         find_checkpoint(config)
     write_run_files(config, {})
     config.train.lr = 1.0
     config.reward.terms["rouge_l"] = RewardTerm(weight=2.0)
-    with pytest.raises(CheckpointError, match=r"reward\.terms\.rouge_l\.weight: None -> 2\.0.*train\.lr: "):
+    with pytest.raises(
+        CheckpointError, match=r"reward\.terms\.rouge_l\.weight: None -> 2\.0.*train\.lr: "
+    ):
         find_checkpoint(config)
     config.run.resume = True
     assert find_checkpoint(config) == newest
@@ -108,7 +120,9 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     write_run_files(config, {"signature": "s"})
     folder = Path(config.run.dir)
     assert {path.name for path in folder.iterdir()} == {"config.yaml", "env.json"}
-    assert yaml.safe_load((folder / "config.yaml").read_text()) == json.loads(json.dumps(asdict(config)))
+    assert yaml.safe_load((folder / "config.yaml").read_text()) == json.loads(
+        json.dumps(asdict(config))
+    )
     environment = json.loads((folder / "env.json").read_text())
     assert environment["signature"] == "s"
     assert environment["versions"]["torch"]
@@ -127,7 +141,9 @@ def test_a_key_that_an_older_version_did_not_write_has_its_default(tmp_path: Pat
     config.reward.terms = {"rouge_l": RewardTerm()}
     assert changed_keys(tmp_path / "config.yaml", config) == []
     config.train.advantage_kwargs = {"epsilon": 1}
-    assert "train.advantage_kwargs.epsilon: None -> 1" in changed_keys(tmp_path / "config.yaml", config)
+    assert "train.advantage_kwargs.epsilon: None -> 1" in changed_keys(
+        tmp_path / "config.yaml", config
+    )
 
 
 def steps(path: Path) -> list[int]:
@@ -162,13 +178,18 @@ def test_a_line_of_metrics_is_written_and_summarised(tmp_path: Path, capsys: Any
     log.close()
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line) == {"step": 1, "reward/total": 0.25, "hacking/duplicates": 0.5}
-    assert [json.loads(line)["image_id"] for line in (tmp_path / "samples.jsonl").open()] == ["a", "b"]
+    assert [json.loads(line)["image_id"] for line in (tmp_path / "samples.jsonl").open()] == [
+        "a",
+        "b",
+    ]
     shown = capsys.readouterr().err
     assert "[scst] step 1/10  reward/total 0.25" in shown
     assert "hacking" not in shown
 
 
-def test_time_left_is_that_of_recent_steps(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_is_that_of_recent_steps(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     log = RunLog(Accelerator(cpu=True), tmp_path, "scst", 10, 1000)
@@ -191,5 +212,10 @@ def test_time_left_is_that_of_recent_steps(tmp_path: Path, capsys: Any, monkeypa
 
 
 def test_clock() -> None:
-    assert [clock(s) for s in (0, 59.6, 3600, 90061)] == ["0:00:00", "0:01:00", "1:00:00", "25:01:01"]
+    assert [clock(s) for s in (0, 59.6, 3600, 90061)] == [
+        "0:00:00",
+        "0:01:00",
+        "1:00:00",
+        "25:01:01",
+    ]
     assert clock(float("nan")) == clock(float("inf")) == "?"

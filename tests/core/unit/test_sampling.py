@@ -75,21 +75,40 @@ def test_the_noise_of_samples_is_another_for_each_seed_step_and_image():
 class OwnImage:
     """1 for a caption that names its own image, reference and whether it ended."""
 
-    __name__, columns, bounds, signature = "own", frozenset({"references", "image_id", "finished"}), (0.0, 1.0), "own"
+    __name__, columns, bounds, signature = (
+        "own",
+        frozenset({"references", "image_id", "finished"}),
+        (0.0, 1.0),
+        "own",
+    )
 
     def __call__(self, prompts, completions, references, image_id, finished, **columns):
         rows = zip(completions, references, image_id, finished, strict=True)
-        return [float(text.split() == [name, captions[0], str(ended)]) for text, captions, name, ended in rows]
+        return [
+            float(text.split() == [name, captions[0], str(ended)])
+            for text, captions, name, ended in rows
+        ]
 
 
 @pytest.mark.parametrize("with_greedy", [False, True])
 def test_samples_and_greedy_captions_are_scored_with_the_row_of_their_own_image(with_greedy):
-    rows = [{"image_id": f"image{i}", "references": [f"reference{i}"], "image": None} for i in range(2)]
+    rows = [
+        {"image_id": f"image{i}", "references": [f"reference{i}"], "image": None} for i in range(2)
+    ]
     finished = torch.tensor([[True, False, True], [False, False, True]])
-    texts = [[f"image{i} reference{i} {ended}" for ended in row] for i, row in enumerate(finished.tolist())]
-    greedy = {"greedy_texts": ["image0 reference0 False", "image1 reference1 True"]} if with_greedy else {}
+    texts = [
+        [f"image{i} reference{i} {ended}" for ended in row]
+        for i, row in enumerate(finished.tolist())
+    ]
+    greedy = (
+        {"greedy_texts": ["image0 reference0 False", "image1 reference1 True"]}
+        if with_greedy
+        else {}
+    )
     ended = {"greedy_finished": torch.tensor([False, True])} if with_greedy else {}
     mask = torch.ones(2, 3, 4, dtype=torch.bool)
-    rollout = Rollout(torch.zeros(2, 3, 4, dtype=torch.long), mask, finished, texts, **greedy, **ended)
+    rollout = Rollout(
+        torch.zeros(2, 3, 4, dtype=torch.long), mask, finished, texts, **greedy, **ended
+    )
     found = term_scores(MixedReward({"own": (OwnImage(), 1.0)}), rollout, CaptionBatch(rows, {}))
     assert found == {"own": [1.0] * (8 if with_greedy else 6)}

@@ -64,7 +64,13 @@ def test_facts_of_a_scene_by_hand() -> None:
     stars = [Thing("star", "blue", "small", "plain", x, 800) for x in (200, 800)]
     scene = Scene("grey", (Thing("ring", "red", "large", "striped", 500, 250), *stars))
     attributes = {"shape": "ring", "colour": "red", "size": "large", "texture": "striped"}
-    stars_have = {"shape": "star", "colour": "blue", "size": "small", "texture": "plain", "count": "2"}
+    stars_have = {
+        "shape": "star",
+        "colour": "blue",
+        "size": "small",
+        "texture": "plain",
+        "count": "2",
+    }
     assert facts(scene) == {
         Fact("background", "background", "grey"),
         *(Fact(kind, "red ring", value) for kind, value in attributes.items()),
@@ -81,7 +87,10 @@ def test_moved_things_keep_off_the_edges_and_their_offsets() -> None:
         assert scene in ways
         assert len(set(ways)) == len(ways)
         for moved in ways:
-            steps = {(new.x - old.x, new.y - old.y) for new, old in zip(moved.things, scene.things, strict=True)}
+            steps = {
+                (new.x - old.x, new.y - old.y)
+                for new, old in zip(moved.things, scene.things, strict=True)
+            }
             assert len(steps) == 1
             assert all(RADIUS[t.size] < min(t.x, t.y, 1000 - t.x, 1000 - t.y) for t in moved.things)
     alone = Scene("white", (Thing("circle", "red", "small", "plain", 500, 500),))
@@ -100,9 +109,16 @@ def test_things_are_drawn_where_the_scene_says(size: int) -> None:
     """The pixels that differ from the background lie around the thing's centre, within its radius."""
     for shape, name, texture in itertools.product(SHAPES, SIZES, TEXTURES):
         thing = Thing(shape, "red", name, texture, 320, 640)
-        rows, columns = np.nonzero(np.abs(_pixels(Scene("black", (thing,)), size) - 14).max(axis=2) > 40)
-        centre = np.array([(columns.min() + columns.max() + 1) / 2, (rows.min() + rows.max() + 1) / 2])
-        assert np.abs(centre - np.array([320, 640]) * size / 1000).max() < 0.2 * RADIUS[name] * size / 1000 + 1
+        rows, columns = np.nonzero(
+            np.abs(_pixels(Scene("black", (thing,)), size) - 14).max(axis=2) > 40
+        )
+        centre = np.array(
+            [(columns.min() + columns.max() + 1) / 2, (rows.min() + rows.max() + 1) / 2]
+        )
+        assert (
+            np.abs(centre - np.array([320, 640]) * size / 1000).max()
+            < 0.2 * RADIUS[name] * size / 1000 + 1
+        )
         away = np.hypot(columns + 0.5 - 0.320 * size, rows + 0.5 - 0.640 * size).max()
         assert away <= RADIUS[name] * size / 1000 + 1
 
@@ -135,7 +151,9 @@ def test_drawing_on_an_image_does_not_change_the_next() -> None:
 
 
 def _pairs(split: str) -> set[tuple[str, str]]:
-    return {(thing.colour, thing.shape) for row in DATA.split(split) for thing in row["scene"].things}
+    return {
+        (thing.colour, thing.shape) for row in DATA.split(split) for thing in row["scene"].things
+    }
 
 
 def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
@@ -163,11 +181,15 @@ def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
 
 
 def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_split() -> None:
-    with_positives = ScenesData(num_train=100, num_val=10, num_test=0, num_unseen=10, positives=True)
+    with_positives = ScenesData(
+        num_train=100, num_val=10, num_test=0, num_unseen=10, positives=True
+    )
     elsewhere = 0
     for split in ("train", "val", "test_unseen"):
         for row, plain in zip(with_positives.split(split), DATA.split(split), strict=False):
-            assert plain == {key: value for key, value in row.items() if not key.startswith("positive")}
+            assert plain == {
+                key: value for key, value in row.items() if not key.startswith("positive")
+            }
             captions, images = row["positive_captions"], row["positive_images"]
             assert len(set(captions) - set(row["references"])) == len(images) == 5
             assert all(oracle(caption, row["scene"]).precision == 1 for caption in captions)
@@ -182,7 +204,11 @@ def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_spl
 def test_splits_share_no_scene_whatever_the_seed() -> None:
     seen: dict[str, tuple[str, int]] = {}
     for seed in (0, 1):
-        data = ScenesData(num_train=200, num_val=60, num_test=60, num_unseen=60, seed=seed) if seed else DATA
+        data = (
+            ScenesData(num_train=200, num_val=60, num_test=60, num_unseen=60, seed=seed)
+            if seed
+            else DATA
+        )
         for split in data.splits:
             for row in data.split(split):
                 assert seen.setdefault(content_key(row["scene"]), (split, seed))[0] == split
@@ -234,7 +260,9 @@ def test_the_export_is_read_as_karpathy(tmp_path: Path, capsys: pytest.CaptureFi
             assert load_image(row["image"]).tobytes() == load_image(made["image"]).tobytes()
     entries = json.loads(first)["images"]
     assert Scene.from_dict(entries[0]["scene"]) == data.split("train")[0]["scene"]
-    assert len({sentence["sentid"] for entry in entries for sentence in entry["sentences"]}) == 8 * 5
+    assert (
+        len({sentence["sentid"] for entry in entries for sentence in entry["sentences"]}) == 8 * 5
+    )
     (tmp_path / "file").write_text("in the way")
     assert main(["--out", str(tmp_path / "file"), "--num_train", "1"]) == 1
     assert str(tmp_path / "file") in capsys.readouterr().err
@@ -257,13 +285,17 @@ def test_every_negative_is_false_and_every_kind_occurs() -> None:
     for seed, scene in enumerate(SCENES[:60]):
         for caption in [*references(scene, seed), long_reference(scene, seed)]:
             found = hard_negatives(scene, caption, seed)
-            assert [kind for kind, _ in found] == [kind for kind in NEGATIVE_KINDS if kind in dict(found)]
+            assert [kind for kind, _ in found] == [
+                kind for kind in NEGATIVE_KINDS if kind in dict(found)
+            ]
             for kind, text in found:
                 score = oracle(text, scene)
                 seen[kind] += 1
                 assert text != caption
                 if kind == "word_order":
-                    assert sorted(tokens(text.replace(".", ""))) == sorted(t for t in tokens(caption) if t not in ".,")
+                    assert sorted(tokens(text.replace(".", ""))) == sorted(
+                        t for t in tokens(caption) if t not in ".,"
+                    )
                     assert score.unparsed > 0 or score.f1 < oracle(caption, scene).f1
                     continue
                 assert (score.precision < 1, score.unparsed) == (True, 0), text
@@ -279,17 +311,31 @@ def test_kinds_change_what_they_name(seed: int) -> None:
     found = dict(hard_negatives(SCENE, caption, seed))
     assert found == dict(hard_negatives(SCENE, caption, seed))
     assert set(found) == set(NEGATIVE_KINDS)
-    assert found["swap_object"] == "A large red star is above two small blue circles on a grey background."
-    assert found["swap_relation"] == "Two small blue stars are above a large red circle on a grey background."
-    assert found["swap_count"] == "Two large red circles are above a small blue star on a grey background."
+    assert (
+        found["swap_object"]
+        == "A large red star is above two small blue circles on a grey background."
+    )
+    assert (
+        found["swap_relation"]
+        == "Two small blue stars are above a large red circle on a grey background."
+    )
+    assert (
+        found["swap_count"]
+        == "Two large red circles are above a small blue star on a grey background."
+    )
     assert found["swap_attribute"] in (
         "A large blue circle is above two small red stars on a grey background.",
         "A small red circle is above two large blue stars on a grey background.",
     )
-    false = {kind: {claim.kind for claim in claims(text, SCENE) if not claim.true} for kind, text in found.items()}
+    false = {
+        kind: {claim.kind for claim in claims(text, SCENE) if not claim.true}
+        for kind, text in found.items()
+    }
     for kind in ("background", "relation", "count"):
         assert false[f"replace_{kind}"] == {kind}
-    assert "shape" in false["replace_object"] or not {"star", "circle"} <= set(tokens(found["replace_object"]))
+    assert "shape" in false["replace_object"] or not {"star", "circle"} <= set(
+        tokens(found["replace_object"])
+    )
     assert false["replace_attribute"] <= {"colour", "size", "texture"}
 
 
@@ -302,10 +348,14 @@ def test_questions_are_exact_and_answered_from_captions() -> None:
         for question in questions:
             assert read_answer(row["long_reference"], question) == question["answer"]
             answers = {read_answer(caption, question) for caption in row["references"]}
-            assert answers <= {question["answer"], None}, "a true caption answers right, or not at all"
+            assert answers <= {question["answer"], None}, (
+                "a true caption answers right, or not at all"
+            )
         assert 1 <= len(row["questions"]) <= 3
         assert read_answer("", questions[0]) is None
-    two = [{"question": "What colour is the background?", "choices": ["red", "grey"], "answer": "grey"}]
+    two = [
+        {"question": "What colour is the background?", "choices": ["red", "grey"], "answer": "grey"}
+    ]
     assert read_answer("a grey background on a red background", two[0]) is None
     with pytest.raises(ValueError, match="Why"):
         read_answer("a circle", {"question": "Why?", "choices": ["a", "b"], "answer": "a"})

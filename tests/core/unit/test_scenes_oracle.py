@@ -95,7 +95,9 @@ JUDGED = [
 
 
 @pytest.mark.parametrize(("caption", "true", "claimed", "told", "unparsed", "words"), JUDGED)
-def test_judged_by_hand(caption: str, true: int, claimed: int, told: int, unparsed: int, words: int) -> None:
+def test_judged_by_hand(
+    caption: str, true: int, claimed: int, told: int, unparsed: int, words: int
+) -> None:
     judged = claims(caption, HAND)
     assert (sum(claim.true for claim in judged), len(judged)) == (true, claimed), judged
     score = oracle(caption, HAND)
@@ -161,7 +163,23 @@ def test_repeating_a_true_caption_never_pays_and_contradicting_it_costs() -> Non
 
 
 CONNECTING = (
-    *("a", "the", "is", "are", "there", "with", "on", "and", "left", "right", "of", "to", "above", "it", "in"),
+    *(
+        "a",
+        "the",
+        "is",
+        "are",
+        "there",
+        "with",
+        "on",
+        "and",
+        "left",
+        "right",
+        "of",
+        "to",
+        "above",
+        "it",
+        "in",
+    ),
     *("background", "picture", "shows", "dog", ",", ".", "<unk>"),
 )
 

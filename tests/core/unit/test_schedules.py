@@ -30,7 +30,9 @@ def test_a_schedule_is_linear_between_its_points_and_constant_outside() -> None:
         ([(0, 0.0), (2, 0.0), (2, 3.0), (3, 1.0)], [0.0, 0.0, 3.0, 1.0]),
     ],
 )
-def test_points_of_one_step_are_a_jump(points: list[tuple[int, float]], factors: list[float]) -> None:
+def test_points_of_one_step_are_a_jump(
+    points: list[tuple[int, float]], factors: list[float]
+) -> None:
     assert [factor_at(points, step) for step in range(4)] == factors
 
 
@@ -38,9 +40,13 @@ def test_points_of_one_step_are_a_jump(points: list[tuple[int, float]], factors:
     ("kl", "expected"),
     [(0.0, 0.199_488), (5.7, 0.199_872), (6.3, 0.200_128), (600.0, 0.200_512)],
 )
-def test_the_coefficient_follows_the_divergence_by_at_most_a_fifth_an_horizon(kl: float, expected: float) -> None:
+def test_the_coefficient_follows_the_divergence_by_at_most_a_fifth_an_horizon(
+    kl: float, expected: float
+) -> None:
     """Worked by hand for 128 of 10,000 captions and a target of 6: 0.2 (1 ± error x 0.0128), errors 5 % and 20 %."""
-    assert adapted_kl_coef(0.2, kl, target=6.0, horizon=10_000, captions=128) == pytest.approx(expected, rel=1e-12)
+    assert adapted_kl_coef(0.2, kl, target=6.0, horizon=10_000, captions=128) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_a_resumed_run_goes_on_from_the_coefficient_of_its_notes() -> None:
@@ -58,7 +64,12 @@ def test_a_resumed_run_goes_on_from_the_coefficient_of_its_notes() -> None:
 
 def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("reward: {terms: {cider: {schedule: [[0, 1], [200, 0.5]]}}}")
-    words = ["--rollout.temperature_schedule", "[[0, 1.5], [100, 1]]", "--reward.terms.cider.length_ratio", "[0.5, 2]"]
+    words = [
+        "--rollout.temperature_schedule",
+        "[[0, 1.5], [100, 1]]",
+        "--reward.terms.cider.length_ratio",
+        "[0.5, 2]",
+    ]
     config = parse(ScstConfig, ["--config", str(tmp_path / "a.yaml"), *words], "scst.py")
     term = config.reward.terms["cider"]
     assert [tuple(point) for point in term.schedule] == [(0, 1.0), (200, 0.5)]
@@ -69,11 +80,23 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("reward: {terms: {cider: {schedule: [[5, 1], [2, 0]]}}}", "reward.terms.cider.schedule has the steps [5, 2]"),
-        ("reward: {terms: {cider: {schedule: [[0, -1]]}}}", "reward.terms.cider.schedule[0][1] is -1"),
-        ("reward: {terms: {cider: {length_ratio: [2, 0.5]}}}", "reward.terms.cider.length_ratio is [2.0, 0.5]"),
+        (
+            "reward: {terms: {cider: {schedule: [[5, 1], [2, 0]]}}}",
+            "reward.terms.cider.schedule has the steps [5, 2]",
+        ),
+        (
+            "reward: {terms: {cider: {schedule: [[0, -1]]}}}",
+            "reward.terms.cider.schedule[0][1] is -1",
+        ),
+        (
+            "reward: {terms: {cider: {length_ratio: [2, 0.5]}}}",
+            "reward.terms.cider.length_ratio is [2.0, 0.5]",
+        ),
         ("rollout: {temperature_schedule: [[0, 1], [9, 0]]}", "the temperature 1 x 0 at step 9"),
-        ("rollout: {temperature_schedule: [[0, 1]], cuda_graph: true}", "rollout.cuda_graph and rollout.temp"),
+        (
+            "rollout: {temperature_schedule: [[0, 1]], cuda_graph: true}",
+            "rollout.cuda_graph and rollout.temp",
+        ),
         (
             "{rollout: {num_samples: 1}, reward: {normalize: per_group}, train: {advantage: greedy}}",
             "rollout.num_samples is 1: reward.normalize per_group",
@@ -96,14 +119,22 @@ def test_what_cannot_be_meant_is_refused(text: str, part: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("{rollout: {num_samples: 4, temperature_schedule: [[0, 1.0]]}}", "rollout.temperature_schedule"),
+        (
+            "{rollout: {num_samples: 4, temperature_schedule: [[0, 1.0]]}}",
+            "rollout.temperature_schedule",
+        ),
         ("{rollout: {num_samples: 4, beam_search: true}}", "rollout.beam_search"),
         ("{rollout: {num_samples: 4, cuda_graph: true}}", "rollout.cuda_graph"),
         ("{reward: {terms: {cider: {schedule: [[0, 1.0]]}}}}", "reward.terms.cider.schedule"),
-        ("{reward: {terms: {cider: {length_ratio: [0.5, 2.0]}}}}", "reward.terms.cider.length_ratio"),
+        (
+            "{reward: {terms: {cider: {length_ratio: [0.5, 2.0]}}}}",
+            "reward.terms.cider.length_ratio",
+        ),
     ],
 )
-def test_trl_which_samples_and_adds_the_terms_up_itself_refuses_them(text: str, key: str, tmp_path: Path) -> None:
+def test_trl_which_samples_and_adds_the_terms_up_itself_refuses_them(
+    text: str, key: str, tmp_path: Path
+) -> None:
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         parse(GrpoVlmConfig, ["--config", str(tmp_path / "a.yaml")], "grpo_vlm")

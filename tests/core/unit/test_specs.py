@@ -62,7 +62,10 @@ def released_file(folder: Path) -> str:
     """A small model in the layout of SPECS's released weights: OpenAI's keys and a second table of positions."""
     state = torch.load(tiny_checkpoint(folder), weights_only=True)
     table = torch.randn(248, 16, generator=torch.Generator().manual_seed(1))
-    torch.save({**state, "positional_embedding": table, "positional_embedding_res": table}, folder / "spec.pt")
+    torch.save(
+        {**state, "positional_embedding": table, "positional_embedding_res": table},
+        folder / "spec.pt",
+    )
     return str(folder / "spec.pt")
 
 
@@ -101,7 +104,10 @@ def test_scores_that_are_mostly_clipped_to_0_are_warned_of_once(caplog):
 
 
 def test_a_caption_above_the_context_is_named_by_its_row() -> None:
-    texts, rows = ["0", "60 b c d e", "60 b c d e"], {"image": [noise_image(1)] * 3}  # a digit is a token
+    texts, rows = (
+        ["0", "60 b c d e", "60 b c d e"],
+        {"image": [noise_image(1)] * 3},
+    )  # a digit is a token
     with pytest.raises(RewardError, match=r"caption 2 .*7.*6: '60"):
         Specs(Angles())(None, [*texts[:2], "60 b c d e f"], **rows)
     assert len(Specs(Angles())(None, texts, **rows)) == 3
@@ -132,7 +138,12 @@ def test_the_router_asks_each_score_for_its_captions() -> None:
     short, long = Fixed(0.25, (0, 2.5)), Fixed(0.75, (-1, 1))
     router = LengthRouter(short, long, threshold=3)
     texts = ["a b c", "a b", "a b c d", "a"]
-    assert router(list("wxyz"), texts, image=[1, 2, 3, 4], log_metric=None) == [0.75, 0.25, 0.75, 0.25]
+    assert router(list("wxyz"), texts, image=[1, 2, 3, 4], log_metric=None) == [
+        0.75,
+        0.25,
+        0.75,
+        0.25,
+    ]
     assert short.seen == [(["a b", "a"], [2, 4], ["x", "z"])]
     assert long.seen == [(["a b c", "a b c d"], [1, 3], ["w", "y"])]
     assert router.bounds == (-1, 2.5)
@@ -151,7 +162,10 @@ def test_the_router_is_built_from_a_configuration(tmp_path: Path) -> None:
     router: Any = build("length_router", short=encoder, long=encoder | {"scale": "shifted"})
     short, long = router.rewards.values()
     assert (type(short), short.w, type(long), router.threshold) == (ClipScore, 1.0, Specs, 60)
-    images, texts = [noise_image(1)] * 2, ["a cat . " * 19 + "a b", "a cat . " * 20]  # 59 and 60 tokens
+    images, texts = (
+        [noise_image(1)] * 2,
+        ["a cat . " * 19 + "a b", "a cat . " * 20],
+    )  # 59 and 60 tokens
     expected = short(None, texts[:1], image=images[:1]) + long(None, texts[1:], image=images[1:])
     assert router(None, texts, image=images) == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ValueError, match="reward 'specs'"):

@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rewards.clip.student import LCLIP, ImageStudent, LCLIPConfig, TextStudent, from_released, released_key
+from rewards.clip.student import (
+    LCLIP,
+    ImageStudent,
+    LCLIPConfig,
+    TextStudent,
+    from_released,
+    released_key,
+)
 
 TINY = LCLIPConfig(
     embed_dim=5, mlp_ratio=2, image_size=6, patch_size=2, image_width=8, image_heads=4, image_blocks=3, image_repeats=2,
@@ -19,7 +26,9 @@ TINY = LCLIPConfig(
 )  # fmt: skip
 EOT = 19
 # 18 is SOT, 19 EOT, 0 padding; the longest caption has 6 tokens.
-IDS = torch.tensor([[18, 4, 7, 19, 0, 0, 0, 0, 0], [18, 3, 0, 2, 11, 19, 0, 0, 0], [18, 19, 0, 0, 0, 0, 0, 0, 0]])
+IDS = torch.tensor(
+    [[18, 4, 7, 19, 0, 0, 0, 0, 0], [18, 3, 0, 2, 11, 19, 0, 0, 0], [18, 19, 0, 0, 0, 0, 0, 0, 0]]
+)
 PIXELS = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 
 
@@ -29,7 +38,9 @@ def tiny(**changes: Any) -> LCLIP:
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+            parameter.copy_(
+                0.6 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            )
     return model
 
 
@@ -46,10 +57,20 @@ def slow_norm(x: np.ndarray, weights: dict[str, np.ndarray], name: str) -> np.nd
 
 
 def slow_attention(
-    x: np.ndarray, weights: dict[str, np.ndarray], name: str, repeat: int, heads: int, keys: int, causal: bool
+    x: np.ndarray,
+    weights: dict[str, np.ndarray],
+    name: str,
+    repeat: int,
+    heads: int,
+    keys: int,
+    causal: bool,
 ) -> np.ndarray:
-    q, k, v = slow_linear(x, weights, f"{name}.qkv").reshape(len(x), 3, heads, -1).transpose(1, 2, 0, 3)
-    before, after = (weights[f"{name}.conv_{which}.instances.{repeat}.weight"][:, :, 0, 0] for which in "lw")
+    q, k, v = (
+        slow_linear(x, weights, f"{name}.qkv").reshape(len(x), 3, heads, -1).transpose(1, 2, 0, 3)
+    )
+    before, after = (
+        weights[f"{name}.conv_{which}.instances.{repeat}.weight"][:, :, 0, 0] for which in "lw"
+    )
     scores = np.einsum("gh,hid,hjd->gij", before, q, k) / math.sqrt(q.shape[-1])
     powers = np.exp(scores[..., :keys])
     if causal:
@@ -73,27 +94,37 @@ def slow_blocks(
         x = x + slow_attention(normed, weights, f"{name}.attn", repeat, heads, keys, causal)
         normed = slow_norm(x, weights, f"{name}.norm2.instances.{repeat}")
         hidden = slow_linear(normed, weights, f"{name}.mlp.fc1")
-        hidden = np.array([[0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in row] for row in hidden])
+        hidden = np.array(
+            [[0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in row] for row in hidden]
+        )
         x = x + slow_linear(hidden, weights, f"{name}.mlp.fc2")
     return x
 
 
-def slow_image(weights: dict[str, np.ndarray], pixels: np.ndarray, order: list[tuple[int, int]]) -> np.ndarray:
+def slow_image(
+    weights: dict[str, np.ndarray], pixels: np.ndarray, order: list[tuple[int, int]]
+) -> np.ndarray:
     kernel = weights["patch_embed.proj.weight"].reshape(TINY.image_width, -1)
-    patches = pixels.reshape(3, 3, 2, 3, 2).transpose(1, 3, 0, 2, 4).reshape(9, -1)  # rows and columns of 2 x 2 pixels
+    patches = (
+        pixels.reshape(3, 3, 2, 3, 2).transpose(1, 3, 0, 2, 4).reshape(9, -1)
+    )  # rows and columns of 2 x 2 pixels
     patches = patches @ kernel.T + weights["patch_embed.proj.bias"]
     x = np.concatenate([weights["cls_token"][0], patches]) + weights["pos_embed"][0]
     x = slow_blocks(x, weights, order, TINY.image_heads, len(x))
     return slow_linear(slow_norm(x, weights, "norm"), weights, "head")[0]
 
 
-def slow_text(weights: dict[str, np.ndarray], ids: list[int], masked: bool, causal: bool) -> np.ndarray:
+def slow_text(
+    weights: dict[str, np.ndarray], ids: list[int], masked: bool, causal: bool
+) -> np.ndarray:
     if "patch_embed.weight" in weights:
         words = weights["patch_embed.weight"][ids]
     else:
         words = slow_linear(weights["patch_embed.0.weight"][ids], weights, "patch_embed.1")
     end = ids.index(EOT)
-    order = [(block, repeat) for block in range(TINY.text_blocks) for repeat in range(TINY.text_repeats)]
+    order = [
+        (block, repeat) for block in range(TINY.text_blocks) for repeat in range(TINY.text_repeats)
+    ]
     keys = end + 1 if masked else len(ids)
     x = slow_blocks(words + weights["pos_embed"], weights, order, TINY.text_heads, keys, causal)
     return slow_linear(slow_norm(x, weights, "norm"), weights, "head")[end]
@@ -104,14 +135,21 @@ def to_released(state: dict[str, Tensor], stage: Any = 2) -> dict[str, Tensor]:
 
 
 def released_arrays(model: LCLIP, tower: str) -> dict[str, np.ndarray]:
-    state = {name: value for name, value in model.state_dict().items() if name.startswith(f"{tower}.")}
-    return {key.removeprefix("student."): value.numpy() for key, value in to_released(state, stage=1).items()}
+    state = {
+        name: value for name, value in model.state_dict().items() if name.startswith(f"{tower}.")
+    }
+    return {
+        key.removeprefix("student."): value.numpy()
+        for key, value in to_released(state, stage=1).items()
+    }
 
 
 def test_parameters_are_as_many_as_in_the_paper() -> None:
     with torch.device("meta"):
         model = LCLIP()
-    counts = [sum(each.numel() for each in part.parameters()) for part in (model.image, model.text, model)]
+    counts = [
+        sum(each.numel() for each in part.parameters()) for part in (model.image, model.text, model)
+    ]
     assert counts == [24_074_240, 27_478_656, 51_552_896]
     assert model.encode_image(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 512)
     assert model.encode_text(torch.empty(3, 77, dtype=torch.long, device="meta")).shape == (3, 512)
@@ -123,9 +161,13 @@ def test_image_tower_equals_the_slow_version_with_blocks_repeated_in_a_row() -> 
     got = model.encode_image(PIXELS.double()).detach().numpy()
     in_a_row = [(block, repeat) for block in range(3) for repeat in range(2)]
     for row, pixels in enumerate(PIXELS.double().numpy()):
-        np.testing.assert_allclose(got[row], slow_image(weights, pixels, in_a_row), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            got[row], slow_image(weights, pixels, in_a_row), rtol=1e-9, atol=1e-9
+        )
     in_rounds = [(block, repeat) for repeat in range(2) for block in range(3)]
-    assert not np.allclose(got[0], slow_image(weights, PIXELS[0].double().numpy(), in_rounds), rtol=1e-3)
+    assert not np.allclose(
+        got[0], slow_image(weights, PIXELS[0].double().numpy(), in_rounds), rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -145,7 +187,9 @@ def test_masked_text_does_not_depend_on_padding() -> None:
     torch.testing.assert_close(model.encode_text(IDS[:, :6]), reference)
     torch.testing.assert_close(model.encode_text(IDS[:1, :4]), reference[:1])
     for padding in (5, EOT):  # tokenizers may pad with EOT
-        torch.testing.assert_close(model.encode_text(IDS.masked_fill(after_end, padding)), reference)
+        torch.testing.assert_close(
+            model.encode_text(IDS.masked_fill(after_end, padding)), reference
+        )
 
 
 def test_masked_text_learns_without_nan() -> None:
@@ -159,7 +203,11 @@ def test_masked_text_learns_without_nan() -> None:
 
 def test_initial_values() -> None:
     torch.manual_seed(0)
-    model = LCLIP(replace(TINY, image_width=96, text_width=96, vocab_size=500, embedding_rank=32, image_size=20))
+    model = LCLIP(
+        replace(
+            TINY, image_width=96, text_width=96, vocab_size=500, embedding_rank=32, image_size=20
+        )
+    )
     for name, parameter in model.named_parameters():
         values, spread = parameter.detach(), parameter.detach().std().item()
         if ".norm" in name:
@@ -167,13 +215,17 @@ def test_initial_values() -> None:
         elif name == "text.token_embed.0.weight":
             assert spread == pytest.approx(1, rel=0.05), name
         elif name.startswith("image.patch_embed"):
-            assert spread == pytest.approx(1 / math.sqrt(3 * 12), rel=0.3), name  # torch's own uniform
+            assert spread == pytest.approx(1 / math.sqrt(3 * 12), rel=0.3), (
+                name
+            )  # torch's own uniform
         elif name.endswith("bias"):
             assert (values == 0).all(), name
         elif values.numel() > 400:
             assert spread == pytest.approx(0.02, rel=0.1), name
         else:
-            assert 0 < values.abs().max().item() < 0.1, name  # positions, class token, mixers: not the identity
+            assert 0 < values.abs().max().item() < 0.1, (
+                name
+            )  # positions, class token, mixers: not the identity
 
 
 def expected_released_keys(rank: bool) -> dict[str, tuple[int, ...]]:
@@ -187,17 +239,29 @@ def expected_released_keys(rank: bool) -> dict[str, tuple[int, ...]]:
         f"{text}.pos_embed": (77, 768),
     }
     if rank:
-        shapes |= {f"{text}.patch_embed.0.weight": (49408, 256), f"{text}.patch_embed.1.weight": (768, 256)}
+        shapes |= {
+            f"{text}.patch_embed.0.weight": (49408, 256),
+            f"{text}.patch_embed.1.weight": (768, 256),
+        }
         shapes |= {f"{text}.patch_embed.1.bias": (768,)}
     else:
         shapes[f"{text}.patch_embed.weight"] = (49408, 768)
     for base, blocks, heads in ((image, 3, 24), (text, 2, 12)):
         linear = {f"{base}.norm": (768,), f"{base}.head": (512, 768)}
         for block in (f"{base}.blocks.{number}.block" for number in range(blocks)):
-            linear |= {f"{block}.norm{which}.instances.{repeat}": (768,) for which in (1, 2) for repeat in (0, 1)}
+            linear |= {
+                f"{block}.norm{which}.instances.{repeat}": (768,)
+                for which in (1, 2)
+                for repeat in (0, 1)
+            }
             linear |= {f"{block}.attn.qkv": (2304, 768), f"{block}.attn.proj": (768, 768)}
             linear |= {f"{block}.mlp.fc1": (3072, 768), f"{block}.mlp.fc2": (768, 3072)}
-            for mixer in ("conv_l.instances.0", "conv_l.instances.1", "conv_w.instances.0", "conv_w.instances.1"):
+            for mixer in (
+                "conv_l.instances.0",
+                "conv_l.instances.1",
+                "conv_w.instances.0",
+                "conv_w.instances.1",
+            ):
                 shapes[f"{block}.attn.{mixer}.weight"] = (heads, heads, 1, 1)
         shapes |= {f"{name}.weight": shape for name, shape in linear.items()}
         with_bias = (name for name in linear if base == image or not name.endswith("qkv"))
@@ -219,7 +283,10 @@ def test_released_checkpoints_of_either_stage_make_the_model() -> None:
     towers: dict[str, Tensor] = {}
     for tower in ("image.", "text."):
         towers |= from_released(
-            to_released({key: value for key, value in state.items() if key.startswith(tower)}, stage=1), TINY
+            to_released(
+                {key: value for key, value in state.items() if key.startswith(tower)}, stage=1
+            ),
+            TINY,
         )
     for found in (both, towers):
         assert found.keys() == state.keys()
@@ -230,9 +297,16 @@ def test_released_keys_that_do_not_fit_are_named() -> None:
     released = to_released(tiny().state_dict())
     lost = "student.image_encoder.blocks.1.block.attn.conv_l.instances.1.weight"
     broken = {key: value for key, value in released.items() if key != lost}
-    broken |= {"student.text_encoder.ln_pre.weight": torch.zeros(6), "student.text_encoder.head.bias": torch.zeros(4)}
+    broken |= {
+        "student.text_encoder.ln_pre.weight": torch.zeros(6),
+        "student.text_encoder.head.bias": torch.zeros(4),
+    }
     for state, config, named in (
-        (broken, TINY, f"{lost}.*unexpected: student.text_encoder.ln_pre.weight.*head.bias has .4., not .5."),
+        (
+            broken,
+            TINY,
+            f"{lost}.*unexpected: student.text_encoder.ln_pre.weight.*head.bias has .4., not .5.",
+        ),
         ({"state_dict": torch.zeros(1)}, TINY, "'state_dict'"),
         ({"teacher.proj": torch.zeros(1)}, TINY, r"'student\.'"),
         (released, replace(TINY, text_repeats=1), "text_repeats"),
@@ -242,14 +316,19 @@ def test_released_keys_that_do_not_fit_are_named() -> None:
 
 
 def test_saved_model_is_the_same_model(tmp_path: Path) -> None:
-    config, folder = replace(TINY, pad_attention="full", embedding_rank=None), tmp_path / "new" / "folder"
+    config, folder = (
+        replace(TINY, pad_attention="full", embedding_rank=None),
+        tmp_path / "new" / "folder",
+    )
     model = LCLIP(config).eval()
     model.save_pretrained(folder)
     assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors"]
     loaded = LCLIP.from_pretrained(folder)
     assert (loaded.config, loaded.training) == (config, False)
     assert all(parameter.requires_grad for parameter in loaded.parameters())
-    assert all(torch.equal(*pair) for pair in zip(loaded(PIXELS, IDS), model(PIXELS, IDS), strict=True))
+    assert all(
+        torch.equal(*pair) for pair in zip(loaded(PIXELS, IDS), model(PIXELS, IDS), strict=True)
+    )
 
 
 def test_folders_that_hold_something_else_are_refused(tmp_path: Path) -> None:
@@ -269,7 +348,12 @@ def test_folders_that_hold_something_else_are_refused(tmp_path: Path) -> None:
 
 
 def test_configurations_and_inputs_that_do_not_fit_are_refused() -> None:
-    for option, value in (("image_heads", 7), ("embedding_rank", 0), ("text_blocks", True), ("text_qkv_bias", 1)):
+    for option, value in (
+        ("image_heads", 7),
+        ("embedding_rank", 0),
+        ("text_blocks", True),
+        ("text_qkv_bias", 1),
+    ):
         with pytest.raises(ValueError, match=f"{option} (is )?{value!r}"):
             LCLIPConfig(**{option: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="pad_attention is 'causal'"):

@@ -15,7 +15,9 @@ from rl_caption.evaluation import ptb_tokenize
 from tests.captions_for_tests import needs_java
 
 ASCII = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ptb_tokens.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "golden" / "ptb_tokens.json").read_text(encoding="utf-8")
+)
 
 WORDS = """
     a an the man dog's dogs' can't cannot gonna it's they're o'clock 'em '90s t-shirt black-and-white 10-year-old
@@ -26,9 +28,13 @@ WORDS = """
 
 
 def test_recorded_sentences() -> None:
-    assert [case["text"] for case in GOLDEN["cases"] if tokenize(case["text"]) != case["tokens"]] == []
+    assert [
+        case["text"] for case in GOLDEN["cases"] if tokenize(case["text"]) != case["tokens"]
+    ] == []
     tokenize("the dog's ball").append("x")
-    assert tokenize("the dog's ball") == ["the", "dog", "'s", "ball"], "callers may change what they get"
+    assert tokenize("the dog's ball") == ["the", "dog", "'s", "ball"], (
+        "callers may change what they get"
+    )
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join))
@@ -44,7 +50,10 @@ def test_any_text_gives_words_without_white_space(text: str) -> None:
         assert token.split() == [token]
 
 
-@given(st.lists(st.sampled_from([*WORDS, "Then", "A", "Miss."]), min_size=1, max_size=8), st.sampled_from(" \t\n\r"))
+@given(
+    st.lists(st.sampled_from([*WORDS, "Then", "A", "Miss."]), min_size=1, max_size=8),
+    st.sampled_from(" \t\n\r"),
+)
 def test_white_space_around_and_between_does_not_count(words: list[str], space: str) -> None:
     assert tokenize(space + space.join(words) + space) == tokenize(" ".join(words))
 
@@ -52,7 +61,10 @@ def test_white_space_around_and_between_does_not_count(words: list[str], space: 
 def test_lines_look_at_the_lines_below() -> None:
     for lines, last in (
         (["reads K.", "A dog", "reads K.", "a dog", "vitamin c"], ["k", "dog", "k.", "dog", "c"]),
-        (["figure no.", "5 dogs", "casino.", "7", "(no.", "8"], ["no.", "dogs", "casino", "7", "no.", "8"]),
+        (
+            ["figure no.", "5 dogs", "casino.", "7", "(no.", "8"],
+            ["no.", "dogs", "casino", "7", "no.", "8"],
+        ),
         (["reads K.", "", "The dog", "no.", " ", "5"], ["k", "", "dog", "no", "", "5"]),
     ):
         assert [tokens.split(" ")[-1] for tokens in tokenize_lines(lines)] == last
@@ -60,15 +72,40 @@ def test_lines_look_at_the_lines_below() -> None:
 
 
 def test_the_class_of_captions_that_were_compared() -> None:
-    inside = ["", "a man's dog, 3.5 m long!", "“café” – 50% off… 😀\ufe0f", "the U.S. flag", "a near miss."]
-    inside += ["10,000-seat", "two pizza's.", "a t.v.\n", "AT&amp;T at a&nbsp;caf&eacute;", "see a.example.com"]
+    inside = [
+        "",
+        "a man's dog, 3.5 m long!",
+        "“café” – 50% off… 😀\ufe0f",
+        "the U.S. flag",
+        "a near miss.",
+    ]
+    inside += [
+        "10,000-seat",
+        "two pizza's.",
+        "a t.v.\n",
+        "AT&amp;T at a&nbsp;caf&eacute;",
+        "see a.example.com",
+    ]
     inside += ["me@x", "http://x", "<b>bold</b>", "a.b-st.", "10 1/2", "+41-55-66"]
     outside = ["a K.", "fig. no.", "I'80St.", "猫", "x\xady", "one\rtwo"]
     assert [text for text in (*inside, *outside) if is_tested(text)] == inside
 
 
 ENDS = "no. No. fig. ca. p. K. x-K. (K. 1K. no.| casino. piano U.S. pp. a.no. x,no. $K. ...K. 's. t.v. it't. 39mm/u.s."
-NEXT_LINES = ["5 dogs", " 5 dogs", "A dog", "a dog", " A dog", "A", "The.", "Mr. X", "Then", "-5", "½", ""]
+NEXT_LINES = [
+    "5 dogs",
+    " 5 dogs",
+    "A dog",
+    "a dog",
+    " A dog",
+    "A",
+    "The.",
+    "Mr. X",
+    "Then",
+    "-5",
+    "½",
+    "",
+]
 
 
 def assert_equal(texts: list[str], found: list, expected: list) -> None:
@@ -89,7 +126,9 @@ def test_odd_captions_equal_the_live_toolkit() -> None:
     captions = [caption for seed in range(2) for caption in odd_strings(5000, seed=seed)]
     tested = [caption for caption in captions if is_tested(caption)]
     assert len(tested) > 0.75 * len(captions)
-    assert_equal(tested, [tokenize(text) for text in tested], [text.split() for text in ptb_tokenize(tested)])
+    assert_equal(
+        tested, [tokenize(text) for text in tested], [text.split() for text in ptb_tokenize(tested)]
+    )
     # As a file, where the next line counts and no-break spaces stay.
     lines = [caption for caption in captions if is_tested(caption, in_lines=True)]
     assert_equal(lines, tokenize_lines(lines), ptb_tokenize(lines))
@@ -104,13 +143,18 @@ def test_every_named_entity_equals_the_live_toolkit() -> None:
 
 def corpus(dataset: str, folder: Path) -> list[str]:
     if dataset == "coco_val2017":
-        content = json.loads((folder / "coco_val2017_captions" / "captions_val2017.json").read_text())
+        content = json.loads(
+            (folder / "coco_val2017_captions" / "captions_val2017.json").read_text()
+        )
         return [annotation["caption"] for annotation in content["annotations"]]
     if dataset == "flickr8k":
         lines = (folder / dataset / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines()
         return [line.split("\t", 1)[1] for line in lines]
     if dataset == "coco_karpathy_test":
-        files = [folder / dataset / "refs.json", *sorted((folder / dataset / "predictions").glob("*.json"))]
+        files = [
+            folder / dataset / "refs.json",
+            *sorted((folder / dataset / "predictions").glob("*.json")),
+        ]
         rows = [row for path in files for row in json.loads(path.read_text())]
         return [text for row in rows for text in row.get("captions", [row.get("caption")])]
     paths = sorted((folder / dataset).glob("*.jsonl"))
@@ -121,14 +165,25 @@ def corpus(dataset: str, folder: Path) -> list[str]:
 def texts_of(content: object) -> list[str]:
     if isinstance(content, str):
         return [content] if " " in content else []
-    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    inner = (
+        content.values()
+        if isinstance(content, dict)
+        else content
+        if isinstance(content, list)
+        else ()
+    )
     return [text for value in inner for text in texts_of(value)]
 
 
 @needs_java
 @pytest.mark.parametrize(
     ("dataset", "count"),
-    [("coco_val2017", 25014), ("coco_karpathy_test", 44992), ("flickr8k", 40460), ("long_captions", 5000)],
+    [
+        ("coco_val2017", 25014),
+        ("coco_karpathy_test", 44992),
+        ("flickr8k", 40460),
+        ("long_captions", 5000),
+    ],
 )
 def test_real_captions_equal_the_live_toolkit(dataset: str, count: int, shared_data: Path) -> None:
     captions = [caption.replace("\n", " ") for caption in corpus(dataset, shared_data)]

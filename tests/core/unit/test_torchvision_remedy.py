@@ -44,7 +44,10 @@ def environment_with(extension: str | None, folder: Path) -> tuple[Path, Path]:
     sources = {"torch/__init__.py": TORCH, "torch/library.py": TORCH_LIBRARY}
     if extension is not None:
         sources["torchvision/__init__.py"] = "from . import _meta_registrations"
-        sources |= {"torchvision/extension.py": extension, "torchvision/_meta_registrations.py": NEEDS_OPERATORS}
+        sources |= {
+            "torchvision/extension.py": extension,
+            "torchvision/_meta_registrations.py": NEEDS_OPERATORS,
+        }
     for name, source in sources.items():
         (site / name).parent.mkdir(exist_ok=True)
         (site / name).write_text(source)
@@ -53,7 +56,9 @@ def environment_with(extension: str | None, folder: Path) -> tuple[Path, Path]:
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, env=variables, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,5 +94,7 @@ def test_a_hook_that_does_not_help_is_taken_out_again(tmp_path: Path) -> None:
 def test_programs_without_torchvision_pay_nothing(tmp_path: Path) -> None:
     python, _ = environment_with("", tmp_path / "environment")
     assert run(python, SCRIPT).returncode == 0
-    loaded = run(python, "-c", "import sys; print(sorted({'torch', 'torchvision'} & set(sys.modules)))")
+    loaded = run(
+        python, "-c", "import sys; print(sorted({'torch', 'torchvision'} & set(sys.modules)))"
+    )
     assert loaded.stdout.strip() == "[]"

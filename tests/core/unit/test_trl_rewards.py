@@ -20,7 +20,10 @@ from tests.vlm_for_tests import answering_vlm, tiny_idefics3, tiny_qwen2_vl
 
 pytestmark = pytest.mark.slow
 
-REFERENCES = [["a red circle", "one small red circle ."], ["the blue square", "a large blue square ."]]
+REFERENCES = [
+    ["a red circle", "one small red circle ."],
+    ["the blue square", "a large blue square ."],
+]
 QUESTIONS = [{"question": "What shape is it?", "choices": ["circle", "square"], "answer": "circle"}]
 TEXT = ("bleu", "cider", "consensus", "diversity", "repetition", "rouge_l")
 
@@ -31,10 +34,23 @@ def tiny_bert(folder: Path) -> Path:
 
     folder.mkdir()
     letters = "abcdefghijklmnopqrstuvwxyz.?:"
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters),
+    ]
     (folder / "vocab.txt").write_text("\n".join(words))
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    shape = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     BertModel(BertConfig(vocab_size=len(words), **shape)).save_pretrained(folder)
     return folder
 
@@ -72,7 +88,9 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reward]:
 
 
 def test_every_registered_reward_is_tried(rewards: dict[str, Reward]) -> None:
-    assert set(rewards) == {*available(), "total"}, "a reward without arguments in every_reward(), or one too many"
+    assert set(rewards) == {*available(), "total"}, (
+        "a reward without arguments in every_reward(), or one too many"
+    )
 
 
 @pytest.mark.parametrize(("trainer", "column"), [("grpo", "image"), ("rloo", "images")])
@@ -98,7 +116,10 @@ def test_a_step_of_the_trainer_with_every_reward(rewards, trainer, column, tmp_p
         heard.append({"prompts": prompts, "completions": completions, **columns})
         return [0.0] * len(completions)
 
-    config, kind = getattr(trl, f"{trainer.upper()}Config"), getattr(trl, f"{trainer.upper()}Trainer")
+    config, kind = (
+        getattr(trl, f"{trainer.upper()}Config"),
+        getattr(trl, f"{trainer.upper()}Trainer"),
+    )
     arguments = config(
         output_dir=str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=4, num_generations=2,
         max_completion_length=6, logging_steps=1, save_strategy="no", report_to="none", beta=0.0, use_cpu=True,
@@ -106,11 +127,23 @@ def test_a_step_of_the_trainer_with_every_reward(rewards, trainer, column, tmp_p
     )  # fmt: skip
     model = make(tmp_path / "model")
     functions = [*rewards.values(), listener]
-    made = kind(model=str(model), reward_funcs=functions, args=arguments, train_dataset=Dataset.from_list(rows))
+    made = kind(
+        model=str(model),
+        reward_funcs=functions,
+        args=arguments,
+        train_dataset=Dataset.from_list(rows),
+    )
     made.train()
     (logged,) = (line for line in made.state.log_history if "loss" in line)
     (columns,) = heard
-    assert {"trainer_state", "log_extra", "log_metric", "completion_ids", column, "references"} <= columns.keys()
+    assert {
+        "trainer_state",
+        "log_extra",
+        "log_metric",
+        "completion_ids",
+        column,
+        "references",
+    } <= columns.keys()
     texts = [completion[-1]["content"] for completion in columns["completions"]]
     assert all(isinstance(text, str) for text in texts)
     for name, reward in rewards.items():
@@ -120,10 +153,14 @@ def test_a_step_of_the_trainer_with_every_reward(rewards, trainer, column, tmp_p
         assert low <= min(alone) <= max(alone) <= high
         mean = logged[f"rewards/{reward.__name__}/mean"]
         assert mean == pytest.approx(sum(alone) / len(alone), rel=1e-5, abs=1e-7), name
-    assert {"reward/cider", "reward/l_clipscore"} <= logged.keys(), "the terms of a mixture are logged as well"
+    assert {"reward/cider", "reward/l_clipscore"} <= logged.keys(), (
+        "the terms of a mixture are logged as well"
+    )
 
 
-@pytest.mark.parametrize("completion", [[], ["a dog"], [None], [{"role": "assistant"}], {"content": "a dog"}, None, 3])
+@pytest.mark.parametrize(
+    "completion", [[], ["a dog"], [None], [{"role": "assistant"}], {"content": "a dog"}, None, 3]
+)
 def test_what_is_no_completion_is_named(completion: Any) -> None:
     assert as_texts([[{"role": "user", "content": "x"}, {"content": "a"}], "b"]) == ["a", "b"]
     with pytest.raises(RewardError, match="completion 1 "):
@@ -144,10 +181,15 @@ def test_captions_without_eos_are_told_from_those_with_it() -> None:
     words = [["a", "red", "circle"], ["a", "blue", "square"]]
     reward = CiderD(DocumentFrequencies.from_references([[caption] for caption in words], eos=True))
     texts, references = ["a red circle"] * 2, [["a red circle"]] * 2
-    ended, cut = FinishedAware(reward, [7])(None, texts, references=references, completion_ids=[[3, 7], [3, 4]])
+    ended, cut = FinishedAware(reward, [7])(
+        None, texts, references=references, completion_ids=[[3, 7], [3, 4]]
+    )
     assert ended == pytest.approx(10.0)
     assert cut < ended
-    assert reward(None, texts, references=references, completion_ids=[[3, 7], [3, 4]]) == [ended, ended]
+    assert reward(None, texts, references=references, completion_ids=[[3, 7], [3, 4]]) == [
+        ended,
+        ended,
+    ]
     given = FinishedAware(reward, [7])(
         None, texts, references=references, completion_ids=[[3, 7], [3, 4]], finished=[False, False]
     )

@@ -35,7 +35,12 @@ def make_video(path: Path, kind: str, reds: range = REDS) -> Path:
         av = pytest.importorskip("av", reason="PyAV is not installed")
         with av.open(str(path), "w") as container:
             stream = container.add_stream("mpeg4", rate=10)
-            stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 32, 32, "yuv420p", 4_000_000
+            stream.width, stream.height, stream.pix_fmt, stream.bit_rate = (
+                32,
+                32,
+                "yuv420p",
+                4_000_000,
+            )
             for frame in frames:
                 container.mux(stream.encode(av.VideoFrame.from_image(frame)))
             container.mux(stream.encode())
@@ -118,7 +123,12 @@ def test_every_format_gives_videos_and_the_checks_read_them(tmp_path: Path, form
     if format == "karpathy":
         path = tmp_path / "dataset.json"
         images = [
-            {"filename": name, "imgid": number, "split": "train", "sentences": [{"raw": "a dog runs"}]}
+            {
+                "filename": name,
+                "imgid": number,
+                "split": "train",
+                "sentences": [{"raw": "a dog runs"}],
+            }
             for number, name in enumerate(names)
         ]
         path.write_text(json.dumps({"images": images}))

@@ -22,7 +22,10 @@ def grid(tmp_path: Path) -> Path:
     recipe = {
         "task": "contrastive",
         "model": {"kwargs": MODEL},
-        "data": {"format": "scenes", "kwargs": {"num_train": 16, "num_val": 8, "num_test": 8, "num_unseen": 0}},
+        "data": {
+            "format": "scenes",
+            "kwargs": {"num_train": 16, "num_val": 8, "num_test": 8, "num_unseen": 0},
+        },
         "train": {"max_steps": 2, "batch_size": 8, "lr": 1e-3},
         "eval": {"every": 2, "batch_size": 8},
         "run": {"dir": str(tmp_path / "unused")},

@@ -53,13 +53,21 @@ def test_a_captioner_reads_frames_in_their_order(tmp_path: Path, stem: str) -> N
     states = captioner.policy.encoder(**inputs).last_hidden_state
     assert states.shape == (3, 3 * 4, 32)
     backwards = [{**row, "image": row["image"][::-1]} for row in rows]
-    assert not torch.allclose(captioner.policy.encoder(**captioner.preprocess(backwards)).last_hidden_state, states)
+    assert not torch.allclose(
+        captioner.policy.encoder(**captioner.preprocess(backwards)).last_hidden_state, states
+    )
     captioner.cached.clear()
     still = tiny_captioner(patch_stem=stem)
     assert "encoder.embedding.frame" not in still.policy.state_dict()
     embedded = captioner.policy.encoder.embedding(inputs["pixel_values"])
-    one = captioner.policy.encoder.embedding.stem(inputs["pixel_values"][:, 1]).flatten(2).transpose(1, 2)
-    assert torch.allclose(embedded[:, 4:8], one + captioner.policy.encoder.embedding.position + frame[1], atol=1e-6)
+    one = (
+        captioner.policy.encoder.embedding.stem(inputs["pixel_values"][:, 1])
+        .flatten(2)
+        .transpose(1, 2)
+    )
+    assert torch.allclose(
+        embedded[:, 4:8], one + captioner.policy.encoder.embedding.position + frame[1], atol=1e-6
+    )
     captioner.save_pretrained(captioner.policy, tmp_path)
     again = TransformerCaptioner.from_pretrained(tmp_path)
     decoding = Decoding(max_new_tokens=8)
@@ -83,7 +91,9 @@ def test_all_frames_of_a_video_are_seen_in_the_same_view() -> None:
     captioner, names = tiny_captioner(num_frames=3), ("horizontal", "crop", "rotate")
     rows = video_rows(3)
     pixels = captioner.preprocess(rows)["pixel_values"]
-    found = Collate(captioner, augmentations=names, seed=3)([(row, 5) for row in rows]).inputs["pixel_values"]
+    found = Collate(captioner, augmentations=names, seed=3)([(row, 5) for row in rows]).inputs[
+        "pixel_values"
+    ]
     for row, frames, views in zip(rows, pixels, found, strict=True):
         for frame, view in zip(frames, views, strict=True):
             assert torch.allclose(augment(frame, names, 3, 5, row["image_id"]), view, atol=1e-6)
@@ -118,7 +128,9 @@ def test_the_encoder_that_was_trained_scores_as_it_was_trained(trained: Path) ->
     captions = cached.embed_texts([text for _, text in texts])
     nearest = (captions @ videos.T).argmax(axis=1)
     recall = float(np.mean(nearest == [index for index, _ in texts]))
-    by_step = {line["step"]: line for line in lines(trained / "teacher") if "val/retrieval_r1" in line}
+    by_step = {
+        line["step"]: line for line in lines(trained / "teacher") if "val/retrieval_r1" in line
+    }
     best = json.loads((trained / "teacher" / "result.json").read_text())["best_step"]
     assert by_step[best]["val/t2i_r1"] == pytest.approx(recall, abs=1e-6)
 
@@ -127,14 +139,25 @@ def test_scst_on_animated_files_with_a_video_reward(trained: Path, tmp_path: Pat
     written = []
     for row in MovingScenesData(**MOVING["data"]["kwargs"]).split("train")[:10]:
         first, *others = [frame.render() for frame in row["image"]]  # type: ignore[union-attr]
-        first.save(tmp_path / f"{row['image_id']}.png", save_all=True, append_images=others)  # animated PNG
+        first.save(
+            tmp_path / f"{row['image_id']}.png", save_all=True, append_images=others
+        )  # animated PNG
         split = "train" if len(written) < 8 else "val"
-        written += [{"image": f"{row['image_id']}.png", "references": row["references"], "split": split}]
+        written += [
+            {"image": f"{row['image_id']}.png", "references": row["references"], "split": split}
+        ]
     (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in written))
     data = {"data": {"format": "jsonl", "path": str(tmp_path / "data.jsonl"), "num_frames": 3}}
     folder, captioner = tmp_path / "run", trained / "xe" / "export" / "best"
-    reward = {"emscore": {"weight": 1.0, "kwargs": {"backbone": str(trained / "teacher" / "export" / "best")}}}
-    checked_run(scst_config(folder, captioner, **data, **{"reward.terms": reward, **SHORT}), folder, "scst")
+    reward = {
+        "emscore": {
+            "weight": 1.0,
+            "kwargs": {"backbone": str(trained / "teacher" / "export" / "best")},
+        }
+    }
+    checked_run(
+        scst_config(folder, captioner, **data, **{"reward.terms": reward, **SHORT}), folder, "scst"
+    )
     scores = [line["reward/emscore"] for line in lines(folder) if "reward/emscore" in line]
     assert scores
     assert all(-0.5 <= score <= 1 for score in scores)
@@ -142,7 +165,14 @@ def test_scst_on_animated_files_with_a_video_reward(trained: Path, tmp_path: Pat
 
 
 def test_distillation_of_videos_is_refused(trained: Path, tmp_path: Path) -> None:
-    changes = {"teacher": {"name": str(trained / "teacher" / "export" / "best")}, "model.kwargs.context_length": 32}
-    ended = run(reward_model_config(tmp_path, "distill_image", **MOVING, **changes), tmp_path, "reward_model")
+    changes = {
+        "teacher": {"name": str(trained / "teacher" / "export" / "best")},
+        "model.kwargs.context_length": 32,
+    }
+    ended = run(
+        reward_model_config(tmp_path, "distill_image", **MOVING, **changes),
+        tmp_path,
+        "reward_model",
+    )
     assert ended.code in (1, 2), ended.output
     assert "reads images, the data are videos" in ended.output

@@ -18,7 +18,9 @@ from tests.core.integration.test_report_browser import BROWSER, NAMES
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH"),
+    pytest.mark.skipif(
+        BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH"
+    ),
 ]
 
 PROBE = """
@@ -57,7 +59,9 @@ def test_photos_are_captioned_in_a_browser(tmp_path: Path) -> None:
         captioner = tiny_captioner(seed)
         captioner.save_pretrained(captioner.policy, tmp_path / name)
     judges = {"ROUGE": JudgeConfig("rouge_l"), "repetition": JudgeConfig()}
-    config = WebConfig([str(tmp_path / "before"), str(tmp_path / "after")], judges, port=0, max_images=2)
+    config = WebConfig(
+        [str(tmp_path / "before"), str(tmp_path / "after")], judges, port=0, max_images=2
+    )
     with PageServer(config) as server:
         server.load()
         # The page's own policy stays, and allows one more script.
@@ -66,7 +70,13 @@ def test_photos_are_captioned_in_a_browser(tmp_path: Path) -> None:
         server.page = text.replace("</body>", f"<script>{PROBE}</script></body>").encode()
         threading.Thread(target=server.serve_forever, daemon=True).start()
         command = [
-            *(str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *(
+                str(BROWSER),
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+            ),
             *(f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"),
             *("--remote-debugging-port=0", server.url),
         ]

@@ -15,7 +15,21 @@ from tests.judgement_sets_for_tests import BUILDERS, OTHER_FORMS, parquet
 pytestmark = pytest.mark.slow
 
 LONG, DEEP = "9" * 5_000, "[" * 100_000 + "]" * 100_000
-OTHER = ["null", "true", "-1", "2.5", "NaN", '""', '"text"', r'"a\u0000b"', "[]", '[["a"]]', '{"a": 1}', "", '"']
+OTHER = [
+    "null",
+    "true",
+    "-1",
+    "2.5",
+    "NaN",
+    '""',
+    '"text"',
+    r'"a\u0000b"',
+    "[]",
+    '[["a"]]',
+    '{"a": 1}',
+    "",
+    '"',
+]
 OTHER += ["more\t,;", LONG, f"-{LONG}", "[" * 100_000, "x" * 140_000, "1e999", "²", "-inf"]
 """Values of other types than expected, in JSON and in tables."""
 FORMS = [*BUILDERS.items(), *OTHER_FORMS]
@@ -38,7 +52,9 @@ def read(name: str, folder: Path) -> DataError | None:
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     # What a file system leaves of a block that was never written.
-    "nul_block": lambda content: content[: len(content) // 2] + bytes(64) + content[len(content) // 2 :],
+    "nul_block": lambda content: (
+        content[: len(content) // 2] + bytes(64) + content[len(content) // 2 :]
+    ),
     "nested": lambda content: DEEP.encode(),
     "not_utf8": lambda content: b"\xff\xfe\x81" + content,
 }
@@ -55,7 +71,10 @@ def test_every_file_that_is_destroyed_is_named(tmp_path, name, build):
         path.write_bytes(damage_to(original))
         error = read(name, tmp_path)
         # Of both sets of Flickr8k, files lie there that the set does not read.
-        is_read = path.name not in ("CrowdFlowerAnnotations.txt", "ExpertAnnotations.txt") or error is not None
+        is_read = (
+            path.name not in ("CrowdFlowerAnnotations.txt", "ExpertAnnotations.txt")
+            or error is not None
+        )
         assert not is_read or path.name in str(error), damage
         path.write_bytes(original)
 
@@ -70,7 +89,9 @@ def damaged(path: Path, content: bytes, numbers: random.Random) -> bytes:
         return content[:at] + bytes([numbers.randrange(256)]) + content[at + 1 :]
     text = content.decode()
     json_value, field = r'"[^"]*"|-?[\d.]+|true|false|\[[^][]*\]', r"[^\t;,\n]+|[\t;,\n]"
-    place = numbers.choice(list(re.finditer(json_value if path.suffix.startswith(".json") else field, text)))
+    place = numbers.choice(
+        list(re.finditer(json_value if path.suffix.startswith(".json") else field, text))
+    )
     return (text[: place.start()] + numbers.choice(OTHER) + text[place.end() :]).encode()
 
 
@@ -91,7 +112,13 @@ def test_damage_somewhere_is_an_error_with_the_file_or_no_matter(tmp_path, name,
 def test_damaged_parquet_files_are_named(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     random_numbers = random.Random(0)
-    row = {"mt": "a dog", "refs": ["dogs"], "human_score": 0.5, "file_name": "x.jpg", "image": {"bytes": b"x"}}
+    row = {
+        "mt": "a dog",
+        "refs": ["dogs"],
+        "human_score": 0.5,
+        "file_name": "x.jpg",
+        "image": {"bytes": b"x"},
+    }
     parquet(tmp_path / "data" / "test-0.parquet", [row] * 3)
     (path,) = files(tmp_path)
     original = path.read_bytes()
@@ -99,7 +126,9 @@ def test_damaged_parquet_files_are_named(tmp_path: Path) -> None:
         content = bytearray(original)
         for _ in range(random_numbers.choice([0, 1, 20])):
             content[random_numbers.randrange(len(content))] = random_numbers.randrange(256)
-        path.write_bytes(content[: random_numbers.choice([len(content), random_numbers.randrange(len(content))])])
+        path.write_bytes(
+            content[: random_numbers.choice([len(content), random_numbers.randrange(len(content))])]
+        )
         error = read("nebula", tmp_path)
         assert error is None or path.name in str(error) or "nebula" in str(error)
 

@@ -24,7 +24,13 @@ from benchmarks.studies import (
 )
 from benchmarks.studies.noisy_judges import FORMS, build_played
 from benchmarks.studies.relations import CaptionLikelihood, RelationScenes, replaced_relations
-from benchmarks.studies.similarity_regulator import Figures, Photos, agreement, captioner_figures, difference
+from benchmarks.studies.similarity_regulator import (
+    Figures,
+    Photos,
+    agreement,
+    captioner_figures,
+    difference,
+)
 from benchmarks.studies.specificity_study import (
     RatedCaption,
     SpecificityStudy,
@@ -61,7 +67,12 @@ RECALLS = {f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)}
 class OfImages:
     """A metric that looks at images."""
 
-    __name__, columns, bounds, signature = "of_images", frozenset({"image"}), (-1.0, 1.0), "of_images"
+    __name__, columns, bounds, signature = (
+        "of_images",
+        frozenset({"image"}),
+        (-1.0, 1.0),
+        "of_images",
+    )
 
     def __call__(self, prompts: object, completions: list[str], **columns: Any) -> list[float]:
         raise NotImplementedError
@@ -84,7 +95,9 @@ def test_captions_of_growing_length_are_rated_a_single_time_by_the_oracle() -> N
     own = {caption.text for caption in found if caption.row == 0}
     assert chains[0] is not None
     assert own > {*chains[0].captions, *chains[0].negatives}
-    assert all(caption.f1 == oracle(caption.text, ROWS[caption.row]["scene"]).f1 for caption in found[::7])
+    assert all(
+        caption.f1 == oracle(caption.text, ROWS[caption.row]["scene"]).f1 for caption in found[::7]
+    )
 
 
 def test_tau_by_length_by_hand() -> None:
@@ -123,7 +136,11 @@ def test_a_metric_of_length_has_every_step_up_and_no_negative_below() -> None:
 
 def test_the_study_of_specificity(tmp_path, monkeypatch, capsys):
     config, out = tmp_path / "config.yaml", tmp_path / "out"
-    config.write_text(yaml.safe_dump({"data": {"format": "scenes", "kwargs": SCENES}, "rollout": {"num_samples": 2}}))
+    config.write_text(
+        yaml.safe_dump(
+            {"data": {"format": "scenes", "kwargs": SCENES}, "rollout": {"num_samples": 2}}
+        )
+    )
     tiny_student(tmp_path / "run/export/best")
     models = [f"run={tmp_path / 'run'}", f"as is={tmp_path / 'run/export/best'}"]
     monkeypatch.setattr(FrozenEncoder, "too_long", lambda self, texts: 7)
@@ -133,9 +150,17 @@ def test_the_study_of_specificity(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert (out / "specificity.md").read_text() in printed
     content = json.loads((out / "specificity.json").read_text())
-    assert list(content["metrics"]) == ["words", "cider", "rouge_l", "specs of run", "specs of as is"]
+    assert list(content["metrics"]) == [
+        "words",
+        "cider",
+        "rouge_l",
+        "specs of run",
+        "specs of as is",
+    ]
     rates = content["metrics"]["specs of run"]["rates"]
-    assert rates == content["metrics"]["specs of as is"]["rates"], "a run stands for its best export"
+    assert rates == content["metrics"]["specs of as is"]["rates"], (
+        "a run stands for its best export"
+    )
     assert rates["steps"] == content["metrics"]["words"]["rates"]["steps"]
     assert content["models"]["run"]["truncated"] == 7, "by the model's own tokenizer"
     assert content["models"]["run"]["long"].keys() == RECALLS
@@ -146,7 +171,9 @@ def test_the_study_of_specificity(tmp_path, monkeypatch, capsys):
 def test_agreement_of_students_is_that_of_the_judge_and_differences_are_means_over_seeds() -> None:
     captions, ratings = ["a", "bb", "ccc", "dd", "e", "ffff"], [1.0, 2.0, 4.0, 1.0, 2.0, 3.0]
     photos = ["1", "1", "1", "2", "2", "2"]
-    part = RatedCaptions("set", captions, ratings, photos, photos, [["a reference"]] * 6, "tau_c", "")
+    part = RatedCaptions(
+        "set", captions, ratings, photos, photos, [["a reference"]] * 6, "tau_c", ""
+    )
 
     def length(prompts: Any, texts: Any, **columns: Any) -> list[float]:
         return [float(len(text)) for text in texts]
@@ -159,15 +186,23 @@ def test_agreement_of_students_is_that_of_the_judge_and_differences_are_means_ov
     seeds = [Figures({"R@1": 0.2}, {"R@1": [0.2, 0.4]}), Figures({"R@1": 0.4}, {"R@1": [0.4, 0.6]})]
     none = [Figures({"R@1": 0.1}, {"R@1": [0.1, 0.1]})] * 2
     assert difference(seeds, "R@1", none, "R@1") == "+20.00 [+20.50, +39.50]"
-    assert difference(seeds[:1], "R@1", none, "R@1") == "+10.00 [+10.50, +29.50]", "one seed in common"
+    assert difference(seeds[:1], "R@1", none, "R@1") == "+10.00 [+10.50, +29.50]", (
+        "one seed in common"
+    )
 
 
 def test_figures_of_captions_are_means_over_photos_and_their_resamples(tmp_path: Path) -> None:
     captions = {"2": "a dog runs", "1": "a cat", "3": "a dog runs"}
-    predictions = [{"image_id": image_id, "caption": caption} for image_id, caption in captions.items()]
+    predictions = [
+        {"image_id": image_id, "caption": caption} for image_id, caption in captions.items()
+    ]
     (tmp_path / "predictions.json").write_text(json.dumps(predictions))
     rows: Any = {
-        image_id: {"image_id": image_id, "image": f"{image_id}.jpg", "references": [f"a dog runs {image_id}"]}
+        image_id: {
+            "image_id": image_id,
+            "image": f"{image_id}.jpg",
+            "references": [f"a dog runs {image_id}"],
+        }
         for image_id in ("0", "1", "2", "3")
     }
 
@@ -183,7 +218,9 @@ def test_figures_of_captions_are_means_over_photos_and_their_resamples(tmp_path:
     )
     assert figures.values["judge"] == pytest.approx(8 / 3)
     assert (figures.values["words"], figures.values["vocabulary"]) == (pytest.approx(8 / 3), 4)
-    assert {round(3 * value) for value in figures.resamples["judge"]} == {6, 7, 8, 9}, "draws of 3 photos"
+    assert {round(3 * value) for value in figures.resamples["judge"]} == {6, 7, 8, 9}, (
+        "draws of 3 photos"
+    )
 
 
 def test_captioners_under_students_are_trained_and_evaluated_by_commands_that_are_understood(
@@ -196,12 +233,16 @@ def test_captioners_under_students_are_trained_and_evaluated_by_commands_that_ar
         configs[program].append(parse(resolve_name(str(PROGRAMS[program].config)), words, program))
 
     monkeypatch.setattr(similarity_regulator, "run_module", run_module)
-    arguments = argparse.Namespace(data="data", test_data="few", features="lite0.h5", captioner="xe", out=tmp_path)
+    arguments = argparse.Namespace(
+        data="data", test_data="few", features="lite0.h5", captioner="xe", out=tmp_path
+    )
     vars(arguments).update(texts=["frozen"], weights=["0", "10/3"], seeds=[1])
     similarity_regulator.train_captioners(arguments, ["--train.max_steps=30"])
     assert [config.train.objective for config in configs["scst"]] == ["reinforce", "dico"] * 2
     for number, config in enumerate(configs["scst"]):
-        student = similarity_regulator.folder_of(tmp_path, "frozen", arguments.weights[number // 2], 1)
+        student = similarity_regulator.folder_of(
+            tmp_path, "frozen", arguments.weights[number // 2], 1
+        )
         assert config.reward.terms["ref_l_clipscore"].kwargs["backbone"] == f"{student}/export/last"
         assert (config.model.init, config.train.max_steps, config.train.seed) == ("xe", 30, 1)
         evaluation = configs["evaluate"][number]
@@ -224,7 +265,9 @@ def karpathy(path: Path, images: int) -> list[dict[str, Any]]:
     for number in range(images):
         animal = ("dog", "cat")[number % 2]
         captions = [f"Number {number} is {text} {animal} ." for text in ("a", "one", "the")]
-        sentences = [{"raw": caption, "tokens": caption.lower().split(), "sentid": 0} for caption in captions]
+        sentences = [
+            {"raw": caption, "tokens": caption.lower().split(), "sentid": 0} for caption in captions
+        ]
         split = {images - 1: "test", images - 2: "val"}.get(number, "train")
         name = f"{number}.jpg"
         (path.parent / name).write_bytes(b"")
@@ -239,11 +282,24 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def test_texts_of_concreteness_are_captions_sentences_and_titles(tmp_path, capsys):
     entries = karpathy(tmp_path / "dataset.json", 42)
-    (tmp_path / "wise").write_text("One does what one can. Two words.\n\t-- Somebody\n%\nNothing is ever lost.\n")
+    (tmp_path / "wise").write_text(
+        "One does what one can. Two words.\n\t-- Somebody\n%\nNothing is ever lost.\n"
+    )
     (tmp_path / "lines.txt").write_text("tools for everything else\ntoo short\n")
     out = tmp_path / "texts"
-    arguments = ["--photos", str(tmp_path / "dataset.json"), "--out", str(out), "--titles", "7", "--count", "10"]
-    concreteness_captions.main([*arguments, "--sentences", str(tmp_path / "wise"), str(tmp_path / "lines.txt")])
+    arguments = [
+        "--photos",
+        str(tmp_path / "dataset.json"),
+        "--out",
+        str(out),
+        "--titles",
+        "7",
+        "--count",
+        "10",
+    ]
+    concreteness_captions.main(
+        [*arguments, "--sentences", str(tmp_path / "wise"), str(tmp_path / "lines.txt")]
+    )
     photos = (out / "photos.txt").read_text().splitlines()
     assert set(photos) == {one["raw"] for entry in entries[:-2] for one in entry["sentences"]}
     sentences = {"One does what one can.", "Nothing is ever lost.", "tools for everything else"}
@@ -253,7 +309,9 @@ def test_texts_of_concreteness_are_captions_sentences_and_titles(tmp_path, capsy
     titles = {text for text, rating in ratings.items() if not rating} - sentences
     assert sentences <= set(ratings)
     assert titles
-    assert all("dog" in title.lower() or "cat" in title.lower() for title in titles), "nouns that end captions"
+    assert all("dog" in title.lower() or "cat" in title.lower() for title in titles), (
+        "nouns that end captions"
+    )
     assert set((out / "captions.txt").read_text().splitlines()) == set(ratings)
     assert set((out / "train.txt").read_text().splitlines()) == {*photos, *sentences, *titles}
 
@@ -277,13 +335,19 @@ def test_a_third_of_the_pairs_of_curation_is_bad(tmp_path, several, capsys):
     assert sum(line["rating"] for line in labels) == 100
     assert all(line["caption"].startswith("Number ") == bool(line["rating"]) for line in labels)
     if several:
-        kept_back = {row["image_id"] for row in read_lines(pairs.parent / "scorer.jsonl") if row["split"] == "train"}
+        kept_back = {
+            row["image_id"]
+            for row in read_lines(pairs.parent / "scorer.jsonl")
+            if row["split"] == "train"
+        }
         assert len(kept_back) == 400
         assert kept_back.isdisjoint(row["image_id"] for row in train)
     capsys.readouterr()
     curation.main(["count", "--pairs", str(pairs), str(pairs), str(pairs.parent / "random.jsonl")])
     first = next(line for line in capsys.readouterr().out.splitlines() if "pairs.jsonl" in line)
-    assert [float(cell) for cell in first.split("|")[3:6]] == pytest.approx([66.7, 16.7, 16.7], abs=0.07)
+    assert [float(cell) for cell in first.split("|")[3:6]] == pytest.approx(
+        [66.7, 16.7, 16.7], abs=0.07
+    )
 
 
 def test_the_text_tower_is_judged_by_the_other_captions_of_the_image(tmp_path: Path) -> None:
@@ -297,7 +361,9 @@ def test_the_text_tower_is_judged_by_the_other_captions_of_the_image(tmp_path: P
     (found,) = load("sugarcrepe", tmp_path, partial=True)
     kinds = list(found.kinds)
     (others,) = found.references.values()
-    assert others[kinds.index("swap_obj")] == ["one dog runs", "a dog in the park"], "the caption itself is left out"
+    assert others[kinds.index("swap_obj")] == ["one dog runs", "a dog in the park"], (
+        "the caption itself is left out"
+    )
     score = TextSimilarity(str(tiny_student(tmp_path / "student")))
     one, two = ["one dog runs", "a cat"], [["one dog runs"], ["a cat", "one dog runs"]]
     embedded = score.backbone.encode_texts(one).double()
@@ -318,7 +384,9 @@ def test_references_of_relation_scenes_all_tell_a_true_relation(least: int) -> N
             assert all(found), text
 
 
-def test_the_likelihood_of_a_caption_is_that_of_its_tokens_one_after_the_other(tmp_path: Path) -> None:
+def test_the_likelihood_of_a_caption_is_that_of_its_tokens_one_after_the_other(
+    tmp_path: Path,
+) -> None:
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, tmp_path)
     captions, rows = ["a dog runs", "a dog", "a red train near a station"], tiny_rows(3)
@@ -336,7 +404,9 @@ def test_the_likelihood_of_a_caption_is_that_of_its_tokens_one_after_the_other(t
     assert score(None, captions, image=images) == pytest.approx(expected, abs=1e-5)
     assert score(None, ["a zebra", "two zebras run"], image=images[:2]) == [-1e6, -1e6]
     with pytest.raises(RewardError, match="4 tokens"):
-        CaptionLikelihood(str(tmp_path), max_tokens=4)(None, ["a dog", "a red train near a station"], image=images[:2])
+        CaptionLikelihood(str(tmp_path), max_tokens=4)(
+            None, ["a dog", "a red train near a station"], image=images[:2]
+        )
 
 
 def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_see_it(
@@ -347,7 +417,9 @@ def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_
     assert set(kinds) == {"left for right", "above for below", "another axis"}
     horizontal = {"left", "right"}
     for row, true, false, kind in pairs:
-        assert [claim.true for claim in claims(false, row["scene"]) if claim.kind == "relation"] == [False]
+        assert [
+            claim.true for claim in claims(false, row["scene"]) if claim.kind == "relation"
+        ] == [False]
         sides = [bool(horizontal & set(text.split())) for text in (true, false)]
         expected = {"left for right": [True, True], "above for below": [False, False]}
         assert sides == expected[kind] if kind in expected else sides[0] != sides[1]
@@ -356,12 +428,16 @@ def test_relations_are_replaced_by_false_ones_and_a_table_says_how_often_models_
     dual = str(tiny_student(tmp_path / "dual"))
     relations.main(["--captioners", str(tmp_path / "captioner"), "--dual", dual, "--scenes", "30"])
     printed = capsys.readouterr().out.splitlines()[-4:]  # DeepSpeed, imported first here, may print
-    header, _, likelihood, cosine = ([cell.strip() for cell in row.strip("|").split("|")] for row in printed)
+    header, _, likelihood, cosine = (
+        [cell.strip() for cell in row.strip("|").split("|")] for row in printed
+    )
     assert header[1] == f"left for right ({kinds.count('left for right')} pairs)"
     assert len(header) == len(likelihood) == len(cosine) == 6
     backbone = load_frozen_encoder(dual)
     images = backbone.encode_images([row["image"] for row, *_ in pairs])
-    first, second = ((images * backbone.encode_texts([pair[n] for pair in pairs])).sum(-1) for n in (1, 2))
+    first, second = (
+        (images * backbone.encode_texts([pair[n] for pair in pairs])).sum(-1) for n in (1, 2)
+    )
     assert float(cosine[4]) == pytest.approx(100 * (first > second).float().mean().item(), abs=0.05)
     assert float(cosine[5]) == pytest.approx((first - second).abs().mean().item(), abs=6e-5)
 
@@ -375,11 +451,18 @@ def test_relations_that_captions_of_an_evaluation_state_are_counted(
     }
     row, true, false = replaced["left for right"]
     other, above, _ = replaced["above for below"]
-    captions = [(row["image_id"], f"{true} {false}"), (other["image_id"], above), ("test-000000", "a photo of things")]
+    captions = [
+        (row["image_id"], f"{true} {false}"),
+        (other["image_id"], above),
+        ("test-000000", "a photo of things"),
+    ]
     entries = [{"image_id": name, "caption": caption} for name, caption in captions]
     (tmp_path / "predictions.json").write_text(json.dumps(entries))
     relations.main(["--evaluations", str(tmp_path), "--scenes", "20"])
-    assert capsys.readouterr().out.splitlines()[-1] == f"| {tmp_path} | 3 | 3 | 66.7 | 2 | 50.0 | 1 | 100.0 |"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == f"| {tmp_path} | 3 | 3 | 66.7 | 2 | 50.0 | 1 | 100.0 |"
+    )
 
 
 def test_similarities_of_matching_and_other_pairs_by_hand() -> None:
@@ -402,7 +485,9 @@ def test_similarities_of_matching_and_other_pairs_by_hand() -> None:
 
 def test_a_known_reward_is_a_mean_over_seeds() -> None:
     curves = ([0.2, 0.4, 0.6, 0.5, 0.4, 0.3, 0.3], [0.4, 0.4, 0.4, 0.5, 0.4, 0.3, 0.3])
-    predictions = [{"best_of_n": curve, "probes": {"a": 1.0, "b": 0.5, "c": None}} for curve in curves]
+    predictions = [
+        {"best_of_n": curve, "probes": {"a": 1.0, "b": 0.5, "c": None}} for curve in curves
+    ]
     runs = [
         {"step": [0, 24, 48, 60, 72, 84], "gold": [0.5, 0.6, 0.5, 0.4, 0.3, 0.0], "alarms": alarms}
         for alarms in ([60, 72], [84])
@@ -426,7 +511,9 @@ def test_a_model_that_is_played_by_the_oracle_errs_as_often_as_it_is_told(form: 
 
     def mean(captions: list[str], **options: Any) -> float:
         scores = build_played(form, **options)(prompts, captions, **columns)
-        assert scores == build_played(form, **options)(prompts, captions, **columns), "a pure function"
+        assert scores == build_played(form, **options)(prompts, captions, **columns), (
+            "a pure function"
+        )
         return sum(scores) / len(scores)
 
     assert mean(true) > mean(false) + 0.5

@@ -14,10 +14,20 @@ from tests.docs_for_tests import PAGES, ROOT
 
 YEAR = r"\(?((?:19|20)\d\d)\b"
 NAME = r"[A-Z][\w'-]+"
-ET_AL = re.compile(rf"({NAME}) et al\.\]?(?:, \"([^\"]+)\")?((?:(?! et al\.)[^|;]){{0,70}}?\b{YEAR})?")
-PAIR = re.compile(rf"((?:{NAME}, )*{NAME}) and ({NAME}),? (?:\"([^\"]+)\",? )?(?:[A-Z]{{3,}} )?{YEAR}")
-TITLE = re.compile(rf"\"([A-Z][^\"]{{15,130}})\"(?: \([\w-]+\))?,? (?:[A-Z][\w ]{{2,30}}? )?(?:\d[\d()]*, )?{YEAR}")
-SOURCES = sorted(path for folder in ("rl_caption", "rewards", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+ET_AL = re.compile(
+    rf"({NAME}) et al\.\]?(?:, \"([^\"]+)\")?((?:(?! et al\.)[^|;]){{0,70}}?\b{YEAR})?"
+)
+PAIR = re.compile(
+    rf"((?:{NAME}, )*{NAME}) and ({NAME}),? (?:\"([^\"]+)\",? )?(?:[A-Z]{{3,}} )?{YEAR}"
+)
+TITLE = re.compile(
+    rf"\"([A-Z][^\"]{{15,130}})\"(?: \([\w-]+\))?,? (?:[A-Z][\w ]{{2,30}}? )?(?:\d[\d()]*, )?{YEAR}"
+)
+SOURCES = sorted(
+    path
+    for folder in ("rl_caption", "rewards", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+)
 
 
 def letters(title: str) -> str:
@@ -33,7 +43,9 @@ def surnames(paper: dict[str, Any]) -> list[str]:
 def problems(text: str) -> Iterator[str]:
     """Citations that are not in the table."""
 
-    def check(citation: str, authors: list[str], title: str | None, year: str | None) -> Iterator[str]:
+    def check(
+        citation: str, authors: list[str], title: str | None, year: str | None
+    ) -> Iterator[str]:
         rows = [paper for paper in PAPERS.values() if surnames(paper)[: len(authors)] == authors]
         if year is not None:
             rows = [paper for paper in rows if str(paper["year"]) == year]
@@ -50,7 +62,10 @@ def problems(text: str) -> Iterator[str]:
         yield from check(match.group(), [], match[1], match[2])
     for match in re.finditer(r"arXiv ([\d.]+\d)", text):
         rows = [paper for paper in PAPERS.values() if paper.get("arxiv") == match[1]]
-        if not rows or surnames(rows[0])[0] not in text[max(0, match.start() - 250) : match.start()]:
+        if (
+            not rows
+            or surnames(rows[0])[0] not in text[max(0, match.start() - 250) : match.start()]
+        ):
             yield match.group()
 
 
@@ -78,11 +93,17 @@ def test_a_wrong_citation_is_noticed(text: str) -> None:
 
 def test_the_citation_file_agrees_with_the_table() -> None:
     rows = {letters(paper["title"]): paper for paper in PAPERS.values()}
-    for reference in yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["references"]:
+    for reference in yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))[
+        "references"
+    ]:
         paper = rows[letters(reference["title"])]
-        authors = [author["family-names"] for author in reference["authors"] if "family-names" in author]
+        authors = [
+            author["family-names"] for author in reference["authors"] if "family-names" in author
+        ]
         assert authors == surnames(paper)[: len(authors)], paper
-        assert {"name": "others"} in reference["authors"] or len(authors) == len(surnames(paper)), paper
+        assert {"name": "others"} in reference["authors"] or len(authors) == len(surnames(paper)), (
+            paper
+        )
         arxiv = f"https://arxiv.org/abs/{paper['arxiv']}" if "arxiv" in paper else None
         assert (reference["year"], reference.get("url")) == (paper["year"], arxiv), paper
         if "conference" in reference:

@@ -71,7 +71,9 @@ def test_standardisation_takes_length_out() -> None:
 
 def test_ends_are_clipped_and_others_refused() -> None:
     # logit(0.1) = -ln 9 and logit(0.9) = ln 9: z is -1 and 1 again.
-    assert standardize([0.0, 1.0], [1, 1], "median", margin=0.1).tolist() == pytest.approx([sigmoid(-1), sigmoid(1)])
+    assert standardize([0.0, 1.0], [1, 1], "median", margin=0.1).tolist() == pytest.approx(
+        [sigmoid(-1), sigmoid(1)]
+    )
     for wrong in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=f"score is {wrong}:"):
             standardize([0.5, wrong], [1, 1])
@@ -88,15 +90,21 @@ def test_logistic_regression_is_the_optimum() -> None:
     """Against the first-order conditions, and by hand for one binary feature without penalty."""
     generator = np.random.default_rng(1)
     scores = generator.normal(size=(200, 2))
-    labels = (generator.random(200) < 1 / (1 + np.exp(-(2 * scores[:, 0] - scores[:, 1] + 0.5)))).tolist()
+    labels = (
+        generator.random(200) < 1 / (1 + np.exp(-(2 * scores[:, 0] - scores[:, 1] + 0.5)))
+    ).tolist()
     for l2 in (0.0, 1.0, 10.0):
         found = fit_combination(scores, labels, l2)
         residual = np.array(labels) - found(scores)
         assert residual.sum() == pytest.approx(0, abs=1e-3)
         assert scores.T @ residual == pytest.approx(l2 * np.array(found.weights), abs=1e-3)
     # 1 of 4 labels where the feature is 0, 3 of 4 where it is 1: intercept -ln 3, weight 2 ln 3.
-    found = fit_combination([[0]] * 4 + [[1]] * 4, [True, False, False, False, True, True, True, False], l2=0.0)
-    assert [*found.weights, found.intercept] == pytest.approx([2 * math.log(3), -math.log(3)], abs=1e-4)
+    found = fit_combination(
+        [[0]] * 4 + [[1]] * 4, [True, False, False, False, True, True, True, False], l2=0.0
+    )
+    assert [*found.weights, found.intercept] == pytest.approx(
+        [2 * math.log(3), -math.log(3)], abs=1e-4
+    )
     assert Combination([1.0, -2.0], 0.5)([[0.5, 1.0]]).tolist() == pytest.approx([sigmoid(-1.0)])
     with pytest.raises(ValueError, match="labels"):
         fit_combination([[0.0], [1.0]], [True, True])
@@ -111,7 +119,11 @@ def config(folder: Path, **changes: Any) -> ConcretenessConfig:
     lines = [json.dumps({"caption": caption, "rating": rating}) for caption, rating in ratings]
     (folder / "ratings.jsonl").write_text("\n".join(lines))
     scorers = {letter: JudgeConfig(f"{__name__}:Share", {"letter": letter}) for letter in "at"}
-    values = {"captions": str(folder / "captions.txt"), "scorers": scorers, "out": str(folder / "out")} | changes
+    values = {
+        "captions": str(folder / "captions.txt"),
+        "scorers": scorers,
+        "out": str(folder / "out"),
+    } | changes
     return ConcretenessConfig(**values)
 
 
@@ -134,9 +146,16 @@ def test_without_ratings_each_scorer_has_targets_of_its_own(tmp_path: Path) -> N
     assert CaptionTargets(out / "targets_a.jsonl", val_fraction=0.4).splits == ("train", "val")
 
 
-def test_with_ratings_scores_are_combined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_ratings_scores_are_combined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config(tmp_path)
-    arguments = ["--captions", str(tmp_path / "captions.txt"), "--ratings", str(tmp_path / "ratings.jsonl")]
+    arguments = [
+        "--captions",
+        str(tmp_path / "captions.txt"),
+        "--ratings",
+        str(tmp_path / "ratings.jsonl"),
+    ]
     arguments += ["--scorers.a.target", f"{__name__}:Share", "--scorers.a.kwargs.letter", "a"]
     arguments += ["--scorers.t.target", f"{__name__}:Share", "--scorers.t.kwargs.letter", "t"]
     more = ["--standardize", "none", "--l2", "0.5", "--out", str(tmp_path / "out")]
@@ -157,7 +176,10 @@ def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(tmp_path: Path
     make_targets(expected)
     rows = [f'0,"{caption}"' for caption in CAPTIONS]
     (tmp_path / "cc3m_concept_balanced_118k.csv").write_text("\n".join(["id,caption", *rows, "9,"]))
-    ratings = [f"1.0e+12,{line['caption']},{line['rating']},0.5" for line in read(tmp_path / "ratings.jsonl")]
+    ratings = [
+        f"1.0e+12,{line['caption']},{line['rating']},0.5"
+        for line in read(tmp_path / "ratings.jsonl")
+    ]
     csv = tmp_path / "caption_concreteness_annotations.csv"
     csv.write_text("\n".join(["sample_id,caption,concreteness_annotation,icc_score", *ratings]))
     captions = str(tmp_path / "cc3m_concept_balanced_118k.csv")
@@ -187,13 +209,19 @@ def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(tmp_path: Path
         ({"ratings": "/nowhere", "source": "a page, 3 GB"}, DataError, "/nowhere.*a page, 3 GB$"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, changes: Any, error: type[Exception], message: str) -> None:
+def test_what_is_wrong_is_named(
+    tmp_path: Path, changes: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         make_targets(config(tmp_path, **changes))
 
 
 def test_wrong_ratings_are_named_before_anything_is_scored(tmp_path: Path) -> None:
-    made = config(tmp_path, ratings=str(tmp_path / "ratings.jsonl"), scorers={"x": JudgeConfig("nowhere:Never")})
+    made = config(
+        tmp_path,
+        ratings=str(tmp_path / "ratings.jsonl"),
+        scorers={"x": JudgeConfig("nowhere:Never")},
+    )
     for line, error, message in (
         ('{"caption": "a cat"}', DataError, r"ratings\.jsonl, line 2: 'rating' is None"),
         ('{"caption": "", "rating": 1}', DataError, "line 2: 'caption' is ''"),

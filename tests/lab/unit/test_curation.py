@@ -54,7 +54,9 @@ ROWS = [
 
 
 def write(folder: Path, kind: str) -> Path:
-    items = [{"image": image, "references": captions, "split": split} for image, captions, split in ROWS]
+    items = [
+        {"image": image, "references": captions, "split": split} for image, captions, split in ROWS
+    ]
     (folder / "photos").mkdir()
     for name in "abc":
         Image.new("RGB", (8, 8)).save(folder / f"photos/{name}.png")
@@ -68,7 +70,12 @@ def write(folder: Path, kind: str) -> Path:
         parquet.write_table(pyarrow.Table.from_pylist(items), folder / "rows.parquet")
         return folder / "rows.parquet"
     images = [
-        {"filename": image, "imgid": n, "split": split, "sentences": [{"raw": text} for text in captions]}
+        {
+            "filename": image,
+            "imgid": n,
+            "split": split,
+            "sentences": [{"raw": text} for text in captions],
+        }
         for n, (image, captions, split) in enumerate(ROWS)
     ]
     (folder / "dataset.json").write_text(json.dumps({"images": images}))
@@ -77,12 +84,18 @@ def write(folder: Path, kind: str) -> Path:
 
 def options(path: Path, out: Path, **changed: Any) -> CurateConfig:
     scores = {"length": JudgeConfig(f"{__name__}:Length")}
-    return CurateConfig(str(path), image_root="photos", out=str(out), scores=scores, part_rows=2, **changed)
+    return CurateConfig(
+        str(path), image_root="photos", out=str(out), scores=scores, part_rows=2, **changed
+    )
 
 
 def kept(out: Path) -> list[tuple[str, list[str]]]:
     data = JsonLinesData(out / "kept.jsonl")
-    return [(Path(row["image"]).name, row["references"]) for name in data.splits for row in data.split(name)]
+    return [
+        (Path(row["image"]).name, row["references"])
+        for name in data.splits
+        for row in data.split(name)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "json"])
@@ -100,28 +113,47 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
     report = (tmp_path / "out/report.md").read_text()
     assert "A Dog" in report
     assert "(length 38.0000)" in report
-    with pytest.raises(ConfigError, match="rules was"):  # another order counts captions for other rules
+    with pytest.raises(
+        ConfigError, match="rules was"
+    ):  # another order counts captions for other rules
         curate(replace(config, rules=dict(reversed(rules.items()))))
 
 
 def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path: Path) -> None:
-    item = {"image": "a.png", "references": ["dog", "a red dog"], "negatives": [["cat"], ["a blue dog"]]}
+    item = {
+        "image": "a.png",
+        "references": ["dog", "a red dog"],
+        "negatives": [["cat"], ["a blue dog"]],
+    }
     further = {"positive_images": ["0.png", "1.png"], "prompt": None, "text": "on a sign"}
     (tmp_path / "in.jsonl").write_text(json.dumps(item | further))
-    curate(CurateConfig(str(tmp_path / "in.jsonl"), rules={"words": [2, None]}, out=str(tmp_path / "out")))
+    curate(
+        CurateConfig(
+            str(tmp_path / "in.jsonl"), rules={"words": [2, None]}, out=str(tmp_path / "out")
+        )
+    )
     (row,) = JsonLinesData(tmp_path / "out/kept.jsonl").split("train")
     assert (row["references"], row["negatives"]) == (["a red dog"], [["a blue dog"]])
     assert row["positive_images"] == [str(tmp_path / "1.png")], "not relative to another folder"
-    assert json.loads((tmp_path / "out/kept.jsonl").read_text())["text"] == "on a sign", "other columns stay"
+    assert json.loads((tmp_path / "out/kept.jsonl").read_text())["text"] == "on a sign", (
+        "other columns stay"
+    )
 
 
 def test_nulls_of_parquet_are_columns_that_a_row_lacks(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    items = [{"image": "a.png", "references": "x", "split": split, "prompt": None} for split in (None, "test", None)]
+    items = [
+        {"image": "a.png", "references": "x", "split": split, "prompt": None}
+        for split in (None, "test", None)
+    ]
     parquet.write_table(pyarrow.Table.from_pylist(items), tmp_path / "rows.parquet")
-    curate(CurateConfig(str(tmp_path / "rows.parquet"), rules={"words": [2, None]}, out=str(tmp_path / "out")))
+    curate(
+        CurateConfig(
+            str(tmp_path / "rows.parquet"), rules={"words": [2, None]}, out=str(tmp_path / "out")
+        )
+    )
     assert kept(tmp_path / "out") == [("a.png", ["x"])], "rows without a split are curated"
 
 
@@ -140,18 +172,27 @@ def test_images_stored_as_bytes_are_scored_and_written_once(tmp_path: Path, stru
         items.append({"image": content, "references": captions, "split": split})
     parquet.write_table(pyarrow.Table.from_pylist(items), tmp_path / "rows.parquet")
     scores = {"repetition": JudgeConfig(f"{__name__}:Seen")}
-    config = CurateConfig(str(tmp_path / "rows.parquet"), out=str(tmp_path / "out"), scores=scores, part_rows=2)
+    config = CurateConfig(
+        str(tmp_path / "rows.parquet"), out=str(tmp_path / "out"), scores=scores, part_rows=2
+    )
     with pytest.raises(DataError, match=r"1 of 2 images.*rows\.parquet, row 1"):
         curate(config)
     curate(replace(config, on_bad="skip", duplicates="pair"))
     data = JsonLinesData(tmp_path / "out/kept.jsonl")
     check_data(data, ["train", "test"])
     first, second = *data.split("train"), *data.split("test")
-    assert (first["image_id"], first["references"]) == ("rows/0", ["a dog runs on the beach", "A Dog"])
-    assert Path(first["image"]).read_bytes() == (tmp_path / "photos/a.png").read_bytes(), "as they are"
+    assert (first["image_id"], first["references"]) == (
+        "rows/0",
+        ["a dog runs on the beach", "A Dog"],
+    )
+    assert Path(first["image"]).read_bytes() == (tmp_path / "photos/a.png").read_bytes(), (
+        "as they are"
+    )
     assert Path(second["image"]).suffix == ".png"
     assert Path(first["image"]).parent == tmp_path / "out/images"
-    assert len(list((tmp_path / "out/images").iterdir())) == 2, "the third row is a duplicate of the first"
+    assert len(list((tmp_path / "out/images").iterdir())) == 2, (
+        "the third row is a duplicate of the first"
+    )
 
 
 def test_a_vision_language_model_filters_captions(tmp_path: Path) -> None:
@@ -162,9 +203,18 @@ def test_a_vision_language_model_filters_captions(tmp_path: Path) -> None:
 
     with endpoint(rate) as server:
         scores = {"rating": JudgeConfig("vlm_judge", {"endpoint": server})}
-        config = options(path, tmp_path / "out", rules={"words": [3, None]}, select=[Selection("rating", min=0.5)])
+        config = options(
+            path,
+            tmp_path / "out",
+            rules={"words": [3, None]},
+            select=[Selection("rating", min=0.5)],
+        )
         curate(replace(config, scores=scores))
-    assert kept(tmp_path / "out") == [("a.png", ROWS[0][1][:1]), ("a.png", ROWS[2][1]), ("c.png", ["x"])]
+    assert kept(tmp_path / "out") == [
+        ("a.png", ROWS[0][1][:1]),
+        ("a.png", ROWS[2][1]),
+        ("c.png", ["x"]),
+    ]
 
 
 def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> None:
@@ -190,7 +240,9 @@ def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> No
 def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(tmp_path: Path) -> None:
     path, out = write(tmp_path, "jsonl"), tmp_path / "out"
     lines = [
-        json.loads(line) | {"picture": "c.png", "alt": "a cat", "ocr": "stop"} for line in path.open() if line.strip()
+        json.loads(line) | {"picture": "c.png", "alt": "a cat", "ocr": "stop"}
+        for line in path.open()
+        if line.strip()
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
     config = options(path, out, rules={"words": [1, None]}, duplicates="caption")
@@ -212,7 +264,12 @@ def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(tmp_path
         with pytest.raises(ConfigError, match=f"{name} was"):
             curate(replace(config, **{name: value}))
     Length.scored = 0
-    for name, value in (("select", [Selection("length", top=1)]), ("examples", 1), ("seed", 1), ("num_workers", 1)):
+    for name, value in (
+        ("select", [Selection("length", top=1)]),
+        ("examples", 1),
+        ("seed", 1),
+        ("num_workers", 1),
+    ):
         curate(replace(config, **{name: value}))
     assert Length.scored == 0
 
@@ -220,7 +277,11 @@ def test_parts_are_made_anew_wherever_a_setting_changes_what_is_in_them(tmp_path
 def test_ends_of_rules_and_selections_are_kept(tmp_path: Path) -> None:
     path = write(tmp_path, "jsonl")
     for rules, select, expected in (
-        ({"characters": [23, 38]}, [], ["a dog runs on the beach", *ROWS[1][1], "a dog runs on the beach"]),
+        (
+            {"characters": [23, 38]},
+            [],
+            ["a dog runs on the beach", *ROWS[1][1], "a dog runs on the beach"],
+        ),
         ({"characters": [24, 37]}, [], []),
         (
             {},
@@ -237,7 +298,9 @@ def test_ends_of_rules_and_selections_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["jsonl", "json"])
 def test_a_split_that_no_row_is_of_is_named(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path, kind)
-    with pytest.raises(DataError, match=r"rows\.jsonl.*'trian'.*'train', 'test'" if kind == "jsonl" else "'trian'"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl.*'trian'.*'train', 'test'" if kind == "jsonl" else "'trian'"
+    ):
         curate(options(path, tmp_path / "out", split="trian"))
     assert not (tmp_path / "out").exists()
 
@@ -258,7 +321,9 @@ def test_settings_without_parts_are_replaced(tmp_path: Path) -> None:
         check_settings(tmp_path, {"seed": 1})
 
 
-def test_parts_of_images_that_were_replaced_do_not_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_parts_of_images_that_were_replaced_do_not_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path, out = write(tmp_path, "jsonl"), tmp_path / "out"
     config = replace(options(path, out), scores={"seen": JudgeConfig(f"{__name__}:Seen")})
     curate(config)
@@ -271,7 +336,9 @@ def test_parts_of_images_that_were_replaced_do_not_go_on(tmp_path: Path, caplog:
         curate(config)
     assert "sizes are the same" not in caplog.text
     settings = json.loads((out / "parts.json").read_text())
-    (out / "parts.json").write_text(json.dumps({key: own for key, own in settings.items() if key != "data"}))
+    (out / "parts.json").write_text(
+        json.dumps({key: own for key, own in settings.items() if key != "data"})
+    )
     curate(config)  # parts of an older version
 
 
@@ -313,11 +380,20 @@ def test_wrong_rows_are_named(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             curate(options(path, tmp_path / "out"))
     path.write_text('{"image": "a.png", "text": "a dog"}\n')
-    assert "kept" in curate(options(path, tmp_path / "out", caption_column="text")), "no part was made with others"
+    assert "kept" in curate(options(path, tmp_path / "out", caption_column="text")), (
+        "no part was made with others"
+    )
     with pytest.raises(DataError, match="absent'"):
         curate(options(tmp_path / "absent", tmp_path / "out"))
     with pytest.raises(DataError, match="text_column is 'ocr'"):
-        curate(options(write(tmp_path, "json"), tmp_path / "out", text_column="ocr", rules={"text_overlap": [0, 0.5]}))
+        curate(
+            options(
+                write(tmp_path, "json"),
+                tmp_path / "out",
+                text_column="ocr",
+                rules={"text_overlap": [0, 0.5]},
+            )
+        )
 
 
 def test_measures_by_hand() -> None:
@@ -343,4 +419,9 @@ def test_overlap_with_text_in_the_image_and_selection_by_hand() -> None:
     assert best(scores, 9).all()
     assert best(np.ones(100, dtype=np.float32), 0.29).sum() == 29
     assert best(np.ones(3, dtype=np.float32), 0.9).sum() == 2, "rounded down"
-    assert first_of_equals(np.array([5, 4, 5, 5], dtype=np.uint64)).tolist() == [True, True, False, False]
+    assert first_of_equals(np.array([5, 4, 5, 5], dtype=np.uint64)).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]

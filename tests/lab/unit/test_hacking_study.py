@@ -46,9 +46,19 @@ def with_alarm(rows: Rows, *steps: int) -> list[Point]:
 
 
 def test_a_real_case_is_caught_before_half_of_the_loss_or_not() -> None:
-    for alarms, kind in (((20,), "caught"), ((10, 30, 40), "caught"), ((30,), "late"), ((), "missed")):
+    for alarms, kind in (
+        ((20,), "caught"),
+        ((10, 30, 40), "caught"),
+        ((30,), "late"),
+        ((), "missed"),
+    ):
         found = verdict(with_alarm(FALLING, *alarms))
-        assert (found.kind, found.worst, found.real_step, found.half_step) == (kind, pytest.approx(0.2), 20, 30)
+        assert (found.kind, found.worst, found.real_step, found.half_step) == (
+            kind,
+            pytest.approx(0.2),
+            20,
+            30,
+        )
         assert found.alarm_step == (alarms[0] if alarms else None)
     assert verdict(points(FALLING), f1_margin=0.25).kind == "quiet"
     assert verdict(points(FALLING), f1_margin=0.19).real_step == 40
@@ -57,7 +67,12 @@ def test_a_real_case_is_caught_before_half_of_the_loss_or_not() -> None:
 
 
 def test_what_was_gained_and_lost_again_counts_since_any_validation() -> None:
-    rows: Rows = [(1.0, 0.5, 0.0, False), (1.2, 0.6, 0.0, False), (1.1, 0.5, 0.0, False), (1.3, 0.53, 0.0, True)]
+    rows: Rows = [
+        (1.0, 0.5, 0.0, False),
+        (1.2, 0.6, 0.0, False),
+        (1.1, 0.5, 0.0, False),
+        (1.3, 0.53, 0.0, True),
+    ]
     assert verdict(points(rows)).kind == "false alarm"
     found = verdict(points(rows), since="any")
     assert (found.kind, found.real_step, found.worst) == ("late", 30, pytest.approx(0.07))
@@ -84,7 +99,10 @@ def test_of_a_monitor_only_what_is_given_replaces(tmp_path: Path) -> None:
     file.write_text("thresholds: {judge_fall: 1}\njudges: {cider: {}}\n")
     cider = {"target": None, "kwargs": {}}
     assert read_monitor(file) == {"thresholds": {"judge_fall": 1.0}, "judges": {"cider": cider}}
-    for text, error in (("thresholds: {judge_fall: -0.1}", ConfigError), ("stop: true", StudyError)):
+    for text, error in (
+        ("thresholds: {judge_fall: -0.1}", ConfigError),
+        ("stop: true", StudyError),
+    ):
         file.write_text(text)
         with pytest.raises(error):
             read_monitor(file)
@@ -108,19 +126,27 @@ def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(tmp_path, c
     ]
     other = tmp_path / "monitor.yaml"
     other.write_text("judges: {cider: {}}\nthresholds: {judge_fall: 0.2}\n")
-    assert main(["--runs", str(scst), "--out", str(tmp_path / "other"), "--monitor", str(other)]) == 0
+    assert (
+        main(["--runs", str(scst), "--out", str(tmp_path / "other"), "--monitor", str(other)]) == 0
+    )
     assert "runs really got worse" in capsys.readouterr().out
     other.write_text("judges: {cider: {kwargs: {m: 3}}}\n")
-    assert main(["--runs", str(scst), "--out", str(tmp_path / "none"), "--monitor", str(other)]) == 1
+    assert (
+        main(["--runs", str(scst), "--out", str(tmp_path / "none"), "--monitor", str(other)]) == 1
+    )
     assert "error: judges.cider: reward 'cider' does not take m" in capsys.readouterr().err
     unseen = tmp_path / "truth.yaml"
     unseen.write_text("{target: 'tests.lab.unit.test_hacking_study:Words'}")
-    assert main(["--runs", str(scst), "--out", str(tmp_path / "unseen"), "--truth", str(unseen)]) == 0
+    assert (
+        main(["--runs", str(scst), "--out", str(tmp_path / "unseen"), "--truth", str(unseen)]) == 0
+    )
     study = json.loads((tmp_path / "unseen/study.json").read_text())
     assert study["settings"]["truth"] == "words"
     words = []
     for point in study["runs"][0]["points"]:
-        predictions = json.loads((scst / f"eval/step-{point['step']:08d}/predictions.json").read_text())
+        predictions = json.loads(
+            (scst / f"eval/step-{point['step']:08d}/predictions.json").read_text()
+        )
         words.append(sum(1 + len(record["caption"].split()) for record in predictions))
         assert point["f1"] == pytest.approx(words[-1] / words[0])
     assert main(["--runs", str(xe), "--out", str(tmp_path / "none")]) == 1

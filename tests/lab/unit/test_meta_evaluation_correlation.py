@@ -27,7 +27,9 @@ def test_what_has_no_correlation_is_an_error_and_no_number() -> None:
         ([1, 2], [math.inf, 2], "rating 0"),
     ):
         for correlation in (kendall_tau_b, kendall_tau_c, pearson):
-            with pytest.raises(UndefinedCorrelation if "all" in message else ValueError, match=message):
+            with pytest.raises(
+                UndefinedCorrelation if "all" in message else ValueError, match=message
+            ):
                 correlation(scores, ratings)
 
 
@@ -41,7 +43,9 @@ def test_tau_of_a_table_is_that_of_its_items(scores: int, ratings: int) -> None:
     assert tau_of_table(table) == pytest.approx(expected, rel=1e-12)
     empty = np.zeros((ratings, 1), int)
     padded = np.hstack([empty, table[:, :1], empty, table[:, 1:]])
-    assert tau_of_table(padded) == pytest.approx(expected, rel=1e-12), "scores that do not occur are no values"
+    assert tau_of_table(padded) == pytest.approx(expected, rel=1e-12), (
+        "scores that do not occur are no values"
+    )
     with pytest.raises(UndefinedCorrelation):
         tau_of_table(np.array([[0, 2, 0], [0, 3, 0]]))
 
@@ -49,7 +53,16 @@ def test_tau_of_a_table_is_that_of_its_items(scores: int, ratings: int) -> None:
 def test_tau_within_groups() -> None:
     scores = [1, 2, 2, 1, 5, 5, 7, 8]
     ratings = [1, 2, 1, 2, 1, 2, 3, 3]
-    groups = ["agrees", "agrees", "opposes", "opposes", "scored alike", "scored alike", "rated alike", "rated alike"]
+    groups = [
+        "agrees",
+        "agrees",
+        "opposes",
+        "opposes",
+        "scored alike",
+        "scored alike",
+        "rated alike",
+        "rated alike",
+    ]
     found = grouped_tau_b(scores, ratings, groups)
     assert found == (pytest.approx((1 - 1 + 0) / 3), 3, 1, 1)
     with pytest.raises(UndefinedCorrelation, match="2 groups"):
@@ -92,11 +105,20 @@ def test_correlations_by_hand() -> None:
 
 def test_undefined_values_are_none_with_a_reason() -> None:
     found = correlations([1.0, 1.0], [1.0, 2.0], ["a", "b"])
-    assert found.pearson is found.inverse_r_squared is found.tau_b is found.tau_c is found.unfitted_scores is None
+    assert (
+        found.pearson
+        is found.inverse_r_squared
+        is found.tau_b
+        is found.tau_c
+        is found.unfitted_scores
+        is None
+    )
     assert found.unfitted_ratings == pytest.approx(1 / 0.5)
     assert found.sample_tau_b is None
     assert any("pearson: all 2 scores are 1" in note for note in found.notes)
-    assert any("sample-wise: none of 2 groups has different ratings" in note for note in found.notes)
+    assert any(
+        "sample-wise: none of 2 groups has different ratings" in note for note in found.notes
+    )
     uncorrelated = correlations([1, 2, 1, 2], [1, 1, 2, 2])
     assert (uncorrelated.pearson, uncorrelated.inverse_r_squared) == (0, None)
     assert any(note.startswith("1 / PCC^2: ") for note in uncorrelated.notes)

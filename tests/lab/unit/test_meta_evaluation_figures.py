@@ -30,17 +30,23 @@ def test_intervals_have_the_known_width() -> None:
     def mean(weights: Any) -> list[float]:
         return [float((weights * values).sum() / weights.sum())]
 
-    ((low, high),) = [bounds for bounds in intervals(mean, range(400), 2000, seed=0) if bounds is not None]
+    ((low, high),) = [
+        bounds for bounds in intervals(mean, range(400), 2000, seed=0) if bounds is not None
+    ]
     assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.01)
     assert high - low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(400), rel=0.05)
     assert intervals(mean, range(400), 0) == []
 
 
-def test_ratings_that_nearly_all_differ_have_the_same_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ratings_that_nearly_all_differ_have_the_same_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     generator = np.random.default_rng(0)
     ratings = generator.normal(size=60).round(1)
     scores = (ratings + generator.normal(size=60)).tolist()
-    part = rated_set(captions=["a"] * 60, ratings=ratings.tolist(), image_ids=(np.arange(60) // 2).tolist())
+    part = rated_set(
+        captions=["a"] * 60, ratings=ratings.tolist(), image_ids=(np.arange(60) // 2).tolist()
+    )
     expected = rated_figures(part, scores, 30)
     monkeypatch.setattr(figures_module, "MAX_CELLS", 100)
     for found, wanted in zip(rated_figures(part, scores, 30), expected, strict=True):
@@ -51,17 +57,34 @@ def test_ratings_that_nearly_all_differ_have_the_same_intervals(monkeypatch: pyt
 
 
 def rated_set(**changes: Any) -> RatedCaptions:
-    values: dict[str, Any] = {"captions": list("abcd"), "ratings": [1, 2, 2, 3], "image_ids": ["x", "x", "y", "y"]}
-    values |= {"name": "set", "images": None, "references": None, "published": "tau_b", "convention": ""}
+    values: dict[str, Any] = {
+        "captions": list("abcd"),
+        "ratings": [1, 2, 2, 3],
+        "image_ids": ["x", "x", "y", "y"],
+    }
+    values |= {
+        "name": "set",
+        "images": None,
+        "references": None,
+        "published": "tau_b",
+        "convention": "",
+    }
     return RatedCaptions(**(values | changes))
 
 
 def test_figures_of_rated_captions() -> None:
     scores = [0.1, 0.4, 0.2, 0.3]
     first, second = rated_figures(rated_set(), scores)
-    assert (first.name, first.published, second.name, second.published) == ("tau_b", True, "tau_c", False)
+    assert (first.name, first.published, second.name, second.published) == (
+        "tau_b",
+        True,
+        "tau_c",
+        False,
+    )
     for figure, variant in ((first, "b"), (second, "c")):
-        assert figure.value == pytest.approx(kendalltau(scores, [1, 2, 2, 3], variant=variant).statistic)
+        assert figure.value == pytest.approx(
+            kendalltau(scores, [1, 2, 2, 3], variant=variant).statistic
+        )
         assert (figure.count, figure.low) == (4, None)
     within = rated_figures(rated_set(within_images=True), scores)[2]
     assert (within.name, within.value) == ("tau_b within images", 1.0)
@@ -81,8 +104,17 @@ def test_what_a_pair_counts() -> None:
 
 
 def pair_set(**changes: Any) -> CaptionPairs:
-    values: dict[str, Any] = {"first": list("abc"), "second": list("def"), "preference": [1.0, 1.0, 1.0]}
-    values |= {"kinds": ["u", "u", "v"], "image_ids": ["1", "2", "3"], "images": None, "references": {}}
+    values: dict[str, Any] = {
+        "first": list("abc"),
+        "second": list("def"),
+        "preference": [1.0, 1.0, 1.0],
+    }
+    values |= {
+        "kinds": ["u", "u", "v"],
+        "image_ids": ["1", "2", "3"],
+        "images": None,
+        "references": {},
+    }
     return CaptionPairs(**({"name": "set", "convention": ""} | values | changes))
 
 
@@ -129,16 +161,24 @@ def test_ties_of_groups_by_their_expectation() -> None:
     above = [(0, 1), (0, 2)]
     values = np.array([[1.0, 1, 1], [2, 2, 1], [2, 1, 1], [1, 2, 0], [1, 1, 2]])
     assert in_random_order(values, above) == pytest.approx([1 / 3, 1 / 2, 1, 0, 0])
-    winoground = [(0, 2), (3, 1)], [(0, 1), (3, 2)]  # the captions of either image; the images of either caption
+    winoground = (
+        [(0, 2), (3, 1)],
+        [(0, 1), (3, 2)],
+    )  # the captions of either image; the images of either caption
     text, image, both = (
-        in_random_order(np.zeros((1, 4)), own) for own in (*winoground, [*winoground[0], *winoground[1]])
+        in_random_order(np.zeros((1, 4)), own)
+        for own in (*winoground, [*winoground[0], *winoground[1]])
     )
-    assert (text, image, both) == pytest.approx((1 / 4, 1 / 4, 1 / 6)), "chance, as the paper prints it"
+    assert (text, image, both) == pytest.approx((1 / 4, 1 / 4, 1 / 6)), (
+        "chance, as the paper prints it"
+    )
 
 
 def test_what_is_right_without_a_look() -> None:
     texts = ["a cat", "a dog on it", "two"], ["a big cat", "a dog", "six"]
-    pairs = CaptionPairs("s", *texts, [1.0] * 3, ["add", "drop", "drop"], ["1", "2", "3"], None, {}, "")
+    pairs = CaptionPairs(
+        "s", *texts, [1.0] * 3, ["add", "drop", "drop"], ["1", "2", "3"], None, {}, ""
+    )
     found = blind_figures(pairs)
     assert {name: [figure.value for figure in own] for name, own in found.items()} == {
         "blind: chance": [0.5, 0.5, 0.5],
@@ -149,7 +189,14 @@ def test_what_is_right_without_a_look() -> None:
     divided = CaptionPairs("s", *texts, [1.0, 0.0, 0.5], ["add"] * 3, ["1", "2", "3"], None, {}, "")
     assert blind_figures(divided) == {}, "no set of hard negatives"
     order = CaptionGroups(
-        "s", ["a b", "b a", "a cat", "cat"], ["1"] * 4, None, ["k", "k"], {"top": [(0, 1)]}, "", ties="right"
+        "s",
+        ["a b", "b a", "a cat", "cat"],
+        ["1"] * 4,
+        None,
+        ["k", "k"],
+        {"top": [(0, 1)]},
+        "",
+        ties="right",
     )
     assert [own[-1].value for own in blind_figures(order).values()] == [0.5, 0.75, 0.25]
 
@@ -168,17 +215,30 @@ def test_further_figures_of_rated_captions() -> None:
     halves = [kendalltau(scores[half], ratings[half]).statistic for half in (slice(3), slice(3, 6))]
     assert found["tau_b within images"].value == pytest.approx(np.mean(halves))
     short = found["pearson, 0 to 2 words"]
-    assert (short.count, short.value) == (3, pytest.approx(stats.pearsonr([0.1, 0.4, 0.2], [1, 3, 3]).statistic))
-    assert found["tau_b, 3 to 6 words"].value == pytest.approx(kendalltau([0.3, 0.9, 0.7], [2, 4, 5]).statistic)
+    assert (short.count, short.value) == (
+        3,
+        pytest.approx(stats.pearsonr([0.1, 0.4, 0.2], [1, 3, 3]).statistic),
+    )
+    assert found["tau_b, 3 to 6 words"].value == pytest.approx(
+        kendalltau([0.3, 0.9, 0.7], [2, 4, 5]).statistic
+    )
     assert not [name for name in found if "7 to 9" in name or "10 or more" in name], "no captions"
-    assert {figure.table for figure in further_figures(part, scores, lengths=[])} == {"correlations"}
+    assert {figure.table for figure in further_figures(part, scores, lengths=[])} == {
+        "correlations"
+    }
 
 
 def test_intervals_do_not_depend_on_the_order_of_rows() -> None:
     scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
     images = ["x", "z", "y", "y", "w", "v"]
     order = [3, 0, 5, 1, 4, 2]
-    first = rated_figures(rated_set(captions=["a"] * 6, ratings=ratings, image_ids=images), scores, 50)
-    again = rated_set(captions=["a"] * 6, ratings=[ratings[n] for n in order], image_ids=[images[n] for n in order])
+    first = rated_figures(
+        rated_set(captions=["a"] * 6, ratings=ratings, image_ids=images), scores, 50
+    )
+    again = rated_set(
+        captions=["a"] * 6,
+        ratings=[ratings[n] for n in order],
+        image_ids=[images[n] for n in order],
+    )
     second = rated_figures(again, [scores[n] for n in order], 50)
     assert [(one.low, one.high) for one in first] == [(one.low, one.high) for one in second]

@@ -25,7 +25,12 @@ from rl_caption.lab.config import LanguageModelConfig, QuestionsConfig
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig, ScenesConfig
 from rl_caption.lab.meta_evaluation.correlation import kendall_tau_b
 from rl_caption.lab.meta_evaluation.costs import encoder_cost
-from rl_caption.lab.meta_evaluation.program import ToolkitMetric, build_metrics, compare_with_people, score_set
+from rl_caption.lab.meta_evaluation.program import (
+    ToolkitMetric,
+    build_metrics,
+    compare_with_people,
+    score_set,
+)
 from rl_caption.lab.meta_evaluation.published import published_figures
 from rl_caption.lab.meta_evaluation.sets import RatedCaptions, load, rated_images
 from rl_caption.lab.meta_evaluation.sets.base import with_questions
@@ -39,7 +44,9 @@ from tests.endpoints_for_tests import endpoint, listing, prompt_of, writing
 from tests.judgement_sets_for_tests import BUILDERS, parquet
 from tests.vlm_for_tests import answering_vlm
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text())["cases"]
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text())[
+    "cases"
+]
 
 
 FURTHER = ("pearson", "spearman", "1 / r^2", "1 - R^2 of ratings", "1 - R^2 of scores")
@@ -85,10 +92,28 @@ def content(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "out" / "agreement.json").read_text())
 
 
-def test_the_command_line_writes_three_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_writes_three_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     BUILDERS["flickr8k_expert"](tmp_path)
-    arguments = ["--set", "flickr8k_expert", "--data", str(tmp_path), "--metrics", "rouge,cider", "--partial", "true"]
-    more = ["--judges.mine.target", f"{__name__}:Length", "--bootstrap", "20", "--out", str(tmp_path / "out")]
+    arguments = [
+        "--set",
+        "flickr8k_expert",
+        "--data",
+        str(tmp_path),
+        "--metrics",
+        "rouge,cider",
+        "--partial",
+        "true",
+    ]
+    more = [
+        "--judges.mine.target",
+        f"{__name__}:Length",
+        "--bootstrap",
+        "20",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(["judge", *arguments, *more]) == 0
     shown = capsys.readouterr().out
     for text in (
@@ -114,13 +139,18 @@ def test_the_command_line_writes_three_tables(tmp_path: Path, capsys: pytest.Cap
     assert found["figures"]["mine"][0]["value"] is None, "all captions have six words"
 
 
-def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(tmp_path: Path) -> None:
+def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
+    tmp_path: Path,
+) -> None:
     settings = config(tmp_path, "flickr8k_expert", metrics="cider,length")
     file = tmp_path / "Flickr8k.token.txt"
     file.write_text(file.read_text().replace("in place", "猫 in place"), encoding="utf-8")
     compare_with_people(settings)
     (found,) = content(tmp_path)["sets"]
-    assert ["+PTB-python[" in found["signatures"][name] for name in ("CIDEr", "length")] == [True, False]
+    assert ["+PTB-python[" in found["signatures"][name] for name in ("CIDEr", "length")] == [
+        True,
+        False,
+    ]
 
 
 def test_equal_rows_are_scored_once(tmp_path: Path) -> None:
@@ -159,7 +189,9 @@ def test_which_figures_a_set_has(tmp_path: Path) -> None:
         compare_with_people(config(tmp_path / name, name, metrics=["bleu1", "cider"]))
         (found,) = content(tmp_path / name)["sets"]
         assert [figure["name"] for figure in found["figures"]["CIDEr"]] == figures
-        assert ("blind: chance" in found["figures"]) == (name == "foil"), "the others' captions are no hard negatives"
+        assert ("blind: chance" in found["figures"]) == (name == "foil"), (
+            "the others' captions are no hard negatives"
+        )
         if name == "foil":
             assert [figure["value"] for figure in found["figures"]["BLEU-1"]] == [1.0, 1.0]
 
@@ -173,10 +205,17 @@ def test_metrics_of_groups(tmp_path: Path, student: Path) -> None:
     assert "ITT, mean of kinds, % right" in shown
     (found,) = content(tmp_path)["sets"]
     assert "l_clipscore[" in found["signatures"]["L-CLIPS"]
-    assert (found["count"], found["description"]) == (10, "10 groups of 3 captions of 2 images, 5 kinds")
-    named = {heading: {figure["name"][:3] for figure in own} for heading, own in found["figures"].items()}
+    assert (found["count"], found["description"]) == (
+        10,
+        "10 groups of 3 captions of 2 images, 5 kinds",
+    )
+    named = {
+        heading: {figure["name"][:3] for figure in own} for heading, own in found["figures"].items()
+    }
     blind = {heading: {"ITT"} for heading in ("blind: chance", "blind: longer", "blind: shorter")}
-    assert named == {"length": {"ITT"}, "L-CLIPS": {"ITT", "TOT"}, **blind}, "words have no text encoder"
+    assert named == {"length": {"ITT"}, "L-CLIPS": {"ITT", "TOT"}, **blind}, (
+        "words have no text encoder"
+    )
     assert found["blind"] == ["length", *blind]
 
 
@@ -186,7 +225,9 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", [name for name in BUILDERS if not name.startswith("icc_")])
-def test_scores_of_images_on_every_set_with_images(tmp_path: Path, student: Path, name: str) -> None:
+def test_scores_of_images_on_every_set_with_images(
+    tmp_path: Path, student: Path, name: str
+) -> None:
     """And those that look at references, too, on sets with references; the others refuse these."""
     BUILDERS[name](tmp_path)
     photos = tmp_path / "photos"
@@ -201,7 +242,10 @@ def test_scores_of_images_on_every_set_with_images(tmp_path: Path, student: Path
             file = Path(image.path).with_suffix("") / f"{image.index}.png"  # a folder of frames
         file.parent.mkdir(parents=True, exist_ok=True)
         noise_image(number).save(file)
-    judges = {reward: JudgeConfig(reward, {"backbone": str(student)}) for reward in ("l_clipscore", "ref_l_clipscore")}
+    judges = {
+        reward: JudgeConfig(reward, {"backbone": str(student)})
+        for reward in ("l_clipscore", "ref_l_clipscore")
+    }
     settings = config(tmp_path, name, metrics="", judges=judges, images=str(photos))
     if not all(getattr(part, "references", None) for part in parts):
         with pytest.raises(ConfigError, match="ref_l_clipscore"):
@@ -212,10 +256,14 @@ def test_scores_of_images_on_every_set_with_images(tmp_path: Path, student: Path
         assert found["figures"].keys() - found["blind"] == judges.keys()
         for heading in judges:
             assert all(figure["count"] > 0 for figure in found["figures"][heading])
-            assert any(figure["value"] is not None for figure in found["figures"][heading]), part.name
+            assert any(figure["value"] is not None for figure in found["figures"][heading]), (
+                part.name
+            )
 
 
-def test_a_metric_without_what_it_needs_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_metric_without_what_it_needs_is_refused_before_anything_is_loaded(
+    tmp_path: Path,
+) -> None:
     for metrics, message in (
         ("cider", r"CIDEr.*sugarcrepe"),
         ("clipscore", "clipscore .*sugarcrepe"),
@@ -239,26 +287,41 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
         ({"data": None}, "^data is.*'flickr8k_expert'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            compare_with_people(config(tmp_path, "flickr8k_expert", **({"metrics": "cider"} | changes)))
+            compare_with_people(
+                config(tmp_path, "flickr8k_expert", **({"metrics": "cider"} | changes))
+            )
 
 
 def test_one_judgement_is_too_few(tmp_path: Path) -> None:
-    (tmp_path / "own.jsonl").write_text('{"image": "1.jpg", "caption": "a dog", "rating": 1.0, "references": ["dogs"]}')
+    (tmp_path / "own.jsonl").write_text(
+        '{"image": "1.jpg", "caption": "a dog", "rating": 1.0, "references": ["dogs"]}'
+    )
     with pytest.raises(DataError, match=r"has 1.*needs 2"):
-        compare_with_people(JudgeSetConfig("ratings", str(tmp_path), metrics="cider", out=str(tmp_path / "out")))
+        compare_with_people(
+            JudgeSetConfig("ratings", str(tmp_path), metrics="cider", out=str(tmp_path / "out"))
+        )
 
 
-def test_without_java_meteor_is_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_meteor_is_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     shown = compare_with_people(config(tmp_path, "flickr8k_expert", metrics="rouge,meteor"))
     assert "| METEOR | – | – |" in shown
-    assert content(tmp_path)["sets"][0]["left_out"] == {"METEOR": "no Java runtime: 'java' is not on PATH"}
+    assert content(tmp_path)["sets"][0]["left_out"] == {
+        "METEOR": "no Java runtime: 'java' is not on PATH"
+    }
 
 
 def test_the_generated_world(tmp_path: Path) -> None:
     """And a metric that fails late leaves the finished figures."""
-    judges = {name: JudgeConfig(f"{__name__}:{kind}") for name, kind in (("late", "FailsOnPairs"), ("next", "Length"))}
-    settings = JudgeSetConfig("scenes", metrics="rouge", judges=judges, bootstrap=0, out=str(tmp_path / "out"))
+    judges = {
+        name: JudgeConfig(f"{__name__}:{kind}")
+        for name, kind in (("late", "FailsOnPairs"), ("next", "Length"))
+    }
+    settings = JudgeSetConfig(
+        "scenes", metrics="rouge", judges=judges, bootstrap=0, out=str(tmp_path / "out")
+    )
     settings.scenes = ScenesConfig(max_images=12)
     with pytest.raises(RewardError, match=r"^late.* hard negatives"):
         compare_with_people(settings)
@@ -272,20 +335,26 @@ def test_the_generated_world(tmp_path: Path) -> None:
     shown = (tmp_path / "out" / "agreement.md").read_text()
     assert "– late: not computed" in shown
     assert "Bold" not in shown, "nobody prints a figure of this set"
-    empty = DataConfig("scenes", kwargs={"num_train": 0, "num_val": 0, "num_test": 0, "num_unseen": 0})
+    empty = DataConfig(
+        "scenes", kwargs={"num_train": 0, "num_val": 0, "num_test": 0, "num_unseen": 0}
+    )
     for changes, message in (
         ({"data": "x"}, "^data is.* set: scenes"),
         ({"scenes": ScenesConfig(split="none", max_images=1)}, "split 'none'"),
         ({"scenes": ScenesConfig(empty)}, r"scenes.split is 'test'"),
     ):
         with pytest.raises((ConfigError, DataError), match=message):
-            compare_with_people(JudgeSetConfig("scenes", metrics="rouge", out=str(tmp_path / "out"), **changes))
+            compare_with_people(
+                JudgeSetConfig("scenes", metrics="rouge", out=str(tmp_path / "out"), **changes)
+            )
 
 
 @pytest.mark.slow
 def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
     made = build_metrics("bleu,rouge,cider", {})
-    for case, names in zip(GOLDEN, (["BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"], ["ROUGE-L"]), strict=True):
+    for case, names in zip(
+        GOLDEN, (["BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"], ["ROUGE-L"]), strict=True
+    ):
         (part,) = load(case["set"], shared_data / "flickr8k")
         for name in names:
             figures = score_set(part, made[name])
@@ -297,20 +366,30 @@ def test_the_published_tables_of_flickr8k(shared_data: Path) -> None:
                 assert abs(difference + 0.002) > 0.0006, "a perturbed last digit would be seen"
 
 
-def test_published_figures_stand_beside_measured_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_figures_stand_beside_measured_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     BUILDERS["nebula"](tmp_path)
     monkeypatch.setitem(COUNTS["nebula"], "test", 2)
     scores = tmp_path / "polos.jsonl"
     rows = [
-        {"image": image, "caption": text, "score": 1} for image, text in (("59cf.jpg", "a dog"), ("aa0c.jpg", "a cat"))
+        {"image": image, "caption": text, "score": 1}
+        for image, text in (("59cf.jpg", "a dog"), ("aa0c.jpg", "a cat"))
     ]
     scores.write_text("\n".join(map(json.dumps, rows)))
-    settings = {"set": "nebula", "data": str(tmp_path), "bootstrap": 0, "out": str(tmp_path / "out")}
+    settings = {
+        "set": "nebula",
+        "data": str(tmp_path),
+        "bootstrap": 0,
+        "out": str(tmp_path / "out"),
+    }
     text = compare_with_people(
         JudgeSetConfig(**settings, metrics="cider,bleu1", scores={"Polos": str(scores)}, judges={})
     )
     table = [line.split(" | ") for line in text.splitlines() if line.startswith("|")]
-    assert [(line[0].strip("| "), line[-1].strip("| ")) for line in table[:5] if "---" not in line[0]] == [
+    assert [
+        (line[0].strip("| "), line[-1].strip("| ")) for line in table[:5] if "---" not in line[0]
+    ] == [
         *(("metric", "published"), ("CIDEr", "48.8"), ("BLEU-1", "–"), ("Polos", "55.0")),
     ]
     rows = list(csv.DictReader((tmp_path / "out" / "agreement.csv").open()))
@@ -328,7 +407,11 @@ def test_published_figures_are_those_of_the_papers() -> None:
         for name, value in printed.items():
             assert value == round(case[case["published"]][name], 1)
     names = ["PAC-S", "pac_s", "ref_pac_s", "CLIPScore of mine"]
-    assert published_figures("composite", names) == {"PAC-S": 55.7, "pac_s": 55.7, "ref_pac_s": 57.3}
+    assert published_figures("composite", names) == {
+        "PAC-S": 55.7,
+        "pac_s": 55.7,
+        "ref_pac_s": 57.3,
+    }
     assert published_figures("longcap_arena dci_test.flu", ["VELA", "CIDEr"]) == {"VELA": 39.0}
     assert published_figures(None, names) == {}
 
@@ -346,11 +429,12 @@ def test_scores_of_another_metric_are_read_from_a_file(tmp_path: Path) -> None:
     compare_with_people(replace(settings, scores={"FLEUR": str(file)}))
     (result,) = content(tmp_path)["sets"]
     expected = kendall_tau_b(
-        [list(pairs).index(pair) for pair in zip(part.image_ids, part.captions, strict=True)], part.ratings
+        [list(pairs).index(pair) for pair in zip(part.image_ids, part.captions, strict=True)],
+        part.ratings,
     )
-    assert {figure["name"]: figure["value"] for figure in result["figures"]["FLEUR"]}["tau_b"] == pytest.approx(
-        expected
-    )
+    assert {figure["name"]: figure["value"] for figure in result["figures"]["FLEUR"]}[
+        "tau_b"
+    ] == pytest.approx(expected)
     assert result["signatures"]["FLEUR"].startswith("fleur.jsonl[")
     file.write_text("\n".join(map(json.dumps, lines[1:])))
     with pytest.raises(RewardError, match=lines[0]["image"]):
@@ -380,11 +464,15 @@ def test_costs_of_metrics(tmp_path: Path, student: Path) -> None:
     assert float(seconds) >= 0
     assert others == ["–"] * 6
     pairs = len(set(zip(part.image_ids, part.captions, strict=True)))
-    assert result["costs"]["rating"][5:7] == [str(pairs), f"{50 * pairs:,}"], "one call a caption, of 50 tokens"
+    assert result["costs"]["rating"][5:7] == [str(pairs), f"{50 * pairs:,}"], (
+        "one call a caption, of 50 tokens"
+    )
     assert result["costs"]["student"][1:3] == [f"{parameters:,}", f"{2 * parameters / 2**20:,.1f}"]
     operations = encoder_cost(model, pairs=2, repeats=1).teraflops * 1e12
     linear = [layer for layer in model.model.modules() if isinstance(layer, torch.nn.Linear)]
-    assert operations > 2 * sum(layer.weight.numel() for layer in linear), "every weight is used at least once"
+    assert operations > 2 * sum(layer.weight.numel() for layer in linear), (
+        "every weight is used at least once"
+    )
     assert "| ms a pair |" in table
 
 
@@ -398,8 +486,18 @@ def long_captions(folder: Path) -> list[str]:
         noise_image(number).save(folder / f"{number}.png")
         for rating in (1, 2):
             caption = f"a brown dog number {number} runs over the green grass " * (rating + number)
-            references = [f"a dog runs on grass {number}", "a dog and a ball that lies on the grass"]
-            rows.append({"image": f"{number}.png", "caption": caption, "rating": rating, "references": references})
+            references = [
+                f"a dog runs on grass {number}",
+                "a dog and a ball that lies on the grass",
+            ]
+            rows.append(
+                {
+                    "image": f"{number}.png",
+                    "caption": caption,
+                    "rating": rating,
+                    "references": references,
+                }
+            )
     (folder / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return [f"{number}.png" for number in range(3)]
 
@@ -415,7 +513,9 @@ def answer(body: dict[str, Any]) -> tuple[int, Any]:
     if "Descriptions of an image" in text:
         return 200, listing(Yes=0.2 + 0.1 * (len(text) % 7), No=0.1)
     right = text[text.index(". a dog") - 1]
-    return 200, listing(**({"A": 0.2, "B": 0.2, "C": 0.2} | {right: 0.3 + 0.001 * (len(text) % 90)}))
+    return 200, listing(
+        **({"A": 0.2, "B": 0.2, "C": 0.2} | {right: 0.3 + 0.001 * (len(text) % 90)})
+    )
 
 
 def test_one_table_has_all_rewards_of_long_captions_and_what_they_cost(
@@ -423,10 +523,17 @@ def test_one_table_has_all_rewards_of_long_captions_and_what_they_cost(
 ) -> None:
     long_captions(tmp_path)
     vlm = str(answering_vlm(tmp_path / "vlm"))
-    source = {"target": "rl_caption.lab.meta_evaluation.sets:rated_images", "path": str(tmp_path / "long.jsonl")}
+    source = {
+        "target": "rl_caption.lab.meta_evaluation.sets:rated_images",
+        "path": str(tmp_path / "long.jsonl"),
+    }
     with endpoint(answer) as options:
         data = DataConfig(**source, kwargs={"name": "ratings"})  # type: ignore[arg-type]
-        write_questions(QuestionsConfig(data, writer=LanguageModelConfig(endpoint=options), out=str(tmp_path / "qa")))
+        write_questions(
+            QuestionsConfig(
+                data, writer=LanguageModelConfig(endpoint=options), out=str(tmp_path / "qa")
+            )
+        )
         judges = {
             "specs": {"kwargs": {"backbone": str(student), "truncate": True}},
             "l_clipscore": {"kwargs": {"backbone": str(student)}},
@@ -434,8 +541,17 @@ def test_one_table_has_all_rewards_of_long_captions_and_what_they_cost(
             "claims": {"kwargs": {"endpoint": options}},
             "vlm_judge": {"kwargs": {"model": vlm}},
         }
-        words = ["--set=ratings", f"--data={tmp_path / 'long.jsonl'}", f"--questions={tmp_path / 'qa/questions.jsonl'}"]
-        words += ["--metrics=cider", f"--judges={json.dumps(judges)}", "--costs=true", "--bootstrap=20"]
+        words = [
+            "--set=ratings",
+            f"--data={tmp_path / 'long.jsonl'}",
+            f"--questions={tmp_path / 'qa/questions.jsonl'}",
+        ]
+        words += [
+            "--metrics=cider",
+            f"--judges={json.dumps(judges)}",
+            "--costs=true",
+            "--bootstrap=20",
+        ]
         assert main(["judge", *words, f"--out={tmp_path / 'out'}"]) == 0
     table = capsys.readouterr().out
     (result,) = content(tmp_path)["sets"]
@@ -468,10 +584,19 @@ def test_questions_that_do_not_fit_a_set_are_named(tmp_path: Path) -> None:
     for lines, message in (
         (rows[:2], rf"questions\.jsonl.*1 of the 3.*{names[2]}"),
         ([*rows, {**rows[0], "image": "9.png"}], r"questions\.jsonl, line 4.*'9\.png'.*'0\.png'"),
-        ([*rows, {**rows[0], "image": "c/0.png", "image_id": "0.png", "questions": [QUESTION] * 2}], "line 4.*'0.png'"),
+        (
+            [
+                *rows,
+                {**rows[0], "image": "c/0.png", "image_id": "0.png", "questions": [QUESTION] * 2},
+            ],
+            "line 4.*'0.png'",
+        ),
         ([*rows[:2], {"image": "2.png", "references": []}], "line 3.*'questions'"),
         ([*rows[:2], {**rows[2], "questions": {"What?": "a dog"}}], "line 3.*questions"),
-        ([*rows[:2], {**rows[2], "questions": [{**QUESTION, "answer": "a cow"}]}], "line 3.*'a cow'"),
+        (
+            [*rows[:2], {**rows[2], "questions": [{**QUESTION, "answer": "a cow"}]}],
+            "line 3.*'a cow'",
+        ),
         ([{"image": "0.png", "questions": [QUESTION]}], "line 1.*references"),
     ):
         file.write_text("\n".join(map(json.dumps, lines)))
@@ -489,7 +614,10 @@ def test_questions_that_do_not_fit_a_set_are_named(tmp_path: Path) -> None:
 
 def test_images_without_questions_are_left_out_of_a_part_of_a_set(tmp_path: Path) -> None:
     names, file = long_captions(tmp_path), tmp_path / "questions.jsonl"
-    rows = [{"image": name, "references": [], "questions": [QUESTION]} for name in [names[0], names[2], "9.png"]]
+    rows = [
+        {"image": name, "references": [], "questions": [QUESTION]}
+        for name in [names[0], names[2], "9.png"]
+    ]
     file.write_text("\n".join(map(json.dumps, rows)))
     (rated,) = load("ratings", tmp_path / "long.jsonl")
     assert isinstance(rated, RatedCaptions)
@@ -509,19 +637,30 @@ def test_images_of_a_set_are_data_that_questions_are_written_for(tmp_path: Path)
     stream = io.BytesIO()
     noise_image(1).save(stream, "PNG")
     rows = [
-        {"image": {"bytes": stream.getvalue()}, "refs": [f"{text} " * 40, "dogs"], "cand": f"dog {number}", "score": 1}
+        {
+            "image": {"bytes": stream.getvalue()},
+            "refs": [f"{text} " * 40, "dogs"],
+            "cand": f"dog {number}",
+            "score": 1,
+        }
         for number, text in enumerate(("a dog runs", "a dog runs", "a dog sits"))
     ]
     parquet(tmp_path / "data" / "test.desc-00000-of-00001.parquet", rows)
     target = "rl_caption.lab.meta_evaluation.sets:rated_images"
     data = DataConfig(target=target, path=str(tmp_path), kwargs={"name": "longcap_arena"})
     with endpoint(answer) as options:
-        write_questions(QuestionsConfig(data, writer=LanguageModelConfig(endpoint=options), out=str(tmp_path / "qa")))
+        write_questions(
+            QuestionsConfig(
+                data, writer=LanguageModelConfig(endpoint=options), out=str(tmp_path / "qa")
+            )
+        )
     (rated,) = load("longcap_arena", tmp_path)
     assert isinstance(rated, RatedCaptions)
     asked = with_questions(rated, tmp_path / "qa/questions.jsonl")
     assert asked.questions == {image_id: [QUESTION] for image_id in rated.image_ids}
-    lines = [json.loads(line) for line in (tmp_path / "qa/questions.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "qa/questions.jsonl").read_text().splitlines()
+    ]
     assert len(lines) == 2
     assert all(Path(line["image"]).is_file() for line in lines)
     assert lines[0]["image"] != lines[1]["image"]
@@ -539,7 +678,9 @@ def test_meteor_of_single_captions_is_of_their_tokens(monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(metrics_module.SCORERS, "meteor", meteor)
     metric = ToolkitMetric("meteor")
-    scores = metric(None, ["A dog.", "A cat!", "A dog."], references=[["Dogs."], ["Cats"], ["A dog"]])
+    scores = metric(
+        None, ["A dog.", "A cat!", "A dog."], references=[["Dogs."], ["Cats"], ["A dog"]]
+    )
     assert scores == pytest.approx([0.1, 0.2, 0.3])
     assert calls == [(["a dog", "a cat", "a dog"], [["dogs"], ["cats"], ["a dog"]])]
     assert metric.signature.startswith("METEOR[pycocoevalcap")

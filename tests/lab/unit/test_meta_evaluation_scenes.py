@@ -23,7 +23,9 @@ def plain(text):
 def by_image(part):
     """Image id -> (caption, rating, references) of all that is judged of it."""
     found = {}
-    for image_id, *judged in zip(part.image_ids, part.captions, part.ratings, part.references, strict=True):
+    for image_id, *judged in zip(
+        part.image_ids, part.captions, part.ratings, part.references, strict=True
+    ):
         found.setdefault(image_id, []).append(judged)
     return found
 
@@ -31,7 +33,9 @@ def by_image(part):
 def test_every_caption_is_judged_once_by_the_oracle_and_the_judged_reference_is_hidden():
     rows = scenes()
     greedy = [[plain(row["references"][0]).upper()] for row in rows]
-    judged, _ = rate_captions(rows, {"greedy": greedy, "sample at 1": [["a red dog", "a red dog"]] * 12})
+    judged, _ = rate_captions(
+        rows, {"greedy": greedy, "sample at 1": [["a red dog", "a red dog"]] * 12}
+    )
     assert judged.captions.count("a red dog") == 12
     found = by_image(judged)
     for row in rows:
@@ -61,7 +65,10 @@ def test_pairs_are_hard_negatives_of_the_judged_reference():
         for row in rows
         for kind, negative in hard_negatives(row["scene"], row["references"][0], 3)
     ]
-    assert list(zip(judged.image_ids, judged.first, judged.second, judged.kinds, strict=True)) == expected
+    assert (
+        list(zip(judged.image_ids, judged.first, judged.second, judged.kinds, strict=True))
+        == expected
+    )
 
 
 def test_unusable_rows_are_named():
@@ -78,6 +85,8 @@ def test_samples_do_not_depend_on_the_batch_and_differ_between_temperatures():
     assert list(found) == ["greedy", "sample at 0.5", "sample at 2", "sample at 2.001"]
     assert all([len(texts) for texts in own] == [1] * len(rows) for own in found.values())
     assert found == sample_at_temperatures(captioner, rows, [0.5, 2.0, 2.001], 8, batch_size=5)
-    assert sum(a == b for a, b in zip(found["sample at 2"], found["sample at 2.001"], strict=True)) < 6, "other noise"
+    assert (
+        sum(a == b for a, b in zip(found["sample at 2"], found["sample at 2.001"], strict=True)) < 6
+    ), "other noise"
     with pytest.raises(ValueError, match=r"temperatures is \[1\.0, 1\.0\]"):
         sample_at_temperatures(captioner, rows, [1.0, 1.0])

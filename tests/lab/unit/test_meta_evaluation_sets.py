@@ -32,22 +32,34 @@ def test_flickr8k(tmp_path: Path) -> None:
     BUILDERS["flickr8k_expert"](tmp_path)
     (tmp_path / "Flickr8k_Dataset").mkdir()
     found = read("flickr8k_expert", tmp_path)
-    assert found.captions[:3] == ["a cat sits in place 1 ."] * 3, "each expert is a judgement, white space is single"
+    assert found.captions[:3] == ["a cat sits in place 1 ."] * 3, (
+        "each expert is a judgement, white space is single"
+    )
     assert (found.ratings, found.published) == ([1, 2, 1, 1, 1, 3], "tau_c")
-    assert found.excluded == {OWN_REFERENCE: 3}, "the caption of the image itself is left out, three times"
+    assert found.excluded == {OWN_REFERENCE: 3}, (
+        "the caption of the image itself is left out, three times"
+    )
     assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in range(5)]
-    assert found.images == [tmp_path / "Flickr8k_Dataset" / name for name in ["1_a.jpg"] * 3 + ["2_b.jpg"] * 3]
+    assert found.images == [
+        tmp_path / "Flickr8k_Dataset" / name for name in ["1_a.jpg"] * 3 + ["2_b.jpg"] * 3
+    ]
     found = read("flickr8k_crowdflower", tmp_path)
     assert (found.ratings, found.published) == ([1, 0.25, 0], "tau_b")
     others = [f"a dog runs in place {n} ." for n in (1, 2, 3, 4)]
-    assert [list(found.references[row]) for row in (0, 1)] == [others] * 2, "for both captions of the image"
+    assert [list(found.references[row]) for row in (0, 1)] == [others] * 2, (
+        "for both captions of the image"
+    )
 
 
 def test_json_files_of_flickr8k(tmp_path: Path) -> None:
     flickr8k_json(tmp_path)
     item = json.loads((tmp_path / "flickr8k.json").read_text())["1_a"]
     found = read("flickr8k_expert", tmp_path)
-    assert (found.captions, found.image_ids, found.excluded) == (["a cat"], ["1_a.jpg"], {OWN_REFERENCE: 1})
+    assert (found.captions, found.image_ids, found.excluded) == (
+        ["a cat"],
+        ["1_a.jpg"],
+        {OWN_REFERENCE: 1},
+    )
     for texts, left in (
         (["a dog", "a dog", *"bcd"], ["a dog", *"bcd"]),  # one of two equal ones
         (["a dog", *"bcd"], ["a dog", *"bcd"]),  # one of two was taken out by whoever made the file
@@ -63,11 +75,16 @@ def test_composite(tmp_path: Path) -> None:
     assert found.ratings == [5, 2, 1, *[5, 2, 1, 3] * 2]
     assert (found.captions[1], found.images) == ("a thing; with a semicolon", None)
     assert found.excluded == {"rows without an image": 6}
-    assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in (0, 2, 3, 4)], "less the judged one"
+    assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in (0, 2, 3, 4)], (
+        "less the judged one"
+    )
     assert list(found.references[-1]) == [f"a bus in place {n}" for n in (0, 1, 2, 4)]
     for name in ("Flickr8k_Dataset", "flickr30k-images", "val2014"):
         (tmp_path / name).mkdir()
-    assert read("composite", tmp_path).images[-1] == tmp_path / "val2014" / "COCO_val2014_000000000012.jpg"
+    assert (
+        read("composite", tmp_path).images[-1]
+        == tmp_path / "val2014" / "COCO_val2014_000000000012.jpg"
+    )
 
 
 def test_pascal50s(tmp_path: Path) -> None:
@@ -76,10 +93,15 @@ def test_pascal50s(tmp_path: Path) -> None:
     found = read("pascal50s", tmp_path)
     assert (found.kinds, found.preference) == (["HC", "HI", "HM", "MM"], [1, 0, 0.5, 1])
     assert found.first[1] == "two dogs", "the votes are of the triplets' order"
-    assert (found.image_ids[3], found.images[0]) == ("2008_3.jpg", tmp_path / "JPEGImages" / "2008_0.jpg")
+    assert (found.image_ids[3], found.images[0]) == (
+        "2008_3.jpg",
+        tmp_path / "JPEGImages" / "2008_0.jpg",
+    )
     assert list(found.references) == [f"draw {n}" for n in range(1, 6)]
     assert all(len(set(texts)) == 5 for own in found.references.values() for texts in own)
-    assert all(text.startswith("reference") and " of 1" in text for text in found.references["draw 1"][1])
+    assert all(
+        text.startswith("reference") and " of 1" in text for text in found.references["draw 1"][1]
+    )
     assert found.references["draw 1"] != found.references["draw 2"]
     assert (found.averaged, found.ties) == (True, "half")
 
@@ -99,8 +121,18 @@ def test_foil(tmp_path: Path) -> None:
         ("a dog runs.", "a cow runs."),
         ("a bus stops", "a car stops"),
     ]
-    assert found.references["1 reference"] == [["a dog is running"], ["a dog is running"], ["a bus"]]
-    assert found.references["4 references"][0] == ["a dog is running", "the dog runs", "dog", "dogs run", "one dog"]
+    assert found.references["1 reference"] == [
+        ["a dog is running"],
+        ["a dog is running"],
+        ["a bus"],
+    ]
+    assert found.references["4 references"][0] == [
+        "a dog is running",
+        "the dog runs",
+        "dog",
+        "dogs run",
+        "one dog",
+    ]
     assert set(found.preference) == {1}
     once = read("foil", tmp_path, one_per_image=True)
     assert once.image_ids == ["COCO_val2014_000000000007.jpg", "COCO_val2014_000000000008.jpg"]
@@ -108,7 +140,10 @@ def test_foil(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dataset_coco\.json"):
         read("foil", tmp_path, held_out=True)
     names = {"restval": "COCO_val2014_000000000007.jpg", "val": "COCO_val2014_000000000008.jpg"}
-    images = [{"split": split, "filename": name, "imgid": name, "sentences": []} for split, name in names.items()]
+    images = [
+        {"split": split, "filename": name, "imgid": name, "sentences": []}
+        for split, name in names.items()
+    ]
     (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images}))
     kept = read("foil", tmp_path, held_out=True)
     assert (kept.first, sum(kept.excluded.values())) == (["a bus stops"], 2)
@@ -136,7 +171,10 @@ def test_valse(tmp_path: Path) -> None:
     found = read("valse", tmp_path)
     assert (found.kinds[:3], len(found.kinds)) == (["existence", "existence", "plurals"], 22)
     assert (found.first[1:3], found.second[2]) == (["A dog.", "Many dogs."], "No plurals.")
-    assert (found.images[0], list(found.excluded.values())) == (tmp_path / "images" / "existence.jpg", [11])
+    assert (found.images[0], list(found.excluded.values())) == (
+        tmp_path / "images" / "existence.jpg",
+        [11],
+    )
     figures = pair_figures(found, {"": [2.0, 1, *[2] * 20]}, {"": [1.0] * 22})
     assert (figures[0].name, figures[0].value) == ("existence", 0.5)
     assert (figures[-1].name, figures[-1].value) == ("mean of kinds", pytest.approx(10.5 / 11))
@@ -150,7 +188,9 @@ def test_sugarcrepe_pp(tmp_path: Path) -> None:
     assert found.captions[:3] == ["a dog swap_obj", "one dog", "a cat"]
     assert found.image_ids[2:4] == ["000000000001.jpg", "000000000002.jpg"]
     near = np.array([[1, 0.9, 0.8], [0.9, 1, 0.7], [0.8, 0.7, 1]])
-    far = np.array([[1, 0.8, 0.7], [0.8, 1, 0.8], [0.7, 0.8, 1]])  # the second caption is as near to the negative
+    far = np.array(
+        [[1, 0.8, 0.7], [0.8, 1, 0.8], [0.7, 0.8, 1]]
+    )  # the second caption is as near to the negative
     figures = group_figures(found, [2.0, 3, 1, 2, 1, 1] * 5, np.array([near, far] * 5))
     values = {figure.name: (figure.value, figure.count) for figure in figures}
     assert list(values)[::5] == ["ITT, swap_obj", "ITT, mean of kinds", "TOT, replace_rel"]
@@ -169,9 +209,21 @@ def test_winoground(tmp_path: Path) -> None:
     scores = [2.0, 1, 1, 2, 2, 1, 4, 5, 2, 4, 1, 5]
     figures = {figure.name: figure.value for figure in group_figures(found, scores)}
     assert figures == {
-        **{"text score, Object": 0.5, "text score, Relation": 1, "text score": pytest.approx(2 / 3)},
-        **{"image score, Object": 1, "image score, Relation": 0, "image score": pytest.approx(2 / 3)},
-        **{"group score, Object": 0.5, "group score, Relation": 0, "group score": pytest.approx(1 / 3)},
+        **{
+            "text score, Object": 0.5,
+            "text score, Relation": 1,
+            "text score": pytest.approx(2 / 3),
+        },
+        **{
+            "image score, Object": 1,
+            "image score, Relation": 0,
+            "image score": pytest.approx(2 / 3),
+        },
+        **{
+            "group score, Object": 0.5,
+            "group score, Relation": 0,
+            "group score": pytest.approx(1 / 3),
+        },
     }
     drawn = group_figures(found, scores, resamples=50)[-1]
     assert drawn.low < drawn.value < drawn.high
@@ -181,7 +233,11 @@ def test_aro_order(tmp_path: Path) -> None:
     BUILDERS["aro_order"](tmp_path)
     (tmp_path / "val2014").mkdir()
     coco, flickr = load("aro_order", tmp_path, partial=True)
-    assert (coco.name, flickr.name, flickr.images) == ("aro_order coco", "aro_order flickr30k", None)
+    assert (coco.name, flickr.name, flickr.images) == (
+        "aro_order coco",
+        "aro_order flickr30k",
+        None,
+    )
     assert coco.images[9] == tmp_path / "val2014" / "COCO_val2014_000000000007.jpg"
     true, *shuffled = coco.captions[:5]
     assert true == "a brown dog, with a red ball, runs on the green grass"
@@ -189,9 +245,15 @@ def test_aro_order(tmp_path: Path) -> None:
     assert [sorted(text.replace(",", "").split()) for text in shuffled] == [words] * 4
     assert true not in shuffled
     assert coco.captions[5:] == ["dogs"] * 5
-    assert coco.captions == read("aro_order", tmp_path).captions != read("aro_order", tmp_path, seed=1).captions
+    assert (
+        coco.captions
+        == read("aro_order", tmp_path).captions
+        != read("aro_order", tmp_path, seed=1).captions
+    )
     (figure,) = group_figures(coco, [2.0, 1, 1, 1, 3, 1, 1, 1, 1, 1])
-    assert (figure.name, figure.value) == ("precision at 1", 0.5), "one shuffle scores higher; equal scores are right"
+    assert (figure.name, figure.value) == ("precision at 1", 0.5), (
+        "one shuffle scores higher; equal scores are right"
+    )
 
 
 def test_longcap_arena(tmp_path: Path) -> None:
@@ -206,9 +268,16 @@ def test_longcap_arena(tmp_path: Path) -> None:
             "cand": "a long  caption",
             "score": score,
         }
-        parquet(tmp_path / "data" / f"test.{aspect}-00000-of-00001.parquet", [row, {**row, "score": 0.25}])
+        parquet(
+            tmp_path / "data" / f"test.{aspect}-00000-of-00001.parquet",
+            [row, {**row, "score": 0.25}],
+        )
     (part,) = load("longcap_arena", tmp_path)
-    assert (part.name, part.ratings, part.captions) == ("longcap_arena desc", [0.5, 0.25], ["a long caption"] * 2)
+    assert (part.name, part.ratings, part.captions) == (
+        "longcap_arena desc",
+        [0.5, 0.25],
+        ["a long caption"] * 2,
+    )
     assert part.image_ids == ["a dog\ndogs"] * 2
     assert part.images[1].render().size == noise_image(1).size
     (relevance,) = load("longcap_arena", tmp_path, kwargs={"aspect": "rel"})
@@ -217,17 +286,23 @@ def test_longcap_arena(tmp_path: Path) -> None:
         load("longcap_arena", tmp_path, kwargs={"aspect": "flu"})
 
 
-@pytest.mark.parametrize(("name", "caption", "image"), [("polaris", "cand", "img"), ("nebula", "mt", "image")])
+@pytest.mark.parametrize(
+    ("name", "caption", "image"), [("polaris", "cand", "img"), ("nebula", "mt", "image")]
+)
 def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
     pytest.importorskip("pyarrow")
     content = io.BytesIO()
     Image.new("P", (3, 2)).save(content, "PNG")
-    row = {"refs": ["dogs", "a dog runs"], "human_score": 0.25} | ({"file_name": "x.jpg"} if name == "nebula" else {})
+    row = {"refs": ["dogs", "a dog runs"], "human_score": 0.25} | (
+        {"file_name": "x.jpg"} if name == "nebula" else {}
+    )
     for number, stored in ((1, b"none"), (0, content.getvalue())):
         own = row | {caption: f"dog {number}", image: {"bytes": stored, "path": None}}
         parquet(tmp_path / "data" / f"test-0000{number}-of-2.parquet", [own])
     found = read(name, tmp_path)
-    assert (found.captions, found.ratings) == (["dog 0", "dog 1"], [0.25] * 2), "files in their order"
+    assert (found.captions, found.ratings) == (["dog 0", "dog 1"], [0.25] * 2), (
+        "files in their order"
+    )
     assert found.image_ids[0] == ("x.jpg" if name == "nebula" else "dogs\na dog runs")
     first, second = found.images
     assert (first.render().size, first.render().mode) == ((3, 2), "P"), "as a file's for a score"
@@ -239,24 +314,42 @@ PNG = io.BytesIO()
 Image.new("RGB", (3, 2)).save(PNG, "PNG")
 
 
-def hub_row(image: str, caption: str, rating: float, references: Any = ("dogs", "a dog")) -> dict[str, Any]:
+def hub_row(
+    image: str, caption: str, rating: float, references: Any = ("dogs", "a dog")
+) -> dict[str, Any]:
     """A row of the hub's data sets of rated captions."""
     stored = {"bytes": PNG.getvalue(), "path": None}
-    return {"imgid": image, "img": stored, "cand": caption, "refs": references, "human_score": rating}
+    return {
+        "imgid": image,
+        "img": stored,
+        "cand": caption,
+        "refs": references,
+        "human_score": rating,
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "folder", "captions", "references"),
     [
         ("flickr8k_expert", "expert", ["a cat", "a  cow"], ["dogs", "a dog"]),
-        ("flickr8k_crowdflower", "data/crowdflower", ["a cat", "dogs", "a  cow"], ["dogs", "a dog"]),
+        (
+            "flickr8k_crowdflower",
+            "data/crowdflower",
+            ["a cat", "dogs", "a  cow"],
+            ["dogs", "a dog"],
+        ),
         ("composite", "data", ["a cat", "dogs", "a  cow"], "['dogs', 'a dog']"),
     ],
 )
-def test_sets_as_the_hub_has_them(tmp_path: Path, name: str, folder: str, captions: list[str], references: Any) -> None:
+def test_sets_as_the_hub_has_them(
+    tmp_path: Path, name: str, folder: str, captions: list[str], references: Any
+) -> None:
     pytest.importorskip("pyarrow")
     rows = [hub_row("1.jpg", "a cat", 1.0, references), hub_row("1.jpg", "dogs", 4.0, references)]
-    parquet(tmp_path / folder / "test-00000-of-1.parquet", [*rows, hub_row("2.jpg", "a  cow", 2.0, references)])
+    parquet(
+        tmp_path / folder / "test-00000-of-1.parquet",
+        [*rows, hub_row("2.jpg", "a  cow", 2.0, references)],
+    )
     found = read(name, tmp_path)
     assert found.captions == [" ".join(caption.split()) for caption in captions]
     assert len(found.ratings) == len(found.images) == len(captions)
@@ -294,7 +387,11 @@ def test_pascal50s_as_json(tmp_path: Path) -> None:
     found = read("pascal50s", tmp_path)
     assert found.kinds == ["HC", "HI", "HM", "MM"]
     assert found.preference == [0, 1, 0, 1], "the label is the place of the better caption"
-    assert (found.first[0], found.second[0], found.image_ids[0]) == ("a dog HC", "a cat", "2008_HC.jpg")
+    assert (found.first[0], found.second[0], found.image_ids[0]) == (
+        "a dog HC",
+        "a cat",
+        "2008_HC.jpg",
+    )
     assert [[len(texts) for texts in own] for own in found.references.values()] == [[5] * 4]
     won, lost = (dict.fromkeys(found.references, own) for own in ([1.0, 0, 0, 0], [0.0, 1, 1, 0]))
     figures = {figure.name: figure.value for figure in pair_figures(found, won, lost)}
@@ -308,16 +405,32 @@ def test_pascal50s_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "ratings", "image_ids", "references"),
     [
-        ("nebula", [1, 0.55], ["59cf.jpg", "aa0c.jpg"], [["dogs", "a dog runs"], ["cats"]]),  # as JSON
-        ("polaris", [0.75, 0.5], ["1.jpg", "2.jpg"], [["a dog runs", "a dog's"], ["cats"]]),  # as CSV
+        (
+            "nebula",
+            [1, 0.55],
+            ["59cf.jpg", "aa0c.jpg"],
+            [["dogs", "a dog runs"], ["cats"]],
+        ),  # as JSON
+        (
+            "polaris",
+            [0.75, 0.5],
+            ["1.jpg", "2.jpg"],
+            [["a dog runs", "a dog's"], ["cats"]],
+        ),  # as CSV
     ],
 )
-def test_polaris_and_nebula(tmp_path: Path, name: str, ratings: Any, image_ids: list[str], references: Any) -> None:
+def test_polaris_and_nebula(
+    tmp_path: Path, name: str, ratings: Any, image_ids: list[str], references: Any
+) -> None:
     BUILDERS[name](tmp_path)
     photos = tmp_path / name.capitalize()
     photos.mkdir()
     found = read(name, tmp_path)
-    assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], ratings, image_ids)
+    assert (found.captions, found.ratings, found.image_ids) == (
+        ["a dog", "a cat"],
+        ratings,
+        image_ids,
+    )
     assert (found.references, found.published) == (references, "tau_c")
     assert found.images == [photos / image for image in image_ids]
 
@@ -325,9 +438,14 @@ def test_polaris_and_nebula(tmp_path: Path, name: str, ratings: Any, image_ids: 
 def test_thumb(tmp_path: Path) -> None:
     BUILDERS["thumb"](tmp_path)
     systems, everyone = load("thumb", tmp_path, partial=True)
-    assert (systems.captions, systems.ratings) == (["a thing", "A dog runs", "a thing", "A cat sits"], [4.0, 3.9] * 2)
+    assert (systems.captions, systems.ratings) == (
+        ["a thing", "A dog runs", "a thing", "A cat sits"],
+        [4.0, 3.9] * 2,
+    )
     assert len(everyone.captions) == 6
-    assert systems.references[0] == [f"A dog runs in place {n}." for n in (0, 1, 3, 4)], "less the judged person's"
+    assert systems.references[0] == [f"A dog runs in place {n}." for n in (0, 1, 3, 4)], (
+        "less the judged person's"
+    )
     assert read("thumb", tmp_path, aspect="precision").ratings == [3, 4, 3, 4]
     figure, *_ = rated_figures(systems, [1.0, 0.0, 0.75, 0.0], resamples=10)
     assert (figure.name, figure.published) == ("pearson", True)
@@ -341,10 +459,14 @@ def test_cxc(tmp_path: Path) -> None:
     found = read("cxc", tmp_path)
     assert found.captions == ["A dog runs in place 0.", *["A dog runs in place 1."] * 2]
     assert (found.ratings, found.published) == ([5, 1.8, 4.2], "spearman")
-    assert [len(own) for own in found.references] == [4, 5, 4], "the judged caption is no reference of its own image"
+    assert [len(own) for own in found.references] == [4, 5, 4], (
+        "the judged caption is no reference of its own image"
+    )
     assert found.references[1][0] == "A cat sits in place 0."
     figure, *_ = rated_figures(found, [1.0, 2.0, 3.0])
-    assert (figure.name, figure.value) == ("spearman", None), "one of two captions has no correlation"
+    assert (figure.name, figure.value) == ("spearman", None), (
+        "one of two captions has no correlation"
+    )
 
 
 @pytest.mark.parametrize("core", [b"numpy._core", b"numpy.core"])
@@ -352,9 +474,13 @@ def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
     """Of the release of EMScore (ShiYaya/emscore, 426e424); NumPy 1 wrote another name of its module."""
     BUILDERS["vatex_eval"](tmp_path)
     for file in tmp_path.glob("*.pkl"):
-        file.write_bytes(file.read_bytes().replace(b"numpy._core", core).replace(b"numpy.core", core))
+        file.write_bytes(
+            file.read_bytes().replace(b"numpy._core", core).replace(b"numpy.core", core)
+        )
     (tmp_path / "videos" / "bbb_000002_000012").mkdir(parents=True)
-    found: Any = load("vatex_eval", tmp_path, partial=True, kwargs={"references": 1, "num_frames": 3})
+    found: Any = load(
+        "vatex_eval", tmp_path, partial=True, kwargs={"references": 1, "num_frames": 3}
+    )
     assert [part.name for part in found] == [f"vatex_eval, person {number}" for number in (1, 2, 3)]
     assert [part.ratings for part in found] == [[3, 1, 5], [4, 2, 5], [3, 2, 4]]
     assert found[0].captions == ["a man runs .", "a dog sits .", "a cat sleeps ."]
@@ -367,7 +493,9 @@ def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
         read("vatex_eval", tmp_path, references=3)
 
 
-def test_nothing_in_a_pickled_file_is_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_in_a_pickled_file_is_executed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     BUILDERS["vatex_eval"](tmp_path)
     (tmp_path / "gts_list.pkl").write_bytes(b"cbuiltins\nprint\n(S'executed'\ntR.")
     with pytest.raises(DataError, match=r"gts_list\.pkl.*builtins\.print"):
@@ -378,7 +506,9 @@ def test_nothing_in_a_pickled_file_is_executed(tmp_path: Path, capsys: pytest.Ca
 def test_texts_with_an_impossible_code_point_are_named(tmp_path: Path) -> None:
     BUILDERS["vatex_eval"](tmp_path)
     captions = pickle.dumps(np.array(["a man", "a dog", "a cat"], dtype="<U5"), protocol=5)
-    (tmp_path / "candidates_list.pkl").write_bytes(captions.replace("a".encode("utf-32-le"), b"\xff" * 4, 1))
+    (tmp_path / "candidates_list.pkl").write_bytes(
+        captions.replace("a".encode("utf-32-le"), b"\xff" * 4, 1)
+    )
     with pytest.raises(DataError, match=r"candidates_list\.pkl.*code point 0xffffffff"):
         load("vatex_eval", tmp_path, partial=True)
 
@@ -388,12 +518,18 @@ def test_activitynet_foil(tmp_path: Path) -> None:
     BUILDERS["activitynet_foil"](tmp_path)
     (tmp_path / "videos").mkdir()
     found = read("activitynet_foil", tmp_path)
-    assert (found.first, found.second) == (["A man runs.", "A dog barks."], ["A woman runs.", "A cat barks."])
+    assert (found.first, found.second) == (
+        ["A man runs.", "A dog barks."],
+        ["A woman runs.", "A cat barks."],
+    )
     assert found.excluded == {"the sentence is the same in both paragraphs": 1}
     # Seconds 0 to 10 have all of 0 to 4, and 8 of the 28 of 3 to 30; 15 to 40 have 16 of those 28.
     assert found.references == {"overlapping references": [["A runner."], ["A long run."]]}
     video = tmp_path / "videos" / "v_1.mp4"
-    assert found.images == [video_frames(video, 10, (0.0, 10.4 / 40)), video_frames(video, 10, (15 / 40, 1.0))]
+    assert found.images == [
+        video_frames(video, 10, (0.0, 10.4 / 40)),
+        video_frames(video, 10, (15 / 40, 1.0)),
+    ]
     # One sentence is right and the other wrong: of the paragraph, the sum counts.
     scores = {"": [0.9, 0.4]}, {"": [0.2, 0.5]}
     (figure,) = pair_figures(found, *scores)
@@ -404,7 +540,10 @@ def test_activitynet_foil(tmp_path: Path) -> None:
 
 def lines(folder: Path, *rows: Any) -> Path:
     path = folder / "ratings.jsonl"
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    path.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -414,8 +553,17 @@ LINE = {"image": "a.jpg", "caption": "A dog.", "rating": 3}
 def test_any_file_of_ratings(tmp_path: Path) -> None:
     path = lines(tmp_path, LINE, "", {**LINE, "rating": 4.5, "group": 7, "system": "x"})
     found = read("ratings", path)
-    assert (found.captions, found.ratings, found.image_ids) == (["A dog."] * 2, [3.0, 4.5], ["a.jpg", "7"])
-    assert (found.within_images, found.published, found.references, found.images) == (True, None, None, None)
+    assert (found.captions, found.ratings, found.image_ids) == (
+        ["A dog."] * 2,
+        [3.0, 4.5],
+        ["a.jpg", "7"],
+    )
+    assert (found.within_images, found.published, found.references, found.images) == (
+        True,
+        None,
+        None,
+        None,
+    )
     (tmp_path / "a.jpg").write_bytes(b"x")
     odd = {**LINE, "caption": "A dog.\u2028It\u0085runs.", "references": ["a dog", "dogs"]}
     lines(tmp_path, json.dumps(odd, ensure_ascii=False))
@@ -441,7 +589,13 @@ def test_wrong_lines_of_ratings_are_named(tmp_path: Path) -> None:
 
 def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
     judgements = [{"caption": "A  dog .", "rating": 2.0}, {"caption": "A cat", "rating": math.nan}]
-    content = {"1_a": {"image_path": "d/1_a.jpg", "ground_truth": ["a dog  runs"], "human_judgement": judgements}}
+    content = {
+        "1_a": {
+            "image_path": "d/1_a.jpg",
+            "ground_truth": ["a dog  runs"],
+            "human_judgement": judgements,
+        }
+    }
     path = tmp_path / "flickr8k.json"
     path.write_text(json.dumps(content))
     found = read("ratings", path)
@@ -450,7 +604,9 @@ def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_missing_files_and_another_number_than_the_published_one_are_refused(tmp_path: Path, name: str) -> None:
+def test_missing_files_and_another_number_than_the_published_one_are_refused(
+    tmp_path: Path, name: str
+) -> None:
     with pytest.raises(DataError, match=r"Get it: |"):
         load(name, tmp_path)
     if name not in ("cxc", "ratings", "longcap_arena"):
@@ -482,7 +638,9 @@ LONG = "9" * 5_000
         ("ratings", "mine.jsonl", '"rating": 2', f'"rating": {LONG}', r"line 2.*JSON"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(tmp_path: Path, name: str, file: str, old: str | None, new: str, message: str) -> None:
+def test_what_is_wrong_is_named(
+    tmp_path: Path, name: str, file: str, old: str | None, new: str, message: str
+) -> None:
     """``old`` is replaced by ``new``, or all of the file."""
     BUILDERS[name](tmp_path)
     path = tmp_path / file
@@ -505,7 +663,11 @@ def test_unknown_names_and_arguments(tmp_path: Path) -> None:
 
 def test_the_real_files_have_the_published_counts(shared_data: Path) -> None:
     counts = {}
-    for name, folder in (("abstract50s", "abstract48s"), ("foil", "foil"), ("sugarcrepe", "sugarcrepe")):
+    for name, folder in (
+        ("abstract50s", "abstract48s"),
+        ("foil", "foil"),
+        ("sugarcrepe", "sugarcrepe"),
+    ):
         (part,) = load(name, shared_data / folder)
         counts[name] = len(part.image_ids)
     assert counts == {"abstract50s": 400, "foil": 943, "sugarcrepe": 7_511}
@@ -516,7 +678,15 @@ def test_both_forms_of_flickr8k_expert_are_the_same(shared_data: Path, tmp_path:
     (tmp_path / "flickr8k.json").symlink_to(shared_data / "flickr8k" / "flickr8k.json")
     made = read("flickr8k_expert", tmp_path)
     rows = [
-        sorted(zip(part.image_ids, part.captions, part.ratings, map(tuple, part.references or ()), strict=True))
+        sorted(
+            zip(
+                part.image_ids,
+                part.captions,
+                part.ratings,
+                map(tuple, part.references or ()),
+                strict=True,
+            )
+        )
         for part in (raw, made)
     ]
     assert rows[0] == rows[1]

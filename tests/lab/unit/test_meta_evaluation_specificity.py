@@ -33,7 +33,10 @@ def test_the_released_estimator_by_hand():
     assert specificity_rates([negative]) == (3 / 4, 3 / 4, 1, 4)
     # Macro: chains weigh alike, (1/2 + 1) / 2.
     assert released_specificity_rates([*SCORES, negative])[:2] == (3 / 4, 1 / 2)
-    shifted = [ChainScores([s - 1 for s in chain.captions], [s - 1 for s in chain.negatives]) for chain in SCORES]
+    shifted = [
+        ChainScores([s - 1 for s in chain.captions], [s - 1 for s in chain.negatives])
+        for chain in SCORES
+    ]
     with pytest.raises(ValueError, match="2 captions"):
         released_specificity_rates(shifted)
 
@@ -58,7 +61,9 @@ def test_chains_are_prefixes_and_units_of_other_images():
         assert chain is not None
         assert list(chain.captions) == prefixes(detail_units(caption))
         assert len(chain.negatives) == len(chain.captions) - 1
-        for base, positive, negative in zip(chain.captions, chain.captions[1:], chain.negatives, strict=False):
+        for base, positive, negative in zip(
+            chain.captions, chain.captions[1:], chain.negatives, strict=False
+        ):
             assert negative.startswith(base)
             assert negative not in (base, positive)
 
@@ -89,7 +94,10 @@ class Words:
 
     def __call__(self, prompts, completions, *, image):
         self.calls.append(len(completions))
-        return [sum(word in own for word in text.split()) for text, own in zip(completions, image, strict=True)]
+        return [
+            sum(word in own for word in text.split())
+            for text, own in zip(completions, image, strict=True)
+        ]
 
 
 class Short(Words):

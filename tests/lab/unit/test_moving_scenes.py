@@ -33,13 +33,20 @@ HAND = MovingScene(
             Thing("square", "green", "small", "plain", 250, 750),
         ),
     ),
-    (Motion("enters", "right", 375, 250), Motion("leaves", "down", 800, 1120), Motion("stays", "", 250, 750)),
+    (
+        Motion("enters", "right", 375, 250),
+        Motion("leaves", "down", 800, 1120),
+        Motion("stays", "", 250, 750),
+    ),
 )
 # Two circles run into each other: 1 background, 2 x 4 attributes, 2 directions, 1 collision. So 12 facts.
 CRASH = MovingScene(
     Scene(
         "white",
-        (Thing("circle", "red", "small", "plain", 115, 500), Thing("circle", "blue", "small", "plain", 885, 500)),
+        (
+            Thing("circle", "red", "small", "plain", 115, 500),
+            Thing("circle", "blue", "small", "plain", 885, 500),
+        ),
     ),
     (Motion("moves", "right", 425, 500), Motion("moves", "left", 575, 500)),
     (0, 1),
@@ -102,9 +109,13 @@ def test_what_is_generated_stays_and_is_true_and_understood() -> None:
     verbs: Counter[str] = Counter()
     captions = [moving_references(scene, seed) for seed, scene in enumerate(SCENES)]
     false = [
-        [hard_negatives(scene, caption, seed) for caption in captions[seed]] for seed, scene in enumerate(SCENES[:60])
+        [hard_negatives(scene, caption, seed) for caption in captions[seed]]
+        for seed, scene in enumerate(SCENES[:60])
     ]
-    pinned = [*zip(SCENES[:100], captions, strict=False)], [found for own in false[:20] for found in own]
+    pinned = (
+        [*zip(SCENES[:100], captions, strict=False)],
+        [found for own in false[:20] for found in own],
+    )
     digests = [hashlib.sha256(repr(values).encode()).hexdigest()[:16] for values in pinned]
     assert digests == ["fdfec3d4b191e1bd", "f3d8eaff32cc0d5a"]
     for scene, told in zip(SCENES, captions, strict=True):
@@ -116,7 +127,9 @@ def test_what_is_generated_stays_and_is_true_and_understood() -> None:
             assert (score.precision, score.unparsed) == (1, 0), (caption, claims(caption, scene))
     for scene, told, negatives in zip(SCENES, captions, false, strict=False):
         for caption, found in zip(told, negatives, strict=True):
-            assert [kind for kind in MOVING_KINDS if kind in dict(found)] == [kind for kind, _ in found]
+            assert [kind for kind in MOVING_KINDS if kind in dict(found)] == [
+                kind for kind, _ in found
+            ]
             for kind, text in found:
                 judged = oracle(text, scene)
                 assert (judged.precision < 1, judged.unparsed) == (True, 0), (kind, text)
@@ -124,7 +137,13 @@ def test_what_is_generated_stays_and_is_true_and_understood() -> None:
                     assert text != caption
                     assert len(text.split()) == len(caption.split())
     assert min(verbs.values()) > 30, verbs
-    assert {phrase.event for phrase in PHRASES.values()} == {"", "moves", "enters", "leaves", "collides"}
+    assert {phrase.event for phrase in PHRASES.values()} == {
+        "",
+        "moves",
+        "enters",
+        "leaves",
+        "collides",
+    }
 
 
 def test_things_are_clear_of_each_other_and_go_where_is_said() -> None:
@@ -133,7 +152,9 @@ def test_things_are_clear_of_each_other_and_go_where_is_said() -> None:
         for thing, motion in zip(scene.start.things, scene.motions, strict=True):
             way = motion.x - thing.x, motion.y - thing.y
             assert tuple(np.sign(way)) == signs[motion.direction]
-            assert motion.verb == "stays" or max(map(abs, way)) >= LEAST or scene.collision is not None
+            assert (
+                motion.verb == "stays" or max(map(abs, way)) >= LEAST or scene.collision is not None
+            )
             for verb, x, y in (("enters", thing.x, thing.y), ("leaves", motion.x, motion.y)):
                 outside = not (0 <= x <= 1000 and 0 <= y <= 1000)
                 assert outside == (motion.verb == verb)
@@ -143,7 +164,9 @@ def test_things_are_clear_of_each_other_and_go_where_is_said() -> None:
                 for two in range(one):
                     if scene.collision is not None and {one, two} == set(scene.collision):
                         continue
-                    distance = np.hypot(things[one].x - things[two].x, things[one].y - things[two].y)
+                    distance = np.hypot(
+                        things[one].x - things[two].x, things[one].y - things[two].y
+                    )
                     assert distance > RADIUS[things[one].size] + RADIUS[things[two].size] + GAP - 2
 
 
@@ -159,6 +182,11 @@ def test_rows_are_videos_of_disjoint_splits() -> None:
     assert reward_inputs([row])[1]["image"] == [frames]
     scenes = [row["scene"] for split in data.splits for row in data.split(split)]
     assert len(set(scenes)) == 120
-    for wrong in ({"num_frames": 1}, {"num_train": -1}, {"captions_per_image": 11}, {"image_size": 8}):
+    for wrong in (
+        {"num_frames": 1},
+        {"num_train": -1},
+        {"captions_per_image": 11},
+        {"image_size": 8},
+    ):
         with pytest.raises(DataError, match=next(iter(wrong))):
             MovingScenesData(**wrong)

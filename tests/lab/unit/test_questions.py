@@ -20,7 +20,14 @@ from tests.clip_for_tests import noise_image
 from tests.endpoints_for_tests import endpoint, listing, prompt_of, writing
 from tests.hf_models_for_tests import tiny_gpt2
 
-SCENES = {"num_train": 5, "num_val": 2, "num_test": 0, "num_unseen": 0, "image_size": 32, "questions": 4}
+SCENES = {
+    "num_train": 5,
+    "num_val": 2,
+    "num_test": 0,
+    "num_unseen": 0,
+    "image_size": 32,
+    "questions": 4,
+}
 GOOD = {"question": "What runs?", "choices": ["a dog", "a cat"], "answer": "a dog"}
 GUESSED = {"question": "What colour is grass?", "choices": ["green", "pink"], "answer": "green"}
 UNSAID = {"question": "Who waits?", "choices": ["a man", "a boy"], "answer": "a boy"}
@@ -31,7 +38,13 @@ def photos(tmp_path: Path) -> DataConfig:
     lines = []
     for number in range(3):
         noise_image(number).save(tmp_path / f"{number}.png")
-        lines.append({"image": f"{number}.png", "references": [f"a dog runs on grass {number}"], "split": "train"})
+        lines.append(
+            {
+                "image": f"{number}.png",
+                "references": [f"a dog runs on grass {number}"],
+                "split": "train",
+            }
+        )
     (tmp_path / "photos.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return DataConfig(format="jsonl", path=str(tmp_path / "photos.jsonl"))
 
@@ -40,10 +53,17 @@ def answer(body: dict[str, Any]) -> tuple[int, Any]:
     """Writes three questions and a wrong one of an image; knows what is in the caption, and that grass is green."""
     text = prompt_of(body)
     if "multiple-choice questions" in text:
-        return 200, writing(f"Here: {json.dumps([GOOD, GUESSED, UNSAID, {**GOOD, 'answer': 'a cow'}])}")
+        return 200, writing(
+            f"Here: {json.dumps([GOOD, GUESSED, UNSAID, {**GOOD, 'answer': 'a cow'}])}"
+        )
     choices = {line[3:]: line[0] for line in text.splitlines() if re.match(r"[A-Z]\. ", line)}
     caption = text.partition("Caption: ")[2].partition("\n")[0]
-    for choice in (*(choice for choice in choices if choice in f"{caption} green"), NOT_SAID, "a cat", "a man"):
+    for choice in (
+        *(choice for choice in choices if choice in f"{caption} green"),
+        NOT_SAID,
+        "a cat",
+        "a man",
+    ):
         if choice in choices:
             return 200, listing(**{choices[choice]: 1.0})
     return 400, {}
@@ -54,12 +74,18 @@ def config(data: DataConfig, out: Path, **options: Any) -> QuestionsConfig:
 
 
 def rows_of(out: Path, split: str = "train") -> list[Any]:
-    return list(build_data(DataConfig(format="jsonl", path=str(out / "questions.jsonl"))).split(split))
+    return list(
+        build_data(DataConfig(format="jsonl", path=str(out / "questions.jsonl"))).split(split)
+    )
 
 
-def test_what_is_written_is_a_data_set_with_counts_of_what_was_refused(photos: DataConfig, tmp_path: Path) -> None:
+def test_what_is_written_is_a_data_set_with_counts_of_what_was_refused(
+    photos: DataConfig, tmp_path: Path
+) -> None:
     with endpoint(answer) as options:
-        table = write_questions(config(photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options)))
+        table = write_questions(
+            config(photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options))
+        )
     assert "| kept | 3 | 25.0 |" in table
     rows = rows_of(tmp_path / "out")
     assert [row["questions"] for row in rows] == [[GOOD]] * 3
@@ -71,7 +97,9 @@ def test_what_is_written_is_a_data_set_with_counts_of_what_was_refused(photos: D
     assert "reader, in this call: 18 requests, 900 tokens" in report
 
 
-def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(photos: DataConfig, tmp_path: Path) -> None:
+def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(
+    photos: DataConfig, tmp_path: Path
+) -> None:
     bodies: list[dict[str, Any]] = []
     limit = 14  # the two images of the first part: two texts, two answers for each of six questions; then an error
 
@@ -87,13 +115,17 @@ def test_a_run_that_a_failing_endpoint_stopped_goes_on_with_the_next_part(photos
         bodies.clear()
         limit = 100
         write_questions(asking)
-        assert len(bodies) == 7, "the first part is there: one text, two answers for each of three questions"
+        assert len(bodies) == 7, (
+            "the first part is there: one text, two answers for each of three questions"
+        )
         with pytest.raises(ConfigError, match="writer was"):
             write_questions(config(photos, tmp_path / "out", writer=writer, count=2))
     assert [row["questions"] for row in rows_of(tmp_path / "out")] == [[GOOD]] * 3
 
 
-def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(photos: DataConfig, tmp_path: Path) -> None:
+def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(
+    photos: DataConfig, tmp_path: Path
+) -> None:
     def sorry_for_one(body: dict[str, Any]) -> tuple[int, Any]:
         return (200, writing("sorry")) if "on grass 1" in prompt_of(body) else answer(body)
 
@@ -101,22 +133,34 @@ def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(photos: Da
         return 200, writing("sorry")
 
     with endpoint(sorry_for_one) as options:
-        table = write_questions(config(photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options)))
+        table = write_questions(
+            config(photos, tmp_path / "out", writer=LanguageModelConfig(endpoint=options))
+        )
     assert len(rows_of(tmp_path / "out")) == 2
     assert "| kept | 2 | 22.2 |" in table
     assert "1 of 3 images have no question" in (tmp_path / "out/report.md").read_text()
     with endpoint(sorry) as options, pytest.raises(DataError, match=r"questions\.jsonl"):
-        write_questions(config(photos, tmp_path / "none", writer=LanguageModelConfig(endpoint=options)))
+        write_questions(
+            config(photos, tmp_path / "none", writer=LanguageModelConfig(endpoint=options))
+        )
     assert not (tmp_path / "none/questions.jsonl").exists()
 
 
 def test_exact_questions_of_scenes_are_written_as_they_are_and_score(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert run("questions", ["--data.format", "scenes", "--data.kwargs", json.dumps(SCENES), "--out", str(out)]) == 0
+    assert (
+        run(
+            "questions",
+            ["--data.format", "scenes", "--data.kwargs", json.dumps(SCENES), "--out", str(out)],
+        )
+        == 0
+    )
     scenes = build_data(DataConfig(format="scenes", kwargs=SCENES))
     for split in ("train", "val"):
         rows = rows_of(out, split)
-        assert [row["questions"] for row in rows] == [row["questions"] for row in scenes.split(split)]
+        assert [row["questions"] for row in rows] == [
+            row["questions"] for row in scenes.split(split)
+        ]
         assert all(Path(row["image"]).is_file() for row in rows)
 
 
@@ -125,10 +169,14 @@ def test_a_tiny_local_model_reads_and_writes(tmp_path: Path, photos: DataConfig)
     scenes = DataConfig(format="scenes", kwargs=SCENES | {"num_train": 20})
     read = config(scenes, tmp_path / "read", reader=LanguageModelConfig(model), splits=["train"])
     write_questions(read)
-    lines = [json.loads(line) for line in (tmp_path / "read/questions.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "read/questions.jsonl").read_text().splitlines()
+    ]
     train = [line for line in lines if line["split"] == "train"]
     assert sum(sum(line["refused"].values()) for line in train) > 0
-    assert all(len(line["questions"]) == 4 for line in lines if line["split"] == "val"), "kept as they are"
+    assert all(len(line["questions"]) == 4 for line in lines if line["split"] == "val"), (
+        "kept as they are"
+    )
     score = CaptionQA(model=model)
     columns = {key: [line[key] for line in train] for key in ("questions", "image_id")}
     assert all(0 < value < 1 for value in score(None, ["a red circle"] * len(train), **columns))
@@ -137,7 +185,9 @@ def test_a_tiny_local_model_reads_and_writes(tmp_path: Path, photos: DataConfig)
         write_questions(write)
 
 
-def test_rows_and_models_that_do_not_fit_are_named_before_any_work(photos: DataConfig, tmp_path: Path) -> None:
+def test_rows_and_models_that_do_not_fit_are_named_before_any_work(
+    photos: DataConfig, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=r"train image '0\.png'"):
         write_questions(config(photos, tmp_path / "out"))
     both = LanguageModelConfig(model="x", endpoint={"url": "http://127.0.0.1:1", "model": "m"})
@@ -168,5 +218,8 @@ def test_an_answer_without_a_question_is_refused(text: str) -> None:
 
 def test_further_questions_repetitions_and_other_keys_are_dropped() -> None:
     again = GOOD | {"question": "what  RUNS?", "why": "x"}
-    assert read_questions(3, json.dumps([GOOD, again, UNSAID, GUESSED])) == ([GOOD, UNSAID], {"unreadable": 1})
+    assert read_questions(3, json.dumps([GOOD, again, UNSAID, GUESSED])) == (
+        [GOOD, UNSAID],
+        {"unreadable": 1},
+    )
     assert read_questions(1, json.dumps([again, UNSAID]))[0] == [{key: again[key] for key in GOOD}]

@@ -52,7 +52,9 @@ class Counting:
 
 def config(out: Path, target: str = f"{__name__}:Counting", **changed: Any) -> RecaptionConfig:
     kwargs = changed.pop("kwargs", {})
-    return RecaptionConfig(SCENES, recaptioner=RecaptionerConfig(target, kwargs), out=str(out), part_rows=3, **changed)
+    return RecaptionConfig(
+        SCENES, recaptioner=RecaptionerConfig(target, kwargs), out=str(out), part_rows=3, **changed
+    )
 
 
 def rows_of(file: Path, split: str, **options: Any) -> Sequence[Any]:
@@ -65,7 +67,9 @@ def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(tmp_
     assert "| before |" in table
     assert "| after |" in table
     old, made = build_data(SCENES), whole / "captions.jsonl"
-    for row, known in zip(rows_of(made, "train", long_captions=False), old.split("train"), strict=True):
+    for row, known in zip(
+        rows_of(made, "train", long_captions=False), old.split("train"), strict=True
+    ):
         assert row["references"] == known["references"]
         assert row["long_reference"] == f"A long caption of {row['image_id']}."
     for row, known in zip(rows_of(made, "val", long_captions=False), old.split("val"), strict=True):
@@ -80,7 +84,9 @@ def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(tmp_
     recaption(config(out, worker="1/2"))
     recaption(config(out))
     assert Counting.seen == len(old.split("train"))
-    lines, expected = ((folder / "captions.jsonl").read_text().replace(str(folder), "") for folder in (out, whole))
+    lines, expected = (
+        (folder / "captions.jsonl").read_text().replace(str(folder), "") for folder in (out, whole)
+    )
     assert lines == expected
     with pytest.raises(ConfigError, match="recaptioner was"):
         recaption(config(out, "scenes"))
@@ -113,12 +119,18 @@ def test_two_rows_of_one_image_id_are_refused(tmp_path: Path, program: str) -> N
         out = str(tmp_path / "out")
         run = partial(recaption, RecaptionConfig(data, recaptioner=asked, splits=splits, out=out))
         if program == "positives":
-            run = partial(make_positives, PositivesConfig(data, captions=asked, splits=splits, out=out))
+            run = partial(
+                make_positives, PositivesConfig(data, captions=asked, splits=splits, out=out)
+            )
         with pytest.raises(EvaluationError, match=r"split 'train'.*'5'"):
             run()
         assert not Path(out).exists()
     path.write_text("\n".join(map(json.dumps, rows[1:])))  # one in each split
-    recaption(RecaptionConfig(data, recaptioner=asked, splits=["train", "train"], out=str(tmp_path / "out")))
+    recaption(
+        RecaptionConfig(
+            data, recaptioner=asked, splits=["train", "train"], out=str(tmp_path / "out")
+        )
+    )
     assert len(rows_of(tmp_path / "out/captions.jsonl", "train")) == 1
 
 
@@ -127,7 +139,10 @@ class Numbered(Splits):
 
     def __init__(self) -> None:
         images = [row["image"] for row in tiny_rows(8)]
-        rows = [{"image_id": str(index % 4), "image": image, "references": ["a"]} for index, image in enumerate(images)]
+        rows = [
+            {"image_id": str(index % 4), "image": image, "references": ["a"]}
+            for index, image in enumerate(images)
+        ]
         super().__init__({"train": rows[:4], "val": rows[4:]}, "memory")
 
 
@@ -138,7 +153,10 @@ def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(tmp_
         captioner = tiny_captioner(seed)
         captioner.save_pretrained(captioner.policy, model)
         out = tmp_path / "-".join(splits)
-        data, asked = DataConfig(target=f"{__name__}:Numbered"), RecaptionerConfig("captioner", kwargs)
+        data, asked = (
+            DataConfig(target=f"{__name__}:Numbered"),
+            RecaptionerConfig("captioner", kwargs),
+        )
         recaption(RecaptionConfig(data, splits, recaptioner=asked, out=str(out)))
         made = out / "captions.jsonl"
         found[len(splits)] = [row["long_reference"] for row in rows_of(made, "train")]
@@ -161,14 +179,21 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ):
         with pytest.raises(ConfigError, match=message):
             recaption(config(tmp_path / "out", **changed))
-    videos = replace(config(tmp_path / "out"), data=DataConfig("moving_scenes", kwargs={"num_train": 2}))
+    videos = replace(
+        config(tmp_path / "out"), data=DataConfig("moving_scenes", kwargs={"num_train": 2})
+    )
     with pytest.raises(ConfigError, match="are videos"):
         recaption(videos)
     for captions, message in ((["one", "another"], "wrote 2 captions"), (" ", "train-000000")):
-        monkeypatch.setattr(Counting, "__call__", lambda self, rows, captions=captions: [captions] * len(rows))
+        monkeypatch.setattr(
+            Counting, "__call__", lambda self, rows, captions=captions: [captions] * len(rows)
+        )
         with pytest.raises(DataError, match=message):
             recaption(config(tmp_path / "out"))
-    for changed, message in (({"captions": None}, "neither captions.target"), ({"images": "scene"}, "text_to_image")):
+    for changed, message in (
+        ({"captions": None}, "neither captions.target"),
+        ({"images": "scene"}, "text_to_image"),
+    ):
         with pytest.raises(ConfigError, match=message):
             make_positives(positives(tmp_path / "out", **changed))
     monkeypatch.setattr(Painter, "__call__", lambda self, captions: [])
@@ -178,12 +203,19 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_descriptions_of_scenes_are_true_thinned_or_wrong() -> None:
     rows = ScenesData(num_train=30, num_val=0, num_test=0, num_unseen=0).split("train")
-    exact, thin, wrong = (SceneRecaptioner(*options)(rows) for options in ((1, 0), (0.4, 0), (1, 1)))
+    exact, thin, wrong = (
+        SceneRecaptioner(*options)(rows) for options in ((1, 0), (0.4, 0), (1, 1))
+    )
     for row, caption in zip(rows, exact, strict=True):
         assert oracle(caption, row["scene"]).f1 == 1
     assert sum(map(len, thin)) < 0.6 * sum(map(len, exact))
-    assert all(oracle(caption, row["scene"]).precision == 1 for row, caption in zip(rows, thin, strict=True))
-    precision = [oracle(caption, row["scene"]).precision for row, caption in zip(rows, wrong, strict=True)]
+    assert all(
+        oracle(caption, row["scene"]).precision == 1
+        for row, caption in zip(rows, thin, strict=True)
+    )
+    precision = [
+        oracle(caption, row["scene"]).precision for row, caption in zip(rows, wrong, strict=True)
+    ]
     assert sum(precision) / len(precision) < 0.7
     with pytest.raises(DataError, match="image '1'"):
         SceneRecaptioner()([{"image_id": "1", "image": "a.png", "references": []}])
@@ -193,7 +225,9 @@ def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
     folder = tiny_qwen2_vl(tmp_path / "vlm")
     rows = build_data(SCENES).split("train")[:3]
     options: dict[str, Any] = {"max_new_tokens": 5, "dtype": "float32"}
-    greedy = VisionLanguageRecaptioner(str(folder), "describe this image {caption}", batch_size=3, **options)
+    greedy = VisionLanguageRecaptioner(
+        str(folder), "describe this image {caption}", batch_size=3, **options
+    )
     together = greedy(rows)
     greedy.batch_size = 1
     assert greedy(rows) == together
@@ -201,7 +235,10 @@ def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
     beams = VisionLanguageRecaptioner(str(folder), num_beams=3, num_return_sequences=2, **options)
     assert [len(own) for own in beams(rows)] == [2, 2, 2]
     assert "beams3,best2" in beams.signature
-    for name, several, message in ((folder, 2, "num_return_sequences"), (tmp_path / "absent", 1, "absent'")):
+    for name, several, message in (
+        (folder, 2, "num_return_sequences"),
+        (tmp_path / "absent", 1, "absent'"),
+    ):
         with pytest.raises(ConfigError, match=message):
             VisionLanguageRecaptioner(str(name), num_return_sequences=several)
 
@@ -224,29 +261,46 @@ class Painter:
         return [Image.new("RGB", (len(caption), 8)) for caption in captions]
 
 
-def positives(out: Path, captions: str | None = f"{__name__}:Two", images: str | None = None, **changed: Any) -> Any:
+def positives(
+    out: Path, captions: str | None = f"{__name__}:Two", images: str | None = None, **changed: Any
+) -> Any:
     painter = TextToImageConfig(images, batch_size=2, captions=changed.pop("of", "all"))
-    own = {"captions": RecaptionerConfig(captions), "images": painter, "out": str(out), "part_rows": 5}
+    own = {
+        "captions": RecaptionerConfig(captions),
+        "images": painter,
+        "out": str(out),
+        "part_rows": 5,
+    }
     return PositivesConfig(changed.pop("data", SCENES), **own, **changed)
 
 
 def test_positives_are_rows_for_pac_s(tmp_path: Path) -> None:
-    table = make_positives(positives(tmp_path, images=f"{__name__}:Painter", splits=["train", "val"]))
+    table = make_positives(
+        positives(tmp_path, images=f"{__name__}:Painter", splits=["train", "val"])
+    )
     assert "| references | 190 |" in table
     assert "| positive_captions | 76 |" in table
     old = build_data(SCENES)
     for split in ("train", "val"):
         rows = rows_of(tmp_path / "positives.jsonl", split)
-        assert [row["references"] for row in rows] == [row["references"] for row in old.split(split)]
+        assert [row["references"] for row in rows] == [
+            row["references"] for row in old.split(split)
+        ]
         check_positives(rows, ["image", "text"], "random", split=split)
         for row in rows:
             text = f"A long caption of {row['image_id']}."
-            assert row["positive_captions"] == [text, f"Once more: {text}"], "a blank caption is none"
+            assert row["positive_captions"] == [text, f"Once more: {text}"], (
+                "a blank caption is none"
+            )
             sizes = [load_image(image).width for image in row["positive_images"]]
-            assert sizes == [len(caption) for caption in row["references"]], "image k is of reference k"
+            assert sizes == [len(caption) for caption in row["references"]], (
+                "image k is of reference k"
+            )
 
 
-def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_after(tmp_path, monkeypatch):
+def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_after(
+    tmp_path, monkeypatch
+):
     painter, out = f"{__name__}:Painter", tmp_path / "out"
     make_positives(positives(tmp_path / "captions"))
     data = DataConfig(format="jsonl", path=str(tmp_path / "captions/positives.jsonl"))
@@ -258,11 +312,16 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
     make_positives(again())
     assert Painter.made == 32
     check_positives(rows_of(out / "positives.jsonl", "train"), ["image", "text"], "first")
-    with pytest.raises(ConfigError, match=r"images was 'painter of first references'.*'painter of all"):
+    with pytest.raises(
+        ConfigError, match=r"images was 'painter of first references'.*'painter of all"
+    ):
         make_positives(positives(out, None, painter, data=data))
     file = Path(str(data.path))
     whole = file.read_text()
-    for old, new in (("red", "blue"), ("A long caption", "A short caption")):  # a reference, a positive caption
+    for old, new in (
+        ("red", "blue"),
+        ("A long caption", "A short caption"),
+    ):  # a reference, a positive caption
         file.write_text(whole.replace(old, new))
         with pytest.raises(ConfigError, match="captions_before was"):
             make_positives(again())
@@ -277,10 +336,15 @@ class Swapping:
     signature = "swapping"
 
     def __call__(self, captions: Sequence[str]) -> list[list[str]]:
-        return [[" ".join(reversed(text.split())), " ", text.upper(), f"{text}  not"] for text in captions]
+        return [
+            [" ".join(reversed(text.split())), " ", text.upper(), f"{text}  not"]
+            for text in captions
+        ]
 
 
-def negatives_config(out: Path, target: str = f"{__name__}:Swapping", **options: Any) -> WriteNegativesConfig:
+def negatives_config(
+    out: Path, target: str = f"{__name__}:Swapping", **options: Any
+) -> WriteNegativesConfig:
     writer = RecaptionerConfig(target, options.pop("kwargs", {}))
     return WriteNegativesConfig(SCENES, writer=writer, part_rows=3, out=str(out), **options)
 
@@ -289,10 +353,14 @@ def test_false_captions_are_a_column_beside_their_references(tmp_path: Path) -> 
     table = write_negatives(negatives_config(tmp_path))
     assert "| negatives |" in table
     for row, known in zip(
-        rows_of(tmp_path / "negatives.jsonl", "train"), build_data(SCENES).split("train"), strict=True
+        rows_of(tmp_path / "negatives.jsonl", "train"),
+        build_data(SCENES).split("train"),
+        strict=True,
     ):
         assert row["references"] == known["references"]
-        assert row["negatives"] == [[" ".join(reversed(t.split())), f"{t} not"] for t in known["references"]]
+        assert row["negatives"] == [
+            [" ".join(reversed(t.split())), f"{t} not"] for t in known["references"]
+        ]
         source = ColumnNegatives()
         drawn = source(row, row["references"][0], np.random.default_rng(0))
         assert sorted(text for _, text in drawn) == sorted(row["negatives"][0])
@@ -308,18 +376,25 @@ class Silent:
 
 
 @pytest.mark.parametrize("target", ["Silent", "Counting"])
-def test_answers_that_are_no_lists_of_false_captions_are_refused(tmp_path: Path, target: str) -> None:
+def test_answers_that_are_no_lists_of_false_captions_are_refused(
+    tmp_path: Path, target: str
+) -> None:
     with pytest.raises(DataError):
         write_negatives(negatives_config(tmp_path, f"{__name__}:{target}"))
 
 
 def test_a_language_model_is_shown_examples_and_answers_with_a_line(tmp_path: Path) -> None:
-    writer = LanguageModelWriter(str(tiny_gpt2(tmp_path / "gpt2", positions=1024)), max_new_tokens=4)
+    writer = LanguageModelWriter(
+        str(tiny_gpt2(tmp_path / "gpt2", positions=1024)), max_new_tokens=4
+    )
     prompts: list[str] = []
 
     def answer(given: Sequence[str]) -> list[str]:
         prompts.extend(given)
-        return [f"false {len(prompts)}" if "cat" in prompt.rpartition("Caption:")[2] else "" for prompt in given]
+        return [
+            f"false {len(prompts)}" if "cat" in prompt.rpartition("Caption:")[2] else ""
+            for prompt in given
+        ]
 
     captions = ["a cat on\na mat", "a dog"]
     alone = [writer([caption]) for caption in captions]

@@ -17,15 +17,29 @@ from rewards.clip.l_clipscore import LClipScore
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
 from rl_caption.evaluation.retrieval import retrieval_recall
-from rl_caption.evaluation.zero_shot import CIFAR_PROMPTS, embed_classes, labelled_images, zero_shot_accuracy
+from rl_caption.evaluation.zero_shot import (
+    CIFAR_PROMPTS,
+    embed_classes,
+    labelled_images,
+    zero_shot_accuracy,
+)
 from rl_caption.lab.meta_evaluation.sets import SETS
 from rl_caption.lab.reproduce.program import Cell, as_markdown, list_tables
-from rl_caption.lab.reproduce.tables import PAPERS, Table, data_of, data_sets, find_table, load_paper
+from rl_caption.lab.reproduce.tables import (
+    PAPERS,
+    Table,
+    data_of,
+    data_sets,
+    find_table,
+    load_paper,
+)
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image, tiny_student
 from tests.judgement_sets_for_tests import BUILDERS, foil_of_valse
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "published_tables.json").read_text())["tables"]
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "published_tables.json").read_text())[
+    "tables"
+]
 TABLES = [table for name in PAPERS for table in load_paper(name).tables.values()]
 NAMES = [f"{table.paper} {table.key}" for table in TABLES]
 MEANS = {
@@ -76,7 +90,10 @@ def test_printed_means_are_those_of_the_row() -> None:
             assert printed is not None
             step = Decimal(1).scaleb(int(printed.as_tuple().exponent))
             if (name, row.name) not in MISPRINTS:
-                assert abs(sum(filter(None, others)) / len(others) - printed) <= step, (name, row.name)
+                assert abs(sum(filter(None, others)) / len(others) - printed) <= step, (
+                    name,
+                    row.name,
+                )
 
 
 def test_values_that_papers_take_from_each_other() -> None:
@@ -94,12 +111,19 @@ def test_values_that_papers_take_from_each_other() -> None:
     assert row("l_clipscore V", "S_L-C (BU)") == row("l_clipscore VI", "alpha 1.0")
     for key in ("CLIP", "LongCLIP*", "SPEC", "NegCLIP"):
         long_name = key.replace("Long", "Long-")
-        assert row("specs 4", key)["SugarCrepe++"] == row("specs 7", long_name)["Average"] or key == "CLIP"
+        assert (
+            row("specs 4", key)["SugarCrepe++"] == row("specs 7", long_name)["Average"]
+            or key == "CLIP"
+        )
     for name in ("SPECS (Ours)", "NegCLIP", "LongCLIP"):
         values = row("specs 2", name)
         assert values["PCC"] is not None
-        assert float(values["1 - R2"] or 0) == pytest.approx(1 / float(values["PCC"]) ** 2, rel=0.006)
-    assert list(row("icc 3", "ICC").values())[3:] == list(row("icc 5", "After Distillation").values())
+        assert float(values["1 - R2"] or 0) == pytest.approx(
+            1 / float(values["PCC"]) ** 2, rel=0.006
+        )
+    assert list(row("icc 3", "ICC").values())[3:] == list(
+        row("icc 5", "After Distillation").values()
+    )
 
 
 @pytest.mark.parametrize("table", TABLES, ids=NAMES)
@@ -108,7 +132,9 @@ def test_what_measures_a_table_exists(table: Table) -> None:
         data = data_of(column)
         assert data is None or data in data_sets(), name
         assert column.get("set", "foil") in SETS
-        assert all(other in table.columns for other in column.get("mean", ()) if column["mean"] != "all")
+        assert all(
+            other in table.columns for other in column.get("mean", ()) if column["mean"] != "all"
+        )
         assert column.get("model", next(iter(table.models))) in table.models
     for row in table.rows:
         assert len(row.values) == len(table.columns)
@@ -118,9 +144,16 @@ def test_what_measures_a_table_exists(table: Table) -> None:
 
 
 def test_costs_say_whether_their_sizes_were_checked() -> None:
-    models = [text for name in PAPERS for table in load_paper(name).tables.values() for text in table.models.values()]
+    models = [
+        text
+        for name in PAPERS
+        for table in load_paper(name).tables.values()
+        for text in table.models.values()
+    ]
     for cost in (*(entry["cost"] for entry in data_sets().values()), *models):
-        assert not re.search(r"\d ?[MGT]B\b", cost) or re.search("measured|not verified", cost), cost
+        assert not re.search(r"\d ?[MGT]B\b", cost) or re.search("measured|not verified", cost), (
+            cost
+        )
 
 
 def test_the_list_names_every_row_once() -> None:
@@ -130,12 +163,20 @@ def test_the_list_names_every_row_once() -> None:
         for table in load_paper(name).tables.values():
             start = text.index(f"## rl-caption reproduce {name} {table.key}:")
             block = text[start:].split("\n## ")[0]
-            listed = [row for line in block.splitlines() for row in line.removeprefix("- ").split(": ")[0].split("; ")]
+            listed = [
+                row
+                for line in block.splitlines()
+                for row in line.removeprefix("- ").split(": ")[0].split("; ")
+            ]
             for row in table.rows:
-                assert sum(part == row.name or block.count(f"- {row.name}:") for part in listed) >= 1, row.name
+                assert (
+                    sum(part == row.name or block.count(f"- {row.name}:") for part in listed) >= 1
+                ), row.name
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], student: Path) -> None:
+def test_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], student: Path
+) -> None:
     data = tmp_path / "sets" / "abstract"
     data.mkdir(parents=True)
     BUILDERS["abstract50s"](data)
@@ -198,10 +239,23 @@ def test_pairs_without_references_name_the_files_that_have_them(tmp_path: Path) 
 def test_scores_from_files_stand_in_a_table(tmp_path: Path) -> None:
     BUILDERS["flickr8k_expert"](tmp_path)
     pairs = [("1_a.jpg", "a cat sits in place 1 ."), ("2_b.jpg", "two men talk in place 2 .")]
-    lines = [{"image": image, "caption": text, "score": number} for number, (image, text) in enumerate(pairs)]
+    lines = [
+        {"image": image, "caption": text, "score": number}
+        for number, (image, text) in enumerate(pairs)
+    ]
     file = tmp_path / "leic.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)))
-    words = ["pac_s", "1", "--rows", "LEIC", "--data", str(tmp_path), "--partial", "--scores", f"LEIC={file}"]
+    words = [
+        "pac_s",
+        "1",
+        "--rows",
+        "LEIC",
+        "--data",
+        str(tmp_path),
+        "--partial",
+        "--scores",
+        f"LEIC={file}",
+    ]
     assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
     cell = content(tmp_path / "out")["LEIC", "Expert tau_b"]
     assert cell["published"] == 46.6
@@ -226,7 +280,9 @@ def test_released_scores_of_icc(shared_data: Path, tmp_path: Path) -> None:
     words = ["icc", "5", "--data", str(shared_data / "concreteness"), "--out", str(tmp_path)]
     assert main(["reproduce", *words]) == 0
     cells = content(tmp_path)
-    assert [cells["After Distillation", name]["difference"] for name in ("Pearson", "Spearman", "tau")] == [0, 0, 0]
+    assert [
+        cells["After Distillation", name]["difference"] for name in ("Pearson", "Spearman", "tau")
+    ] == [0, 0, 0]
 
 
 def classes(folder: Path, names: list[str]) -> None:
@@ -246,7 +302,9 @@ def test_zero_shot_classification(tmp_path: Path, student: Path) -> None:
         prompts = encoder.embed_texts([text.format(name) for text in CIFAR_PROMPTS])
         rows.append(prompts.mean(axis=0) / np.linalg.norm(prompts.mean(axis=0)))
     assert embed_classes(encoder, names, "cifar") == pytest.approx(np.array(rows), abs=1e-6)
-    guesses = [int(np.argmax(np.array(rows) @ encoder.embed_images([image])[0])) for image in images]
+    guesses = [
+        int(np.argmax(np.array(rows) @ encoder.embed_images([image])[0])) for image in images
+    ]
     expected = np.mean([guess == label for guess, label in zip(guesses, labels, strict=True)])
     assert zero_shot_accuracy(encoder, tmp_path / "photos", "cifar") == pytest.approx(expected)
     assert len(CIFAR_PROMPTS) == len(set(CIFAR_PROMPTS)) == 18
@@ -285,20 +343,45 @@ def test_retrieval_and_size_of_a_model(tmp_path: Path, student: Path) -> None:
     recall = retrieval_recall(encoder.embed_images(files), encoder.embed_texts(texts), range(4))
     measured = content(tmp_path / "out")["SPEC", "Urban-1k I2T"]["measured"]
     assert measured == pytest.approx(100 * recall["i2t_r1"])
-    assert main(["reproduce", "l_clipscore", "I", "--model", f"l_clip={student}", "--out", str(tmp_path / "size")]) == 0
+    assert (
+        main(
+            [
+                "reproduce",
+                "l_clipscore",
+                "I",
+                "--model",
+                f"l_clip={student}",
+                "--out",
+                str(tmp_path / "size"),
+            ]
+        )
+        == 0
+    )
     cells = content(tmp_path / "size")
     parameters = sum(weight.numel() for weight in encoder.encoder.model.parameters())  # type: ignore[attr-defined]
     assert cells["WP+MD", "parameters"]["measured"] == parameters
     assert cells["WP+MD", "ms for a batch of 128"]["measured"] > 0
 
 
-def test_captions_of_a_system(tmp_path: Path, student: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_of_a_system(
+    tmp_path: Path, student: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")  # no Java
-    references = [{"image_id": n, "captions": [f"a dog runs on grass {n}", f"the dog {n} runs"]} for n in range(4)]
+    references = [
+        {"image_id": n, "captions": [f"a dog runs on grass {n}", f"the dog {n} runs"]}
+        for n in range(4)
+    ]
     (tmp_path / "refs.json").write_text(json.dumps(references))
     captions = [{"image_id": n, "caption": f"a dog runs on grass {n}"} for n in range(4)]
     (tmp_path / "captions.json").write_text(json.dumps(captions))
-    words = ["l_clipscore", "V", "--data", str(tmp_path), "--captions", f"S_Mix (BU)={tmp_path / 'captions.json'}"]
+    words = [
+        "l_clipscore",
+        "V",
+        "--data",
+        str(tmp_path),
+        "--captions",
+        f"S_Mix (BU)={tmp_path / 'captions.json'}",
+    ]
     assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 0
     cells = content(tmp_path / "out")
     assert cells["S_Mix (BU)", "BLEU-4"]["measured"] == pytest.approx(100)
@@ -308,11 +391,16 @@ def test_captions_of_a_system(tmp_path: Path, student: Path, monkeypatch: pytest
     (tmp_path / "val2014").mkdir()
     for number in range(4):
         noise_image(number).save(tmp_path / "val2014" / f"{number}.jpg")
-    assert main(["reproduce", *words, "--model", f"l_clip={student}", "--out", str(tmp_path / "out")]) == 0
+    assert (
+        main(["reproduce", *words, "--model", f"l_clip={student}", "--out", str(tmp_path / "out")])
+        == 0
+    )
     reward = LClipScore(str(student), device="cpu")
     photos = [tmp_path / "val2014" / f"{number}.jpg" for number in range(4)]
     expected = np.mean(reward(None, [caption["caption"] for caption in captions], image=photos))
-    assert content(tmp_path / "out")["S_Mix (BU)", "L-CLIPScore"]["measured"] == pytest.approx(100 * expected)
+    assert content(tmp_path / "out")["S_Mix (BU)", "L-CLIPScore"]["measured"] == pytest.approx(
+        100 * expected
+    )
 
 
 def test_specificity_rates_are_those_of_the_released_code(tmp_path: Path, student: Path) -> None:
@@ -328,8 +416,19 @@ def test_specificity_rates_are_those_of_the_released_code(tmp_path: Path, studen
         noise_image(number).save(folder / "photos" / f"{number}.jpg")
         note = {"image": f"{number}.jpg", "summaries": {"base": [text]}}
         (folder / "complete" / f"{number}.json").write_text(json.dumps(note))
-    (folder / "splits.json").write_text(json.dumps({"test": [f"{number}.json" for number in range(3)]}))
-    words = ["specs", "1", "--data", str(tmp_path), "--model", f"spec={student}", "--out", str(tmp_path / "out")]
+    (folder / "splits.json").write_text(
+        json.dumps({"test": [f"{number}.json" for number in range(3)]})
+    )
+    words = [
+        "specs",
+        "1",
+        "--data",
+        str(tmp_path),
+        "--model",
+        f"spec={student}",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main(["reproduce", *words]) == 0
     cells = content(tmp_path / "out")
     positive, negative = (cells["SPEC", name]["measured"] for name in ("Positive", "Negative"))

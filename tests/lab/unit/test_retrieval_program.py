@@ -29,11 +29,15 @@ def test_models_side_by_side_on_short_and_long_captions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = {name: str(tiny_student(tmp_path / name)) for name in ("one", "two")}
-    models = [word for name, folder in folders.items() for word in (f"--models.{name}.backbone", folder)]
+    models = [
+        word for name, folder in folders.items() for word in (f"--models.{name}.backbone", folder)
+    ]
     data = ["--data.format", "scenes", "--data.kwargs", json.dumps(SCENES)]
     found = run(tmp_path / "out", *models, *data)
     assert (tmp_path / "out/retrieval.md").read_text() in capsys.readouterr().out
-    assert found["models"]["one"]["captions"] == found["models"]["two"]["captions"], "of equal weights"
+    assert found["models"]["one"]["captions"] == found["models"]["two"]["captions"], (
+        "of equal weights"
+    )
     own, backbone = found["models"]["one"], load_frozen_encoder(folders["one"])
     assert own["parameters"] == sum(each.numel() for each in backbone.model.parameters())
     rows = list(ScenesData(**SCENES).split("test"))
@@ -45,9 +49,13 @@ def test_models_side_by_side_on_short_and_long_captions(
     }
     for kind, (texts, owners) in columns.items():
         figures = own["captions"][kind]["figures"]
-        recall = retrieval_recall(images.numpy(), backbone.encode_texts(texts).numpy(), list(owners))
+        recall = retrieval_recall(
+            images.numpy(), backbone.encode_texts(texts).numpy(), list(owners)
+        )
         assert {name: figures[name]["value"] for name in recall} == pytest.approx(recall)
-        assert all(figure["low"] <= figure["value"] <= figure["high"] for figure in figures.values())
+        assert all(
+            figure["low"] <= figure["value"] <= figure["high"] for figure in figures.values()
+        )
         assert 1 <= figures["t2i_median_rank"]["value"] <= 12
     assert own["captions"]["long"]["cut"] > own["captions"]["references"]["cut"] == 0
     as_long = run(tmp_path / "as_long", *models, *data, "--data.long_captions", "true")
@@ -56,7 +64,9 @@ def test_models_side_by_side_on_short_and_long_captions(
     monkeypatch.setattr("rl_caption.lab.retrieval._measure", lambda *_: results.pop())
     with pytest.raises(SystemExit):
         run(tmp_path / "late", *models, *data)
-    assert json.loads((tmp_path / "late/retrieval.json").read_text())["models"] == {"one": own}, "not lost"
+    assert json.loads((tmp_path / "late/retrieval.json").read_text())["models"] == {"one": own}, (
+        "not lost"
+    )
 
 
 def test_features_of_a_frozen_encoder_are_read_instead_of_images(tmp_path: Path) -> None:
@@ -66,25 +76,41 @@ def test_features_of_a_frozen_encoder_are_read_instead_of_images(tmp_path: Path)
         row["image"].render().save(tmp_path / f"data/images/{row['image_id']}.png")
         sentences = [{"raw": text} for text in row["references"]]
         images.append(
-            {"imgid": row["image_id"], "filename": f"{row['image_id']}.png", "split": "test", "sentences": sentences}
+            {
+                "imgid": row["image_id"],
+                "filename": f"{row['image_id']}.png",
+                "split": "test",
+                "sentences": sentences,
+            }
         )
     (tmp_path / "data/dataset.json").write_text(json.dumps({"images": images}))
     encoder = "tests.encoders_for_tests:TinyImageEncoder"
     encode_features(encoder, tmp_path / "data", tmp_path / "grids", "images", dtype="float32")
     parts = {"image": PartConfig(encoder), "text": PartConfig(save_text_encoder(tmp_path / "text"))}
-    pretrained_dual(ClipModelConfig(kwargs={"embed_dim": 8, "hidden": 0}, **parts)).save_pretrained(tmp_path / "dual")
+    pretrained_dual(ClipModelConfig(kwargs={"embed_dim": 8, "hidden": 0}, **parts)).save_pretrained(
+        tmp_path / "dual"
+    )
     data = ["--data.path", str(tmp_path / "data"), "--data.image_root", "images"]
     words = ["--models.dual.backbone", str(tmp_path / "dual"), "--trust", encoder, *data]
     from_pixels = run(tmp_path / "pixels", *words)["models"]
     for file in (tmp_path / "data/images").iterdir():
         file.write_bytes(b"no image")
-    from_files = run(tmp_path / "files", *words, "--data.features_root", str(tmp_path / "grids"))["models"]
+    from_files = run(tmp_path / "files", *words, "--data.features_root", str(tmp_path / "grids"))[
+        "models"
+    ]
     assert from_files == from_pixels
     assert list(from_files["dual"]["captions"]) == ["references"]
 
 
 def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = ["--data.format", "scenes", "--data.kwargs", json.dumps(SCENES), "--out", str(tmp_path / "out")]
+    data = [
+        "--data.format",
+        "scenes",
+        "--data.kwargs",
+        json.dumps(SCENES),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     for words, message in (
         ([], "models is empty"),
         (["--models.one.pretrained", "openai"], "models.one.backbone is not set"),

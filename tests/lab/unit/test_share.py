@@ -22,13 +22,21 @@ from tests.clip_for_tests import noise_image, tiny_student
 from tests.hf_models_for_tests import PROMPT, save_model, tiny_hf_captioner
 from tests.report_for_tests import EVIDENCE, write_evaluation, write_run
 
-INTERVALS = {"intervals": {"CIDEr": [1.125, 1.375]}, "interval": "95 % bootstrap over images, 1000 resamples"}
+INTERVALS = {
+    "intervals": {"CIDEr": [1.125, 1.375]},
+    "interval": "95 % bootstrap over images, 1000 resamples",
+}
 
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """A finished run that chose step 10 of 20 and had an alarm at 20, with a captioner from scratch."""
-    reward = {"terms": {"cider": {"weight": 0.5}, "ref_clipscore": {"weight": 0.5, "schedule": [[0, 0.0], [20, 1.0]]}}}
+    reward = {
+        "terms": {
+            "cider": {"weight": 0.5},
+            "ref_clipscore": {"weight": 0.5, "schedule": [[0, 0.0], [20, 1.0]]},
+        }
+    }
     model = {"init": "/home/somebody/runs/start"}
     folder = write_run(tmp_path / "run", reward=reward, model=model, rollout={"max_new_tokens": 24})
     captioner = tiny_captioner()
@@ -57,16 +65,25 @@ def refusal(arguments: list[str], capsys: Any) -> str:
 
 
 def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -> None:
-    judged = write_evaluation(tmp_path / "evaluation", 1.25, **INTERVALS, decoding="greedy, at most 24 tokens")
+    judged = write_evaluation(
+        tmp_path / "evaluation", 1.25, **INTERVALS, decoding="greedy, at most 24 tokens"
+    )
     record(judged, weights=weights_hash(trained / "export" / "best"))
-    card, text = shared(trained, tmp_path / "out", "--evaluation", str(judged), "--license", "apache-2.0")
-    results = {result.metric_type: (result.metric_name, result.metric_value) for result in card.data.eval_results}
+    card, text = shared(
+        trained, tmp_path / "out", "--evaluation", str(judged), "--license", "apache-2.0"
+    )
+    results = {
+        result.metric_type: (result.metric_name, result.metric_value)
+        for result in card.data.eval_results
+    }
     assert results == {
         "cider": ("CIDEr (x100)", 125.0),
         "bleu": ("BLEU-4 (x100)", 31.25),
         "L-CLIPS": ("L-CLIPS", 0.625),
     }
-    assert {(result.dataset_name, result.dataset_split) for result in card.data.eval_results} == {("scenes", "test")}
+    assert {(result.dataset_name, result.dataset_split) for result in card.data.eval_results} == {
+        ("scenes", "test")
+    }
     assert (card.data.library_name, card.data.pipeline_tag, card.data.license) == (
         "rl-caption", "image-to-text", "apache-2.0",
     )  # fmt: skip
@@ -96,7 +113,9 @@ def test_a_card_has_what_run_and_evaluation_say(trained: Path, tmp_path: Path) -
     assert "not known here" not in text
 
 
-def test_an_evaluation_that_does_not_say_whose_captions_it_is_of_gives_no_results_of_the_model(trained, tmp_path):
+def test_an_evaluation_that_does_not_say_whose_captions_it_is_of_gives_no_results_of_the_model(
+    trained, tmp_path
+):
     old = write_evaluation(tmp_path / "old", 1.25)
     card, text = shared(trained, tmp_path / "out", "--evaluation", str(old))
     assert card.data.eval_results is None
@@ -127,7 +146,9 @@ def test_what_is_missing_is_said(trained: Path, tmp_path: Path) -> None:
     assert not re.search("## (Reward hacking|Training|Citation)", text)
 
 
-def test_models_of_transformers_load_by_the_lines_of_their_card_without_this_package(tmp_path, monkeypatch, capsys):
+def test_models_of_transformers_load_by_the_lines_of_their_card_without_this_package(
+    tmp_path, monkeypatch, capsys
+):
     noise_image(1).save(tmp_path / "photo.jpg")
     monkeypatch.chdir(tmp_path)
     for family, prompt in (("blip", ""), ("git", ""), ("vit_gpt2", ""), ("blip2", PROMPT)):
@@ -137,7 +158,9 @@ def test_models_of_transformers_load_by_the_lines_of_their_card_without_this_pac
         card, text = shared(tmp_path / f"{family}-export", folder)
         assert card.data.library_name == "transformers"
         (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-        captions = caption_files([str(folder)], [tmp_path / "photo.jpg"], Decoding(max_new_tokens=24))
+        captions = caption_files(
+            [str(folder)], [tmp_path / "photo.jpg"], Decoding(max_new_tokens=24)
+        )
         expected = prompt + "".join(captions.texts().values())
         capsys.readouterr()
         with monkeypatch.context() as hidden:
@@ -155,7 +178,15 @@ def test_models_of_transformers_load_by_the_lines_of_their_card_without_this_pac
         ("florence2", "<DETAILED_CAPTION>"),
         ("paligemma", "caption en"),
         ("qwen2_5_vl", "a photo of"),
-        ("smolvlm", [{"role": "user", "content": [{"type": "text", "text": "describe"}, {"type": "image"}]}]),
+        (
+            "smolvlm",
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "describe"}, {"type": "image"}],
+                }
+            ],
+        ),
     ],
 )
 def test_vision_language_models_answer_their_prompt_by_the_lines_of_their_card(
@@ -172,10 +203,18 @@ def test_vision_language_models_answer_their_prompt_by_the_lines_of_their_card(
     settings.update(suppress_tokens=suppressed, eos_token_id=captioner.eos_token_id)
     settings.save_pretrained(tmp_path / "export")
     card, text = shared(tmp_path / "export", tmp_path / "shared")
-    assert card.data.pipeline_tag == ("image-to-text" if family == "florence2" else "image-text-to-text")
+    assert card.data.pipeline_tag == (
+        "image-to-text" if family == "florence2" else "image-text-to-text"
+    )
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    length = 22 if family == "florence2" else 24  # ``generate`` counts the two tokens that its captions start with
-    (expected,) = caption_files(["shared"], [Path("photo.jpg")], Decoding(max_new_tokens=length)).texts().values()
+    length = (
+        22 if family == "florence2" else 24
+    )  # ``generate`` counts the two tokens that its captions start with
+    (expected,) = (
+        caption_files(["shared"], [Path("photo.jpg")], Decoding(max_new_tokens=length))
+        .texts()
+        .values()
+    )
     capsys.readouterr()
     exec(compile(code.replace("FOLDER", "shared"), "README.md", "exec"), {})
     printed = capsys.readouterr().out
@@ -184,10 +223,14 @@ def test_vision_language_models_answer_their_prompt_by_the_lines_of_their_card(
     assert "".join(printed.split()) == "".join(expected.split()) != ""
 
 
-def test_the_folder_is_uploaded(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_the_folder_is_uploaded(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     api, sent = Mock(), set[str]()
     api.create_repo.return_value = "https://huggingface.co/somebody/captioner"
-    api.upload_folder.side_effect = lambda folder_path, **_: sent.update(path.name for path in folder_path.iterdir())
+    api.upload_folder.side_effect = lambda folder_path, **_: sent.update(
+        path.name for path in folder_path.iterdir()
+    )
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
     assert run("share", [str(trained), "--repo_id", "somebody/captioner", "--private"]) == 0
     api.create_repo.assert_called_once_with("somebody/captioner", private=True, exist_ok=True)
@@ -217,7 +260,10 @@ def test_a_reward_model_says_how_it_scores(tmp_path: Path) -> None:
             "open_clip_config.json",
             {"model_cfg": {}},
             "open_clip",
-            ('create_model_from_pretrained("local-dir:FOLDER")', 'build("clipscore", prefix="", backbone='),
+            (
+                'create_model_from_pretrained("local-dir:FOLDER")',
+                'build("clipscore", prefix="", backbone=',
+            ),
         ),
     ):
         export = tmp_path / name
@@ -225,12 +271,17 @@ def test_a_reward_model_says_how_it_scores(tmp_path: Path) -> None:
         (export / "model.safetensors").write_bytes(b"")
         (export / file).write_text(json.dumps(content))
         card, text = shared(export, tmp_path / f"{name}-shared")
-        assert (card.data.library_name, card.data.tags) == (library, ["rl-caption", "image-caption-scoring"])
+        assert (card.data.library_name, card.data.tags) == (
+            library,
+            ["rl-caption", "image-caption-scoring"],
+        )
         assert all(part in text for part in parts)
         assert "test scores" not in text
 
 
-def test_nothing_is_copied_where_something_is_missing(trained: Path, tmp_path: Path, capsys: Any) -> None:
+def test_nothing_is_copied_where_something_is_missing(
+    trained: Path, tmp_path: Path, capsys: Any
+) -> None:
     export, out = trained / "export" / "best", tmp_path / "out"
     other = record(write_evaluation(tmp_path / "evaluation", 1.0), weights="0123456789")
     members = [weights_hash(export), "0123456789"]
@@ -241,14 +292,26 @@ def test_nothing_is_copied_where_something_is_missing(trained: Path, tmp_path: P
     for arguments, part in (
         ([str(trained)], "neither --out FOLDER nor --repo_id USER/NAME"),
         ([str(tmp_path / "empty"), "--out", str(out)], "empty has neither export/best"),
-        ([str(trained), "--out", str(tmp_path / "evaluation")], "exists and is not an empty folder"),
+        (
+            [str(trained), "--out", str(tmp_path / "evaluation")],
+            "exists and is not an empty folder",
+        ),
         (
             [str(trained), "--out", str(out), "--evaluation", str(other)],
             f"the weights of {export} are {weights_hash(export)[:8]}",
         ),
-        ([str(trained), "--out", str(out), "--evaluation", str(ensemble)], "an ensemble of 2 models"),
-        ([str(trained), "--out", str(out), "--evaluation", str(file)], "captions in a file (SHA-256 abcdef)"),
-        ([str(tmp_path / "student"), "--out", str(out), "--evaluation", str(other)], "student is not a captioner"),
+        (
+            [str(trained), "--out", str(out), "--evaluation", str(ensemble)],
+            "an ensemble of 2 models",
+        ),
+        (
+            [str(trained), "--out", str(out), "--evaluation", str(file)],
+            "captions in a file (SHA-256 abcdef)",
+        ),
+        (
+            [str(tmp_path / "student"), "--out", str(out), "--evaluation", str(other)],
+            "student is not a captioner",
+        ),
         ([str(trained), "--out", str(out), "--repo_id", "captioner"], "expected USER/NAME"),
     ):
         assert part in refusal(arguments, capsys)
@@ -257,7 +320,9 @@ def test_nothing_is_copied_where_something_is_missing(trained: Path, tmp_path: P
     assert not out.exists()
 
 
-def test_a_full_disk_leaves_no_half_of_a_model(trained: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_full_disk_leaves_no_half_of_a_model(
+    trained: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
     monkeypatch.setattr(ModelCard, "save", Mock(side_effect=OSError(28, "No space left on device")))
     before = sorted(path.name for path in tmp_path.iterdir())
     message = refusal([str(trained), "--out", str(tmp_path / "out")], capsys)

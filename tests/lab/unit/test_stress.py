@@ -18,12 +18,28 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, oracle
 from rl_caption.data.scenes.negatives import SceneNegatives, ScenePositives
 from rl_caption.lab.stress.sampling import gold_scores, judged_captions
-from rl_caption.monitoring.probes import ENGLISH, PROBES, Pair, effect_size, probe_pairs, run_probes, wilson
+from rl_caption.monitoring.probes import (
+    ENGLISH,
+    PROBES,
+    Pair,
+    effect_size,
+    probe_pairs,
+    run_probes,
+    wilson,
+)
 from rl_caption.monitoring.scoring import RowCaption, Scorer
 from rl_caption.runtime.errors import ConfigError
 
 SCENES = {"num_train": 20, "num_val": 0, "num_test": 30, "num_unseen": 0, "image_size": 16}
-OF_FORM = ("words_repeated", "caption_repeated", "words_shuffled", "keywords", "cut_off", "padded", "instruction")
+OF_FORM = (
+    "words_repeated",
+    "caption_repeated",
+    "words_shuffled",
+    "keywords",
+    "cut_off",
+    "padded",
+    "instruction",
+)
 
 
 class Length:
@@ -78,7 +94,9 @@ class OracleReward:
     def __init__(self, rows: Iterable[Row]) -> None:
         self.scenes = {row["image_id"]: row["scene"] for row in rows}
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+    def __call__(
+        self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
+    ) -> list[float]:
         """Score N captions by the column ``image_id``."""
         pairs = zip(completions, columns["image_id"], strict=True)
         return [oracle(text, self.scenes[image_id]).f1 for text, image_id in pairs]
@@ -97,9 +115,18 @@ def pairs_of(scenes: tuple[list[Row], list[str]], **options: Any) -> dict[str, l
 def captioner(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a small captioner of the scenes, with random weights."""
     folder = tmp_path_factory.mktemp("captioner")
-    shape = {"image_size": 16, "patch_size": 8, "d_model": 16, "num_heads": 2, "ffn_dim": 16, "max_positions": 24}
+    shape = {
+        "image_size": 16,
+        "patch_size": 8,
+        "d_model": 16,
+        "num_heads": 2,
+        "ffn_dim": 16,
+        "max_positions": 24,
+    }
     references = [row["references"] for row in ScenesData(**SCENES).split("train")]
-    made = TransformerCaptioner.from_scratch(references, 1, encoder_layers=1, decoder_layers=1, **shape)
+    made = TransformerCaptioner.from_scratch(
+        references, 1, encoder_layers=1, decoder_layers=1, **shape
+    )
     made.save_pretrained(made.policy, folder)
     return str(folder)
 
@@ -122,16 +149,24 @@ def test_wilson_and_effect_size() -> None:
     assert effect_size(np.array([1.0])) is None
 
 
-def test_the_truth_is_on_the_side_of_the_better_caption(scenes: tuple[list[Row], list[str]]) -> None:
+def test_the_truth_is_on_the_side_of_the_better_caption(
+    scenes: tuple[list[Row], list[str]],
+) -> None:
     rows, _ = scenes
     pairs = pairs_of(scenes)
     assert list(pairs) == list(PROBES)
-    assert {name for name in PROBES if not pairs[name]} <= {"replace_direction", "replace_verb", "swap_count"}
+    assert {name for name in PROBES if not pairs[name]} <= {
+        "replace_direction",
+        "replace_verb",
+        "swap_count",
+    }
     for name, own in pairs.items():
         assert len({pair.row for pair in own}) == len(own), "one pair an image"
         for pair in own:
             assert pair.better != pair.worse
-            better, worse = (oracle(text, rows[pair.row]["scene"]) for text in (pair.better, pair.worse))
+            better, worse = (
+                oracle(text, rows[pair.row]["scene"]) for text in (pair.better, pair.worse)
+            )
             if name == "detail_missing":
                 assert better.recall > worse.recall
                 assert better.precision >= worse.precision
@@ -148,9 +183,15 @@ def test_probes_of_the_oracle_and_of_length(scenes: tuple[list[Row], list[str]])
     rows, _ = scenes
     pairs = pairs_of(scenes)
     gold = run_probes(Scorer(OracleReward(rows), rows), rows, pairs)
-    assert all(gold[name].right == 1 for name in ("replace_object", "replace_count", "other_image", "generic"))
+    assert all(
+        gold[name].right == 1
+        for name in ("replace_object", "replace_count", "other_image", "generic")
+    )
     length = run_probes(Scorer(Length(), rows), rows, pairs, examples=2)
-    assert all(length[name].right == 0 for name in ("words_repeated", "caption_repeated", "padded", "length"))
+    assert all(
+        length[name].right == 0
+        for name in ("words_repeated", "caption_repeated", "padded", "length")
+    )
     assert length["replace_object"].tied == 1
     assert length["replace_object"].right == 0
     assert length["replace_object"].effect is None
@@ -164,8 +205,17 @@ def test_probes_of_the_oracle_and_of_length(scenes: tuple[list[Row], list[str]])
     assert second["image_id"] != first["image_id"]
 
 
-def test_the_report_and_its_json_agree(tmp_path: Path, captioner: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--reward.terms.cider.weight", "1", "--data.kwargs", json.dumps(SCENES), "--out", str(tmp_path)]
+def test_the_report_and_its_json_agree(
+    tmp_path: Path, captioner: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--reward.terms.cider.weight",
+        "1",
+        "--data.kwargs",
+        json.dumps(SCENES),
+        "--out",
+        str(tmp_path),
+    ]
     words += ["--model", captioner, "--budget", "fast", "--num_samples", "4", "--bootstrap", "20"]
     assert main(["stress", *words]) == 0
     found = json.loads((tmp_path / "stress.json").read_text())
@@ -183,7 +233,9 @@ def test_the_report_and_its_json_agree(tmp_path: Path, captioner: str, capsys: p
     assert "prefers the worse caption in detail_missing;" in report
     assert found["best_of_n"]["n"] == [1, 2, 4]
     assert found["best_of_n"]["reward"]["mean"] == sorted(found["best_of_n"]["reward"]["mean"])
-    assert report.splitlines()[2] == f"**{found['verdict']}**", "the verdict is one line, and comes first"
+    assert report.splitlines()[2] == f"**{found['verdict']}**", (
+        "the verdict is one line, and comes first"
+    )
     assert f"<strong>{escape(found['verdict'])}</strong>" in page
     assert set(found["seconds"]) == {"probes", "samples", "scores", "best_of_n"}
     assert "| this reward |" in report
@@ -194,7 +246,9 @@ def test_the_report_and_its_json_agree(tmp_path: Path, captioner: str, capsys: p
 
 def test_equal_scores_are_not_called_wrong(tmp_path: Path, captioner: str) -> None:
     run(tmp_path, f"{__name__}:Length", "--model", captioner)
-    sentence = (tmp_path / "stress.md").read_text().partition("- Of 25 probes")[2].partition("\n")[0]
+    sentence = (
+        (tmp_path / "stress.md").read_text().partition("- Of 25 probes")[2].partition("\n")[0]
+    )
     wrong, equal = sentence.partition(";")[::2]
     assert "words_repeated" in wrong
     assert "replace_object" in equal
@@ -203,7 +257,10 @@ def test_equal_scores_are_not_called_wrong(tmp_path: Path, captioner: str) -> No
 
 def test_a_constant_reward_is_called_so(tmp_path: Path, captioner: str) -> None:
     found = run(tmp_path, f"{__name__}:Constant", "--model", captioner)
-    assert all(result["tied"] in (1, None) and result["effect"] is None for result in found["probes"].values())
+    assert all(
+        result["tied"] in (1, None) and result["effect"] is None
+        for result in found["probes"].values()
+    )
     assert found["constant"]
     assert "best_of_n" not in found
     assert "constant" in (tmp_path / "stress.md").read_text()
@@ -217,7 +274,9 @@ def test_finished_stages_are_kept_and_other_settings_refused(
     with pytest.raises(RewardError, match="second call"):
         run(tmp_path, target, *model)
     found = json.loads((tmp_path / "stress.json").read_text())
-    assert list(found["seconds"]) == ["probes", "samples"], "the scores failed, what was finished is reported"
+    assert list(found["seconds"]) == ["probes", "samples"], (
+        "the scores failed, what was finished is reported"
+    )
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "stages").iterdir()}
     monkeypatch.setattr(FailsAtSecondCall, "calls", 10)
     whole = run(tmp_path, target, *model)
@@ -256,7 +315,14 @@ def test_two_rewards_on_the_same_captions(tmp_path: Path, captioner: str) -> Non
     same = run(tmp_path / "same", "rouge_l", *section)["comparison"]["differences"]
     assert all(line["difference"] == 0 and line["p"] == 1 for line in same.values())
     with pytest.raises(ConfigError, match="compare"):
-        run(tmp_path / "wrong", "rouge_l", "--model", captioner, "--compare", '{"terms": {"nowhere": {}}}')
+        run(
+            tmp_path / "wrong",
+            "rouge_l",
+            "--model",
+            captioner,
+            "--compare",
+            '{"terms": {"nowhere": {}}}',
+        )
     (tmp_path / "other.yaml").write_text("train: {}")
     with pytest.raises(ConfigError, match="compare"):
         run(tmp_path / "none", "rouge_l", *words)
@@ -279,7 +345,14 @@ def mine(tmp_path: Path) -> list[str]:
     for line in lines:
         Image.new("RGB", (16, 16)).save(tmp_path / str(line["image"]))
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return ["--data.format", "jsonl", "--data.path", str(tmp_path / "mine.jsonl"), "--data.kwargs", "{}"]
+    return [
+        "--data.format",
+        "jsonl",
+        "--data.path",
+        str(tmp_path / "mine.jsonl"),
+        "--data.kwargs",
+        "{}",
+    ]
 
 
 def test_captions_of_ones_own(tmp_path: Path, mine: list[str]) -> None:
@@ -305,7 +378,9 @@ def test_gold_of_ones_own_photos_is_of_references_that_the_reward_does_not_see(
     original: Row = {"image_id": "1", "references": [*references, "A dog runs."]}
     (row,), captions = judged_captions([original], halve=True)
     assert (row["references"], captions) == (references[2:], references[:1])
-    score = gold_scores([row], [references[:2]], [references, ["x y"]], {}, None)["CIDEr-D, references held out"]
+    score = gold_scores([row], [references[:2]], [references, ["x y"]], {}, None)[
+        "CIDEr-D, references held out"
+    ]
     first, second = score([RowCaption(0, "a dog runs"), RowCaption(0, "two cats")])
     assert first > 0
     assert second == 0, "the reward sees that reference, gold does not"
@@ -313,7 +388,9 @@ def test_gold_of_ones_own_photos_is_of_references_that_the_reward_does_not_see(
         run(tmp_path / "judge", "rouge_l", *mine, "--model", captioner, "--judges", "{rouge_l: {}}")
 
 
-def test_mistakes_are_named(tmp_path: Path, scenes: tuple[list[Row], list[str]], captioner: str) -> None:
+def test_mistakes_are_named(
+    tmp_path: Path, scenes: tuple[list[Row], list[str]], captioner: str
+) -> None:
     with pytest.raises(ConfigError, match="depth"):
         run(tmp_path, f"{__name__}:NeedsDepth")
     with pytest.raises(RewardError, match=r"image 'test-\d+', caption '[A-Z ]+': "):
@@ -332,14 +409,20 @@ def test_mistakes_are_named(tmp_path: Path, scenes: tuple[list[Row], list[str]],
         run(tmp_path / "char", "rouge_l", "--model", captioner, "--data.tokenizer", "char")
     rows = scenes[0][:2]
     scorer = Scorer(Length(), rows)
-    assert scorer([RowCaption(0, "a b"), RowCaption(1, "c"), RowCaption(0, "a b")]).tolist() == [2, 1, 2]
+    assert scorer([RowCaption(0, "a b"), RowCaption(1, "c"), RowCaption(0, "a b")]).tolist() == [
+        2,
+        1,
+        2,
+    ]
     assert len(scorer.scores) == 2
 
 
 def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("textblob")
     page = Path(__file__).parents[3] / "docs/stress.md"
-    (source,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (source,) = re.findall(
+        r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     exec(compile(source, str(page), "exec"), {})
     printed = capsys.readouterr().out
     assert "highest at n = 1," in printed, "length is hacked by repetition"

@@ -45,7 +45,13 @@ def test_captions_are_drawn_whatever_they_say() -> None:
     precisions = [oracle(caption, scene_of(caption)).precision for caption in captions]
     assert np.mean(np.array(precisions) == 1.0) > 0.95, "generated ones nearly all as they are"
     assert min(precisions) > 0.5
-    for caption in ("", "a great day for everyone", "a grey circle", "nine red circles", "a " * 500):
+    for caption in (
+        "",
+        "a great day for everyone",
+        "a grey circle",
+        "nine red circles",
+        "a " * 500,
+    ):
         assert 1 <= len(scene_of(caption, attempts=4).things) <= 4
         assert SceneImages(32)([caption])[0].render().size == (32, 32)  # type: ignore[union-attr]
 
@@ -72,7 +78,9 @@ def captioner(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def vba(captioner: str, **options: Any) -> VisualBottleneck:
-    return VisualBottleneck(captioner, **{"similarity": "rouge_l", "num_beams": 2, "max_new_tokens": 8} | options)
+    return VisualBottleneck(
+        captioner, **{"similarity": "rouge_l", "num_beams": 2, "max_new_tokens": 8} | options
+    )
 
 
 def test_captions_through_images(captioner: str) -> None:
@@ -91,19 +99,32 @@ def test_captions_through_images(captioner: str) -> None:
 
 def test_the_most_similar_of_several_beams_counts(captioner: str) -> None:
     captions = ["a red circle on a grey field", "two blue squares"]
-    reward = vba(captioner, num_beams=3, num_return_sequences=3, text_to_image=f"{__name__}:Colours")
+    reward = vba(
+        captioner, num_beams=3, num_return_sequences=3, text_to_image=f"{__name__}:Colours"
+    )
     rewritten = reward.rewrite(captions)
     assert [len(set(beams)) for beams in rewritten] == [3, 3]
     rouge = build("rouge_l")
-    best = [max(rouge(None, beams, references=[[text]] * 3)) for text, beams in zip(captions, rewritten, strict=True)]
+    best = [
+        max(rouge(None, beams, references=[[text]] * 3))
+        for text, beams in zip(captions, rewritten, strict=True)
+    ]
     assert reward(None, captions) == pytest.approx(best)
-    assert reward.signature != vba(captioner, num_beams=3, text_to_image=f"{__name__}:Colours").signature
+    assert (
+        reward.signature
+        != vba(captioner, num_beams=3, text_to_image=f"{__name__}:Colours").signature
+    )
 
 
 class Signed:
     """A similarity below 0 and above 1, and NaN."""
 
-    __name__, columns, bounds, signature = "signed", frozenset({"references"}), (-2.0, 2.0), "signed"
+    __name__, columns, bounds, signature = (
+        "signed",
+        frozenset({"references"}),
+        (-2.0, 2.0),
+        "signed",
+    )
 
     def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
         values = {"red": 2.0, "blue": -1.0}
@@ -170,7 +191,9 @@ def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> 
     parts = {"_class_name": "X", "unet": ["diffusers", "UNet"], "safety_checker": [None, None]}
     loaded = SimpleNamespace(from_pretrained=load, load_config=lambda model: parts)
     scheduler = SimpleNamespace(from_config=lambda config: f"DPM of {config}")
-    module = SimpleNamespace(__version__="0", DiffusionPipeline=loaded, DPMSolverMultistepScheduler=scheduler)
+    module = SimpleNamespace(
+        __version__="0", DiffusionPipeline=loaded, DPMSolverMultistepScheduler=scheduler
+    )
     monkeypatch.setitem(sys.modules, "diffusers", module)
     images = DiffusionImages("stabilityai/stable-diffusion-2", device="cpu")
     assert len(images(["a dog", "a cat"])) == 2
@@ -192,5 +215,10 @@ def test_diffusion_is_asked_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> 
     run(["a cat"])
     drawn = [value for *_, noise in pipelines[1].calls for value in noise]
     generator = torch.Generator().manual_seed(3)
-    assert drawn == [float(torch.rand(1, generator=generator)) for _ in range(3)], "one generator for the run"
-    assert run.signature != DiffusionImages("stabilityai/stable-diffusion-2", device="cpu", seed=3).signature
+    assert drawn == [float(torch.rand(1, generator=generator)) for _ in range(3)], (
+        "one generator for the run"
+    )
+    assert (
+        run.signature
+        != DiffusionImages("stabilityai/stable-diffusion-2", device="cpu", seed=3).signature
+    )

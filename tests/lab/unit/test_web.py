@@ -52,10 +52,16 @@ def server(models: list[str]) -> Iterator[PageServer]:
         found.shutdown()
 
 
-def exchange(server: PageServer, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+def exchange(
+    server: PageServer, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    own = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), own)
+    own = {"Content-Type": "application/json"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
+    connection.request(
+        method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), own
+    )
     answer = connection.getresponse()
     return answer.status, answer.read().decode()
 
@@ -72,21 +78,31 @@ def test_captions_and_scores_are_those_of_the_captioners_and_rewards(server: Pag
     expected = []
     for seed in range(2):
         captioner = tiny_captioner(seed)
-        token_ids = captioner.generate(captioner.policy, captioner.preprocess([row]), server.models.decoding)
+        token_ids = captioner.generate(
+            captioner.policy, captioner.preprocess([row]), server.models.decoding
+        )
         expected += captioner.decode(token_ids.flatten(0, 1))
     references = ["a red circle", " ", "one circle"]
     for given, judges in ((references, {"ROUGE", "repetition"}), ([" "], {"repetition"})):
-        status, answer = exchange(server, "POST", "/captions", photo(buffer.getvalue(), references=given))
+        status, answer = exchange(
+            server, "POST", "/captions", photo(buffer.getvalue(), references=given)
+        )
         captions = json.loads(answer)["captions"]
         assert status == 200
-        assert [(found["model"], found["caption"]) for found in captions] == list(zip(NAMES, expected, strict=True))
+        assert [(found["model"], found["caption"]) for found in captions] == list(
+            zip(NAMES, expected, strict=True)
+        )
         assert all(found["scores"].keys() == judges for found in captions)
         assert [found["scores"]["repetition"] for found in captions] == Repetition()(None, expected)
         if given is references:
             rouge = RougeL()(None, expected, references=[["a red circle", "one circle"]] * 2)
             assert [found["scores"]["ROUGE"] for found in captions] == rouge
-    status, answer = exchange(server, "POST", "/captions", photo(png(), models=NAMES[1:], judges=[]))
-    assert [(found["model"], found["scores"]) for found in json.loads(answer)["captions"]] == [(NAMES[1], {})]
+    status, answer = exchange(
+        server, "POST", "/captions", photo(png(), models=NAMES[1:], judges=[])
+    )
+    assert [(found["model"], found["scores"]) for found in json.loads(answer)["captions"]] == [
+        (NAMES[1], {})
+    ]
 
 
 def test_what_cannot_be_captioned_is_named(server: PageServer) -> None:
@@ -112,7 +128,10 @@ def test_what_cannot_be_captioned_is_named(server: PageServer) -> None:
 
 def test_requests_that_are_not_the_page_s_are_refused(server: PageServer) -> None:
     host = f"localhost:{server.server_port}"
-    assert exchange(server, "POST", "/captions", photo(png()), Host=host, Origin=f"http://{host}")[0] == 200
+    assert (
+        exchange(server, "POST", "/captions", photo(png()), Host=host, Origin=f"http://{host}")[0]
+        == 200
+    )
     for status, method, path, headers in (
         (403, "GET", "/", {"Host": "evil.example"}),
         (403, "POST", "/captions", {"Host": "evil.example"}),
@@ -129,7 +148,9 @@ def test_requests_that_are_not_the_page_s_are_refused(server: PageServer) -> Non
         assert exchange(server, method, path, **headers)[0] == status, (method, path, headers)
 
 
-def test_photos_are_decoded_one_at_a_time_and_at_most_one_more_is_read(server: PageServer, monkeypatch) -> None:
+def test_photos_are_decoded_one_at_a_time_and_at_most_one_more_is_read(
+    server: PageServer, monkeypatch
+) -> None:
     """Eight small files of one colour would take gigabytes together, and so would the bodies of many large ones."""
     held, most, entered = {"bodies": 0, "photos": 0}, {"bodies": 0, "photos": 0}, threading.Lock()
 
@@ -152,21 +173,33 @@ def test_photos_are_decoded_one_at_a_time_and_at_most_one_more_is_read(server: P
     monkeypatch.setattr("rl_caption.lab.web.json_object", body)
     monkeypatch.setattr("rl_caption.lab.web.read_photo", slow_photo)
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: exchange(server, "POST", "/captions", photo(png())), range(8)))
+        answers = list(
+            pool.map(lambda _: exchange(server, "POST", "/captions", photo(png())), range(8))
+        )
     assert [status for status, _ in answers] == [200] * 8
     assert most["photos"] == 1
     assert most["bodies"] <= 2
 
 
-def test_a_request_has_little_besides_its_photo_and_arrives_in_time(server: PageServer, monkeypatch) -> None:
+def test_a_request_has_little_besides_its_photo_and_arrives_in_time(
+    server: PageServer, monkeypatch
+) -> None:
     """Megabytes of references would keep a judge busy for minutes; two bodies byte by byte would block the page."""
-    for changes in ({"references": ["a dog"] * 50_000}, {"name": "a" * 2**17}, {"models": NAMES * 5_000}):
-        assert exchange(server, "POST", "/captions", photo(png(), **changes))[0] == 413, changes.keys()
+    for changes in (
+        {"references": ["a dog"] * 50_000},
+        {"name": "a" * 2**17},
+        {"models": NAMES * 5_000},
+    ):
+        assert exchange(server, "POST", "/captions", photo(png(), **changes))[0] == 413, (
+            changes.keys()
+        )
     monkeypatch.setattr("rl_caption.lab.web.SECONDS", 0.2)
     body = json.dumps(photo(png())).encode()
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as connection:
         head = ["POST /captions HTTP/1.1", "Host: localhost", "Content-Type: application/json"]
-        connection.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body[:1])
+        connection.sendall(
+            "\r\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body[:1]
+        )
         time.sleep(0.3)
         connection.sendall(body[1:2])
         assert connection.recv(2**12).split()[1] == b"408"
@@ -176,11 +209,19 @@ def test_a_request_has_little_besides_its_photo_and_arrives_in_time(server: Page
 def test_the_host_is_an_address_or_a_name_of_this_machine() -> None:
     for netloc in ("127.0.0.1:80", "[::1]:80", "192.168.1.9", "LocalHost:9", "my-server:80"):
         assert is_own(netloc, "my-server"), netloc
-    for netloc in ("my-server.evil.example", "127.0.0.1.evil.example:80", "user@evil.example", "[::1", ""):
+    for netloc in (
+        "my-server.evil.example",
+        "127.0.0.1.evil.example:80",
+        "user@evil.example",
+        "[::1",
+        "",
+    ):
         assert not is_own(netloc, "my-server"), netloc
 
 
-def test_the_page_loads_nothing_from_elsewhere_and_names_are_text(server: PageServer, models: list[str]) -> None:
+def test_the_page_loads_nothing_from_elsewhere_and_names_are_text(
+    server: PageServer, models: list[str]
+) -> None:
     status, page = exchange(server, "GET", "/")
     assert status == 200
     assert page.count('type="checkbox"') == 4

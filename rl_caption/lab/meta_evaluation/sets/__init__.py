@@ -10,10 +10,24 @@ from typing import Any
 
 from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.lab.meta_evaluation.sets import hub, pairs, rated, videos
-from rl_caption.lab.meta_evaluation.sets.base import CaptionGroups, CaptionPairs, Files, JudgementSet, RatedCaptions
+from rl_caption.lab.meta_evaluation.sets.base import (
+    CaptionGroups,
+    CaptionPairs,
+    Files,
+    JudgementSet,
+    RatedCaptions,
+)
 from rl_caption.runtime.options import wrong_arguments
 
-__all__ = ["SETS", "CaptionGroups", "CaptionPairs", "JudgementSet", "RatedCaptions", "load", "rated_images"]
+__all__ = [
+    "SETS",
+    "CaptionGroups",
+    "CaptionPairs",
+    "JudgementSet",
+    "RatedCaptions",
+    "load",
+    "rated_images",
+]
 
 _READERS: Sequence[Callable[..., Sequence[JudgementSet]]] = (
     *(rated.flickr8k_expert, rated.flickr8k_crowdflower, rated.composite),
@@ -44,15 +58,23 @@ def load(
     """
     if name not in SETS:
         raise DataError(f"{name!r} is not a set of judgements: expected one of {', '.join(SETS)}")
-    wrong = wrong_arguments(SETS[name], 1, name, kwargs or {}, lambda option: f"set_kwargs.{option}")
+    wrong = wrong_arguments(
+        SETS[name], 1, name, kwargs or {}, lambda option: f"set_kwargs.{option}"
+    )
     if wrong:
         raise DataError("; ".join(wrong))
     path = Path(folder)
     if not path.exists():
-        raise DataError(f"{name}: {str(path)!r} is not there: expected the folder of its files (docs/judging.md)")
+        raise DataError(
+            f"{name}: {str(path)!r} is not there: expected the folder of its files (docs/judging.md)"
+        )
     if images is not None and not Path(images).is_dir():
-        raise DataError(f"images = {str(images)!r} is not a folder: expected the one with the set's images")
-    return SETS[name](Files(name, path, None if images is None else Path(images), partial), **(kwargs or {}))
+        raise DataError(
+            f"images = {str(images)!r} is not a folder: expected the one with the set's images"
+        )
+    return SETS[name](
+        Files(name, path, None if images is None else Path(images), partial), **(kwargs or {})
+    )
 
 
 def rated_images(
@@ -79,7 +101,11 @@ def rated_images(
         if not isinstance(judgements, RatedCaptions) or judgements.references is None:
             raise DataError(f"{judgements.name} is no set of rated captions with references")
         images = judgements.image_ids if judgements.images is None else judgements.images
-        for image_id, image, references in zip(judgements.image_ids, images, judgements.references, strict=True):
-            row = rows.setdefault(image_id, {"image_id": image_id, "image": image, "references": []})
+        for image_id, image, references in zip(
+            judgements.image_ids, images, judgements.references, strict=True
+        ):
+            row = rows.setdefault(
+                image_id, {"image_id": image_id, "image": image, "references": []}
+            )
             row["references"] += [text for text in references if text not in row["references"]]
     return Splits({"test": list(rows.values())}, path)

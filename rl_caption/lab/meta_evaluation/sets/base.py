@@ -107,7 +107,9 @@ class CaptionGroups:
     above: Mapping[str, Sequence[tuple[int, int]]]
     """Figure -> pairs (i, j), in all of which the i-th score of a group must be above the j-th."""
     convention: str
-    texts_above: Mapping[str, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = field(default_factory=dict)
+    texts_above: Mapping[str, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = field(
+        default_factory=dict
+    )
     """Figure -> ((i, j), (k, l)): the cosine of captions i and j must be above that of k and l, for metrics with a text
     encoder."""
     excluded: Mapping[str, int] = field(default_factory=dict)
@@ -148,17 +150,32 @@ Images = Path | Sequence[ImageSource | Frames] | None
 """The folder of the files that N rows name, or the N images."""
 
 
-def rated_captions(name: str, rows: Sequence[Rating], images: Images, *more: Any, **options: Any) -> RatedCaptions:
+def rated_captions(
+    name: str, rows: Sequence[Rating], images: Images, *more: Any, **options: Any
+) -> RatedCaptions:
     """``RatedCaptions`` of N >= 1 rows, all with references or none; ``more`` are the fields after ``references``."""
-    files, captions, ratings, references, groups = (list(column) for column in zip(*rows, strict=True))
-    image_ids = [file if group is None else group for file, group in zip(files, groups, strict=True)]
+    files, captions, ratings, references, groups = (
+        list(column) for column in zip(*rows, strict=True)
+    )
+    image_ids = [
+        file if group is None else group for file, group in zip(files, groups, strict=True)
+    ]
     references_or_none = None if references[0] is None else references
     return RatedCaptions(
-        name, captions, ratings, image_ids, image_files(images, files), references_or_none, *more, **options
+        name,
+        captions,
+        ratings,
+        image_ids,
+        image_files(images, files),
+        references_or_none,
+        *more,
+        **options,
     )
 
 
-def caption_pairs(name: str, rows: Sequence[Pair], images: Images, *more: Any, **options: Any) -> CaptionPairs:
+def caption_pairs(
+    name: str, rows: Sequence[Pair], images: Images, *more: Any, **options: Any
+) -> CaptionPairs:
     """``CaptionPairs`` of P >= 1 rows; ``more`` are the fields from ``references`` on."""
     files, first, second, kinds, preference = (list(column) for column in zip(*rows, strict=True))
     texts = first, second, preference, kinds, files
@@ -178,7 +195,9 @@ class Row(NamedTuple):
 
     def refusal(self, key: str, expected: str) -> DataError:
         """The error that says what was expected of the value at ``key``."""
-        return DataError(f"{self.where}: {key!r} is {shown(self.values.get(key))}: expected {expected}")
+        return DataError(
+            f"{self.where}: {key!r} is {shown(self.values.get(key))}: expected {expected}"
+        )
 
     def text(self, key: str) -> str:
         """Text that is not blank, as written."""
@@ -232,7 +251,9 @@ class Row(NamedTuple):
         value = self.values.get(key)
         if not isinstance(value, list):
             raise self.refusal(key, "a list of objects")
-        return [_object(item, f"{self.where}, {key:.80}[{number}]") for number, item in enumerate(value)]
+        return [
+            _object(item, f"{self.where}, {key:.80}[{number}]") for number, item in enumerate(value)
+        ]
 
 
 def _object(value: Any, where: str | Path, expected: str = "an object") -> Row:
@@ -302,17 +323,27 @@ def with_questions(rated: RatedCaptions, file: str | Path, partial: bool = False
         _, row = read_row(item, where, Path(file).parent)
         if row["image_id"] not in images and not partial:
             example = shown(rated.image_ids[0])
-            raise DataError(f"{where}: image_id {shown(row['image_id'])} is not in {rated.name}: it has {example}, ...")
+            raise DataError(
+                f"{where}: image_id {shown(row['image_id'])} is not in {rated.name}: it has {example}, ..."
+            )
         if "questions" not in row:
-            raise DataError(f"{where} has no 'questions': expected a list of {{question, choices, answer}}")
+            raise DataError(
+                f"{where} has no 'questions': expected a list of {{question, choices, answer}}"
+            )
         if questions.setdefault(row["image_id"], row["questions"]) != row["questions"]:
-            raise DataError(f"{where}: image_id {shown(row['image_id'])} has other 'questions' in an earlier line")
+            raise DataError(
+                f"{where}: image_id {shown(row['image_id'])} has other 'questions' in an earlier line"
+            )
     absent = sorted(images - questions.keys())
     if absent and (not partial or len(absent) == len(images)):
         missing = f"of {len(absent)} of the {len(images)} images of {rated.name}, such as {shown(absent[0])}"
-        raise DataError(f"{file} has no questions {missing}. Set partial to leave out their judgements")
+        raise DataError(
+            f"{file} has no questions {missing}. Set partial to leave out their judgements"
+        )
     digest = hashlib.sha256(
-        repr(sorted((key, questions[key]) for key in images & questions.keys())).encode(errors="surrogatepass")
+        repr(sorted((key, questions[key]) for key in images & questions.keys())).encode(
+            errors="surrogatepass"
+        )
     )
     convention = f"{rated.convention}; questions: {Path(file).name}[{digest.hexdigest()[:12]}]"
     kept = [image_id in questions for image_id in rated.image_ids]
@@ -328,7 +359,10 @@ def with_questions(rated: RatedCaptions, file: str | Path, partial: bool = False
         images=keep(rated.images),
         references=keep(rated.references),
         released={heading: keep(scores) for heading, scores in rated.released.items()},
-        excluded={**rated.excluded, **({"the image has no questions": kept.count(False)} if absent else {})},
+        excluded={
+            **rated.excluded,
+            **({"the image has no questions": kept.count(False)} if absent else {}),
+        },
         convention=convention,
         questions=questions,
     )
@@ -361,7 +395,12 @@ def json_lines(path: Path) -> list[Row]:
 
 
 def table_rows(
-    path: Path, columns: Sequence[str], delimiter: str = ",", *, head: bool = True, spreadsheet: bool = False
+    path: Path,
+    columns: Sequence[str],
+    delimiter: str = ",",
+    *,
+    head: bool = True,
+    spreadsheet: bool = False,
 ) -> Iterator[Row]:
     """Yield the rows of a table, without empty lines. With tabs as ``delimiter``, quotation marks are plain characters.
 
@@ -383,13 +422,17 @@ def table_rows(
     try:
         names = next(reader, []) if head else list(columns)
         if not set(columns) <= set(names):
-            raise DataError(f"{path} has the columns {names[:40]!r:.400}: expected {', '.join(columns)}")
+            raise DataError(
+                f"{path} has the columns {names[:40]!r:.400}: expected {', '.join(columns)}"
+            )
         for row in reader:
             if len(row) < 2 and not "".join(row).strip():
                 continue
             where = f"{path}, line {reader.line_num}"
             if len(row) != len(names) and not spreadsheet:
-                raise DataError(f"{where} has {len(row)} fields: {shown(delimiter.join(row))}: expected {len(names)}")
+                raise DataError(
+                    f"{where} has {len(row)} fields: {shown(delimiter.join(row))}: expected {len(names)}"
+                )
             yield Row(dict(zip_longest(names, row[: len(names)], fillvalue="")), where)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
@@ -406,11 +449,15 @@ def coco_references(path: Path) -> dict[str, dict[str, str]]:
     captions: dict[str, dict[str, str]] = {}
     for number, row in enumerate(json_rows(path, "annotations")):
         captions_of_image = captions.setdefault(row.identifier("image_id"), {})
-        captions_of_image[str(row.values.get("id", f"annotation {number}"))] = row.caption("caption")
+        captions_of_image[str(row.values.get("id", f"annotation {number}"))] = row.caption(
+            "caption"
+        )
     return captions
 
 
-def other_captions(file: Path, judged: Iterable[tuple[str, str]], path: Path) -> list[list[str]] | None:
+def other_captions(
+    file: Path, judged: Iterable[tuple[str, str]], path: Path
+) -> list[list[str]] | None:
     """Return, of N images and a judged caption of each, the other captions in COCO's annotations ``file``, [N] lists.
 
     Case, punctuation and spaces differ between the copies of COCO. None where ``file`` is not there; an image without
@@ -424,8 +471,14 @@ def other_captions(file: Path, judged: Iterable[tuple[str, str]], path: Path) ->
 
     references, rows = coco_references(file), []
     for image, caption in judged:
-        others = [text for text in references.get(coco_id(image), {}).values() if words(text) != words(caption)]
+        others = [
+            text
+            for text in references.get(coco_id(image), {}).values()
+            if words(text) != words(caption)
+        ]
         if not others:
-            raise DataError(f"{path} judges captions of {image!r:.80}, of which {file.name} has no other caption")
+            raise DataError(
+                f"{path} judges captions of {image!r:.80}, of which {file.name} has no other caption"
+            )
         rows.append(others)
     return rows

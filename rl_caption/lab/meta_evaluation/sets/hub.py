@@ -49,7 +49,9 @@ CORRECTIONS = ("spica_train.csv", "spica_val.csv", "spica_test.csv")
 SPICA = "the dataset hiranohachiman/Spica on the Hugging Face hub"
 
 
-def polaris(release: Files, split: Literal["train", "validation", "test"] = "test") -> list[RatedCaptions]:
+def polaris(
+    release: Files, split: Literal["train", "validation", "test"] = "test"
+) -> list[RatedCaptions]:
     """Read ``polaris_SPLIT.csv``, ``polaris_SPLIT.json`` or Parquet files.
 
     Wada et al., "Polos", CVPR 2024: outputs of captioners, rated in [0, 1].
@@ -75,8 +77,14 @@ def nebula(
     if corrected:
         ratings = _spica_ratings(release)
         keys = [(Path(row.image).stem, row.caption) for row in rows]
-        new = [row._replace(rating=ratings.get(key, row.rating)) for row, key in zip(rows, keys, strict=True)]
-        corrections, changed = sum(key in ratings for key in keys), sum(a != b for a, b in zip(rows, new, strict=True))
+        new = [
+            row._replace(rating=ratings.get(key, row.rating))
+            for row, key in zip(rows, keys, strict=True)
+        ]
+        corrections, changed = (
+            sum(key in ratings for key in keys),
+            sum(a != b for a, b in zip(rows, new, strict=True)),
+        )
         convention += f"; of {len(rows)}, {corrections} have a rating in Spica, which is another one for {changed}"
         rows = new
     name = f"{release.name}, corrected" if corrected else release.name
@@ -107,7 +115,9 @@ def _polaris(release: Files, split: str) -> tuple[list[Rating], Images]:
     else:
         files = hub_files(release, split)
         if not files:
-            raise DataError(f"{name} needs {split}-*.parquet in {str(release.folder)!r}. Get it: {SOURCES[name]}")
+            raise DataError(
+                f"{name} needs {split}-*.parquet in {str(release.folder)!r}. Get it: {SOURCES[name]}"
+            )
         rows, photos = hub_ratings(files)
     release.check_count(f"judgements of split {split}", len(rows), COUNTS[name][split])
     return rows, photos
@@ -126,12 +136,18 @@ def longcap_arena(
     files = hub_files(release, f"{split}.{aspect}")
     if not files:
         name = f"{split}.{aspect}-*.parquet"
-        raise DataError(f"{release.name} needs {name} in {str(release.folder)!r}. Get it: {SOURCES[release.name]}")
+        raise DataError(
+            f"{release.name} needs {name} in {str(release.folder)!r}. Get it: {SOURCES[release.name]}"
+        )
     rows, photos = hub_ratings(files)
     release.check_count(f"judgements of {split}.{aspect}", len(rows))
     convention = f"each row of {split}.{aspect} is a judgement"
     benchmark = benchmark_of(release, f"{release.name} {split}.{aspect}")
-    return [rated_captions(f"{release.name} {aspect}", rows, photos, "tau_c", convention, benchmark=benchmark)]
+    return [
+        rated_captions(
+            f"{release.name} {aspect}", rows, photos, "tau_c", convention, benchmark=benchmark
+        )
+    ]
 
 
 def hub_files(release: Files, split: str, configuration: str = "") -> tuple[Path, ...]:
@@ -149,11 +165,16 @@ def hub_ratings(files: tuple[Path, ...]) -> tuple[list[Rating], Images]:
     """
     with open_parquet(files[0]) as content:
         there = set(content.schema_arrow.names)
-    columns = {what: next((name for name in names if name in there), None) for what, names in COLUMNS.items()}
+    columns = {
+        what: next((name for name in names if name in there), None)
+        for what, names in COLUMNS.items()
+    }
     for what in ("caption", "references", "rating", "image"):
         if columns[what] is None:
             names = " or ".join(COLUMNS[what])
-            raise DataError(f"{files[0]} has the columns {sorted(there)}: expected {names}, the {what} of a judgement")
+            raise DataError(
+                f"{files[0]} has the columns {sorted(there)}: expected {names}, the {what} of a judgement"
+            )
     texts = {what: name for what, name in columns.items() if name is not None and what != "image"}
     rows = [_rating(row, texts) for row in _parquet_rows(files, list(texts.values()))]
     return rows, [StoredImage(files, str(columns["image"]), number) for number in range(len(rows))]
@@ -167,7 +188,9 @@ def _rating(row: Row, columns: Mapping[str, str]) -> Rating:
         except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
             raise row.refusal(key, "a list of texts") from error
     references = row.captions(key)
-    image = row.identifier(columns["image name"]) if "image name" in columns else "\n".join(references)
+    image = (
+        row.identifier(columns["image name"]) if "image name" in columns else "\n".join(references)
+    )
     return Rating(image, row.caption(columns["caption"]), row.number(columns["rating"]), references)
 
 

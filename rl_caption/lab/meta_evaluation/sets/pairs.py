@@ -44,7 +44,15 @@ KINDS = {1: "HC", 2: "HI", 3: "HM", 4: "MM"}
 PASCAL_IMAGES = ["JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"]
 _NOT_AS_EXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading MATLAB's structures raises where they are others."""
-_DAMAGED = (*_NOT_AS_EXPECTED, OSError, EOFError, MemoryError, NotImplementedError, struct.error, zlib.error)
+_DAMAGED = (
+    *_NOT_AS_EXPECTED,
+    OSError,
+    EOFError,
+    MemoryError,
+    NotImplementedError,
+    struct.error,
+    zlib.error,
+)
 
 FOIL_SOURCE = (
     "foilv1.0_test_2017.json from https://foilunitn.github.io/, or foil-it.json from VALSE "
@@ -55,14 +63,19 @@ AGAINST_FOILS = "the caption scores higher than its foil; equal scores are wrong
 FOIL_PAIRS = {"foilv1.0_test_2017.json": 99_480, "foil-it.json": 1_000}
 VALSE_SOURCE = "the folder data of https://github.com/Heidelberg-NLP/VALSE; images from where their dataset says"
 _VALSE = (
-    *("existence", "plurals", "counting-hard", "counting-small-quant", "counting-adversarial", "relations"),
+    *(
+        "existence",
+        "plurals",
+        "counting-hard",
+        "counting-small-quant",
+        "counting-adversarial",
+        "relations",
+    ),
     *("action-replacement", "actant-swap", "coreference-standard", "coreference-hard"),
 )
 VALSE = {**dict.fromkeys(_VALSE), "foil-it": 1_000}
 """Piece (file) -> published number of pairs, judged ones and others, where it is known."""
-SUGARCREPE_SOURCE = (
-    "the folder data of https://github.com/RAIVNLab/sugar-crepe, and val2017 from https://cocodataset.org/"
-)
+SUGARCREPE_SOURCE = "the folder data of https://github.com/RAIVNLab/sugar-crepe, and val2017 from https://cocodataset.org/"
 COCO_VAL2017 = "captions_val2017.json"
 SUGARCREPE = {
     "add_att": 692,
@@ -77,18 +90,22 @@ SUGARCREPE = {
 ARO_SOURCE = "the files that https://github.com/mertyg/vision-language-models-are-bows downloads, with their images"
 ARO = {"visual_genome_relation": 23_937, "visual_genome_attribution": 28_748}
 MIN_ATTRIBUTE_PAIRS = 25
-SUGARCREPE_PP_SOURCE = (
-    "the folder data of https://github.com/Sri-Harsha/scpp, and val2017 from https://cocodataset.org/"
-)
-SUGARCREPE_PP = {"swap_obj": 245, "swap_att": 666, "replace_obj": 1652, "replace_att": 788, "replace_rel": 1406}
+SUGARCREPE_PP_SOURCE = "the folder data of https://github.com/Sri-Harsha/scpp, and val2017 from https://cocodataset.org/"
+SUGARCREPE_PP = {
+    "swap_obj": 245,
+    "swap_att": 666,
+    "replace_obj": 1652,
+    "replace_att": 788,
+    "replace_rel": 1406,
+}
 """File -> published number of triplets."""
-WINOGROUND_SOURCE = "data/examples.jsonl and data/images.zip of https://huggingface.co/datasets/facebook/winoground"
+WINOGROUND_SOURCE = (
+    "data/examples.jsonl and data/images.zip of https://huggingface.co/datasets/facebook/winoground"
+)
 WINOGROUND = 400
 TEXT, IMAGE = [(0, 1), (3, 2)], [(0, 2), (3, 1)]
 """Pairs (right, wrong) of indices into four scores: of both captions for the first image, then for the second."""
-ORDER_SOURCE = (
-    "https://storage.googleapis.com/sfr-vision-language-research/datasets/, to which add the name of the file"
-)
+ORDER_SOURCE = "https://storage.googleapis.com/sfr-vision-language-research/datasets/, to which add the name of the file"
 ORDER = {"coco_karpathy_test.json": 25_010, "flickr30k_test.json": 5_000}
 """File -> published number of captions."""
 ORDER_EDITS = (
@@ -117,15 +134,26 @@ def pascal50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
     path = _annotations(release, "pair_pascal.mat")
     content = _mat(path)
     try:
-        rows = [[str(text).strip() for text in list(row.values())[:3]] for row in content["new_input"]]
+        rows = [
+            [str(text).strip() for text in list(row.values())[:3]] for row in content["new_input"]
+        ]
         kinds = [KINDS[int(category)] for category in content["category"]]
     except _NOT_AS_EXPECTED as error:
-        raise DataError(f"{path} has no pairs of Pascal-50S: expected new_input and category") from error
-    written = [set(captions) for _, *captions in rows]  # in either order; the votes are of the triplets' order
+        raise DataError(
+            f"{path} has no pairs of Pascal-50S: expected new_input and category"
+        ) from error
+    written = [
+        set(captions) for _, *captions in rows
+    ]  # in either order; the votes are of the triplets' order
     if len(kinds) != len(rows) or written != [{pair.first, pair.second} for pair in pairs]:
-        raise DataError(f"{path} has {len(rows)} pairs that are not those of the {len(pairs)} of {file.name}, in order")
+        raise DataError(
+            f"{path} has {len(rows)} pairs that are not those of the {len(pairs)} of {file.name}, in order"
+        )
     release.check_count("pairs", len(pairs), 4000)
-    pairs = [pair._replace(image=row[0], kind=category) for pair, row, category in zip(pairs, rows, kinds, strict=True)]
+    pairs = [
+        pair._replace(image=row[0], kind=category)
+        for pair, row, category in zip(pairs, rows, kinds, strict=True)
+    ]
     return [_consensus("pascal50s", pairs, references, photos, seed)]
 
 
@@ -138,7 +166,15 @@ def _pascal_json(release: Files, path: Path, photos: Path | None) -> CaptionPair
                 raise DataError(
                     f"{row.where} has {len(captions)} captions and the label {shown(label)}: expected two, and 0 or 1"
                 )
-            rows.append(Pair(PurePosixPath(row.text("image")).name, captions[0], captions[1], category, 1.0 - label))
+            rows.append(
+                Pair(
+                    PurePosixPath(row.text("image")).name,
+                    captions[0],
+                    captions[1],
+                    category,
+                    1.0 - label,
+                )
+            )
             references.append(row.captions("references"))
     release.check_count("pairs", len(rows), 4000)
     convention = (
@@ -163,7 +199,9 @@ def abstract50s(release: Files, seed: int = 0) -> list[CaptionPairs]:
     if path.is_file():
         items = json_rows(path)
         if len(items) != len(pairs):
-            raise DataError(f"{path} has {len(items)} items: expected one for each of the {len(pairs)} pairs, in order")
+            raise DataError(
+                f"{path} has {len(items)} items: expected one for each of the {len(pairs)} pairs, in order"
+            )
         for row, pair in zip(items, pairs, strict=True):
             if row.text("caption").strip() not in (pair.first, pair.second):
                 raise row.refusal("caption", "a caption of this pair")
@@ -186,14 +224,18 @@ def _consensus(
         pairs_of_draw = drawn.setdefault(f"draw {draw + 1}", [])
         for number, texts in enumerate(references):
             generator = np.random.default_rng((seed, draw, number))
-            pairs_of_draw.append([texts[index] for index in generator.permutation(len(texts))[:REFERENCES]])
+            pairs_of_draw.append(
+                [texts[index] for index in generator.permutation(len(texts))[:REFERENCES]]
+            )
     several = len({row.kind for row in rows}) > 1
     return caption_pairs(name, rows, photos, drawn, convention, shown_kinds=several, **BY_CONSENSUS)
 
 
 def _annotations(release: Files, *names: str) -> Path:
     """The first of ``names`` that is in the folder, or in the subfolder that the release has."""
-    return release.require(CONSENSUS, *(place for name in names for place in (name, f"pyCIDErConsensus/{name}")))
+    return release.require(
+        CONSENSUS, *(place for name in names for place in (name, f"pyCIDErConsensus/{name}"))
+    )
 
 
 def _mat(path: Path) -> dict[str, Any]:
@@ -211,7 +253,11 @@ def _mat(path: Path) -> dict[str, Any]:
 def _voted_pairs(path: Path) -> tuple[list[Pair], list[list[str]]]:
     """Read triplets (reference A, captions B and C, vote), 48 of each pair: pairs without image, and references."""
     rows = _mat(path).get("triplets")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or len(rows) % VOTES:
+    if (
+        not isinstance(rows, list)
+        or not all(isinstance(row, dict) for row in rows)
+        or len(rows) % VOTES
+    ):
         raise DataError(
             f"{path} has no triplets A, B, C with a rating, {VOTES} for each pair: expected the annotations"
         )
@@ -226,13 +272,17 @@ def _voted_pairs(path: Path) -> tuple[list[Pair], list[list[str]]]:
     for start in range(0, len(triplets), VOTES):
         compared, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)
         if len(set(first)) > 1 or len(set(second)) > 1:
-            raise DataError(f"{path}: the {VOTES} triplets from {start} are not of one pair of captions")
+            raise DataError(
+                f"{path}: the {VOTES} triplets from {start} are not of one pair of captions"
+            )
         pairs.append(Pair("", first[0], second[0], preference=float(1 + np.sign(sum(votes))) / 2))
         references.append(list(compared))
     return pairs, references
 
 
-def foil(release: Files, one_per_image: bool = False, held_out: bool = False, seed: int = 0) -> list[CaptionPairs]:
+def foil(
+    release: Files, one_per_image: bool = False, held_out: bool = False, seed: int = 0
+) -> list[CaptionPairs]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json`` where it is there.
 
     FOIL 1.0 (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. Of ``foil-it.json`` (Parcalabescu
@@ -245,7 +295,9 @@ def foil(release: Files, one_per_image: bool = False, held_out: bool = False, se
     """
     path = release.require(FOIL_SOURCE, *FOIL_PAIRS)
     excluded: Counter[str] = Counter()
-    pairs = list(_valid(json_rows(path), excluded) if path.name == "foil-it.json" else _released_foil(path))
+    pairs = list(
+        _valid(json_rows(path), excluded) if path.name == "foil-it.json" else _released_foil(path)
+    )
     release.check_count(f"pairs in {path}", len(pairs) + excluded.total(), FOIL_PAIRS[path.name])
     if held_out:
         records = read_records(release.require(KARPATHY_SOURCE, "dataset_coco.json"))
@@ -259,12 +311,22 @@ def foil(release: Files, one_per_image: bool = False, held_out: bool = False, se
             pairs_of_image.setdefault(pair.image, []).append(pair)
         generator = np.random.default_rng(seed)
         excluded["another pair of the image was drawn"] = len(pairs) - len(pairs_of_image)
-        pairs = [members[int(generator.integers(len(members)))] for members in pairs_of_image.values()]
+        pairs = [
+            members[int(generator.integers(len(members)))] for members in pairs_of_image.values()
+        ]
     release.check_count(f"judged pairs in {path}", len(pairs))
-    others = other_captions(release.folder / COCO_CAPTIONS, [(pair.image, pair.first) for pair in pairs], path)
-    references = {"1 reference": [texts[:1] for texts in others], "4 references": others} if others else {}
+    others = other_captions(
+        release.folder / COCO_CAPTIONS, [(pair.image, pair.first) for pair in pairs], path
+    )
+    references = (
+        {"1 reference": [texts[:1] for texts in others], "4 references": others} if others else {}
+    )
     photos = release.image_folder("val2014", "images")
-    return [caption_pairs("foil", pairs, photos, references, AGAINST_FOILS, dict(excluded), shown_kinds=False)]
+    return [
+        caption_pairs(
+            "foil", pairs, photos, references, AGAINST_FOILS, dict(excluded), shown_kinds=False
+        )
+    ]
 
 
 def _released_foil(path: Path) -> Iterator[Pair]:
@@ -272,7 +334,11 @@ def _released_foil(path: Path) -> Iterator[Pair]:
     true: dict[str, str] = {}
     wrong: list[tuple[str, str, str]] = []
     for row in json_rows(path, "annotations"):
-        annotation, image, caption = row.identifier("id"), row.identifier("image_id"), row.text("caption")
+        annotation, image, caption = (
+            row.identifier("id"),
+            row.identifier("image_id"),
+            row.text("caption"),
+        )
         if image not in names:
             raise row.refusal("image_id", "the id of one of the images")
         if not isinstance(row.values.get("foil"), bool):
@@ -283,7 +349,9 @@ def _released_foil(path: Path) -> Iterator[Pair]:
             true[annotation] = caption
     for annotation, image, caption in wrong:
         if annotation not in true:
-            raise DataError(f"{path}: the foil of annotation {annotation!r:.80} has no caption that it was made from")
+            raise DataError(
+                f"{path}: the foil of annotation {annotation!r:.80} has no caption that it was made from"
+            )
         yield Pair(names[image], true[annotation], caption)
 
 
@@ -299,15 +367,23 @@ def valse(release: Files) -> list[CaptionPairs]:
         rows += _valid(items, excluded, piece)
     release.check_count("judged pairs", len(rows))
     photos = release.image_folder("images")
-    return [caption_pairs("valse", rows, photos, {}, AGAINST_FOILS, dict(excluded), summary="kinds")]
+    return [
+        caption_pairs("valse", rows, photos, {}, AGAINST_FOILS, dict(excluded), summary="kinds")
+    ]
 
 
-def _valid(rows: Sequence[Row], excluded: Counter[str], category: str = "all pairs") -> Iterator[Pair]:
+def _valid(
+    rows: Sequence[Row], excluded: Counter[str], category: str = "all pairs"
+) -> Iterator[Pair]:
     """The pairs of a file of VALSE that people found valid; the others are counted."""
     for row in rows:
         votes = row.row("mturk").number("caption")
         # Published code reads the captions of plurals.json as lists of one.
-        caption = row.texts("caption")[0] if isinstance(row.values.get("caption"), list) else row.text("caption")
+        caption = (
+            row.texts("caption")[0]
+            if isinstance(row.values.get("caption"), list)
+            else row.text("caption")
+        )
         pair = Pair(row.text("image_file"), caption, row.text("foil"), category)
         if votes >= 2:
             yield pair
@@ -324,9 +400,12 @@ def sugarcrepe(release: Files) -> list[CaptionPairs]:
     rows = []
     for category, items in release.read_counted(SUGARCREPE_SOURCE, SUGARCREPE, "pairs"):
         rows += [
-            Pair(row.text("filename"), row.text("caption"), row.text("negative_caption"), category) for row in items
+            Pair(row.text("filename"), row.text("caption"), row.text("negative_caption"), category)
+            for row in items
         ]
-    others = other_captions(release.folder / COCO_VAL2017, [(row.image, row.first) for row in rows], release.folder)
+    others = other_captions(
+        release.folder / COCO_VAL2017, [(row.image, row.first) for row in rows], release.folder
+    )
     references = {"other captions": others} if others else {}
     photos = release.image_folder("val2017", "images")
     convention = "the caption scores higher than its hard negative; equal scores are wrong"
@@ -362,12 +441,23 @@ def aro(release: Files, by_relation: bool = False) -> list[CaptionPairs]:
             reason = "relations that the released evaluation leaves out"
         else:
             kinds = ["_".join(row.texts("attributes")) for row in items]
-            left_out = frozenset(category for category, count in Counter(kinds).items() if count < MIN_ATTRIBUTE_PAIRS)
+            left_out = frozenset(
+                category
+                for category, count in Counter(kinds).items()
+                if count < MIN_ATTRIBUTE_PAIRS
+            )
             reason = f"pairs of attributes that occur less than {MIN_ATTRIBUTE_PAIRS} times"
         rows, regions = [], []
         for category, row in zip(kinds, items, strict=True):
             if category not in left_out:
-                rows.append(Pair(row.text("image_path"), row.text("true_caption"), row.text("false_caption"), category))
+                rows.append(
+                    Pair(
+                        row.text("image_path"),
+                        row.text("true_caption"),
+                        row.text("false_caption"),
+                        category,
+                    )
+                )
                 left, top, width, height = (row.number(f"bbox_{axis}") for axis in "xywh")
                 box = left, top, left + width, top + height
                 regions.append(Region((photos or release.folder) / rows[-1].image, box))
@@ -375,7 +465,9 @@ def aro(release: Files, by_relation: bool = False) -> list[CaptionPairs]:
         convention = f"the true caption scores higher than the false one; equal scores are wrong; mean over {title}s"
         excluded = {reason: len(items) - len(rows)}
         images, how = regions if photos else None, {"shown_kinds": by_relation, "summary": "kinds"}
-        judgement_sets.append(caption_pairs(f"aro {title}", rows, images, {}, convention, excluded, **how))
+        judgement_sets.append(
+            caption_pairs(f"aro {title}", rows, images, {}, convention, excluded, **how)
+        )
     return judgement_sets
 
 
@@ -387,7 +479,9 @@ def sugarcrepe_pp(release: Files) -> list[CaptionGroups]:
     """
     captions, files, kinds = [], [], []
     for category, rows in release.read_counted(SUGARCREPE_PP_SOURCE, SUGARCREPE_PP, "triplets"):
-        captions += [row.text(key) for row in rows for key in ("caption", "caption2", "negative_caption")]
+        captions += [
+            row.text(key) for row in rows for key in ("caption", "caption2", "negative_caption")
+        ]
         files += [row.text("filename") for row in rows for _ in range(3)]
         kinds += [category] * len(rows)
     photos = image_files(release.image_folder("val2017", "images"), files)
@@ -396,7 +490,9 @@ def sugarcrepe_pp(release: Files) -> list[CaptionGroups]:
         "each with the negative, by the text encoder alone; equal scores are wrong"
     )
     figures = {"ITT": [(0, 2), (1, 2)]}, convention, {"TOT": [((0, 1), (0, 2)), ((0, 1), (1, 2))]}
-    return [CaptionGroups("sugarcrepe_pp", captions, files, photos, kinds, *figures, summary="kinds")]
+    return [
+        CaptionGroups("sugarcrepe_pp", captions, files, photos, kinds, *figures, summary="kinds")
+    ]
 
 
 def winoground(release: Files) -> list[CaptionGroups]:
@@ -439,7 +535,9 @@ def aro_order(release: Files, seed: int = 0) -> list[CaptionGroups]:
         path, name = release.folder / file, f"aro_order {file.split('_')[0]}"
         if not path.is_file():
             continue
-        rows = [(row.text("image"), text) for row in json_rows(path) for text in row.captions("caption")]
+        rows = [
+            (row.text("image"), text) for row in json_rows(path) for text in row.captions("caption")
+        ]
         release.check_count(f"captions in {path}", len(rows), published)
         captions = []
         for number, (_, text) in enumerate(rows):
@@ -447,10 +545,14 @@ def aro_order(release: Files, seed: int = 0) -> list[CaptionGroups]:
             shuffled = [EDITS[edit](words, {}, generator) or text for edit in ORDER_EDITS]
             captions += [_as_released(caption) for caption in (text, *shuffled)]
             if not captions[-5]:
-                raise DataError(f"{path}: the caption {text!r:.80} of {rows[number][0]!r:.80} has no words")
+                raise DataError(
+                    f"{path}: the caption {text!r:.80} of {rows[number][0]!r:.80} has no words"
+                )
         names = [image for image, _ in rows for _ in range(5)]
         photos = image_files(
-            release.images or (release.folder if (release.folder / rows[0][0]).parent.is_dir() else None), names
+            release.images
+            or (release.folder if (release.folder / rows[0][0]).parent.is_dir() else None),
+            names,
         )
         above = {"precision at 1": [(0, other) for other in range(1, 5)]}
         convention = f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores are right"

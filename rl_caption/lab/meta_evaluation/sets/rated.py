@@ -42,16 +42,29 @@ AMT = (
 )
 COMPOSITE = {
     "8k": (997, FLICKR8K_TOKENS, "the captions of Flickr8k (Flickr8k_text.zip)"),
-    "30k": (991, "results_20130124.token", "the captions of Flickr30k (flickr30k.tar.gz, University of Illinois)"),
-    "coco": (2007, COCO_CAPTIONS, "the COCO annotations (annotations_trainval2014.zip, cocodataset.org)"),
+    "30k": (
+        991,
+        "results_20130124.token",
+        "the captions of Flickr30k (flickr30k.tar.gz, University of Illinois)",
+    ),
+    "coco": (
+        2007,
+        COCO_CAPTIONS,
+        "the COCO annotations (annotations_trainval2014.zip, cocodataset.org)",
+    ),
 }
 """Part -> published number of images, file of references, where that is from."""
-COMPOSITE_IMAGES = {"8k": ("Flickr8k_Dataset", "Flicker8k_Dataset"), "30k": ("flickr30k-images", "flickr30k_images")}
+COMPOSITE_IMAGES = {
+    "8k": ("Flickr8k_Dataset", "Flicker8k_Dataset"),
+    "30k": ("flickr30k-images", "flickr30k_images"),
+}
 TRAIN_REFERENCES = "captions_train2014.json"
 """Read, too, where it is there: captions of COCO's training images."""
 COCO = f"{COCO_CAPTIONS} and val2014 from https://cocodataset.org/"
 THUMB = f"mscoco/mscoco_THumB-1.0.jsonl of https://github.com/jungokasai/THumB; {COCO}"
-CXC = f"the folder data of https://github.com/google-research-datasets/Crisscrossed-Captions; {COCO}"
+CXC = (
+    f"the folder data of https://github.com/google-research-datasets/Crisscrossed-Captions; {COCO}"
+)
 ICC_CAPTIONS = "https://github.com/moranyanuka/icc, the captions that people rated"
 BRYSBAERT = "Concreteness_ratings_Brysbaert_et_al_BRM.txt of Brysbaert et al. 2014, http://crr.ugent.be/archives/1330"
 
@@ -70,10 +83,20 @@ def flickr8k_expert(release: Files) -> list[RatedCaptions]:
     convention = "each of the three experts' ratings of a caption is a judgement; 5 references"
     excluded = {OWN_REFERENCE: len(rows) - len(kept)}
     if not isinstance(photos, Path | None):
-        photos = [photo for photo, row in zip(photos, rows, strict=True) if row.caption not in (row.references or ())]
+        photos = [
+            photo
+            for photo, row in zip(photos, rows, strict=True)
+            if row.caption not in (row.references or ())
+        ]
     return [
         rated_captions(
-            release.name, kept, photos, "tau_c", convention, excluded, benchmark=benchmark_of(release, release.name)
+            release.name,
+            kept,
+            photos,
+            "tau_c",
+            convention,
+            excluded,
+            benchmark=benchmark_of(release, release.name),
         )
     ]
 
@@ -91,7 +114,14 @@ def flickr8k_crowdflower(release: Files) -> list[RatedCaptions]:
     rows = _without_judged(rows, path, complete=5)
     convention = "the rating is the share of people who said yes; judged captions are not among the references"
     return [
-        rated_captions(release.name, rows, photos, "tau_b", convention, benchmark=benchmark_of(release, release.name))
+        rated_captions(
+            release.name,
+            rows,
+            photos,
+            "tau_b",
+            convention,
+            benchmark=benchmark_of(release, release.name),
+        )
     ]
 
 
@@ -106,7 +136,9 @@ def _flickr8k(
         return rows, stored[0], images
     path = release.require(FLICKR8K, *files)
     if path.suffix == ".json":
-        rows = [row._replace(image=Path(row.image).name, group=None) for row in _flickr8k_json(path)]
+        rows = [
+            row._replace(image=Path(row.image).name, group=None) for row in _flickr8k_json(path)
+        ]
     else:
         rows, tokens = [], release.require(FLICKR8K, FLICKR8K_TOKENS)
         captions, references = _read_tokens(tokens)
@@ -116,7 +148,9 @@ def _flickr8k(
                 if row.values[key] not in entries:
                     raise row.refusal(key, f"one of {tokens.name}")
             image, caption = row.values["image"], captions[row.values["caption"]]
-            rows += [Rating(image, caption, row.number(column), references[image]) for column in rated]
+            rows += [
+                Rating(image, caption, row.number(column), references[image]) for column in rated
+            ]
     return rows, path, release.image_folder(*FLICKR8K_IMAGES)
 
 
@@ -146,7 +180,9 @@ def _without_judged(rows: Sequence[Rating], path: Path, complete: int = 1) -> li
             others[row.image].remove(row.caption)
     bare = [image for image, texts in others.items() if not texts]
     if bare:
-        raise DataError(f"{path}: all references of {len(bare)} images are judged, such as {bare[0]!r:.80}")
+        raise DataError(
+            f"{path}: all references of {len(bare)} images are judged, such as {bare[0]!r:.80}"
+        )
     return [row._replace(references=others[row.image]) for row in rows]
 
 
@@ -165,7 +201,9 @@ def composite(
     those of Flickr8k, Flickr30k or COCO alone.
     """
     stored = hub_files(release, "test")
-    if stored and not any((release.folder / f"{source_set}_{aspect}.csv").is_file() for source_set in COMPOSITE):
+    if stored and not any(
+        (release.folder / f"{source_set}_{aspect}.csv").is_file() for source_set in COMPOSITE
+    ):
         if (aspect, photos) != ("correctness", "all"):
             raise DataError(
                 f"{release.name}: {stored[0]} has the correctness of all photos: leave out aspect and photos"
@@ -174,7 +212,14 @@ def composite(
         release.check_count("judgements", len(rows))
         convention = "each row of split test is a judgement"
         return [
-            rated_captions("composite", rows, images, "tau_c", convention, benchmark=benchmark_of(release, "composite"))
+            rated_captions(
+                "composite",
+                rows,
+                images,
+                "tau_c",
+                convention,
+                benchmark=benchmark_of(release, "composite"),
+            )
         ]
     rows = []
     files: list[Path] = []
@@ -186,13 +231,17 @@ def composite(
             continue
         path = release.require(AMT, f"{source_set}_{aspect}.csv")
         judgements = list(_turk_judgements(path, skipped))
-        release.check_count(f"images in {path}", len({image for image, _, _ in judgements}), published)
+        release.check_count(
+            f"images in {path}", len({image for image, _, _ in judgements}), published
+        )
         references_of_image = _composite_references(release.require(source, file), source_set)
         for image, caption, rating in judgements:
             references = references_of_image.get(coco_id(image) if source_set == "coco" else image)
             if references is None:
                 more = f" (of training images: {TRAIN_REFERENCES})" if source_set == "coco" else ""
-                raise DataError(f"{path} judges captions of {image!r:.80}, of which {file} has none{more}")
+                raise DataError(
+                    f"{path} judges captions of {image!r:.80}, of which {file} has none{more}"
+                )
             rows.append(Rating(image, caption, rating, references))
             coco_folder = re.search(r"COCO_(\w+)_\d+\.\w+$", image)  # COCO_val2014_...
             names = COMPOSITE_IMAGES.get(source_set, coco_folder.groups() if coco_folder else ())
@@ -203,8 +252,14 @@ def composite(
     convention = "each rated caption is a judgement; judged captions are not among the references"
     rows = _without_judged(rows, release.folder)
     name = "composite" if photos == "all" else f"composite {photos}"
-    benchmark = benchmark_of(release, "composite") if (aspect, photos) == ("correctness", "all") else None
-    return [rated_captions(name, rows, all_files, "tau_c", convention, dict(skipped), benchmark=benchmark)]
+    benchmark = (
+        benchmark_of(release, "composite") if (aspect, photos) == ("correctness", "all") else None
+    )
+    return [
+        rated_captions(
+            name, rows, all_files, "tau_c", convention, dict(skipped), benchmark=benchmark
+        )
+    ]
 
 
 def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:
@@ -216,7 +271,10 @@ def _turk_judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, s
             skipped["rows without an image"] += 1
             continue
         for column in (column for column in row.values if re.fullmatch(r"Input\.text\d+", column)):
-            answer, caption = column.replace("Input.text", "Answer.Q") + "Answer", single_spaced(row.values[column])
+            answer, caption = (
+                column.replace("Input.text", "Answer.Q") + "Answer",
+                single_spaced(row.values[column]),
+            )
             if caption and row.values.get(answer, "").strip().isdigit():
                 yield url.rsplit("/", 1)[-1], caption, row.number(answer)
             else:
@@ -235,7 +293,9 @@ def _composite_references(path: Path, source_set: str) -> dict[str, list[str]]:
     }
 
 
-def thumb(release: Files, aspect: Literal["total", "precision", "recall"] = "total") -> list[RatedCaptions]:
+def thumb(
+    release: Files, aspect: Literal["total", "precision", "recall"] = "total"
+) -> list[RatedCaptions]:
     """Read ``mscoco_THumB-1.0.jsonl``: two sets, without and with the captions by people.
 
     THumB 1.0 (Kasai et al., NAACL 2022): captions of COCO's test images by four systems and by a person; ``P`` and
@@ -248,17 +308,25 @@ def thumb(release: Files, aspect: Literal["total", "precision", "recall"] = "tot
     lines = json_lines(path)
     release.check_count(f"judgements in {path}", len(lines), 2_500)
     is_human = [row.text("SYS") == "Human" for row in lines]
-    rows = [Rating(row.text("image"), row.text("hyp"), row.number(aspects[aspect])) for row in lines]
+    rows = [
+        Rating(row.text("image"), row.text("hyp"), row.number(aspects[aspect])) for row in lines
+    ]
     by_people = {row.image: row.caption for row, human in zip(rows, is_human, strict=True) if human}
     judged = [(row.image, by_people.get(row.image, "")) for row in rows]
     if others := other_captions(release.folder / COCO_CAPTIONS, judged, path):
-        rows = [row._replace(references=references) for row, references in zip(rows, others, strict=True)]
+        rows = [
+            row._replace(references=references)
+            for row, references in zip(rows, others, strict=True)
+        ]
     by_systems = [row for row, human in zip(rows, is_human, strict=True) if not human]
     release.check_count(f"captions by systems in {path}", len(by_systems))
     convention = "each caption is a judgement; references are the image's captions less the judged one by a person"
     return [
         rated_captions(f"thumb {aspect}, {title}", ratings, photos, "pearson", convention)
-        for title, ratings in (("without captions by people", by_systems), ("with captions by people", rows))
+        for title, ratings in (
+            ("without captions by people", by_systems),
+            ("with captions by people", rows),
+        )
     ]
 
 
@@ -272,20 +340,22 @@ def cxc(release: Files, split: Literal["val", "test"] = "test") -> list[RatedCap
     path = release.require(CXC, f"sits_{split}.csv", f"data/sits_{split}.csv")
     file = release.require(CXC, COCO_CAPTIONS)
     references = coco_references(file)
-    caption_of = {sentence: caption for texts in references.values() for sentence, caption in texts.items()}
+    caption_of = {
+        sentence: caption for texts in references.values() for sentence, caption in texts.items()
+    }
     rows = []
     for row in table_rows(path, ["caption", "image", "agg_score"]):
         sentence, image = row.values["caption"].rpartition(":")[2], row.text("image")
         if sentence not in caption_of:
             raise row.refusal("caption", f"a caption of {file.name}")
-        others = [text for key, text in references.get(coco_id(image), {}).items() if key != sentence]
+        others = [
+            text for key, text in references.get(coco_id(image), {}).items() if key != sentence
+        ]
         if not others:
             raise row.refusal("image", f"an image of which {file.name} has another caption")
         rows.append(Rating(image, caption_of[sentence], row.number("agg_score"), others))
     release.check_count(f"ratings in {path}", len(rows))
-    convention = (
-        "each pair of caption and image is a judgement; references are the image's captions less the judged one"
-    )
+    convention = "each pair of caption and image is a judgement; references are the image's captions less the judged one"
     photos = release.image_folder("val2014", "images")
     return [rated_captions(f"cxc {split}", rows, photos, "spearman", convention)]
 
@@ -307,14 +377,22 @@ def ratings(release: Files, within_images: bool = True) -> list[RatedCaptions]:
     if path.is_dir():
         files = sorted(file for file in path.glob("*.jsonl") if not file.name.startswith("."))
         if len(files) != 1:
-            raise DataError(f"{str(path)!r} has {len(files)} .jsonl files: expected one, or the file itself")
+            raise DataError(
+                f"{str(path)!r} has {len(files)} .jsonl files: expected one, or the file itself"
+            )
         path = files[0]
     rows = _flickr8k_json(path) if path.suffix == ".json" else _rating_lines(path)
     if not rows:
-        raise DataError(f"{path} has no ratings: expected JSON lines with 'image', 'caption' and 'rating'")
+        raise DataError(
+            f"{path} has no ratings: expected JSON lines with 'image', 'caption' and 'rating'"
+        )
     folder = release.images or path.parent
     photos = folder if os.path.isfile(folder / rows[0].image) else None
-    return [rated_captions(path.stem, rows, photos, None, "each line is a judgement", within_images=within_images)]
+    return [
+        rated_captions(
+            path.stem, rows, photos, None, "each line is a judgement", within_images=within_images
+        )
+    ]
 
 
 def _rating_lines(path: Path) -> list[Rating]:
@@ -322,7 +400,9 @@ def _rating_lines(path: Path) -> list[Rating]:
     have = any("references" in row.values for row in rows)
     for row in rows:
         if have and "references" not in row.values:
-            raise DataError(f"{row.where} has no 'references', other rows have: expected them in all or in none")
+            raise DataError(
+                f"{row.where} has no 'references', other rows have: expected them in all or in none"
+            )
         references = row.texts("references") if have else None
         image, group = row.text("image"), row.identifier("group") if "group" in row.values else None
         ratings.append(Rating(image, row.text("caption"), row.number("rating"), references, group))
@@ -337,11 +417,17 @@ def _flickr8k_json(path: Path) -> list[Rating]:
         for row in item.rows("human_judgement"):
             value = row.values.get("rating")
             if not (isinstance(value, float) and math.isnan(value)):
-                ratings.append(Rating(image, row.caption("caption"), row.number("rating"), references, image_id))
+                ratings.append(
+                    Rating(
+                        image, row.caption("caption"), row.number("rating"), references, image_id
+                    )
+                )
     return ratings
 
 
-def icc_captions(release: Files, first: Annotated[int, Range(min=2, max=10**6)] | None = None) -> list[RatedCaptions]:
+def icc_captions(
+    release: Files, first: Annotated[int, Range(min=2, max=10**6)] | None = None
+) -> list[RatedCaptions]:
     """Read ``caption_concreteness_annotations.csv``: captions of LAION that people rated 0 to 3 (docs/icc.md).
 
     Yanuka et al., "ICC", Findings of ACL 2024. ``first`` takes the first so many rows: the first 200 of the 500 give
@@ -351,11 +437,17 @@ def icc_captions(release: Files, first: Annotated[int, Range(min=2, max=10**6)] 
     rows = list(table_rows(path, ["caption", "concreteness_annotation", "icc_score"]))
     release.check_count(f"captions in {path}", len(rows), 500)
     if first is not None and not 2 <= first <= len(rows):
-        raise DataError(f"icc_captions: first is {first}: expected 2 to {len(rows)}, the captions in {path}")
+        raise DataError(
+            f"icc_captions: first is {first}: expected 2 to {len(rows)}, the captions in {path}"
+        )
     rows, name = rows[:first], "icc_captions" + (f", first {first}" if first else "")
     released = {"ICC (released scores)": [row.number("icc_score") for row in rows]}
     convention = "each caption is a judgement; there is no image"
-    return [_texts_alone(name, rows, "caption", "concreteness_annotation", convention, released=released)]
+    return [
+        _texts_alone(
+            name, rows, "caption", "concreteness_annotation", convention, released=released
+        )
+    ]
 
 
 def icc_words(release: Files, part_of_speech: str | None = "Noun") -> list[RatedCaptions]:
@@ -371,12 +463,21 @@ def icc_words(release: Files, part_of_speech: str | None = "Noun") -> list[Rated
     release.check_count(f"words in {path}", len(rows), 39_954)
     chosen = [row for row in rows if part_of_speech in (None, row.values["Dom_Pos"])]
     release.check_count(f"words with Dom_Pos {part_of_speech!r} in {path}", len(chosen))
-    excluded = {} if part_of_speech is None else {f"Dom_Pos is not {part_of_speech}": len(rows) - len(chosen)}
+    excluded = (
+        {}
+        if part_of_speech is None
+        else {f"Dom_Pos is not {part_of_speech}": len(rows) - len(chosen)}
+    )
     name = "icc_words" + (f", {part_of_speech}" if part_of_speech else "")
     convention = "each word is a judgement, its mean rating; there is no image"
     return [_texts_alone(name, chosen, "Word", "Conc.M", convention, excluded)]
 
 
-def _texts_alone(name: str, rows: Sequence[Row], caption: str, rating: str, *args: Any, **kwargs: Any) -> RatedCaptions:
-    judged = [Rating(str(number), row.caption(caption), row.number(rating), None) for number, row in enumerate(rows)]
+def _texts_alone(
+    name: str, rows: Sequence[Row], caption: str, rating: str, *args: Any, **kwargs: Any
+) -> RatedCaptions:
+    judged = [
+        Rating(str(number), row.caption(caption), row.number(rating), None)
+        for number, row in enumerate(rows)
+    ]
     return rated_captions(name, judged, None, "pearson", *args, text_alone=True, **kwargs)

@@ -35,7 +35,11 @@ _VIDEOS = (".mp4", ".webm", ".mkv", ".avi", ".gif")
 _ARRAYS = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
-    *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+    *(
+        (f"numpy.{core}.multiarray", name)
+        for core in ("core", "_core")
+        for name in ("_reconstruct", "scalar")
+    ),
     *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
     ("_codecs", "encode"),
 }
@@ -43,7 +47,15 @@ _ARRAYS = {
 
 
 _DAMAGED = (
-    *(pickle.UnpicklingError, EOFError, OSError, ValueError, TypeError, AttributeError, LookupError),
+    *(
+        pickle.UnpicklingError,
+        EOFError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+    ),
     *(ImportError, MemoryError, OverflowError, RecursionError),
 )
 """What reading a damaged pickle raises."""
@@ -58,7 +70,9 @@ class _Arrays(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def vatex_eval(release: Files, references: int | None = None, num_frames: int = 10) -> list[RatedCaptions]:
+def vatex_eval(
+    release: Files, references: int | None = None, num_frames: int = 10
+) -> list[RatedCaptions]:
     """Read ``candidates_list.pkl``, ``gts_list.pkl``, ``human_scores.pkl`` and ``video_ids.pkl`` of EMScore's release.
 
     Shi et al., CVPR 2022: 6 captions of each of 3,000 videos of VATEX, which 3 people rated from 1 to 5. Papers print
@@ -86,8 +100,12 @@ def vatex_eval(release: Files, references: int | None = None, num_frames: int = 
     if references is None:
         references = most
     if not 1 <= references <= most:
-        raise DataError(f"references is {references}: expected 1 to {most}, the number of those in the files")
-    videos = _videos(release.image_folder("videos", "images"), [str(video) for video in ids], num_frames)
+        raise DataError(
+            f"references is {references}: expected 1 to {most}, the number of those in the files"
+        )
+    videos = _videos(
+        release.image_folder("videos", "images"), [str(video) for video in ids], num_frames
+    )
     ratings = [[row.number(f"rating {rater + 1}") for row in rows] for rater in range(RATERS)]
     captions, names = [row.caption("caption") for row in rows], [row.text("id") for row in rows]
     references_of_rows = [row.captions("references")[:references] for row in rows]
@@ -128,7 +146,10 @@ def activitynet_foil(
     true_results, wrong = right.row("results"), foiled.row("results")
     release.check_count("videos", len(true_results.values), 1900)
     for video in true_results.values:
-        true, false = ([row.caption("sentence") for row in results.rows(video)] for results in (true_results, wrong))
+        true, false = (
+            [row.caption("sentence") for row in results.rows(video)]
+            for results in (true_results, wrong)
+        )
         times, length = _times(first.row(video))
         if not len(true) == len(false) <= len(times):
             raise DataError(
@@ -148,7 +169,9 @@ def activitynet_foil(
     scores = "mean over its sentences" if by == "paragraph" else "score"
     convention = f"the {by} has a higher {scores} than its foil; equal ones are wrong"
     options = {"shown_kinds": False, "by_image": by == "paragraph"}
-    return [caption_pairs(release.name, pairs, videos, further, convention, dict(excluded), **options)]
+    return [
+        caption_pairs(release.name, pairs, videos, further, convention, dict(excluded), **options)
+    ]
 
 
 def _load_pickle(path: Path) -> Any:
@@ -159,13 +182,20 @@ def _load_pickle(path: Path) -> Any:
         raise DataError(f"{path} cannot be read as a pickled array: {error}") from error
     if isinstance(array, np.ndarray) and array.dtype.kind == "U":
         largest = np.frombuffer(array.tobytes(), array.dtype.byteorder + "u4").max(initial=0)
-        if largest > sys.maxunicode:  # NumPy does not check it, and Python's methods on such a text crash
-            raise DataError(f"{path} has a text with the code point {largest:#x}: expected at most {sys.maxunicode:#x}")
+        if (
+            largest > sys.maxunicode
+        ):  # NumPy does not check it, and Python's methods on such a text crash
+            raise DataError(
+                f"{path} has a text with the code point {largest:#x}: expected at most {sys.maxunicode:#x}"
+            )
     return array
 
 
 def _videos(
-    folder: Path | None, ids: Sequence[str], num_frames: int, spans: Sequence[tuple[float, float]] | None = None
+    folder: Path | None,
+    ids: Sequence[str],
+    num_frames: int,
+    spans: Sequence[tuple[float, float]] | None = None,
 ) -> list[Frames] | None:
     """Frames of each row's video, or of a part of it; rows of one part have one object."""
     if folder is None:

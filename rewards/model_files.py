@@ -288,7 +288,7 @@ def check_types(file: Path) -> None:
         naming(f"{file} is damaged", (SafetensorError,)),
         safe_open(file, framework="pt") as stored,
     ):
-        dtypes = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}
+        dtypes = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
     for name, dtype in dtypes.items():
         if not dtype.startswith(("F", "BF")) and not re.search(INTEGER_BUFFERS, name):
             raise ValueError(

@@ -398,7 +398,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
 
     config_class = CaptionTransformerConfig
     base_model_prefix = ""
-    _tied_weights_keys = {"lm_head.weight": "token_embedding.weight"}
+    _tied_weights_keys = {"lm_head.weight": "token_embedding.weight"}  # noqa: RUF012
     _supports_sdpa = True
 
     def __init__(self, config: CaptionTransformerConfig) -> None:

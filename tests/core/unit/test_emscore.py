@@ -86,7 +86,7 @@ def test_scores_by_hand(backbone: FrozenEncoder, idf: list[str] | None) -> None:
     if idf is not None:
         every = [open_clip.tokenize([text])[0] for text in idf]
         table = token_idf([ids[: int(ids.argmax()) + 1].tolist() for ids in every])
-        weights = lambda token: table.get(token, math.log(4))
+        weights = lambda token: table.get(token, math.log(4))  # noqa: E731
     columns = {"image": [VIDEO, VIDEO[::-1]]}
     scores = {
         parts: EmScore(backbone, parts=parts, idf_captions=idf)(None, TEXTS, **columns)

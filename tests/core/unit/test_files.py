@@ -69,7 +69,7 @@ def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(
 def test_whatever_ends_the_writing_the_temporary_goes(
     tmp_path: Path, kind: type[BaseException]
 ) -> None:
-    with pytest.raises(kind), atomic_write(tmp_path / "new" / "a.txt") as file:
+    with pytest.raises(kind), atomic_write(tmp_path / "new" / "a.txt") as file:  # noqa: PT012
         file.write(b"half")
         assert len(names(tmp_path / "new")) == 1
         raise kind

@@ -446,7 +446,7 @@ def test_an_endpoint_that_is_slow_ends_in_time(
     with endpoint(lambda _: (429, {}, {"Retry-After": 60})) as options:
         ask(options | {"attempts": 99, "time_limit": 0.3}, "time_limit.*429")
     monkeypatch.setattr("rewards.language.chooser.SAVED_TOGETHER", 1)
-    slow = lambda _: (200, listing(A=1.0, B=time.sleep(0.4) or 1e-9))
+    slow = lambda _: (200, listing(A=1.0, B=time.sleep(0.4) or 1e-9))  # noqa: E731
     with endpoint(slow) as options:  # with a cache the limit is that of all questions, too
         ask(options | {"time_limit": 1.0}, "time_limit", cache_dir=tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database:

@@ -406,7 +406,7 @@ def test_a_term_with_the_name_of_another_log_key_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("failure", "line"),
     [
-        (lambda completions: open("/nowhere/file"), "open("),
+        (lambda completions: open("/nowhere/file"), "open("),  # noqa: SIM115
         (lambda completions: completions[7], "completions[7]"),
         (lambda completions: sys.exit(0), "sys.exit"),
         (lambda completions: torch.zeros(2) + torch.zeros(3), "torch.zeros"),

@@ -34,7 +34,7 @@ from rl_caption.runtime.options import (
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
 NEED_TWO_SAMPLES = frozenset(
-    {"leave_one_out", "group_norm"} | (set(OBJECTIVES) - {"reinforce", "ppo_clip"})
+    {"leave_one_out", "mean", "group_norm"} | (set(OBJECTIVES) - {"reinforce", "ppo_clip"})
 )
 """Advantages and objectives that compare samples of an image."""
 

@@ -417,9 +417,9 @@ def check_space(folder: str | Path, needed: float, dtype: str) -> None:
         )
 
 
-def write_json(path: str | Path, content: Any) -> None:
-    """Write JSON atomically (see ``write_text``). Raises ``ValueError`` for NaN and infinity."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+def write_json(path: str | Path, content: Any, allow_nan: bool = False) -> None:
+    """Write JSON atomically (see ``write_text``). Raises ``ValueError`` for NaN and infinity unless ``allow_nan``."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=allow_nan) + "\n")
 
 
 def write_json_lines(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:

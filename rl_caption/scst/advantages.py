@@ -41,7 +41,9 @@ def leave_one_out(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tens
 
 
 def mean(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """r_k - mean of all K, itself included (Cornia et al. 2020, eq. 8)."""
+    """r_k - mean of all K, itself included (Cornia et al. 2020, eq. 8). With K = 1 it would be 0: needs K >= 2."""
+    if rewards.shape[1] < 2:
+        raise ValueError("advantage 'mean' needs num_samples of at least 2")
     return _centre(rewards).to(rewards.dtype)
 
 

@@ -138,13 +138,14 @@ class PpoClip(Reinforce):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """See ``Reinforce``. Logs how far the policy went from the one that sampled, over tokens: ``policy/ratio``,
         ``policy/clip_fraction``, ``policy/approx_kl``."""
-        ratio = (logprobs - old_logprobs).exp()
+        log_ratio = logprobs - old_logprobs
+        ratio = log_ratio.exp()
         surrogate, clipped = (
             ratio * weights,
             ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * weights,
         )
         return -torch.minimum(surrogate, clipped).sum(), {
-            "policy/ratio": ratio.detach(),
+            "policy/ratio": log_ratio.detach().double().exp(),
             "policy/clip_fraction": clipped < surrogate,
             "policy/approx_kl": kl_to_reference(
                 old_logprobs, logprobs.detach()
@@ -321,10 +322,11 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """KL(policy || reference) of each token on the policy's own samples, in nats: the k3 estimator, unbiased and never
     negative (Schulman 2020, "Approximating KL divergence"): exp(d) - d - 1, d = log ref - log policy.
 
-    For logs; as a loss its gradient is that of another divergence.
+    For logs; as a loss its gradient is that of another divergence. In float64: after a far update d is above 88, where
+    exp overflows float32, and near 0 the terms cancel.
     """
-    difference = reference_logprobs - logprobs
-    return difference.exp() - difference - 1
+    difference = (reference_logprobs - logprobs).double()
+    return difference.expm1() - difference
 
 
 def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Rollouts: K sampled captions of each image, and the greedy one where the baseline needs it; their rewards."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.tokens import caption_mask
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.loader import row_generator
-from rl_caption.runtime.engines import Averages
+from rl_caption.runtime.engines import Averages, dropout_off
 from rl_caption.runtime.types import CaptionBatch, Rollout, Scores
 
 
@@ -81,6 +82,27 @@ def sample_captions(
         greedy_finished=finished[:, samples] if rows > samples else None,
         temperature=decoding.temperature,
     )
+
+
+@torch.no_grad()
+def with_greedy_captions(
+    captioner: Captioner,
+    policy: nn.Module,
+    batch: CaptionBatch,
+    decoding: Decoding,
+    rollout: Rollout,
+) -> Rollout:
+    """``rollout`` with the greedy caption of each image, decoded without dropout.
+
+    So does self-critical.pytorch decode its baseline, while dropout stays on for the samples. ``batch`` has images,
+    not the states that dropout changed.
+    """
+    greedy = replace(decoding, num_samples=0, temperature=1.0)
+    with dropout_off(policy):
+        inputs = captioner.image_states(policy, batch.inputs)
+        token_ids = captioner.generate(policy, inputs, greedy)[:, 0]
+    finished = (token_ids == captioner.eos_token_id).any(-1)
+    return replace(rollout, greedy_texts=captioner.decode(token_ids), greedy_finished=finished)
 
 
 def term_scores(

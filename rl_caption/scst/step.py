@@ -32,7 +32,12 @@ from rl_caption.scst.objectives import (
     sum_and_count,
     token_logprobs_and_entropy,
 )
-from rl_caption.scst.rollout import log_rollout, sample_captions, score_rollouts
+from rl_caption.scst.rollout import (
+    log_rollout,
+    sample_captions,
+    score_rollouts,
+    with_greedy_captions,
+)
 from rl_caption.scst.schedules import AdaptiveKl, Points, factor_at, scheduled_weights
 
 
@@ -158,14 +163,22 @@ class SelfCriticalTask:
                     encoded.append(
                         replace(batch, inputs=self.captioner.image_states(policy, batch.inputs))
                     )
-            for batch in encoded:
+            for batch, states in zip(batches, encoded, strict=True):
                 with autocast(self.accelerator):
-                    rollouts.append(
-                        sample_captions(
-                            self.captioner, policy, batch, decoding, self.seed, step, self.generate
-                        )
-                    )
+                    rollouts.append(self._sample_batch(batch, states, decoding, step))
         return encoded, rollouts
+
+    def _sample_batch(
+        self, batch: CaptionBatch, encoded: CaptionBatch, decoding: Decoding, step: int
+    ) -> Rollout:
+        """Sample the captions of a micro-batch; with dropout, the greedy ones are decoded apart, without it."""
+        captioner, policy = self.captioner, self.captioner.policy
+        apart = self.dropout and decoding.with_greedy
+        drawn = replace(decoding, with_greedy=False) if apart else decoding
+        rollout = sample_captions(captioner, policy, encoded, drawn, self.seed, step, self.generate)
+        if not apart:
+            return rollout
+        return with_greedy_captions(captioner, policy, batch, decoding, rollout)
 
     def _apply_schedules(self, step: int, log: Averages) -> tuple[MixedReward, Decoding]:
         """The reward and the decoding options of ``step``; also sets ``objective`` to that of the step."""

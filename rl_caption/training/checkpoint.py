@@ -84,7 +84,8 @@ def save_checkpoint(
             )  # random states
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            write_json(partial / STATE, asdict(state))
+            # It keeps logged values, and a log may hold an infinite one.
+            write_json(partial / STATE, asdict(state), allow_nan=True)
             replace_folder(partial, final)
             prune(folder, keep, final)
         accelerator.wait_for_everyone()

@@ -195,7 +195,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
     """Write ``result.json``: the run is complete."""
-    write_json(folder / RESULT, result)
+    write_json(folder / RESULT, result, allow_nan=True)
 
 
 def remove_result(folder: Path) -> None:

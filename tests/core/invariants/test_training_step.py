@@ -477,6 +477,24 @@ def test_dropout_is_off_in_self_critical_training_unless_asked_for_and_on_in_cro
         assert captioner.policy.training, "the model is put back into training mode"
 
 
+@pytest.mark.parametrize("size", [4, 2])
+def test_with_dropout_the_greedy_baseline_is_decoded_without_it(size):
+    captioner = tiny_captioner(dropout=0.5)
+    batches = batches_of(captioner, 4, size)
+    plain, noisy = (
+        scst_task(captioner, advantage="greedy", dropout=dropout) for dropout in (False, True)
+    )
+    for task in (plain, noisy):
+        gradient(captioner, task, batches)
+    assert [record["greedy"] for record in noisy.samples] == [
+        record["greedy"] for record in plain.samples
+    ]
+    assert [record["samples"] for record in noisy.samples] != [
+        record["samples"] for record in plain.samples
+    ]
+    assert captioner.policy.training
+
+
 def test_kl_to_the_starting_policy_is_0_at_the_start_and_so_is_its_gradient(captioner, batches):
     start = tiny_captioner().policy.requires_grad_(False)
     plain = gradient(captioner, scst_task(captioner), batches)

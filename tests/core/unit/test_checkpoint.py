@@ -1,6 +1,7 @@
 """Checkpoints: atomic, pruned, verified, and never a way to run code."""
 
 import json
+import math
 import os
 import pickle
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from rl_caption.data.plain_files import read_json
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.checkpoint import (
     CheckpointError,
@@ -28,6 +30,7 @@ from rl_caption.training.checkpoint import (
     save_or_discard,
     seal,
 )
+from rl_caption.training.run_folder import write_result
 
 
 def training(seed: int = 0) -> tuple[Accelerator, torch.nn.Module]:
@@ -64,6 +67,14 @@ def test_model_optimizer_counters_and_random_states_come_back(tmp_path: Path) ->
     assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
     assert torch.equal(torch.rand(3), drawn[0])
     assert np.array_equal(np.random.rand(3), drawn[1])
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_a_logged_value_that_is_infinite_is_saved_and_read(tmp_path: Path, value: float) -> None:
+    notes = {"hacking": {"start": {"policy": {"kl": value}}}}
+    assert read_state(saved(tmp_path, notes=notes, best_metric=value)).notes == notes
+    write_result(tmp_path, {"notes": notes})
+    assert read_json(tmp_path / "result.json", ValueError) == {"notes": notes}
 
 
 def test_a_step_saved_again_is_replaced_and_counters_that_are_not_those_of_a_run_are_refused(

@@ -378,6 +378,11 @@ def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) ->
             ("train.decay_every", "decay_epochs"),
         ),
         (ScstConfig, "rollout: {num_samples: 1}", ("rollout.num_samples is 1", "leave_one_out")),
+        (
+            ScstConfig,
+            "{rollout: {num_samples: 1}, train: {advantage: mean}}",
+            ("rollout.num_samples is 1", "mean"),
+        ),
         (JudgeSetConfig, "{set: scenes, scenes: {data: {path: x}}}", ("scenes.data.path",)),
     ],
 )

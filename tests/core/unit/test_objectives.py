@@ -103,6 +103,19 @@ def test_k3_and_the_gradient_of_k2_are_unbiased():
     ) == (None,)
 
 
+def test_what_is_logged_of_a_far_or_near_policy_is_finite_and_exact():
+    """exp overflows float32 above 88 nats; near 0 the terms of k3 cancel."""
+    policy = torch.tensor([-200.0, -1.0])
+    found = kl_to_reference(policy, torch.tensor([-1.0, -1.0 + 2**-13]))
+    assert found.tolist() == pytest.approx([math.exp(199) - 200, 2**-27], rel=1e-4)
+    mask, advantages = torch.ones(1, 1, 2, dtype=torch.bool), torch.ones(1, 1)
+    now, before = -torch.ones(1, 1, 2), torch.tensor([[[-401.0, -1.0]]])
+    total, _, metrics = PpoClip()(now, before, None, mask, Scores(advantages, None), advantages)
+    assert total == pytest.approx(-2.2), "the first ratio is clipped, the other is 1"
+    assert float(metrics["policy/ratio"][0]) == pytest.approx(math.exp(400), rel=1e-6)
+    assert math.isfinite(metrics["policy/approx_kl"][0])
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_cross_entropy_equals_torch_on_the_allowed_tokens(smoothing):
     torch.manual_seed(2)
@@ -151,7 +164,7 @@ def test_equal_rewards_have_no_advantage_at_all(name):
         assert not advantages.any(), samples
 
 
-@pytest.mark.parametrize("name", ["greedy", "leave_one_out", "group_norm"])
+@pytest.mark.parametrize("name", ["greedy", "leave_one_out", "mean", "group_norm"])
 def test_a_baseline_that_is_not_there_is_an_error(name):
     assert needs_greedy(build_advantage(name, {})) == (name == "greedy")
     with pytest.raises(ValueError, match=name):

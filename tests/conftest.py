@@ -1,6 +1,7 @@
 """Fixtures that every test file may use."""
 
 import os
+import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -14,6 +15,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Without hypothesis' limit of 200 ms an example: what a test shows does not depend on how busy the machine is.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
+
+# A suite that a shell starts in the background ignores Ctrl-C, and so would every program that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

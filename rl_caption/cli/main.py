@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from rl_caption import __version__
+from rl_caption.__main__ import INTERRUPTED
 from rl_caption.cli.configuration import UsageError, parse, with_lists
 from rl_caption.cli.earlier_runs import train_earlier_runs
 from rl_caption.cli.programs import PROGRAMS, installed_programs
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run one program; errors that a user can mend are printed without a traceback."""
-    from rl_caption.runtime.launch import check_environment, die_with_launcher
+    from rl_caption.runtime.launch import check_environment
 
     set_threads()
     try:
@@ -63,7 +64,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
         raise UsageError(
             "the working directory was removed: change to one that is there"
         ) from error
-    program = PROGRAMS[name]
     if name not in installed_programs():
         raise UsageError(
             f"{name} comes with the lab, the folder rl_caption/lab, which is not installed"
@@ -73,9 +73,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
             check_environment(
                 tf32=os.environ.get("NVIDIA_TF32_OVERRIDE") == "1"
             )  # a training knows what it wants
-        if program.config is not None:
-            die_with_launcher()
-        result = run_program(name, list(arguments))
+        try:
+            result = run_program(name, list(arguments))
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            result = INTERRUPTED
         if isinstance(result, str) and result:
             print(result)
         if "rl_caption.training.setup" in sys.modules:  # not every program trains, or needs torch

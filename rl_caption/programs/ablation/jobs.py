@@ -11,8 +11,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from rl_caption.runtime.launch import LAUNCHER_VARIABLE
-
 logger = logging.getLogger(__name__)
 
 SECONDS_TO_SAVE = 120.0
@@ -41,8 +39,7 @@ def run_jobs(
     """Run all jobs, as many at a time as there are ``devices``, and yield each when it has ended.
 
     Each of ``devices`` is the ``CUDA_VISIBLE_DEVICES`` of one running job; None leaves the variable as it is. Closing
-    the generator early (``contextlib.closing``) asks the running jobs to stop and waits for their checkpoints. On Linux
-    the jobs also end when this process is killed.
+    the generator early (``contextlib.closing``) asks the running jobs to stop and waits for their checkpoints.
     """
     free: SimpleQueue[str | None] = SimpleQueue()
     for names in devices:
@@ -59,7 +56,6 @@ def run_jobs(
                     raise CancelledError
                 process = _start(job, names)
                 started.append((job, process))
-            # The thread that starts a process outlives it: the kernel takes the thread's end for that of the parent.
             return EndedJob(job, process.wait(), time.monotonic() - start)
         finally:
             free.put(names)
@@ -80,7 +76,7 @@ def run_jobs(
 
 
 def _start(job: Job, devices: str | None) -> subprocess.Popen[bytes]:
-    environment = os.environ | {LAUNCHER_VARIABLE: str(os.getpid())}
+    environment = dict(os.environ)
     if devices is not None:
         environment["CUDA_VISIBLE_DEVICES"] = devices
     job.log.parent.mkdir(parents=True, exist_ok=True)

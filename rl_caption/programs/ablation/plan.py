@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
-import yaml
 from transformers.utils import flatten_dict
 
 from rewards.base import Reward
@@ -27,12 +26,11 @@ from rl_caption.config.schema import RewardTerm, ScstConfig, XeConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
-from rl_caption.data.plain_files import read_json
+from rl_caption.data.plain_files import read_json, read_yaml
 from rl_caption.evaluation.metrics import words_tokenizer
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.runtime.errors import config_errors
-from rl_caption.runtime.launch import requested_processes
 from rl_caption.runtime.threads import cpu_threads
 from rl_caption.training.run_folder import changed_keys, is_complete
 
@@ -233,14 +231,10 @@ def _num_processes(grid: AblateConfig, base: ScstConfig) -> int:
     """Processes of each training of a base: 1 without ``launch``."""
     if grid.launch is None:
         return 1
-    try:
-        in_file = requested_processes(
-            ["--config_file", str(find_config(grid.launch)), "scst.py"], Path.cwd()
-        )
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"launch {grid.launch!r} is not a configuration of accelerate launch: {error}"
-        ) from error
+    settings = read_yaml(find_config(grid.launch), ConfigError)
+    in_file = settings.get("num_processes")
+    if in_file is None and "distributed_type" not in settings:
+        raise ConfigError(f"launch {grid.launch!r} is not a configuration of accelerate launch")
     return base.train.num_processes or in_file or max(torch.cuda.device_count() // grid.jobs, 1)
 
 

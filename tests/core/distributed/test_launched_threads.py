@@ -33,7 +33,6 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
     ("command", "user", "threads"),
     [
         ([*ACCELERATE, *SCRIPT], "", [granted_cores()]),
-        ([*ACCELERATE, *MODULE], "1", [1]),
         ([*ACCELERATE, "--num_cpu_threads_per_process", "3", *SCRIPT], "", [3]),
         ([*OURS, *MODULE], "3", [3]),
         ([*TORCHRUN, "2", *MODULE], "", 2 * [max(granted_cores() // 2, 1)]),
@@ -41,7 +40,6 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
     ],
     ids=[
         "accelerate",
-        "accelerate, user",
         "accelerate, option",
         "ours",
         "torchrun",

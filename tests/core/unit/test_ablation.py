@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import psutil
 import pytest
 import yaml
 from PIL import Image
@@ -53,7 +52,7 @@ from rl_caption.programs.report.read import (
     by_system,
 )
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.launch import LAUNCHER_VARIABLE, stop_requests
+from rl_caption.runtime.launch import stop_requests
 from rl_caption.training.run_folder import write_run_files
 
 TERM: dict[str, dict[str, Any]] = {"cider": {}}
@@ -451,41 +450,6 @@ def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(tmp_path, monkey
         job.wait()
     assert set(ended) == {-signal.SIGTERM}
     assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process that its parent has gone"
-)
-def test_jobs_end_with_a_killed_parent(tmp_path: Path) -> None:
-    child = (
-        "import os, time\nfrom rl_caption.runtime.launch import die_with_launcher\n"
-        "assert die_with_launcher()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
-    )
-    parent = (
-        "import sys\nfrom pathlib import Path\nfrom rl_caption.programs.ablation.jobs import Job, run_jobs\n"
-        f"list(run_jobs([Job('a', [sys.executable, '-c', {child!r}], Path({str(tmp_path / 'a.log')!r}))]))"
-    )
-    process, log = subprocess.Popen([sys.executable, "-c", parent]), tmp_path / "a.log"
-    while not (log.exists() and log.read_text().strip()):
-        assert process.poll() is None
-    job = psutil.Process(int(log.read_text()))
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert job.wait(30) in (None, -signal.SIGTERM)
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process that its parent has gone"
-)
-def test_a_job_whose_parent_was_killed_before_it_looked_ends() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
-        gone.wait()
-    code = "from rl_caption.runtime.launch import die_with_launcher\ndie_with_launcher()\nprint('still here')"
-    environment = os.environ | {LAUNCHER_VARIABLE: str(gone.pid)}
-    job = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert (job.returncode, job.stdout) == (-signal.SIGTERM, "")
 
 
 def test_gpus_are_shared_out() -> None:

@@ -1,0 +1,1 @@
+"""Recorded runs: ``python -m tests.recorded``."""

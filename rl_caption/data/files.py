@@ -17,6 +17,7 @@ from rewards.files import atomic_write, read_regular
 from rewards.images import IMAGE_SUFFIXES, list_images
 from rl_caption.data.base import SHOWN, DataError, ImageSize
 from rl_caption.data.plain_files import check_text, is_unicode, parse_json, parse_json_lines, shown
+from rl_caption.data.splits import SplitNames
 
 logger = logging.getLogger(__name__)
 PREDICTIONS = "predictions.json"
@@ -172,10 +173,12 @@ def _line_references(
 
     if not has_splits and not any(isinstance(line, dict) and "split" in line for line in lines):
         split = None
-    rows = [
-        read_row(line, f"{path}, row {index}", Path(path).parent)
-        for index, line in enumerate(lines, start=1)
-    ]
+    names, rows = SplitNames(path), []
+    for index, line in enumerate(lines, start=1):
+        where = f"{path}, row {index}"
+        name, row = read_row(line, where, Path(path).parent)
+        rows.append((names.read(name, where), row))
+    names.warn()
     ids = [row["image_id"] if by == "image_id" else Path(str(row["image"])).name for _, row in rows]
     listed = [
         (name, image_id, row["references"]) for (name, row), image_id in zip(rows, ids, strict=True)
@@ -212,6 +215,7 @@ def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> 
     """Yield the records of parsed Karpathy JSON. Raises ``DataError`` where one is wrong or lacks one of ``needs``."""
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise DataError(f"{path} has no list 'images': expected a JSON object with this list")
+    names = SplitNames(path, restval_as_train=False)
     for index, item in enumerate(_objects(content["images"], f"{path}, images")):
         where = f"{path}, images[{index}]"
         texts = {key: item.get(key) or "" for key in ("split", "filepath", "filename")}
@@ -221,6 +225,8 @@ def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> 
                     f"{where}: {key!r} is {shown(item.get(key))}, expected a string that is not empty"
                 )
             check_text(value, f"{where}: {key!r}")
+        if texts["split"]:
+            texts["split"] = names.read(texts["split"], where)
         key = "imgid" if item.get("cocoid") is None else "cocoid"
         has_id = item.get(key) is not None or "image_id" in needs
         sentences = item.get("sentences", None if "sentences" in needs else [])
@@ -236,6 +242,7 @@ def karpathy_records(content: Any, path: str | Path, needs: Collection[str]) -> 
             size=size if all(isinstance(side, int | float) for side in size) else None,
             **texts,
         )
+    names.warn()
 
 
 def _sentence(sentence: Any, where: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rewards.videos import video_frames
 from rl_caption.data.base import BY_REFERENCE, DataError, DataModule, Row, RowView, Splits
 from rl_caption.data.features import FeatureOptions, features_of
+from rl_caption.data.splits import STANDARD_SPLITS
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
 from rl_caption.runtime.options import check_type, load_target, shown, wrong_arguments
 
@@ -51,7 +52,6 @@ KEYS = (
     "features_kwargs",
 )
 """Keys of ``data`` that are options of some formats."""
-STANDARD_SPLITS = ("train", "restval", "val", "test")
 
 
 def wrong_options(config: DataConfig, key: str = "data", required: bool = False) -> list[str]:

@@ -19,9 +19,7 @@ from rewards.images import UNREADABLE, image_identity, open_image
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.jsonl import read_row, renamed_columns
 from rl_caption.data.plain_files import shown
-
-VALIDATION = ("validation", "valid", "dev")
-"""Names that the split ``val`` has elsewhere."""
+from rl_caption.data.splits import SplitNames, check_one_source, regrouped, standard_split
 
 
 def hub(
@@ -40,7 +38,7 @@ def hub(
         columns: column of this package -> column there (``renamed_columns``).
         image_root: folder that images start from, where their column has paths.
         splits: split here -> split there, in the notation of ``datasets`` (``{train: train+restval}``). None takes all,
-            and ``validation`` is ``val``.
+            and ``validation`` is ``val``; or those that the column ``split`` names, where there is one.
         name: the configuration, where the data set has several.
         revision: branch, tag or commit.
         streaming: refused: the order of a stream is no function of seed and step.
@@ -111,19 +109,42 @@ def _stored_splits(
     except (OSError, ValueError, ArrowException, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"data.path {source!r} cannot be loaded: {error}") from error
     if splits is None:
-        tables = {"val" if name in VALIDATION else name: table for name, table in tables.items()}
+        tables = {standard_split(name): table for name, table in tables.items()}
+    has_split = splits is None and any("split" in table.column_names for table in tables.values())
+    if columns is None:
+        names = ("image", "references", *(["split"] if has_split else []))
+        columns = {name: name for name in names}
     rows = {
         name: _rows(table, name, source, columns, image_root or "")
         for name, table in tables.items()
     }
-    return Splits(rows, source)
+    if "split" not in columns:
+        return Splits(rows, source)
+    check_one_source(source, columns, splits)
+    names_of_rows = SplitNames(source)
+    named = {
+        name: _splits_of(table, columns["split"], f"{source}, split {name!r}", names_of_rows)
+        for name, table in tables.items()
+    }
+    names_of_rows.warn()
+    return Splits(regrouped(rows, named), source)
 
 
-def _rows(
-    table: Any, split: str, source: str, columns: dict[str, str] | None, image_root: str
-) -> RowView:
-    """The rows of one split, a ``datasets.Dataset``."""
-    columns = columns if columns is not None else {name: name for name in ("image", "references")}
+def _splits_of(table: Any, column: str, where: str, names: SplitNames) -> list[str]:
+    """The split that a column, or a text with columns in braces, names for each row of a table."""
+    if column in table.column_names:
+        table = table.select_columns([column])
+    return [
+        names.read(
+            renamed_columns(item, {"split": column}, f"{where}, row {index}")["split"],
+            f"{where}, row {index}",
+        )
+        for index, item in enumerate(table)
+    ]
+
+
+def _rows(table: Any, split: str, source: str, columns: dict[str, str], image_root: str) -> RowView:
+    """The rows of one stored split, a ``datasets.Dataset``."""
     where = f"{source}, split {split!r}"
     stored = columns.get("image", "")
     images = None

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict
@@ -12,6 +12,7 @@ from rewards.language.caption_qa import ImageQuestion, check_questions
 from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.data.formats import add_features, grouped_by_split
 from rl_caption.data.plain_files import check_text, check_type, json_lines, shown
+from rl_caption.data.splits import SplitNames
 
 IMAGE_FOLDER = {"image": "file_name", "references": "text"}
 """``data.columns`` of ``metadata.jsonl`` in the layout ``ImageFolder`` of the library ``datasets``."""
@@ -73,13 +74,18 @@ class JsonLinesData(Splits):
                 f"data.path {str(path)!r} is not a file: expected JSON lines, one object per image"
             )
         self.image_root = self.path.parent / (image_root or "")
-        read = (
-            read_row(item, where, self.image_root, columns)
-            for _, where, item in json_lines(self.path)
-        )
-        rows = grouped_by_split(read, self.path, max_images)
+        names = SplitNames(self.path)
+        rows = grouped_by_split(self._read_rows(names, columns), self.path, max_images)
+        names.warn()
         add_features(rows, features_root, features_kwargs)
         super().__init__(rows, self.path)
+
+    def _read_rows(
+        self, names: SplitNames, columns: Mapping[str, str] | None
+    ) -> Iterator[tuple[str, Row]]:
+        for _, where, item in json_lines(self.path):
+            split, row = read_row(item, where, self.image_root, columns)
+            yield names.read(split, where), row
 
     def explain_missing(self, missing: Sequence[str]) -> str:
         """Say which option would find the ``missing`` image files."""

@@ -19,10 +19,16 @@ from PIL import Image
 from rewards.images import IMAGE_SUFFIXES
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
-from rl_caption.data.formats import STANDARD_SPLITS
-from rl_caption.data.hub import VALIDATION, decode_image
+from rl_caption.data.hub import decode_image
 from rl_caption.data.jsonl import read_row, renamed_columns
 from rl_caption.data.plain_files import parse_json, shown
+from rl_caption.data.splits import (
+    STANDARD_SPLITS,
+    SplitNames,
+    check_one_source,
+    regrouped,
+    standard_split,
+)
 from rl_caption.data.unpaired import Texts
 
 MAX_TEXT = 16 * 2**20
@@ -41,7 +47,8 @@ def shards(
         columns: column here -> key of the object (``renamed_columns``), ``txt`` being the text. None is
             ``{references: txt}`` or, without a text, the keys of JSON lines.
         splits: split -> pattern of the names of its archives, such as ``{train: "cc3m-train-*.tar"}``. None goes by
-            names ``SPLIT-*.tar`` and ``SPLIT.tar``; where none begins with the name of a split, all are ``train``.
+            names ``SPLIT-*.tar`` and ``SPLIT.tar``; where none begins with the name of a split, all are ``train``, or
+            each sample is in the split that its object names.
 
     Raises:
         DataError: there is no archive, or one is compressed, damaged, or has a sample without an image or a text.
@@ -56,7 +63,16 @@ def shards(
         split: RowView(index.samples, partial(index.row, columns))
         for split, index in indices.items()
     }
-    return Splits(rows, path)
+    check_one_source(path, columns, splits)
+    in_objects = (
+        columns is None and splits is None and any(map(ShardIndex.has_splits, indices.values()))
+    )
+    if not in_objects and "split" not in (columns or {}):
+        return Splits(rows, path)
+    names = SplitNames(path)
+    named = {split: index.splits(columns, split, names) for split, index in indices.items()}
+    names.warn()
+    return Splits(regrouped(rows, named), path)
 
 
 def split_archives(path: Path, splits: Mapping[str, str] | None) -> dict[str, list[Path]]:
@@ -75,19 +91,16 @@ def split_archives(path: Path, splits: Mapping[str, str] | None) -> dict[str, li
         raise DataError(
             f"data.path {str(path)!r} is neither a tar archive nor a folder of them (SPLIT-*.tar)"
         )
-    names = {file: file.stem.partition("-")[0] for file in files}
-    split_of = {
-        name: "val" if name in VALIDATION else name for name in (*STANDARD_SPLITS, *VALIDATION)
-    }
-    if not any(name in split_of for name in names.values()):
+    names = {file: standard_split(file.stem.partition("-")[0]) for file in files}
+    if not any(name in STANDARD_SPLITS for name in names.values()):
         return {"train": files}
-    if others := [file.name for file, name in names.items() if name not in split_of]:
+    if others := [file.name for file, name in names.items() if name not in STANDARD_SPLITS]:
         raise DataError(
             f"{path} has the archive {others[0]!r} beside those of splits: say data.kwargs.splits"
         )
     archives = {}
     for file, name in names.items():
-        archives.setdefault(split_of[name], []).append(file)
+        archives.setdefault(name, []).append(file)
     return archives
 
 
@@ -120,8 +133,32 @@ class ShardIndex:
             self.sizes.append(images[0][1])
         self.files.append(file)
 
+    def has_splits(self) -> bool:
+        """Whether an object may name the split of its sample."""
+        return any("split" in self.samples[index] for index in range(len(self.samples)))
+
+    def splits(
+        self, columns: Mapping[str, str] | None, default: str, names: SplitNames
+    ) -> list[str]:
+        """The split that each sample's object names, or else ``default``."""
+        found = []
+        for index in range(len(self.samples)):
+            where, _, values = self._values(columns, index, self.samples[index])
+            found.append(names.read(values["split"], where) if "split" in values else default)
+        return found
+
     def row(self, columns: Mapping[str, str] | None, index: int, sample: str) -> Row:
         """The row of a sample. Raises ``DataError`` where its texts are wrong."""
+        where, name, values = self._values(columns, index, sample)
+        _, row = read_row({"image_id": name} | values | {"image": name}, where, Path())
+        file = self.files[self.archives[index]]
+        row["image"] = ShardImage(str(file), self.offsets[index], self.sizes[index], where)
+        return row
+
+    def _values(
+        self, columns: Mapping[str, str] | None, index: int, sample: str
+    ) -> tuple[str, str, Mapping[str, Any]]:
+        """Where a sample is, its id, and its values by the names of this package."""
         file, texts = self.files[self.archives[index]], json.loads(sample)
         where, name = f"{file}, sample {shown(texts['key'])}", f"{file.stem}/{texts['key']}"
         item = parse_json(texts["json"], where) if "json" in texts else {}
@@ -129,11 +166,9 @@ class ShardIndex:
             raise DataError(f"{where}: the json is {shown(item)}: expected an object")
         if "txt" in texts:
             item["txt"] = texts["txt"].strip()
-            columns = {"references": "txt"} if columns is None else columns
-        values = item if columns is None else renamed_columns(item, columns, where)
-        _, row = read_row({"image_id": name} | values | {"image": name}, where, Path())
-        row["image"] = ShardImage(str(file), self.offsets[index], self.sizes[index], where)
-        return row
+            if columns is None:
+                columns = {"references": "txt"} | ({"split": "split"} if "split" in item else {})
+        return where, name, item if columns is None else renamed_columns(item, columns, where)
 
 
 def archive_samples(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:

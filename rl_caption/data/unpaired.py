@@ -13,7 +13,6 @@ from rewards.base import RewardError, naming
 from rewards.images import list_images
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
-from rl_caption.data.formats import STANDARD_SPLITS
 from rl_caption.data.plain_files import (
     check_text,
     csv_rows,
@@ -22,6 +21,7 @@ from rl_caption.data.plain_files import (
     shown,
     single_spaced,
 )
+from rl_caption.data.splits import STANDARD_SPLITS, standard_split
 from rl_caption.runtime.options import Range
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
@@ -87,7 +87,8 @@ class ImageFolder(Splits):
         if not root.is_dir():
             raise DataError(f"data.path {str(path)!r} is not a folder: expected a folder of images")
         items = ((split, name, name) for split, name in _image_files(root))
-        held_out = 0 if (root / "val").is_dir() else val_fraction
+        folders = [standard_split(folder.name) for folder in root.iterdir() if folder.is_dir()]
+        held_out = 0 if "val" in folders else val_fraction
         super().__init__(held_out_splits(root, items, held_out, partial(_image_row, root)), root)
 
 
@@ -147,11 +148,8 @@ def _image_files(root: Path) -> Iterator[tuple[str, str]]:
     with naming(f"data.path {str(root)!r}", (RewardError,), DataError):
         for file in progress(list_images(root, follow_links=True), root.name, "image"):
             path = file.relative_to(root)
-            split = (
-                path.parts[0]
-                if path.parts[0] in STANDARD_SPLITS and len(path.parts) > 1
-                else "train"
-            )
+            folder = standard_split(path.parts[0]) if len(path.parts) > 1 else ""
+            split = folder if folder in STANDARD_SPLITS else "train"
             yield split, check_text(path.as_posix(), f"name of an image in {file.parent}")
 
 
@@ -169,12 +167,13 @@ def _caption_files(path: Path) -> dict[str, Path]:
         return {"train": path}
     files: dict[str, Path] = {}
     for file in sorted(path.iterdir()):
-        if file.stem in STANDARD_SPLITS and file.is_file():
-            if file.stem in files:
+        split = standard_split(file.stem)
+        if split in STANDARD_SPLITS and file.is_file():
+            if split in files:
                 raise DataError(
-                    f"{path} has {files[file.stem].name} and {file.name}: expected one file a split"
+                    f"{path} has {files[split].name} and {file.name}: expected one file a split"
                 )
-            files[file.stem] = file
+            files[split] = file
     return files
 
 

@@ -1,0 +1,161 @@
+"""Splits of rows: no row of a data set is lost because its split is written in another way, or in a column."""
+
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import DataError, DataModule
+from rl_caption.data.files import read_references
+from rl_caption.data.formats import build_data
+from tests.core.unit.test_data_published import encoded, sample, tar
+
+SPLITS = ["train", "val", "train", "test", "restval"]
+
+
+def counts(data: DataModule) -> dict[str, int]:
+    return {split: len(data.split(split)) for split in data.splits}
+
+
+def json_lines(folder: Path, *splits: str) -> DataConfig:
+    rows = [
+        {"image": f"{number}.png", "references": ["a dog"], "split": split}
+        for number, split in enumerate(splits)
+    ]
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return DataConfig("jsonl", path=str(path))
+
+
+def karpathy(folder: Path, *splits: str) -> DataConfig:
+    rows = [
+        {"filename": "1.jpg", "imgid": number, "split": split, "sentences": [{"raw": "a dog"}]}
+        for number, split in enumerate(splits)
+    ]
+    path = folder / "dataset.json"
+    path.write_text(json.dumps({"images": rows}), encoding="utf-8")
+    return DataConfig("karpathy", path=str(path))
+
+
+def parquet(folder: Path, *splits: str, **config: Any) -> DataConfig:
+    datasets = pytest.importorskip("datasets")
+    columns = {
+        "image": [{"bytes": encoded(number), "path": None} for number in range(len(splits))],
+        "references": [[f"caption {number}"] for number in range(len(splits))],
+        "split": list(splits),
+    }
+    table = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    folder.mkdir(exist_ok=True)
+    table.to_parquet(folder / "train.parquet")
+    return DataConfig(**{"format": "parquet", "path": str(folder)} | config)
+
+
+def shards(folder: Path, *splits: str, **config: Any) -> DataConfig:
+    members: dict[str, bytes] = {}
+    for number, split in enumerate(splits):
+        members |= sample(number, f"caption {number}", split=split)
+    folder.mkdir(exist_ok=True)
+    tar(folder / "photos-0.tar", members)
+    return DataConfig(**{"format": "shards", "path": str(folder)} | config)
+
+
+STORED = {"parquet": parquet, "hub": parquet, "shards": shards}
+CAPTIONS = {
+    "parquet": {"image": "image", "references": "references"},
+    "hub": {"image": "image", "references": "references"},
+    "shards": {"references": "txt"},
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("named", ["column", "in braces", "by default"])
+@pytest.mark.parametrize("format", STORED)
+def test_stored_rows_are_in_the_split_that_their_column_names(
+    tmp_path: Path, format: str, named: str
+) -> None:
+    columns = {
+        "column": CAPTIONS[format] | {"split": "split"},
+        "in braces": CAPTIONS[format] | {"split": "{split}"},
+        "by default": None,
+    }
+    config = STORED[format](tmp_path / "rows", *SPLITS, format=format, columns=columns[named])
+    data = build_data(config)
+    assert counts(data) == {"train": 3, "val": 1, "test": 1}
+    captions = [row["references"] for row in pickle.loads(pickle.dumps(data.split("train")))]
+    assert captions == [["caption 0"], ["caption 2"], ["caption 4"]]
+    (row,) = data.split("val")
+    assert row["references"] == ["caption 1"]
+
+
+@pytest.mark.parametrize("format", STORED)
+def test_two_sources_of_splits_are_refused(tmp_path: Path, format: str) -> None:
+    columns = CAPTIONS[format] | {"split": "split"}
+    wanted = {"train": "photos-*.tar" if format == "shards" else "train"}
+    config = STORED[format](
+        tmp_path / "rows", *SPLITS, format=format, columns=columns, kwargs={"splits": wanted}
+    )
+    with pytest.raises(DataError, match=r"kwargs\.splits and data\.columns\.split"):
+        build_data(config)
+    config.columns = None
+    assert counts(build_data(config)) == {"train": 5}, "kwargs.splits alone"
+
+
+@pytest.mark.parametrize("make", [json_lines, karpathy, parquet, shards])
+def test_other_names_of_splits_are_read_and_told(
+    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    splits = ["train", "training", "Train", "training", "validation", "test", "restval"]
+    with caplog.at_level(logging.WARNING):
+        data = build_data(make(tmp_path, *splits))
+    assert counts(data) == {"train": 5, "val": 1, "test": 1}
+    (told,) = (record.message for record in caplog.records if "'training'" in record.message)
+    assert str(tmp_path) in told
+    assert "2 rows" in told
+    assert "train, restval, val, test" in told
+    assert "restval" not in " ".join(r.message.partition("none of")[0] for r in caplog.records)
+
+
+@pytest.mark.parametrize("make", [json_lines, karpathy, parquet, shards])
+def test_further_splits_stay_and_are_counted(
+    tmp_path: Path, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    splits = ["train", "test_unseen", "testA", "val2", "val", "test_unseen"]
+    with caplog.at_level(logging.WARNING):
+        data = build_data(make(tmp_path, *splits))
+    assert counts(data) == {"train": 1, "val": 1, "test_unseen": 2, "testA": 1, "val2": 1}
+    (told,) = (record.message for record in caplog.records if "'test_unseen'" in record.message)
+    assert "2 rows" in told
+
+
+@pytest.mark.parametrize("make", [json_lines, karpathy, parquet, shards])
+@pytest.mark.parametrize("wrong", ["trian", "tran", "validaton", "eval", "tes"])
+def test_a_misspelt_split_is_an_error(tmp_path: Path, make: Any, wrong: str) -> None:
+    with pytest.raises(DataError, match=f"{wrong}.*did you mean.*train, restval, val, test"):
+        build_data(make(tmp_path, "train", wrong))
+
+
+def test_references_are_looked_up_by_the_same_names(tmp_path: Path) -> None:
+    for make in (json_lines, karpathy):
+        path = str(make(tmp_path, "training", "val", "validation", "test").path)
+        assert len(read_references(path, "val")) == 2
+        assert len(read_references(path, "train")) == 1
+
+
+def test_folders_and_files_of_one_split_may_have_its_usual_names(tmp_path: Path) -> None:
+    for name in ("training/a.png", "training/b.png", "validation/c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    assert counts(build_data(DataConfig("images", path=str(tmp_path)))) == {"train": 2, "val": 1}
+    for name, captions in (("train.txt", "a dog\na cat"), ("validation.txt", "a cow")):
+        (tmp_path / name).write_text(captions, encoding="utf-8")
+    assert counts(build_data(DataConfig("captions", path=str(tmp_path)))) == {"train": 2, "val": 1}

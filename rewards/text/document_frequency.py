@@ -335,8 +335,8 @@ class _PlainUnpickler(pickle.Unpickler):
 def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
     """Read a pickle with the keys ``document_frequency`` (tuple of words -> count) and ``ref_len``, running nothing.
 
-    ``ref_len`` is the number of images (ruotianluo/self-critical.pytorch and its family) or its logarithm
-    (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1. EOS was counted if the token ``<eos>`` occurs.
+    ``ref_len`` is the number of images (ruotianluo/self-critical.pytorch and its family) if it is a whole number, else
+    its logarithm (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1. EOS was counted if the token ``<eos>`` occurs.
 
     Raises:
         ValueError: the pickle asks for anything but plain data, or its content is something else.
@@ -385,12 +385,27 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
             f"{path} has the indices of words, such as {short(next(iter(counts)))}: expected the words themselves "
             "(coco-train-words.p instead of coco-train-idxs.p)"
         )
-    # No such corpus has under 50 images: a smaller number is a logarithm.
-    logarithm = float(length) if length < LARGEST_LOGARITHM else float(np.log(float(length)))
+    logarithm = _log_documents(path, length, max(counts.values()))
     with naming(str(path)):
         return DocumentFrequencies.from_counts(
             counts, logarithm, n=max(map(len, counts)), eos=(EOS,) in counts
         )
+
+
+def _log_documents(path: str | Path, length: float, largest: float) -> float:
+    """The logarithm of the number of images, of which ``ref_len`` is either; ``largest`` is the largest count.
+
+    Whole numbers are numbers of images: the logarithm of a whole number above 1 never is one.
+    """
+    is_number = length == int(length)
+    logarithm = float(np.log(float(length))) if is_number else float(length)
+    if logarithm > LARGEST_LOGARITHM or largest > math.exp(logarithm) * (1 + 1e-6):
+        meant = "a number of images" if is_number else "the logarithm of a number of images"
+        raise ValueError(
+            f"{path}: ref_len is {short(length)}, {meant}, but an n-gram is in {largest:g} of them: expected the "
+            "number of images, or its logarithm, as it was computed"
+        )
+    return logarithm
 
 
 def _utf8(word: str) -> str:

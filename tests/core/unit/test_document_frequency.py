@@ -156,11 +156,23 @@ def test_both_conventions_of_ref_len(protocol: int, tmp_path: Path) -> None:
         assert dict(df.table.items()) == dict(counted(eos=df.eos).table.items())
 
 
-def test_fifty_is_a_number_of_images_and_anything_below_a_logarithm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("images", [2, 3, 8, 12, 20, 30, 49, 50, 51, 8091])
+def test_whole_numbers_are_numbers_of_images_and_others_logarithms(
+    images: int, tmp_path: Path
+) -> None:
     path = tmp_path / "words.p"
-    for ref_len, logarithm in ((50, math.log(50)), (49.5, 49.5)):
-        path.write_bytes(pickle.dumps({"document_frequency": {("a",): 1.0}, "ref_len": ref_len}))
-        assert load_legacy_pickle(path).log_documents == pytest.approx(logarithm, rel=1e-15)
+    for ref_len in (images, float(images), math.log(images), np.log(np.float32(images))):
+        content = {"document_frequency": {("a",): float(images)}, "ref_len": float(ref_len)}
+        path.write_bytes(pickle.dumps(content))
+        assert load_legacy_pickle(path).log_documents == pytest.approx(math.log(images), rel=1e-6)
+
+
+@pytest.mark.parametrize("ref_len", [12, 12.0, 2.4, 112, 60.5])
+def test_fewer_images_than_an_ngram_is_in_are_refused(ref_len: float, tmp_path: Path) -> None:
+    path = tmp_path / "words.p"
+    path.write_bytes(pickle.dumps({"document_frequency": {("a",): 113.0}, "ref_len": ref_len}))
+    with pytest.raises(ValueError, match=r"words\.p: ref_len is"):
+        load_legacy_pickle(path)
 
 
 def test_python_2_strings_are_read(tmp_path: Path) -> None:

@@ -46,10 +46,12 @@ def checked_splits(
     accelerator: Accelerator,
     cache: Path,
     needs: Collection[str] = ("image", "text"),
+    scored: bool = True,
 ) -> dict[str, Sequence[Row]]:
     """Check the splits as ``data.on_bad`` says, and return their usable rows.
 
-    ``cache`` is a file that remembers which images are good; ``needs`` is what every row must have (``check_data``).
+    ``cache`` is a file that remembers which images are good; ``needs`` is what every row must have (``check_data``);
+    ``scored`` says whether captions are compared by their words.
     """
     with accelerator.main_process_first():  # the others then find the verdicts in the cache
         try:
@@ -61,6 +63,7 @@ def checked_splits(
                 check_images=config.features_root is None,
                 cache=cache,
                 needs=needs,
+                tokenizer=config.tokenizer if scored else None,
             )
         except DataError as error:
             if MISSING in str(error):

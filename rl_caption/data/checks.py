@@ -13,7 +13,7 @@ from PIL import Image
 
 from rewards.base import RewardError
 from rewards.images import Renderable, check_frames, pixel_hash
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenize
 from rl_caption.data.base import (
     SHOWN,
     DataError,
@@ -178,6 +178,7 @@ def check_data(
     cache: str | Path | None = None,
     check_values: bool = False,
     needs: Collection[str] = ("image", "text"),
+    tokenizer: str | None = TOKENIZER,
 ) -> CheckReport:
     """Check splits of a dataset: image files, captions, ids, and leakage of images between these and all other splits.
 
@@ -195,6 +196,7 @@ def check_data(
         cache: a JSON file that remembers good images for the next run (and, beside it, good features).
         check_values: read the values of all region features: finite, and boxes inside the image.
         needs: what every row must have: an ``image``, a reference (``text``). What is there is checked in any case.
+        tokenizer: ``data.tokenizer``, by which captions are split into words; None where only a model reads them.
 
     Raises:
         DataError: with ``fail`` there is a problem, or with ``skip`` a split has no rows left (the message is the
@@ -235,7 +237,7 @@ def check_data(
         for name in names
     }
     report = CheckReport(
-        rows, problems, kept, skips=on_bad == "skip", warnings=tuple(forms.warnings())
+        rows, problems, kept, skips=on_bad == "skip", warnings=tuple(forms.warnings(tokenizer))
     )
     if on_bad == "fail" and not report.ok:
         raise DataError(str(report))

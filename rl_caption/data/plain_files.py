@@ -25,6 +25,11 @@ SPECIAL_TOKENS = re.compile(
     re.IGNORECASE,
 )
 """Special tokens of the usual tokenizers, and marks by which they write spaces and parts of words."""
+_CHINESE_OR_JAPANESE = re.compile(
+    "[\u3040-\u30ff\u3100-\u312f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af]"
+)
+_THAI_AND_OTHERS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
+"""Letters of Thai, Lao, Burmese and Khmer, which write no spaces either."""
 LONGEST_NAME = 237
 """Bytes of an id that is the name of a file: file systems take 255, and ``atomic_write`` adds 18."""
 MOST_EXPANDED = 10**7
@@ -224,13 +229,15 @@ class TextForms:
     """Counts captions that cost scores by their form.
 
     They have left-over special tokens, which every metric takes for words; or another Unicode form than others (NFD,
-    letters and accents apart, against NFC), so that equal words do not match; or no word, if they are ``scored``.
+    letters and accents apart, against NFC), so that equal words do not match; or no word, if they are ``scored``; or no
+    spaces between words, as in Chinese and Thai, so that a caption is one word.
     """
 
     def __init__(self) -> None:
         self.total, self.scored = 0, 0
         self.has_composed = False
-        self.offenders: dict[str, list[str]] = {"special": [], "decomposed": [], "empty": []}
+        kinds = ("special", "decomposed", "empty", "char", "thai")
+        self.offenders: dict[str, list[str]] = {kind: [] for kind in kinds}
         self.counts = dict.fromkeys(self.offenders, 0)
 
     def add(self, where: str, text: str, scored: bool = False) -> None:
@@ -244,14 +251,22 @@ class TextForms:
             self.has_composed |= not unicodedata.is_normalized("NFD", text)
             if not unicodedata.is_normalized("NFC", text):
                 self._count("decomposed", where, text)
+            if _lacks_spaces(text, _CHINESE_OR_JAPANESE, 3):
+                self._count("char", where, text)
+            if _lacks_spaces(text, _THAI_AND_OTHERS, 8):
+                self._count("thai", where, text)
 
     def _count(self, name: str, where: str, text: str) -> None:
         self.counts[name] += 1
         if len(self.offenders[name]) < SHOWN:
             self.offenders[name].append(f"{where}: {shown(text)}")
 
-    def warnings(self, normalised: bool = False) -> list[str]:
-        """A sentence for each problem, with its count and the first texts; of Unicode forms none if ``normalised``."""
+    def warnings(self, tokenizer: str | None) -> list[str]:
+        """A sentence for each problem, with its count and first texts.
+
+        ``tokenizer`` is one of ``rewards.text.tokenize``, or None where only a model reads the texts.
+        """
+        normalised = tokenizer in ("unicode", "char")
         first = {name: f"(first: {'; '.join(texts)})" for name, texts in self.offenders.items()}
         sentences = []
         if count := self.counts["special"]:
@@ -268,4 +283,26 @@ class TextForms:
             sentences.append(
                 f"{count} of {self.scored} captions have no word and score as empty ones {first['empty']}"
             )
+        if tokenizer is None:
+            return sentences
+        unspaced = f"write no spaces between words, so that a caption is a word or two to the tokenizer {tokenizer}"
+        if (count := self.counts["char"]) and tokenizer != "char":
+            sentences.append(
+                f"{count} of {self.total} texts {unspaced} {first['char']}: set the tokenizer to char (data.tokenizer, "
+                "--tokenizer)"
+            )
+        if count := self.counts["thai"]:
+            sentences.append(
+                f"{count} of {self.total} texts {unspaced} {first['thai']}: write spaces between their words, and set "
+                "the tokenizer to unicode (docs/languages.md)"
+            )
         return sentences
+
+
+def _lacks_spaces(text: str, letters: re.Pattern[str], longest: int) -> bool:
+    """Whether a text is in a script of these ``letters``, and its words have more than ``longest`` on average."""
+    count = len(letters.findall(text))
+    if 2 * count < sum(map(str.isalnum, text)):
+        return False
+    words = sum(letters.search(word) is not None for word in text.split())
+    return count > longest * words or (words == 1 and count >= 3 and longest == 3)

@@ -214,7 +214,7 @@ def warn_of_forms(
         forms.add(f"caption of image {image_id!r}", caption, scored=True)
         for text in references.get(image_id, ()):
             forms.add(f"reference of image {image_id!r}", text)
-    for sentence in forms.warnings(normalised=tokenizer in OTHER_LANGUAGES):
+    for sentence in forms.warnings(tokenizer):
         logger.warning("WARNING: %s", sentence)
 
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from rewards.files import remove_leftovers
 from rl_caption.config.build import build_data, checked_splits, quiet_libraries, usable_split
-from rl_caption.config.reward_models import TrainingConfig
+from rl_caption.config.reward_models import RewardModelConfig, TrainingConfig
 from rl_caption.data.base import Row
 from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size
@@ -323,7 +323,8 @@ def _rows(
     data = build_data(config.data)
     split = usable_split(data, config.eval.split)
     cache = Path(config.run.dir) / CHECKED_IMAGES
-    rows = checked_splits(config.data, data, ("train", split), accelerator, cache, needs)
+    scored = not isinstance(config, RewardModelConfig)
+    rows = checked_splits(config.data, data, ("train", split), accelerator, cache, needs, scored)
     val = rows[split]
     if config.eval.max_images is not None:
         val = val[: config.eval.max_images]

@@ -9,6 +9,7 @@ import regex
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
@@ -21,7 +22,10 @@ from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config.build import build_captioner, build_reward
 from rl_caption.config.evaluation import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, RewardConfig, RewardTerm
+from rl_caption.data.base import Splits
+from rl_caption.data.checks import check_data
 from rl_caption.evaluation import evaluate_captions, validation_cider
+from rl_caption.evaluation.metrics import warn_of_forms
 from rl_caption.evaluation.samples import evaluate_samples
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
@@ -227,3 +231,56 @@ def test_a_vocabulary_of_characters(tmp_path: Path) -> None:
     assert again.encode([text], 16) == ids
     with pytest.raises(ConfigError, match=r"'char', data.tokenizer is 'ptb'"):
         build_captioner(SavedModelConfig(init=str(tmp_path)), references, 0)
+
+
+SEGMENTED = {
+    "1": ["一只 橘猫 躺 在 沙发 上 。", "沙发 上 有 一只 猫"],
+    "2": ["スケートボード に 乗る 男性", "海辺 を 自転車 で 走る 二人"],
+}
+JAPANESE = {"1": ["ソファの上で猫が寝ている。", "猫とソファ"], "2": ["スケートボードに乗る男性"]}
+THAI = {"1": ["แมวสีส้มนอนอยู่บนโซฟา", "มีแมวอยู่บนโซฟา"]}
+SPACED_THAI = {"1": ["แมว สี ส้ม นอน อยู่ บน โซฟา", "มี แมว อยู่ บน โซฟา"]}
+ENGLISH = {"1": ["a sign that says 東京駅 above a door", "a café"], "2": ["고양이가 소파에 있다"]}
+
+
+@pytest.mark.parametrize(
+    ("texts", "tokenizer", "advice"),
+    [
+        *((CHINESE, name, "char") for name in ("ptb", "unicode", "none")),
+        (JAPANESE, "ptb", "char"),
+        ({"1": ["一只狗", "两个孩子"]}, "ptb", "char"),
+        *((THAI, name, "spaces between their words") for name in ("ptb", "char", "none")),
+        *((texts, "char", "") for texts in (CHINESE, JAPANESE)),
+        *((texts, "ptb", "") for texts in (SPACED, SEGMENTED, SPACED_THAI, ENGLISH)),
+    ],
+)
+def test_captions_without_spaces_are_warned_of_where_words_are_counted(
+    texts: dict[str, list[str]],
+    tokenizer: Any,
+    advice: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = [
+        {
+            "image_id": image_id,
+            "image": Image.new("RGB", (8, 8), (int(image_id), 0, 0)),
+            "references": captions,
+        }
+        for image_id, captions in texts.items()
+    ]
+    report = check_data(Splits({"train": rows}, "here"), ["train"], tokenizer=tokenizer)
+    captions = {image_id: references[0] for image_id, references in texts.items()}
+    with caplog.at_level("WARNING"):
+        warn_of_forms(captions, texts, tokenizer)
+    logged = [record.message for record in caplog.records]
+    assert len(report.warnings) == len(logged) == bool(advice)
+    if advice:
+        number = sum(map(len, texts.values()))
+        assert report.warnings[0].startswith(f"{number} of {number} texts")
+        assert advice in report.warnings[0]
+        assert advice in logged[0]
+
+
+def test_models_that_read_captions_themselves_are_not_warned_of_words() -> None:
+    rows = [{"image_id": "1", "image": Image.new("RGB", (8, 8)), "references": CHINESE["1"]}]
+    assert not check_data(Splits({"train": rows}, "here"), ["train"], tokenizer=None).warnings

@@ -3,6 +3,7 @@
 import copy
 import difflib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -84,21 +85,41 @@ def add_lora(
 
 @torch.no_grad()
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """State dict of the model with every adapter merged into its weight, in float32."""
-    state = model.state_dict()
+    """State dict of the model with every adapter merged into its weight, in float32.
+
+    A weight that was tied to an adapted one stays as it was trained, as a tensor of its own (``unties``).
+    """
     merged = {
         name.replace(".base_layer.", "."): value
-        for name, value in state.items()
+        for name, value in model.state_dict().items()
         if ".lora_" not in name
     }
-    for name, module in model.named_modules():
-        if hasattr(module, "lora_A"):
-            adapter: Any = module
-            for key in adapter.scaling:
-                merged[f"{name}.weight"] = merged[
-                    f"{name}.weight"
-                ].float() + adapter.get_delta_weight(key)
+    if unties(model):
+        merged = {name: value.clone() for name, value in merged.items()}
+    for name, adapter in _adapted(model).items():
+        weight = merged[f"{name}.weight"].float()
+        for key in adapter.scaling:
+            weight = weight + adapter.get_delta_weight(key)
+        merged[f"{name}.weight"] = weight
     return merged
+
+
+def unties(model: nn.Module) -> bool:
+    """Whether an adapter changes one of several tied weights: an input table, say, but not the output layer."""
+    counts = Counter(value.data_ptr() for value in model.state_dict().values())
+    weights = (adapter.get_base_layer().weight for adapter in _adapted(model).values())
+    return any(counts[weight.data_ptr()] > 1 for weight in weights)
+
+
+def untie(config: Any) -> None:
+    """Say in a configuration of Transformers, and in those of its parts, that no weights are tied."""
+    config.tie_word_embeddings = False
+    for name in config.sub_configs:
+        untie(getattr(config, name))
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
 def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> None:

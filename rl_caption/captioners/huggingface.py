@@ -35,6 +35,8 @@ from rl_caption.captioners.adaptation import (
     plain_weights,
     save_adapters,
     trained_share,
+    untie,
+    unties,
 )
 from rl_caption.captioners.base import WEIGHTS, Captioner, CaptionerError, reading
 from rl_caption.captioners.config import Decoding
@@ -224,6 +226,8 @@ class HuggingFaceCaptioner(Captioner):
         config.dtype = (
             "float32"  # Transformers would cast merged weights to the type that is named here
         )
+        if unties(policy.model):
+            untie(config)
         config.save_pretrained(path)
         if self.adapters is not None:
             save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)

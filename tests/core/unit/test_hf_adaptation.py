@@ -10,7 +10,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 
-from rl_caption.captioners.adaptation import freeze, trained_share
+from rl_caption.captioners.adaptation import freeze, trained_share, unties
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner
@@ -18,6 +18,7 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.programs.train import _frozen_copy
 from tests.captioners_for_tests import tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model
+from tests.vlm_families_for_tests import save_vlm
 
 IDS = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(2, 1, 1)
 BIG = ("blip2", "instructblip")
@@ -193,6 +194,44 @@ def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(
         captioner.policy, captioner.preprocess(tiny_rows(2)), Decoding(max_new_tokens=4)
     )
     assert ours.shape[:2] == (2, 1)
+
+
+TABLES = [
+    *(("blip", table) for table in ("word_embeddings", "text_decoder.cls.predictions.decoder")),
+    *(("vit_gpt2", table) for table in ("wte", "decoder.lm_head")),
+    *(("vit_bert", table) for table in ("word_embeddings", "decoder.cls.predictions.decoder")),
+    *(("blip2", table) for table in ("embed_tokens", "language_model.lm_head")),
+    *(("florence2", table) for table in ("shared", "embed_tokens", "lm_head")),
+    *(
+        (family, table)
+        for family in ("internvl", "paligemma", "gemma3")
+        for table in ("embed_tokens", "lm_head")
+    ),
+    ("git", "word_embeddings"),
+    ("instructblip", "language_model.lm_head"),
+    *((family, "embed_tokens") for family in ("qwen2_vl", "qwen2_5_vl", "smolvlm", "llava")),
+]
+"""Families and their tables of words, which in the first eight families are tied to one another."""
+
+
+@pytest.mark.parametrize(("family", "table"), TABLES)
+def test_a_table_with_adapters_is_exported_as_trained_and_so_are_those_that_were_tied_to_it(
+    family, table, folders, tmp_path
+):
+    pytest.importorskip("peft")
+    if family not in folders:
+        folders[family] = save_vlm(family, tmp_path / "start")
+    captioner = loaded(folders[family])
+    captioner.adapt(frozen=None, lora=lora(target_modules=[table]), checkpointed=False)
+    start = logits(captioner)
+    expected = logits(shaken(captioner))
+    assert not torch.allclose(start, expected, atol=0.1)
+    parted = unties(captioner.policy.model)
+    captioner.save_pretrained(captioner.policy, tmp_path / "export")
+    exported = loaded(tmp_path / "export")
+    assert torch.allclose(logits(exported), expected, atol=1e-4)
+    if parted:
+        assert not exported.policy.config.tie_word_embeddings, "or another reader would tie them"
 
 
 def test_the_reference_policy_shares_what_is_not_trained(folders):

@@ -1,4 +1,4 @@
-"""Loading of the frozen text models of Transformers that are behind rewards."""
+"""Loading of the frozen language models of Transformers that are behind rewards."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ class FrozenModel:
 
     network: Any
     tokenizer: Any
+    """Of a vision-language model its processor."""
     device: str
     longest: int
     """Largest number of tokens that it reads, special ones included."""
@@ -24,7 +25,7 @@ class FrozenModel:
 def load_frozen(
     head: str, model: str, reward: str, device: str | None = None, precision: Precision = "fp32"
 ) -> FrozenModel:
-    """Load a model of Transformers with its tokenizer.
+    """Load a model of Transformers with its tokenizer, or with its processor if it reads images.
 
     Args:
         head: class of Transformers to load it with, such as ``AutoModelForCausalLM``.
@@ -45,12 +46,15 @@ def load_frozen(
         if hint := export_hint(model):
             raise ValueError(f"it is the folder of a run{hint}")
         options = transformers_options(model)
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, **options)
+        vision = head == "AutoModelForImageTextToText"
+        reader: Any = transformers.AutoProcessor if vision else transformers.AutoTokenizer
+        tokenizer: Any = reader.from_pretrained(model, **options)
         options |= {"dtype": DTYPES[precision], "use_safetensors": True}
         network = load_complete(getattr(transformers, head), model, **options)
     device = default_device(device)
     network = network.to(device).eval().requires_grad_(False)
-    longest = most_tokens(network.config, tokenizer)
+    config = network.config.get_text_config() if vision else network.config
+    longest = most_tokens(config, tokenizer.tokenizer if vision else tokenizer)
     return FrozenModel(network, tokenizer, device, longest, fingerprint(network.state_dict())[:12])
 
 

@@ -22,9 +22,9 @@ from typing import Any
 from benchmarks.studies.hacking_study import Run, read_run, verdict
 from rewards.base import Reward, RewardError
 from rewards.language.caption_qa import NOT_SAID, CaptionQA
-from rewards.language.chooser import Question
 from rewards.language.claims import Claims
 from rewards.language.judge import VlmJudge
+from rewards.language.models import Question
 from rl_caption.cli.configuration import parse as parse_configuration
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.files import write_text
@@ -50,7 +50,7 @@ _RATED = re.compile(r"Caption: (.*)\n\nReply with one digit")
 
 @dataclass(frozen=True)
 class PlayedModel:
-    """A ``Chooser`` that knows the scene, reads captions by the oracle's grammar, and errs; a pure function.
+    """A language model that knows the scene, reads captions by the oracle's grammar, and errs; a pure function.
 
     Args:
         error: probability that a decision is wrong: another choice, the other of Yes and No, any digit.
@@ -69,7 +69,7 @@ class PlayedModel:
         return f"oracle,error{self.error:g}{',long' * self.long_bias},seed{self.seed}"
 
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
-        """As ``Chooser.choose``, with certainty: one probability is 1."""
+        """As ``LanguageModel.choose``, with certainty: one probability is 1."""
         return [
             [float(label == answer) for label in q.labels]
             for q in questions

@@ -1,7 +1,8 @@
 """Questions about an image, answered from its caption alone.
 
-Source: the form of Xing et al., "CapRL: Stimulating Dense Image Caption Capabilities via Reinforcement Learning", ICLR
-2026: multiple-choice questions, shuffled options, one of which is that the caption does not say. The prompt is our own.
+Source: the form of Xing et al., "CapRL: Stimulating Dense Image Caption Capabilities via
+Reinforcement Learning", ICLR 2026: multiple-choice questions, shuffled options, one of which is
+that the caption does not say. The prompt is our own.
 """
 
 import hashlib
@@ -13,12 +14,11 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from rewards.base import RewardError, as_texts, checked_scores, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import (
+from rewards.language.models import (
     Calls,
-    Chooser,
-    Endpoint,
+    LanguageModel,
     Question,
-    build_chooser,
+    build_model,
     calls_of,
     choose,
 )
@@ -41,25 +41,29 @@ class ImageQuestion(TypedDict):
 
 
 class CaptionQA:
-    """Share of an image's questions that a language model answers right from the caption alone, in [0, 1].
+    """Share of an image's questions that a language model answers right, in [0, 1].
 
-    ``expected`` is the mean probability of the right choice, ``accuracy`` the share of questions for which it is the
-    most probable one: the same model calls, but less noise. The choices of a question and a further one, "The caption
-    does not say.", are shuffled by (seed, image, question), so that they are the same for every caption of an image and
+    It sees the caption alone. ``expected`` is the mean probability of the right choice,
+    ``accuracy`` the share of questions for which it is the most probable one: the same model calls,
+    but less noise. The choices of a question and a further one, "The caption does not say.", are
+    shuffled by (seed, image, question), so that they are the same for every caption of an image and
     in every run.
 
-    A caption that says more answers more: without a limit the longest wins. Above ``words`` words the score is
-    multiplied by words / length, so that a caption of 400 words scores at most 0.2 by default.
+    A caption that says more answers more: without a limit the longest wins. Above ``words`` words
+    the score is multiplied by words / length, so that a caption of 400 words scores at most 0.2 by
+    default.
 
     Args:
-        model: local causal language model of Transformers (a folder with safetensors weights, or a name on the hub); an
-            answer is one forward pass.
-        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``: ``{url, model, ...}``.
+        model: local causal language model of Transformers (a folder with safetensors weights, or a
+            name on the hub); an answer is one forward pass.
+        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``.
         score: ``expected`` or ``accuracy``.
         words: length in words from which longer captions are scaled down; None never does.
         seed: of the order of the choices.
         cache_dir: folder where answers are kept.
         device, precision, batch_size: of the local model, as for ``Icc``.
+        chat_template_kwargs: variables of the chat template, local or behind the endpoint. By
+            default thinking is turned off; ``{}`` sends none to the endpoint.
 
     Raises:
         ValueError: an argument is wrong, or the model cannot be loaded.
@@ -71,8 +75,8 @@ class CaptionQA:
 
     def __init__(
         self,
-        model: str | Chooser | None = None,
-        endpoint: Endpoint | dict[str, Any] | None = None,
+        model: str | LanguageModel | None = None,
+        endpoint: dict[str, Any] | None = None,
         score: Score = "expected",
         words: Annotated[int, Range(min=1)] | None = 80,
         seed: int = 0,
@@ -80,20 +84,21 @@ class CaptionQA:
         device: str | None = None,
         precision: Precision = "fp32",
         batch_size: int = 16,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         check_values(Score, score=score)
         check_values(Annotated[int, Range(min=1)] | None, words=words)
         name = self.__name__
-        self.chooser = build_chooser(
-            name, model, endpoint, cache_dir, device, precision, batch_size, vision=False
+        self.language_model = build_model(
+            name, model, endpoint, cache_dir, device, precision, batch_size, chat_template_kwargs
         )
         self.score, self.words, self.seed = score, words, seed
-        self.signature = f"{name}[{self.chooser.signature},{score},words{words},seed{seed}]"
+        self.signature = f"{name}[{self.language_model.signature},{score},words{words},seed{seed}]"
 
     @property
     def calls(self) -> Calls:
         """Of the model, so far."""
-        return calls_of(self.chooser)
+        return calls_of(self.language_model)
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -101,26 +106,23 @@ class CaptionQA:
         """Score N captions; ``questions`` are N lists of ``ImageQuestion``, ``image_id`` N ids.
 
         Raises:
-            RewardError: a column is missing, a question is wrong, or the model does not answer one; the message names
-                row and question.
+            RewardError: a column is missing, a question is wrong, or the model does not answer
+                one; the message names row and question.
         """
         captions = as_texts(completions)
         image_ids = required_column(columns, "image_id", self.__name__, len(captions))
         rows = required_column(columns, "questions", self.__name__, len(captions))
         questions: list[Question] = []
         right: list[int] = []
-        for row, (caption, image_id, items) in enumerate(
-            zip(captions, image_ids, rows, strict=True)
-        ):
+        for row, caption in enumerate(captions):
             where = f"reward {self.__name__!r}: row {row}"
-            for index, item in enumerate(check_questions(items, where)):
-                order = self.seed, str(image_id), index
-                question, place = pose(
-                    item, (*item["choices"], NOT_SAID), order, f"{where}, question {index}", caption
-                )
+            for index, item in enumerate(check_questions(rows[row], where)):
+                order = self.seed, str(image_ids[row]), index
+                choices = (*item["choices"], NOT_SAID)
+                question, place = pose(item, choices, order, f"{where}, question {index}", caption)
                 questions.append(question)
                 right.append(place)
-        answers = iter(zip(choose(self.chooser, questions), right, strict=True))
+        answers = iter(zip(choose(self.language_model, questions), right, strict=True))
         scores = []
         for caption, items in zip(captions, rows, strict=True):
             marks = [self._mark(*next(answers)) for _ in items]
@@ -128,11 +130,9 @@ class CaptionQA:
         return checked_scores(self, scores, len(captions))
 
     def _mark(self, probabilities: Sequence[float], right: int) -> float:
-        return (
-            probabilities[right]
-            if self.score == "expected"
-            else float(is_found(probabilities, right))
-        )
+        if self.score == "expected":
+            return probabilities[right]
+        return float(is_found(probabilities, right))
 
 
 def pose(
@@ -145,7 +145,7 @@ def pose(
 ) -> tuple[Question, int]:
     """A prompt with the ``choices`` of a question as A, B, ..., and the number of the right one.
 
-    ``order`` are the seed, the image and the number of the question, of which ``shuffled_choices`` makes their order.
+    ``order`` has the seed, the image and the number of the question (``shuffled_choices``).
     """
     places = shuffled_choices(len(choices), *order)
     labels = tuple(ascii_uppercase[: len(choices)])
@@ -162,12 +162,11 @@ def is_found(probabilities: Sequence[float], right: int) -> bool:
 
 
 def shuffled_choices(count: int, seed: int, image_id: str, index: int) -> list[int]:
-    """An order of ``count`` choices that depends on the seed, the image and the number of the question alone."""
+    """An order of ``count`` choices that depends on seed, image and number of the question alone."""
 
     def key(choice: int) -> bytes:
-        return hashlib.blake2b(
-            f"{seed}\0{image_id}\0{index}\0{choice}".encode(), digest_size=8
-        ).digest()
+        text = f"{seed}\0{image_id}\0{index}\0{choice}"
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
     return sorted(range(count), key=key)
 

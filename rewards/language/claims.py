@@ -1,9 +1,9 @@
 """Claims of a caption, each verified against the image or against the claims of the references.
 
-Source: the form of DCScore (Ye et al., "Painting with Words: Elevating Detailed Image Captioning with Benchmark and
-Alignment Learning" (DeCapBench), ICLR 2025): precision of the caption's claims, recall of the references', their F.
-Claims are the detail units of SPECS (``rewards.text.detail_units``), or what a language model makes of a caption;
-prompts are our own.
+Source: the form of DCScore (Ye et al., "Painting with Words: Elevating Detailed Image Captioning
+with Benchmark and Alignment Learning" (DeCapBench), ICLR 2025): precision of the caption's claims,
+recall of the references', their F. Claims are the detail units of SPECS
+(``rewards.text.detail_units``), or what a language model makes of a caption; prompts are our own.
 """
 
 import math
@@ -14,17 +14,17 @@ from typing import Any, Literal
 
 from rewards.base import as_texts, checked_scores, naming, reference_lists, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import (
+from rewards.language.models import (
     Calls,
-    Chooser,
-    Endpoint,
+    LanguageModel,
     Question,
-    build_chooser,
+    build_model,
     calls_of,
     choose,
+    read_answers,
+    read_list,
 )
-from rewards.language.writer import Writer, build_writer, read_answers, read_list
-from rewards.options import check_values
+from rewards.options import Count, check_values
 from rewards.text.detail_units import default_tagger, detail_units_of
 
 Score = Literal["precision", "recall", "f"]
@@ -43,32 +43,39 @@ CUT_PROMPT = (
     "Add nothing and judge nothing.\n\nCaption: {caption}\n\nReply with a JSON list of strings."
 )
 LABELS = ("Yes", "No")
+CUT_TOKENS = 512
+"""Most tokens of a list of claims, unless ``cut`` says otherwise."""
 _UNSAID = re.compile(r"\b(?:a|an|the)\b|^\W*(?:and|or|but)\b")
 
 
 class Claims:
     """Precision, recall or F of the claims of a caption, in [0, 1].
 
-    Claims are detail units: phrases of a caption, such as "a brown dog" and "on the grass", cut by rules; or short
-    sentences that a language model makes of it (``cut``). The precision is the mean probability of "Yes" over the
-    caption's claims, verified against the image by a vision-language model, or against the references by a language
-    model. The recall is the same over the claims of the longest reference, verified against the caption. F is their
-    harmonic mean. A caption without a claim scores 0.
+    Claims are detail units: phrases of a caption, such as "a brown dog" and "on the grass", cut by
+    rules; or short sentences that a language model makes of it (``cut``). The precision is the mean
+    probability of "Yes" over the caption's claims, verified against the image by a vision-language
+    model, or against the references by a language model. The recall is the same over the claims of
+    the longest reference, verified against the caption. F is their harmonic mean. A caption without
+    a claim scores 0.
 
-    A claim counts once, however often it is said: of claims that are equal but for case, punctuation, articles and a
-    conjunction at their beginning, the first is verified. Otherwise repeating a true claim would raise the precision.
+    A claim counts once, however often it is said: of claims that are equal but for case,
+    punctuation, articles and a conjunction at their beginning, the first is verified. Otherwise
+    repeating a true claim would raise the precision.
 
     Args:
-        model: local model of Transformers (a folder with safetensors weights, or a name on the hub): a vision-language
-            model with ``source: image``, else a causal language model.
-        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``: ``{url, model, ...}``.
+        model: local model of Transformers (a folder with safetensors weights, or a name on the
+            hub): a vision-language model with ``source: image``, else a causal language model.
+        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``.
         source: what the caption's claims are verified against.
-        score: ``precision``, ``recall`` or ``f``. Recall needs references; precision alone favours captions that say
-            little.
-        cut: language model that cuts captions into claims, as ``{model: ...}`` or ``{endpoint: {url, model, ...}}`` and
-            further arguments of ``build_writer``; None cuts by rules.
+        score: ``precision``, ``recall`` or ``f``. Recall needs references; precision alone favours
+            captions that say little.
+        cut: language model that cuts captions into claims, as ``{model: ...}`` or
+            ``{endpoint: {url, model, ...}}``, with further arguments of ``build_model`` and
+            ``max_new_tokens``; None cuts by rules.
         cache_dir: folder where answers are kept.
         device, precision, batch_size: of the local model, as for ``Icc``.
+        chat_template_kwargs: variables of the chat template, local or behind the endpoint. By
+            default thinking is turned off; ``{}`` sends none to the endpoint.
 
     Raises:
         ValueError: an argument is wrong, or the model cannot be loaded.
@@ -80,8 +87,8 @@ class Claims:
 
     def __init__(
         self,
-        model: str | Chooser | None = None,
-        endpoint: Endpoint | dict[str, Any] | None = None,
+        model: str | LanguageModel | None = None,
+        endpoint: dict[str, Any] | None = None,
         source: Source = "references",
         score: Score = "f",
         cut: dict[str, Any] | None = None,
@@ -89,32 +96,51 @@ class Claims:
         device: str | None = None,
         precision: Precision = "fp32",
         batch_size: int = 16,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         check_values(Source, source=source)
         check_values(Score, score=score)
-        name, vision = self.__name__, source == "image"
-        self.writer: Writer | None = None
+        name = self.__name__
+        vision = source == "image"
+        self.cutter: LanguageModel | None = None
+        self.cut_tokens = CUT_TOKENS
         if cut is None:
             default_tagger()
         else:
-            arguments = {"cache_dir": cache_dir, "device": device, "precision": precision} | cut
+            options = {"model": None, "endpoint": None, "cache_dir": cache_dir, **cut}
+            options = {"device": device, "precision": precision, **options}
+            self.cut_tokens = options.pop("max_new_tokens", CUT_TOKENS)
+            check_values(Count, max_new_tokens=self.cut_tokens)
             with naming(f"{name}: cut", (TypeError,), ValueError):
-                self.writer = build_writer(f"{name}: cut", **arguments)
-        self.chooser = build_chooser(
-            name, model, endpoint, cache_dir, device, precision, batch_size, vision
+                self.cutter = build_model(f"{name}: cut", **options)
+        self.language_model = build_model(
+            name,
+            model,
+            endpoint,
+            cache_dir,
+            device,
+            precision,
+            batch_size,
+            chat_template_kwargs,
+            vision,
         )
         self.source, self.score = source, score
-        needs = {"image"} if vision and score != "recall" else set()
-        self.columns = frozenset(
-            needs | ({"references"} if score != "precision" or not vision else set())
-        )
-        cutter = "" if self.writer is None else f",cut {self.writer.signature}"
-        self.signature = f"{name}[{self.chooser.signature},{source},{score},distinct{cutter}]"
+        columns = set()
+        if vision and score != "recall":
+            columns.add("image")
+        if not vision or score != "precision":
+            columns.add("references")
+        self.columns = frozenset(columns)
+        model_signature = self.language_model.signature
+        self.signature = f"{name}[{model_signature},{source},{score},distinct"
+        if self.cutter is not None:
+            self.signature += f",cut {self.cutter.signature},tokens{self.cut_tokens}"
+        self.signature += "]"
 
     @property
     def calls(self) -> Calls:
         """Of all models, so far."""
-        return calls_of(self.chooser, self.writer)
+        return calls_of(self.language_model, self.cutter)
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -122,70 +148,64 @@ class Claims:
         """Score N captions.
 
         Raises:
-            RewardError: a column is missing, or the model does not answer; the message names row and claim.
+            RewardError: a column is missing, or the model does not answer; the message names row
+                and claim.
         """
         captions = as_texts(completions)
         count = len(captions)
-        references = (
-            reference_lists(columns, self.__name__, count)
-            if "references" in self.columns
-            else [()] * count
-        )
-        images = (
-            required_column(columns, "image", self.__name__, count)
-            if "image" in self.columns
-            else [None] * count
-        )
+        references: Sequence[Sequence[str]] = [()] * count
+        images: Sequence[Any] = [None] * count
+        if "references" in self.columns:
+            references = reference_lists(columns, self.__name__, count)
+        if "image" in self.columns:
+            images = required_column(columns, "image", self.__name__, count)
+        said_by_caption = self._cut(captions, "row")
         longest = [max(texts, key=len, default="") for texts in references]
-        units = self._cut(captions, "row")
-        expected = self._cut(longest, "reference of row") if self.score != "precision" else {}
+        expected_by_reference = {}
+        if self.score != "precision":
+            expected_by_reference = self._cut(longest, "reference of row")
+
         questions: list[Question] = []
         sizes: list[tuple[int, int]] = []
-        for row, (caption, texts, image) in enumerate(
-            zip(captions, references, images, strict=True)
-        ):
+        for row, caption in enumerate(captions):
             where = f"reward {self.__name__!r}: row {row}"
-            stated = units[caption] if self.score != "recall" else []
-            asked = expected[longest[row]] if self.score != "precision" and units[caption] else []
-            questions += [
-                self._verify(claim, caption, texts, image, f"{where}, claim {claim!r}")
-                for claim in stated
-            ]
-            questions += [
-                _in_text(claim, [caption], f"{where}, claim of a reference {claim!r}")
-                for claim in asked
-            ]
-            sizes.append((len(stated), len(asked)))
-        truth = iter(answer[0] for answer in choose(self.chooser, questions))
+            said = said_by_caption[caption]
+            expected = expected_by_reference.get(longest[row], []) if said else []
+            if self.score == "recall":
+                said = []
+            for claim in said:
+                place = f"{where}, claim {claim!r}"
+                if self.source == "references":
+                    questions.append(_in_text(claim, references[row], place))
+                else:
+                    text = IMAGE_PROMPT.format(caption=caption, claim=claim)
+                    questions.append(Question(text, LABELS, place, images[row]))
+            for claim in expected:
+                place = f"{where}, claim of a reference {claim!r}"
+                questions.append(_in_text(claim, [caption], place))
+            sizes.append((len(said), len(expected)))
+
+        truth = iter([answer[0] for answer in choose(self.language_model, questions)])
         scores = []
-        for pair in sizes:
-            precision, recall = (_mean([next(truth) for _ in range(number)]) for number in pair)
+        for said_count, expected_count in sizes:
+            precision = _mean([next(truth) for _ in range(said_count)])
+            recall = _mean([next(truth) for _ in range(expected_count)])
             both = {"precision": precision, "recall": recall, "f": harmonic_mean(precision, recall)}
             scores.append(both[self.score])
         return checked_scores(self, scores, count)
 
     def _cut(self, texts: Sequence[str], name: str) -> dict[str, list[str]]:
         """The different claims of each text; an empty one has none."""
-        if self.writer is None:
+        if self.cutter is None:
             return dict(zip(texts, map(distinct, detail_units_of(texts)), strict=True))
-        rows: dict[str, int] = {}
+        questions: dict[str, Question] = {}
         for row, text in enumerate(texts):
-            if text.strip():
-                rows.setdefault(text, row)
-        where = f"reward {self.__name__!r}: {name}"
-        questions = [
-            Question(CUT_PROMPT.format(caption=text), (), f"{where} {row}")
-            for text, row in rows.items()
-        ]
-        claims = dict(zip(rows, read_answers(self.writer, questions, read_claims), strict=True))
+            where = f"reward {self.__name__!r}: {name} {row}"
+            if text.strip() and text not in questions:
+                questions[text] = Question(CUT_PROMPT.format(caption=text), (), where)
+        answers = read_answers(self.cutter, list(questions.values()), self.cut_tokens, read_claims)
+        claims = dict(zip(questions, answers, strict=True))
         return {text: claims.get(text, []) for text in texts}
-
-    def _verify(
-        self, claim: str, caption: str, references: Sequence[str], image: Any, where: str
-    ) -> Question:
-        if self.source == "references":
-            return _in_text(claim, references, where)
-        return Question(IMAGE_PROMPT.format(caption=caption, claim=claim), LABELS, where, image)
 
 
 def read_claims(answer: str) -> list[str]:

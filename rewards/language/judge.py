@@ -1,8 +1,9 @@
 """A vision-language model that rates a caption.
 
-Source: FLEUR (Lee et al., "FLEUR: An Explainable Reference-Free Evaluation Metric for Image Captioning Using a Large
-Multimodal Model", ACL 2024): the score is the expectation over the probabilities of the digit tokens. There two digits
-after "0." are read one after the other; here one digit from 0 to 9 is, by one forward pass.
+Source: FLEUR (Lee et al., "FLEUR: An Explainable Reference-Free Evaluation Metric for Image
+Captioning Using a Large Multimodal Model", ACL 2024): the score is the expectation over the
+probabilities of the digit tokens. There two digits after "0." are read one after the other; here
+one digit from 0 to 9 is, by one forward pass.
 """
 
 import math
@@ -13,12 +14,11 @@ from typing import Any
 
 from rewards.base import as_texts, checked_scores, reference_lists, required_column
 from rewards.devices import Precision
-from rewards.language.chooser import (
+from rewards.language.models import (
     Calls,
-    Chooser,
-    Endpoint,
+    LanguageModel,
     Question,
-    build_chooser,
+    build_model,
     calls_of,
     choose,
 )
@@ -35,19 +35,23 @@ REFERENCE_PROMPT = PROMPT.replace(
 
 
 class VlmJudge:
-    """Rating of a caption by a vision-language model, in [0, 1]: the expectation of a digit from 0 to 9, divided by 9.
+    """Rating of a caption by a vision-language model, in [0, 1].
 
-    A model can be told by a caption what to answer; the prompt asks it not to listen, which helps only so much. Keep
-    another judge beside it.
+    It is the expectation of a digit from 0 to 9, divided by 9. A model can be told by a caption
+    what to answer; the prompt asks it not to listen, which helps only so much. Keep another judge
+    beside it.
 
     Args:
-        model: local vision-language model of Transformers (a folder with safetensors weights, or a name on the hub).
-        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``: ``{url, model, ...}``.
+        model: local vision-language model of Transformers (a folder with safetensors weights, or a
+            name on the hub).
+        endpoint: an OpenAI-compatible one in its place, as arguments of ``Endpoint``.
         references: show the references to the model (RefFLEUR).
-        prompt: with ``{caption}``, and ``{references}`` where they are shown; None is the package's. It has to ask for
-            one digit.
+        prompt: with ``{caption}``, and ``{references}`` where they are shown; None is the package's.
+            It has to ask for one digit.
         cache_dir: folder where answers are kept.
         device, precision, batch_size: of the local model, as for ``Icc``.
+        chat_template_kwargs: variables of the chat template, local or behind the endpoint. By
+            default thinking is turned off; ``{}`` sends none to the endpoint.
 
     Raises:
         ValueError: an argument is wrong, or the model cannot be loaded.
@@ -58,14 +62,15 @@ class VlmJudge:
 
     def __init__(
         self,
-        model: str | Chooser | None = None,
-        endpoint: Endpoint | dict[str, Any] | None = None,
+        model: str | LanguageModel | None = None,
+        endpoint: dict[str, Any] | None = None,
         references: bool = False,
         prompt: str | None = None,
         cache_dir: str | Path | None = None,
         device: str | None = None,
         precision: Precision = "fp32",
         batch_size: int = 16,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self.prompt = prompt or (REFERENCE_PROMPT if references else PROMPT)
         expected = {"caption", "references"} if references else {"caption"}
@@ -75,17 +80,25 @@ class VlmJudge:
                 f"prompt has the fields {sorted(fields)}: expected {sorted(expected)}, in braces"
             )
         name = self.__name__
-        self.chooser = build_chooser(
-            name, model, endpoint, cache_dir, device, precision, batch_size, vision=True
+        self.language_model = build_model(
+            name,
+            model,
+            endpoint,
+            cache_dir,
+            device,
+            precision,
+            batch_size,
+            chat_template_kwargs,
+            vision=True,
         )
         self.references = references
         self.columns = frozenset({"image", "references"} if references else {"image"})
-        self.signature = f"{name}[{self.chooser.signature},{self.prompt!r}]"
+        self.signature = f"{name}[{self.language_model.signature},{self.prompt!r}]"
 
     @property
     def calls(self) -> Calls:
         """Of the model, so far."""
-        return calls_of(self.chooser)
+        return calls_of(self.language_model)
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -93,27 +106,23 @@ class VlmJudge:
         """Score N captions.
 
         Raises:
-            RewardError: a column is missing, an image cannot be opened, or the model does not answer with a digit; the
-                message names the row.
+            RewardError: a column is missing, an image cannot be opened, or the model does not
+                answer with a digit; the message names the row.
         """
         captions = as_texts(completions)
         count = len(captions)
         images = required_column(columns, "image", self.__name__, count)
-        references = (
-            reference_lists(columns, self.__name__, count) if self.references else [()] * count
-        )
+        references: Sequence[Sequence[str]] = [()] * count
+        if self.references:
+            references = reference_lists(columns, self.__name__, count)
         questions = []
-        for row, (caption, image, texts) in enumerate(
-            zip(captions, images, references, strict=True)
-        ):
-            slots = (
-                {"references": "\n".join(f"- {text}" for text in texts)} if self.references else {}
-            )
-            prompt = self.prompt.format(caption=caption, **slots)
-            questions.append(
-                Question(prompt, DIGITS, f"reward {self.__name__!r}: row {row}", image)
-            )
-        answers = choose(self.chooser, questions)
+        for row, (caption, texts) in enumerate(zip(captions, references, strict=True)):
+            slots = {"caption": caption}
+            if self.references:
+                slots["references"] = "\n".join(f"- {text}" for text in texts)
+            where = f"reward {self.__name__!r}: row {row}"
+            questions.append(Question(self.prompt.format(**slots), DIGITS, where, images[row]))
+        answers = choose(self.language_model, questions)
         ratings = [
             math.fsum(digit * mass for digit, mass in enumerate(masses)) / 9 for masses in answers
         ]

@@ -228,6 +228,8 @@ class LanguageModelConfig:
         device: of the local model; null takes a GPU where there is one.
         precision: of the local model.
         batch_size: prompts that the local model reads at a time.
+        chat_template_kwargs: variables of the chat template, local or behind the endpoint. By
+            default thinking is turned off; ``{}`` sends none to the endpoint.
     """
 
     model: str | None = None
@@ -235,6 +237,7 @@ class LanguageModelConfig:
     device: str | None = None
     precision: Precision = "fp32"
     batch_size: BatchSize = 16
+    chat_template_kwargs: dict | None = None
 
     @property
     def is_set(self) -> bool:

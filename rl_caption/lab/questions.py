@@ -1,26 +1,41 @@
-"""Program that writes multiple-choice questions about images, the column ``questions`` of the reward ``caption_qa``.
+"""Program that writes questions about images, the column ``questions`` of ``caption_qa``.
 
-Source: the form of Xing et al. (``rewards.language.caption_qa``), whose questions are filtered, too: one that is
-answered without the image is refused. Prompts are our own.
+Source: the form of Xing et al. (``rewards.language.caption_qa``), whose questions are filtered,
+too: one that is answered without the image is refused. Prompts are our own.
 """
 
 import hashlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 from rewards.base import RewardError
 from rewards.language.caption_qa import NOT_SAID, ImageQuestion, check_questions, is_found, pose
-from rewards.language.chooser import Chooser, Question, build_chooser, calls_of, choose
-from rewards.language.writer import Writer, build_writer, read_answers, read_list
+from rewards.language.models import (
+    LanguageModel,
+    Question,
+    build_model,
+    calls_of,
+    choose,
+    read_answers,
+    read_list,
+)
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
-from rl_caption.lab.config import QuestionsConfig
-from rl_caption.lab.recaption import Rows, gather_parts, make_parts, selected_rows, write_report
+from rl_caption.lab.config import LanguageModelConfig, QuestionsConfig
+from rl_caption.lab.recaption import (
+    Rows,
+    make_parts,
+    read_parts,
+    selected_rows,
+    write_parts,
+    write_report,
+)
 from rl_caption.runtime.errors import config_errors
 
 PROMPT = (
@@ -55,76 +70,91 @@ Written = tuple[list[ImageQuestion], Counter[str]]
 
 
 def write_questions(config: QuestionsConfig) -> str:
-    """Write ``questions.jsonl`` and ``report.md`` to ``config.out``, and return the table of the report.
+    """Write ``questions.jsonl`` and ``report.md`` to ``config.out``; return the report's table.
 
-    ``questions.jsonl`` is a data set of ``data.format: jsonl`` whose rows have ``questions``, and ``refused``, a number
-    for each reason. Rows without a question that is kept are left out and counted. With ``config.worker`` only the
-    parts of that worker are made, and a sentence is returned that counts them.
+    ``questions.jsonl`` is a data set of ``data.format: jsonl`` whose rows have ``questions``, and
+    ``refused``, a number for each reason. Rows without a question that is kept are left out and
+    counted. With ``config.worker`` only the parts of that worker are made, and a sentence is
+    returned that counts them.
 
     Raises:
         ConfigError: a model cannot be made, or ``out`` has parts of other settings.
-        DataError: the data cannot be read, a row has no references to ask about (without a writer: no questions), or no
-            question is kept.
+        DataError: the data cannot be read, a row has no references to ask about (without a writer:
+            no questions), or no question is kept; then with the counts and a refused answer.
         RewardError: a model does not answer; the message names image and question.
     """
     start = time.perf_counter()
     data, rows = selected_rows(config)
     writer, reader = _models(config)
     _check_rows(rows, writer)
+    refused_answers: list[str] = []
 
     def columns(batch: Rows) -> list[dict[str, object]]:
         """Questions of each row, and what was refused."""
-        written = _write(writer, config.count, batch)
-        kept = written if reader is None else _filter(reader, config.seed, batch, written)
-        return [{"questions": questions, "refused": dict(refused)} for questions, refused in kept]
+        written = _write(writer, config, batch, refused_answers)
+        if reader is not None:
+            written = _filter(reader, config.seed, batch, written, refused_answers)
+        return [
+            {"questions": questions, "refused": dict(refused)} for questions, refused in written
+        ]
 
     prompts = hashlib.blake2b(f"{PROMPT}{GUESS_PROMPT}".encode(), digest_size=4).hexdigest()
-    made_by = {
-        "writer": "the data" if writer is None else f"{writer.signature}, {config.count} an image",
-        "reader": None if reader is None else f"{reader.signature}, seed {config.seed}",
-    }
+    made_by: dict[str, str | None] = {"writer": "the data", "reader": None}
+    if writer is not None:
+        tokens = config.max_new_tokens
+        made_by["writer"] = f"{writer.signature}, tokens {tokens}, {config.count} an image"
+    if reader is not None:
+        made_by["reader"] = f"{reader.signature}, seed {config.seed}"
     summary = make_parts(config, rows, made_by | {"prompts": prompts}, columns, "questions")
-    costs = [
-        f"{name}, in this call: {calls.requests:,} requests, {tokens} tokens"
-        for name, model in {"writer": writer, "reader": reader}.items()
-        if model is not None
-        for calls in [calls_of(model)]
-        for tokens in ["an unknown number of" if calls.tokens is None else f"{calls.tokens:,}"]
-    ]
+    costs = _costs(writer, reader)
     costs.append(f"{time.perf_counter() - start:,.1f} seconds, in this call")
     if config.worker is not None:
         return "; ".join([summary, *costs])
     file = Path(config.out) / "questions.jsonl"
-    lines, count = gather_parts(config, data, rows, file, _Line, has_questions)
+    lines = read_parts(config, rows, _Line)
+    if not any(map(has_questions, lines)):
+        sample = refused_answers[-1] if refused_answers else "none in this call"
+        raise DataError(
+            f"{file} would have none of {len(lines)} rows: {_counts(lines)}; "
+            f"the last that was refused: {sample}"
+        )
+    count = write_parts(config, data, filter(has_questions, lines), file)
     notes = [f"{name}: {signature}" for name, signature in made_by.items() if signature is not None]
     bare = sum(not has_questions(line) for line in lines)
     notes += [f"{bare:,} of {len(lines):,} images have no question and are left out", *costs]
     return write_report(file, count, "Questions", _table(lines), notes)
 
 
-def _models(config: QuestionsConfig) -> tuple[Writer | None, Chooser | None]:
+def _models(config: QuestionsConfig) -> tuple[LanguageModel | None, LanguageModel | None]:
     """Writer and reader; the reader is the writer's model unless it is set."""
-    writer, reader, kept = (
-        config.writer,
-        config.reader if config.reader.is_set else config.writer,
-        config.cache_dir,
-    )
-    built: tuple[Writer | None, Chooser | None] = (None, None)
-    with config_errors("writer"):
-        if writer.is_set:
-            options = kept, writer.device, writer.precision, config.max_new_tokens
-            built = build_writer("questions", writer.model, writer.endpoint, *options), None
-    with config_errors("reader"):
-        if reader.is_set:
-            how = kept, reader.device, reader.precision, reader.batch_size
-            built = (
-                built[0],
-                build_chooser("questions", reader.model, reader.endpoint, *how, vision=False),
-            )
-    return built
+    models: list[LanguageModel | None] = []
+    for name in ("writer", "reader"):
+        options: LanguageModelConfig = getattr(config, name)
+        if options.is_set:
+            with config_errors(name):
+                models.append(
+                    build_model("questions", cache_dir=config.cache_dir, **asdict(options))
+                )
+        else:
+            models.append(models[0] if models else None)
+    return models[0], models[1]
 
 
-def _check_rows(rows: Rows, writer: Writer | None) -> None:
+def _costs(writer: LanguageModel | None, reader: LanguageModel | None) -> list[str]:
+    """A sentence for each model."""
+    models = {"writer": writer, "reader": reader}
+    if writer is reader:
+        models = {"writer and reader": writer}
+    costs = []
+    for name, model in models.items():
+        if model is not None:
+            calls = calls_of(model)
+            tokens = "an unknown number of" if calls.tokens is None else f"{calls.tokens:,}"
+            costs.append(f"{name}, in this call: {calls.requests:,} requests, {tokens} tokens")
+    return costs
+
+
+def _check_rows(rows: Rows, writer: LanguageModel | None) -> None:
     """Refuse, before any work, a row of which nothing can be asked."""
     for split, row in rows:
         where = f"{split} image {row['image_id']!r}"
@@ -139,18 +169,24 @@ def _descriptions(row: Row) -> list[str]:
     return [text for text in [*row["references"], row.get("long_reference", "")] if text.strip()]
 
 
-def _write(writer: Writer | None, count: int, rows: Rows) -> list[Written]:
+def _write(
+    writer: LanguageModel | None, config: QuestionsConfig, rows: Rows, refused_answers: list[str]
+) -> list[Written]:
     """At most ``count`` questions of each row; without a writer, those that it has."""
     if writer is None:
         return [(list(row["questions"]), Counter()) for _, row in rows]
     prompts = []
     for split, row in rows:
         descriptions = "\n".join(f"- {single_spaced(text)}" for text in _descriptions(row))
-        text = PROMPT.format(count=count, descriptions=descriptions)
+        text = PROMPT.format(count=config.count, descriptions=descriptions)
         prompts.append(Question(text, (), f"{split} image {row['image_id']!r}"))
-    return read_answers(
-        writer, prompts, partial(read_questions, count), lambda _: ([], Counter(unreadable=1))
-    )
+
+    def unreadable(failure: RewardError) -> Written:
+        refused_answers.append(str(failure))
+        return [], Counter(unreadable=1)
+
+    read = partial(read_questions, config.count)
+    return read_answers(writer, prompts, config.max_new_tokens, read, unreadable)
 
 
 def read_questions(count: int, answer: str) -> Written:
@@ -174,20 +210,23 @@ def read_questions(count: int, answer: str) -> Written:
     return list(questions.values()), Counter(unreadable=len(items) - len(questions))
 
 
-def _filter(reader: Chooser, seed: int, rows: Rows, written: Sequence[Written]) -> list[Written]:
-    """The questions that the reader answers right from the references, and does not from nothing."""
+def _filter(
+    reader: LanguageModel,
+    seed: int,
+    rows: Rows,
+    written: Sequence[Written],
+    refused_answers: list[str],
+) -> list[Written]:
+    """The questions that the reader answers right from the references, and not from nothing."""
     asked: list[Question] = []
     right: list[int] = []
     for (split, row), (questions, _) in zip(rows, written, strict=True):
         for index, item in enumerate(questions):
-            order, where = (
-                (seed, row["image_id"], index),
-                f"{split} image {row['image_id']!r}, question {index}",
-            )
+            order = (seed, row["image_id"], index)
+            where = f"{split} image {row['image_id']!r}, question {index}"
+            descriptions = "\n".join(_descriptions(row))
             guess = pose(item, item["choices"], order, where, prompt=GUESS_PROMPT)
-            read = pose(
-                item, [*item["choices"], NOT_SAID], order, where, "\n".join(_descriptions(row))
-            )
+            read = pose(item, [*item["choices"], NOT_SAID], order, where, descriptions)
             for question, place in (guess, read):
                 asked.append(question)
                 right.append(place)
@@ -201,7 +240,9 @@ def _filter(reader: Chooser, seed: int, rows: Rows, written: Sequence[Written]) 
             if said and not guessed:
                 left.append(item)
             else:
-                refused["guessed" if guessed else "unsaid"] += 1
+                reason = "guessed" if guessed else "unsaid"
+                refused[reason] += 1
+                refused_answers.append(f"{reason}: {item}")
         kept.append((left, refused))
     return kept
 
@@ -211,14 +252,19 @@ def has_questions(line: Mapping[str, Any]) -> bool:
     return bool(line["questions"])
 
 
-def _table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of all questions: kept, and refused for each reason."""
+def _counts(lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Number of questions that were kept, and for each reason that were refused."""
     refused = Counter[str]()
     for line in lines:
         refused.update(line["refused"])
     kept = sum(len(line["questions"]) for line in lines)
-    total = kept + refused.total()
-    rows = {"kept": kept, **{text: refused[reason] for reason, text in REFUSALS.items()}}
+    return {"kept": kept} | {text: refused[reason] for reason, text in REFUSALS.items()}
+
+
+def _table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of all questions: kept, and refused for each reason."""
+    rows = _counts(lines)
+    total = sum(rows.values())
     return markdown(
         ["questions", "number", "%"],
         [[name, f"{n:,}", f"{100 * n / total:.1f}"] for name, n in rows.items()],

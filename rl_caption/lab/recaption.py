@@ -105,7 +105,8 @@ def recaption(config: RecaptionConfig) -> str:
     if config.worker is not None:
         return summary
     file = Path(config.out) / "captions.jsonl"
-    lines, count = gather_parts(config, data, rows, file, _Recaptioned)
+    lines = read_parts(config, rows, _Recaptioned)
+    count = write_parts(config, data, lines, file)
     before = [caption for line in lines for caption in line["references"]]
     captions = {"before": before, "after": [line["long_reference"] for line in lines]}
     notes = [f"by {recaptioner.signature}"]
@@ -166,7 +167,8 @@ def make_positives(config: PositivesConfig) -> str:
     if config.worker is not None:
         return summary
     file = Path(config.out) / "positives.jsonl"
-    lines, count = gather_parts(config, data, rows, file, _Positives)
+    lines = read_parts(config, rows, _Positives)
+    count = write_parts(config, data, lines, file)
     kinds = ("references", "positive_captions")
     captions = {name: [text for line in lines for text in line.get(name, [])] for name in kinds}
     notes = [
@@ -212,7 +214,8 @@ def write_negatives(config: WriteNegativesConfig) -> str:
     if config.worker is not None:
         return summary
     file = Path(config.out) / "negatives.jsonl"
-    lines, count = gather_parts(config, data, rows, file, _Negatives)
+    lines = read_parts(config, rows, _Negatives)
+    count = write_parts(config, data, lines, file)
     captions = {
         "references": [caption for line in lines for caption in line["references"]],
         "negatives": [text for line in lines for texts in line["negatives"] for text in texts],
@@ -406,19 +409,10 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
     return line | {"split": split} | copied
 
 
-def gather_parts(
-    config: PartsConfig,
-    data: DataModule,
-    rows: Rows,
-    file: Path,
-    line_type: Any,
-    keep: Callable[[Mapping[str, Any]], bool] = lambda _: True,
-) -> tuple[list[dict[str, Any]], int]:
-    """Write one ``file`` from all parts and the rows of the splits that were not worked on.
+def read_parts(config: PartsConfig, rows: Rows, line_type: Any) -> list[dict[str, Any]]:
+    """The lines of all parts, of the type ``line_type`` (``check_type``).
 
-    ``rows`` are those of the parts, whose lines have the type ``line_type`` (``check_type``); those that ``keep``
-    refuses are left out. Returns the lines of the parts, and the number of lines of the file. Raises ``DataError``,
-    which names part and line, for a damaged part, and where all lines of the parts would be left out.
+    Raises ``DataError``, which names part and line, for a damaged part.
     """
     lines_of_parts: list[dict[str, Any]] = []
     for number, path in enumerate(_part_files(config, len(rows))):
@@ -426,21 +420,29 @@ def gather_parts(
         expected = len(rows[number * config.part_rows : (number + 1) * config.part_rows])
         if len(lines) != expected:
             raise DataError(
-                f"{path} has {len(lines)} of {expected} rows: delete it and run again to recreate it"
+                f"{path} has {len(lines)} of {expected} rows: "
+                "delete it and run again to recreate it"
             )
         for line, content in enumerate(lines, start=1):
             where = f"{path}, line {line}"
             lines_of_parts.append(parse_json(content, where))
             check_type(lines_of_parts[-1], line_type, where, DataError)
-    written = [line for line in lines_of_parts if keep(line)]
-    if not written:
-        raise DataError(
-            f"{file} would have none of the {len(lines_of_parts)} rows of {config.out}/parts"
-        )
-    others = [name for name in data.splits if config.splits and name not in config.splits]
-    kept = [_line(name, row, Path(config.out)) for name in others for row in data.split(name)]
-    write_json_lines(file, [*written, *kept])
-    return lines_of_parts, len(written) + len(kept)
+    return lines_of_parts
+
+
+def write_parts(
+    config: PartsConfig, data: DataModule, lines: Iterable[dict[str, Any]], file: Path
+) -> int:
+    """Write one ``file`` of the lines of parts and the rows of splits that were not worked on.
+
+    Returns its number of lines.
+    """
+    written = list(lines)
+    for name in data.splits:
+        if config.splits and name not in config.splits:
+            written += [_line(name, row, Path(config.out)) for row in data.split(name)]
+    write_json_lines(file, written)
+    return len(written)
 
 
 def write_report(file: Path, count: int, title: str, table: str, notes: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ from rewards.base import Reward, leaf_rewards
 from rewards.build import RewardBuilder
 from rewards.clip.backbone import FrozenEncoder
 from rewards.clip.clipscore import ClipScore
-from rewards.language.chooser import Chooser
 from rewards.mixed import MixedReward
 from rewards.text.bleu import Bleu
 from rewards.text.cider import CiderD
@@ -89,9 +88,9 @@ def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
             )
         if same:
             raise ConfigError(f"{both} use the same encoder: {rule}")
-    models = [getattr(score, "chooser", None) for score in (judge, used)]
-    signatures = [model.signature for model in models if isinstance(model, Chooser)]
-    if len(signatures) == 2 and signatures[0] == signatures[1]:
+    models = [getattr(score, "language_model", None) for score in (judge, used)]
+    signatures = [getattr(model, "signature", None) for model in models]
+    if None not in signatures and signatures[0] == signatures[1]:
         raise ConfigError(f"{both} ask the same model: {rule}")
     if any(
         isinstance(judge, metric) and isinstance(used, metric) for metric in N_GRAM_JUDGES.values()

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rewards.base import Reward
 from rewards.clip.backbone import FrozenEncoder
 from rewards.clip.encoder import CachedEncoder
-from rewards.language.chooser import Calls
+from rewards.language.models import Calls
 from rl_caption.evaluation.results import LEFT_OUT
 
 PAIRS = 128

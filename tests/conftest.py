@@ -28,6 +28,12 @@ def trust_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [*sys.path])
 
 
+@pytest.fixture
+def random_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let language models of random weights answer, which are about to say something else."""
+    monkeypatch.setattr("rewards.language.models.LEAST_PROBABILITY", 0.0)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     """Escape what xdist cannot send: names of files that are not UTF-8, in what a test printed or logged."""

@@ -93,6 +93,7 @@ def test_every_registered_reward_is_tried(rewards: dict[str, Reward]) -> None:
     )
 
 
+@pytest.mark.usefixtures("random_weights")
 @pytest.mark.parametrize(("trainer", "column"), [("grpo", "image"), ("rloo", "images")])
 def test_a_step_of_the_trainer_with_every_reward(rewards, trainer, column, tmp_path):
     import trl

@@ -41,8 +41,8 @@ UNREADABLE = (
 class Renderable(Protocol):
     """An image that is drawn when it is needed, such as a generated scene. It has to be picklable, for data loaders.
 
-    It may also have a method ``identity() -> str``: a cache key that is cheaper than drawing the image
-    (``rewards.videos`` has one).
+    It may also have methods ``identity() -> str``, a cache key that is cheaper than drawing the image
+    (``rewards.videos`` has one), and ``dimensions()``, its width and height.
     """
 
     def render(self) -> Image.Image:

@@ -15,6 +15,7 @@ from rewards.images import (
     file_stamp,
     image_file,
     image_identity,
+    image_size,
     list_images,
     open_image,
 )
@@ -59,6 +60,13 @@ class VideoFrame:
         return _decode(self.path, self.count, self.span, file_hash(self.path, "video"))[
             self.index
         ].copy()
+
+    def dimensions(self) -> tuple[int, int]:
+        """Width and height, of a file of images without decoding it. Raises as ``render``."""
+        if os.path.isdir(self.path):
+            return image_size(self._file())
+        is_images = Path(self.path).suffix.lower() in IMAGE_SUFFIXES
+        return image_size(self.path) if is_images else self.render().size
 
     def identity(self) -> str:
         """Cache key, without decoding; see ``rewards.images.image_identity``."""

@@ -125,6 +125,10 @@ class Captioner(Protocol):
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for an unusable row."""
 
+    def try_row(self, row: Row) -> None:
+        """Prepare a row as ``preprocess`` does and keep nothing. Raises ``DataError`` for an unusable row."""
+        self.preprocess([row])
+
     @abstractmethod
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None

@@ -74,6 +74,10 @@ class Ensemble(Captioner):
             for name, tensor in captioner.preprocess(rows).items()
         }
 
+    def try_row(self, row: Row) -> None:
+        for captioner in self.captioners:
+            captioner.try_row(row)
+
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
     ) -> list[list[int]]:

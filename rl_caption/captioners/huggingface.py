@@ -38,7 +38,7 @@ from rl_caption.captioners.adaptation import (
     untie,
     unties,
 )
-from rl_caption.captioners.base import WEIGHTS, Captioner, CaptionerError, reading
+from rl_caption.captioners.base import LOADING_ERRORS, WEIGHTS, Captioner, CaptionerError, reading
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import NextLogits, Prefixes
 from rl_caption.captioners.hf_families import (
@@ -254,7 +254,7 @@ class HuggingFaceCaptioner(Captioner):
         images = [load_image(row["image"]) for row in rows]
         with naming(
             f"images {[row['image_id'] for row in rows][:4]} cannot be prepared",
-            (ValueError,),
+            LOADING_ERRORS,
             DataError,
         ):
             inputs = {

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from rewards.base import naming
 from rewards.images import frames_of
 from rl_caption.captioners.adaptation import freeze
-from rl_caption.captioners.base import CaptionerError, reading
+from rl_caption.captioners.base import LOADING_ERRORS, CaptionerError, reading
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.hf_families import Conventions, first_token
 from rl_caption.captioners.huggingface import (
@@ -227,17 +227,7 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
             not apart or self.policy.knows_images(inputs[IMAGE_KEY], fingerprint)
         ):
             return inputs
-        images = [load_image(frame) for frame in frames_of(row["image"])]
-        with naming(f"image {row['image_id']!r} cannot be prepared", (ValueError,), DataError):
-            inputs = self.family.inputs(
-                self.processor, as_messages(self.messages, row.get("prompt")), images
-            )
-        length = inputs["input_ids"].shape[1]
-        if self.longest_prompt is not None and length >= self.longest_prompt:
-            raise DataError(
-                f"image {row['image_id']!r} and its prompt have {length} tokens: {self.family.name} has positions "
-                f"for {self.longest_prompt}; let its processor make images smaller (model.processor_kwargs)"
-            )
+        inputs = self._prepare(row)
         if not cache.enabled:
             return inputs
         if apart:
@@ -248,6 +238,24 @@ class VisionLanguageCaptioner(HuggingFaceCaptioner):
                 None
             ]
         cache.write(key, states_of(inputs) | {IMAGE_KEY: inputs[IMAGE_KEY]} if apart else inputs)
+        return inputs
+
+    def try_row(self, row: Row) -> None:
+        self._prepare(row)
+
+    def _prepare(self, row: Row) -> dict[str, Tensor]:
+        """The model's inputs of one row."""
+        images = [load_image(frame) for frame in frames_of(row["image"])]
+        with naming(f"image {row['image_id']!r} cannot be prepared", LOADING_ERRORS, DataError):
+            inputs = self.family.inputs(
+                self.processor, as_messages(self.messages, row.get("prompt")), images
+            )
+        length = inputs["input_ids"].shape[1]
+        if self.longest_prompt is not None and length >= self.longest_prompt:
+            raise DataError(
+                f"image {row['image_id']!r} and its prompt have {length} tokens: {self.family.name} has positions "
+                f"for {self.longest_prompt}; let its processor make images smaller (model.processor_kwargs)"
+            )
         return inputs
 
     def key_value_bytes(self, rows: Sequence[Row], captions: int, tokens: int) -> int:

@@ -19,6 +19,7 @@ from rl_caption.config.evaluation import check_choice
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_text, json_object
+from rl_caption.data.refused import usable_rows
 from rl_caption.evaluation.results import check_writable_file
 from rl_caption.programs.captions import (
     Captions,
@@ -94,6 +95,7 @@ def caption_files(
     rerank: str | None = None,
     rerank_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
+    on_bad: str = "fail",
 ) -> Captions:
     """Captions of image files by path, of one captioner (saved, or from the hub) or of an ensemble of ``models``.
 
@@ -102,7 +104,7 @@ def caption_files(
     Raises:
         CaptionerError: one of ``models`` is not a captioner over pixels, or they have different vocabularies.
         ConfigError: ``rerank`` is not a reward that can choose, or options of ``decode`` contradict each other.
-        DataError: an image cannot be read.
+        DataError: an image cannot be read, unless ``on_bad`` is ``skip``.
     """
     reward = None if rerank is None else build_reranker(rerank, rerank_kwargs or {}, ())
     captioner = load_captioners(models, prompt, ensemble)
@@ -112,6 +114,7 @@ def caption_files(
         )
     rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
     accelerator = Accelerator(**accelerator_kwargs())
+    rows = [*usable_rows({"": rows}, captioner, on_bad, accelerator)[""]]
     captions = caption_rows(captioner, rows, decode, accelerator, seed)
     if reward is None or not accelerator.is_main_process:
         return captions
@@ -197,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     if wrong := list(wrong_values(arguments["seed"], Seed, "--seed")):
         parser.error("; ".join(wrong))
-    options = {name: arguments[name] for name in ("prompt", "ensemble", "rerank", "seed")}
+    options = {name: arguments[name] for name in ("prompt", "ensemble", "rerank", "seed", "on_bad")}
     options["rerank_kwargs"] = json_object(arguments["rerank_kwargs"], "--rerank_kwargs")
     for file in filter(None, (arguments["out"], arguments["candidates"])):
         check_writable_file(file)

@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.images import UNREADABLE, image_identity, open_image
+from rewards.images import UNREADABLE, image_identity, image_size, open_image
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.jsonl import read_row, renamed_columns
 from rl_caption.data.plain_files import shown
@@ -190,6 +190,17 @@ def decode_image(content: str | bytes, where: str) -> Image.Image:
         raise RewardError(f"{where}: the image cannot be read: {error}") from error
 
 
+def stored_size(content: str | bytes, where: str) -> tuple[int, int]:
+    """Width and height of the image of a path, or of the bytes of a file, without decoding it. Raises as above."""
+    try:
+        if isinstance(content, str):
+            return image_size(content)
+        with Image.open(io.BytesIO(content)) as image:
+            return image.size
+    except (*UNREADABLE, RewardError) as error:
+        raise RewardError(f"{where}: the image cannot be read: {error}") from error
+
+
 @dataclass(frozen=True)
 class EncodedImage:
     """An image in memory: the bytes of its file, and the place of its row for errors."""
@@ -200,6 +211,10 @@ class EncodedImage:
     def render(self) -> Image.Image:
         """Decode it; ``RewardError``, which names the row, where that fails."""
         return decode_image(self.content, self.where)
+
+    def dimensions(self) -> tuple[int, int]:
+        """Width and height, without decoding it."""
+        return stored_size(self.content, self.where)
 
     def identity(self) -> str:
         """A key of caches, without decoding: a hash of the bytes."""
@@ -218,6 +233,10 @@ class StoredImage:
     def render(self) -> Image.Image:
         """Read and decode it; ``RewardError``, which names the row, where that fails."""
         return decode_image(self._content(), self.where)
+
+    def dimensions(self) -> tuple[int, int]:
+        """Width and height, without decoding it."""
+        return stored_size(self._content(), self.where)
 
     def identity(self) -> str:
         """A key of caches, without decoding: a hash of the bytes, or that of the file."""

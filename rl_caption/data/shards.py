@@ -19,7 +19,7 @@ from PIL import Image
 from rewards.images import IMAGE_SUFFIXES
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
-from rl_caption.data.hub import decode_image
+from rl_caption.data.hub import decode_image, stored_size
 from rl_caption.data.jsonl import read_row, renamed_columns
 from rl_caption.data.plain_files import parse_json, shown
 from rl_caption.data.splits import (
@@ -69,9 +69,9 @@ def shards(
     )
     if not in_objects and "split" not in (columns or {}):
         return Splits(rows, path)
-    names = SplitNames(path)
-    named = {split: index.splits(columns, split, names) for split, index in indices.items()}
-    names.warn()
+    reader = SplitNames(path)
+    named = {split: index.splits(columns, split, reader) for split, index in indices.items()}
+    reader.warn()
     return Splits(regrouped(rows, named), path)
 
 
@@ -157,7 +157,7 @@ class ShardIndex:
 
     def _values(
         self, columns: Mapping[str, str] | None, index: int, sample: str
-    ) -> tuple[str, str, Mapping[str, Any]]:
+    ) -> tuple[str, str, dict[str, Any]]:
         """Where a sample is, its id, and its values by the names of this package."""
         file, texts = self.files[self.archives[index]], json.loads(sample)
         where, name = f"{file}, sample {shown(texts['key'])}", f"{file.stem}/{texts['key']}"
@@ -233,6 +233,10 @@ class ShardImage:
     def render(self) -> Image.Image:
         """Read and decode it; ``RewardError``, which names the sample, where that fails."""
         return decode_image(self._content(), self.where)
+
+    def dimensions(self) -> tuple[int, int]:
+        """Width and height, without decoding it."""
+        return stored_size(self._content(), self.where)
 
     def identity(self) -> str:
         """A key of caches, without decoding: a hash of the bytes."""

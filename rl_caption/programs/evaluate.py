@@ -561,6 +561,7 @@ def _decode(
     config: EvaluateModelConfig, images: _Images, accelerator: Accelerator
 ) -> tuple[dict[str, str], str]:
     """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is asked for."""
+    from rl_caption.data.refused import usable_rows
     from rl_caption.programs.captions import (
         build_reranker,
         caption_rows,
@@ -587,18 +588,20 @@ def _decode(
     if config.models:
         how += f", ensemble of {len(config.models)} by their mean {config.ensemble}"
     captioner = load_captioners(config.captioners, config.prompt, config.ensemble)
+    split = config.split or SPLIT
+    rows = usable_rows({split: images.rows}, captioner, config.data.on_bad, accelerator)[split]
     print_main(
         accelerator,
-        f"captioning {len(images.rows)} images of {config.split or SPLIT!r} ({how}) with {_name(config)}",
+        f"captioning {len(rows)} images of {split!r} ({how}) with {_name(config)}",
     )
-    decoded = caption_rows(captioner, images.rows, config.decode, accelerator, config.seed)
+    decoded = caption_rows(captioner, rows, config.decode, accelerator, config.seed)
     file = Path(config.out) / "candidates.jsonl"
     if accelerator.is_main_process:
         for stale in (file, file.with_name("candidates_scores.json")):
             stale.unlink(missing_ok=True)
     if reward is not None:
         try:
-            decoded = rerank_captions(decoded, images.rows, reward)
+            decoded = rerank_captions(decoded, rows, reward)
         except RewardError:
             decoded.write(file, result_ids(decoded.candidates))  # it does not take them along
             raise

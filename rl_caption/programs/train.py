@@ -69,6 +69,7 @@ def train_xe(config: XeConfig) -> TrainState:
         captioner = _captioner(
             context, config.model, "train.max_target_tokens", train.max_target_tokens
         )
+        context = context.readable(captioner)
         return fit(
             context,
             Recipe(
@@ -115,6 +116,7 @@ def train_scst(config: ScstConfig) -> TrainState:
         captioner = _captioner(
             context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens
         )
+        context = context.readable(captioner)
         reward, monitor = _reward_and_monitor(config, context)
         metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
         task = _self_critical_task(config, context, captioner, reward, monitor.notes)

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.data.plain_files import hash_text
+from rl_caption.data.refused import Prepares, usable_rows
 from rl_caption.runtime.engines import (
     EngineError,
     build_accelerator,
@@ -74,6 +75,20 @@ class Context:
     micro_batch_size: int
     checkpoint: Path | None = None
     signature_of: str = "reward"
+
+    def __post_init__(self) -> None:
+        size = self.config.train.batch_size
+        if size > len(self.train_rows):
+            raise ConfigError(
+                f"train.batch_size is {size}: the training split has {len(self.train_rows)} usable images, "
+                "and a batch must not repeat images. Lower it"
+            )
+
+    def readable(self, captioner: Prepares) -> "Context":
+        """The context with the images that a captioner can read, checked as ``data.on_bad`` says."""
+        splits = {"train": self.train_rows, "validation": self.val_rows}
+        rows = usable_rows(splits, captioner, self.config.data.on_bad, self.accelerator)
+        return replace(self, train_rows=rows["train"], val_rows=rows["validation"])
 
     @property
     def folder(self) -> Path:
@@ -297,11 +312,6 @@ def setup(
         ):  # it clears what a killed save left before the others look
             checkpoint = find_checkpoint(config)
         train_rows, val_rows = _rows(config, accelerator, needs)
-        if train.batch_size > len(train_rows):
-            raise ConfigError(
-                f"train.batch_size is {train.batch_size}: the training split has {len(train_rows)} usable images, "
-                "and a batch must not repeat images. Lower it"
-            )
         yield Context(config, accelerator, train_rows, val_rows, micro, checkpoint, signature_of)
 
 

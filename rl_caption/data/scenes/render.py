@@ -49,6 +49,10 @@ class SceneImage:
         """Draw the image as RGB. The result belongs to the caller, who may modify it."""
         return Image.fromarray(_kept(self.size)(self.scene))
 
+    def dimensions(self) -> tuple[int, int]:
+        """Width and height, without drawing it."""
+        return self.size, self.size
+
 
 @cache
 def _kept(size: int) -> Callable[[Scene], NDArray[np.uint8]]:

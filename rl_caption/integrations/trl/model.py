@@ -11,42 +11,38 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from rewards.base import naming
 from rewards.model_files import export_hint, load_complete, transformers_options
 from rl_caption.captioners.adaptation import freeze
+from rl_caption.captioners.base import LOADING_ERRORS
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import load_model, read_config
 from rl_caption.captioners.vlm import load_processor as read_processor
 from rl_caption.captioners.vlm import model_class, special_tokens
 from rl_caption.captioners.vlm_families import VISION, VisionLanguageFamily, family_of
-from rl_caption.data.base import Row, load_image
+from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.integrations.trl.config import VlmConfig, VlmLoraConfig
 from rl_caption.integrations.trl.rows import messages
 from rl_caption.runtime.errors import ConfigError, config_errors
 
 
 @dataclass(frozen=True)
-class Vlm:
-    """A model with its processor. It has what ``training.validation.decode_candidates`` asks of a captioner."""
+class VlmReader:
+    """Makes a model's inputs of rows, as TRL makes them in training: padded on the left."""
 
-    policy: Any
     processor: Any
     """Tokenizer, image processor and chat template; pads on the left."""
     prompt: str
     """The prompt of rows that have none of their own."""
-    eos_token_ids: list[int]
-    """The tokenizer's EOS, then the model's others."""
-    suppressed: list[int]
-    """Special tokens other than EOS, which are never sampled: an image token without its image cannot be scored."""
-    generation_config: GenerationConfig
-    """The model's own settings, which the export writes. Those of ``policy`` are empty but for EOS."""
+    input_kind = "pixels"
 
-    @property
-    def eos_token_id(self) -> int:
-        """The tokenizer's."""
-        return self.eos_token_ids[0]
+    def try_row(self, row: Row) -> None:
+        """See ``Captioner.try_row``."""
+        with naming(f"image {row['image_id']!r} cannot be prepared", LOADING_ERRORS, DataError):
+            self.preprocess([row])
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """The model's inputs for B rows, as TRL makes them in training: padded on the left."""
+        """The model's inputs for B rows."""
         from trl.data_utils import prepare_multimodal_messages
 
         asked = [
@@ -66,6 +62,24 @@ class Vlm:
                 asked, **template, processor_kwargs={"padding": True}
             )
         )
+
+
+@dataclass(frozen=True)
+class Vlm(VlmReader):
+    """A model with its processor. It has what ``training.validation.decode_candidates`` asks of a captioner."""
+
+    policy: Any
+    eos_token_ids: list[int]
+    """The tokenizer's EOS, then the model's others."""
+    suppressed: list[int]
+    """Special tokens other than EOS, which are never sampled: an image token without its image cannot be scored."""
+    generation_config: GenerationConfig
+    """The model's own settings, which the export writes. Those of ``policy`` are empty but for EOS."""
+
+    @property
+    def eos_token_id(self) -> int:
+        """The tokenizer's."""
+        return self.eos_token_ids[0]
 
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: None = None
@@ -148,7 +162,7 @@ def load_vlm(config: VlmConfig, dtype: str) -> Vlm:
     settings = policy.generation_config
     # ``generate`` takes what it is not told from the model's own settings: a ban on repeated words, say.
     policy.generation_config = GenerationConfig(eos_token_id=ends)
-    return Vlm(policy, processor, config.prompt, ends, special, settings)
+    return Vlm(processor, config.prompt, policy, ends, special, settings)
 
 
 def adapt(policy: Any, lora: VlmLoraConfig | None, patterns: list[str] | None) -> Any:

@@ -38,6 +38,7 @@ from rl_caption.data.files import write_json
 from rl_caption.data.fingerprint import changes, fingerprint
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.data.plain_files import read_json
+from rl_caption.data.refused import usable_rows
 from rl_caption.evaluation import (
     Evaluation,
     check_writable,
@@ -56,6 +57,7 @@ from rl_caption.evaluation.results import read_scores
 from rl_caption.integrations.trl.config import GrpoVlmConfig
 from rl_caption.integrations.trl.model import (
     Vlm,
+    VlmReader,
     adapt,
     export,
     load_deepspeed_weights,
@@ -310,15 +312,22 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         ):
             print_main(state, f"{config.run.dir} is complete: remove it, or choose another run.dir")
             return ""
-        load_processor(config.model)  # a wrong model is refused before the data are read
-        return _Run(config, state, arguments, start, checkpoint).train_and_evaluate()
+        _, processor = load_processor(config.model)  # refuses a wrong model before data are read
+        reader = VlmReader(processor, config.model.prompt)
+        return _Run(config, state, arguments, start, checkpoint, reader).train_and_evaluate()
 
 
 class _Run:
     """A run. Making it reads and checks data, rewards and judges; the model is loaded later."""
 
     def __init__(
-        self, config: GrpoVlmConfig, state: Any, arguments: Any, start: int, checkpoint: Path | None
+        self,
+        config: GrpoVlmConfig,
+        state: Any,
+        arguments: Any,
+        start: int,
+        checkpoint: Path | None,
+        reader: VlmReader,
     ) -> None:
         self.config, self.state, self.arguments = config, state, arguments
         self.start, self.checkpoint = start, checkpoint
@@ -328,6 +337,7 @@ class _Run:
             usable_split(data, split) for split in ("train", self.split or "train")
         )
         rows = checked_splits(config.data, data, list(splits), state, self.folder / CHECKED_IMAGES)
+        rows = usable_rows(rows, reader, config.data.on_bad, state)
         self.train_rows = rows["train"]
         self.eval_rows = (
             rows[self.split][: config.eval.max_images] if self.split is not None else []

@@ -47,16 +47,15 @@ class LocalModel:
         self.reader = self.frozen.tokenizer
         self.tokenizer = getattr(self.reader, "tokenizer", self.reader)
         self.reward, self.vision, self.batch_size = reward, vision, batch_size
-        template = getattr(self.reader, "chat_template", None)
-        if vision and not template:
+        has_template = bool(getattr(self.reader, "chat_template", None))
+        if vision and not has_template:
             raise ValueError(f"{reward}: the processor of {model!r} has no chat template")
         if self.tokenizer.pad_token is None:  # any will do, as no token sees the padding
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.tokenizer.padding_side = "right"
         self.template_kwargs: dict[str, Any] | None = None
-        if template:
-            thinking = {"enable_thinking": False} if "enable_thinking" in str(template) else {}
-            self.template_kwargs = thinking | (chat_template_kwargs or {})
+        if has_template:
+            self.template_kwargs = without_thinking(self.reader) | (chat_template_kwargs or {})
         self.calls = Calls()
         self.signature = f"{Path(model).name},{self.frozen.weights},{precision}"
         if chat_template_kwargs:
@@ -158,6 +157,11 @@ class LocalModel:
         together = (scores.logsumexp(0) - logits.logsumexp(0)).exp().item()
         check_probability(question, together, self.tokenizer.decode([int(logits.argmax())]))
         return scores.softmax(dim=0).tolist()
+
+
+def without_thinking(reader: Any) -> dict[str, Any]:
+    """Variables of the chat template by which a model answers at once, if it can think before."""
+    return {"enable_thinking": False} if "enable_thinking" in str(reader.chat_template) else {}
 
 
 def _content(question: Question) -> list[dict[str, Any]]:

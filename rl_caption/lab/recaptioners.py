@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rewards.language.local import without_thinking
 from rewards.model_files import load_complete, transformers_options
 from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import DataError, Row, load_image
@@ -165,9 +166,8 @@ class VisionLanguageRecaptioner:
             asked.append(
                 [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
             )
-        texts = [
-            self.processor.apply_chat_template(one, add_generation_prompt=True) for one in asked
-        ]
+        template = {"add_generation_prompt": True, **without_thinking(self.processor)}
+        texts = [self.processor.apply_chat_template(one, **template) for one in asked]
         images = [[load_image(row["image"])] for row in rows]
         inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt").to(
             self.device

@@ -63,6 +63,7 @@ OPTIONAL = {
         "region features in HDF5 files cannot be read; folders of .npz and .npy can",
     ),
     "bert_score": ("bert-score", "bertscore", "no BERTScore"),
+    "openai": ("openai", "language", "no language models behind endpoints; local ones are there"),
     "textblob": ("textblob", "specs", "captions are not cut into details (SPECS)"),
     "pyarrow": ("pyarrow", "parquet", "judge cannot read Polaris and Nebula"),
     "datasets": ("datasets", "hub", "data.format hub and parquet cannot be read"),

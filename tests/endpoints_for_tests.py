@@ -3,9 +3,8 @@
 import json
 import math
 import threading
-from collections import ChainMap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -14,25 +13,22 @@ from typing import Any
 def endpoint(answer: Callable[[dict[str, Any]], tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
     """Options of an OpenAI-compatible endpoint that answers by a function of the request's body.
 
-    It returns status and content, an object of JSON, bytes or an iterator over pieces of bytes; and headers, if any.
+    It returns status, content (an object of JSON, or bytes), and headers, if any.
     """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, content, *more = answer(
-                body | {"path": self.path, "key": self.headers.get("Authorization")}
-            )
+            body |= {"path": self.path, "key": self.headers.get("Authorization")}
+            status, content, *headers = answer(body)
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
-            if not isinstance(content, Iterator):
-                data = content if isinstance(content, bytes) else json.dumps(content).encode()
-                content, more = iter([data]), [{"Content-Length": len(data)}, *more]
-            for name, value in ChainMap(*reversed(more)).items():
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            for name, value in headers[0].items() if headers else ():
                 self.send_header(name, str(value))
             self.end_headers()
-            with suppress(OSError):  # who asked has gone
-                for piece in content:
-                    self.wfile.write(piece)
+            self.wfile.write(data)
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -21,7 +21,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from rewards.base import Reward, RewardError
+from rewards.base import RewardError
 from rewards.language.cache import CachedModel
 from rewards.language.caption_qa import NOT_SAID, PROMPT, CaptionQA, length_factor, shuffled_choices
 from rewards.language.claims import Claims, distinct, harmonic_mean
@@ -34,7 +34,7 @@ from rewards.text.detail_units import detail_units
 from rl_caption.data.base import DataError
 from rl_caption.data.jsonl import JsonLinesData
 from tests.clip_for_tests import noise_image
-from tests.endpoints_for_tests import endpoint, listing, prompt_of, writing
+from tests.endpoints_for_tests import endpoint, listing, writing
 from tests.hf_models_for_tests import tiny_gpt2
 from tests.vlm_for_tests import answering_vlm, tiny_idefics3, tiny_qwen2_vl
 
@@ -149,18 +149,11 @@ def test_a_caption_of_400_words_does_not_win_by_length() -> None:
     ("items", "key"),
     [
         ([], "questions"),
-        (None, "questions"),
         ([{"question": "x", "choices": ["a", "b"]}], "answer"),
         ([QUESTIONS[0], {"question": "x", "choices": ["a", "b"], "answer": "c"}], "question 1"),
         ([{"question": "x", "choices": ["a"], "answer": "a"}], "choices"),
-        ([{"question": "x", "choices": ["a", "a"], "answer": "a"}], "choices"),
-        (
-            [{"question": "x", "choices": [str(number) for number in range(26)], "answer": "1"}],
-            "choices",
-        ),
-        ([{"question": 1, "choices": ["a", "b"], "answer": "a"}], "question"),
+        ([{"question": "x", "choices": [*map(str, range(26))], "answer": "1"}], "choices"),
         ([{"question": "x", "choices": ["a", NOT_SAID], "answer": "a"}], "choices"),
-        ([{"question": "x", "choices": ["a", " "], "answer": "a"}], "choices"),
         ([{"question": "x", "choices": ["a b", "a  b "], "answer": "a b"}], "choices"),
     ],
 )
@@ -545,28 +538,8 @@ def test_a_local_model_that_overflows_is_an_error(language_model: str) -> None:
         reward(None, [CAPTION], questions=[QUESTIONS], image_id=["1"])
 
 
-def test_choices_of_any_script_and_as_many_as_there_are_letters() -> None:
-    bodies: list[str] = []
-
-    def first_choice(body: dict[str, Any]) -> tuple[int, Any]:
-        bodies.append(prompt_of(body))
-        line = next(line for line in bodies[-1].splitlines() if line.endswith(". 犬 🐕"))
-        return 200, listing(**{line[0]: 1.0})
-
-    items = [
-        {"question": "这是什么？", "choices": ["犬 🐕", *map(str, range(count))], "answer": "犬 🐕"}
-        for count in (1, 24)
-    ]
-    with endpoint(first_choice) as options:
-        assert CaptionQA(endpoint=options)(
-            None, ["一只狗"], questions=[items], image_id=["图"]
-        ) == [1.0]
-    assert "一只狗" in bodies[0]
-    assert all("\nZ. " in body for body in bodies if "\nD. " in body)
-
-
 STORING = """
-import resource, sys
+import sys
 from pathlib import Path
 from rewards.language.cache import CachedModel
 from rewards.language.models import Question
@@ -577,9 +550,7 @@ class Model:
     def choose(self, questions):
         return [[0.25, 0.75] for _ in questions]
 
-folder, first, last, *limit = sys.argv[1:]
-if limit:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit[0]), int(limit[0])))
+folder, first, last = sys.argv[1:]
 chooser = CachedModel(Model(), Path(folder))
 print("ready", flush=True)
 for number in range(int(first), int(last)):
@@ -587,13 +558,11 @@ for number in range(int(first), int(last)):
 """
 
 
-def test_answers_survive_other_processes_one_that_is_killed_and_a_full_disk(tmp_path: Path) -> None:
+def test_answers_survive_other_processes_and_one_that_is_killed(tmp_path: Path) -> None:
     def store(*words: Any) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", STORING, str(tmp_path), *map(str, words)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    full = store(0, 10**6, 40_000)
-    assert "RewardError: cache_dir" in full.communicate()[1]
     both = [store(0, 20), store(10, 30)]
     killed = store(100, 10**6)
     assert killed.stdout is not None
@@ -754,40 +723,3 @@ def test_texts_are_written_by_a_local_model_or_an_endpoint_and_kept(
         build_model("w", None, options).write([question], 9)
     with pytest.raises(RewardError, match="row 0"):
         local.write([question], 2000)
-
-
-def test_a_long_caption_does_not_win_by_length_under_the_filter_and_the_mixture() -> None:
-    many = [
-        {"question": f"Is there {word}?", "choices": [word, "none"], "answer": word}
-        for word in "abcdefghij"
-    ]
-    reward = MixedReward({"qa": (CaptionQA(model=Scripted(knowing_what_the_caption_says)), 1.0)})
-    captions = [" ".join("abcdef"), " ".join([*"abcdefghij"] * 40)]
-    short, long = reward(None, captions, questions=[many] * 2, image_id=["1", "1"])
-    assert short > long
-
-
-def test_they_are_rewards(language_model: str, vision_model: str) -> None:
-    for reward in (
-        CaptionQA(model=language_model),
-        Claims(model=language_model),
-        VlmJudge(model=vision_model),
-    ):
-        assert isinstance(reward, Reward)
-        assert reward.bounds == (0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "key"),
-    [({"score": "f2"}, "score"), ({"source": "text"}, "source"), ({"batch_size": 0}, "batch_size")],
-)
-def test_arguments_out_of_their_range_are_named(
-    kwargs: dict[str, Any], key: str, language_model: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{key}"):
-        Claims(language_model, **{"source": "references", **kwargs})
-
-
-def test_a_precision_that_there_is_not_is_named(vision_model: str) -> None:
-    with pytest.raises(ValueError, match=r"^precision"):
-        VlmJudge(vision_model, precision="int8")  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import functools
 import math
 import numbers
 import reprlib
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -297,14 +298,24 @@ def load_target(
         )
         hint = f". Did you mean {same!r}?" if same else ""
         raise error(
-            f"{key} is {name!r}: module {module_name!r} cannot be imported: {failure}{hint}"
+            f"{key} is {name!r}: module {module_name!r} cannot be imported: {failure}{hint}{_hidden(module_name)}"
         ) from failure
     value = getattr(module, attribute, None)
     if not callable(value):
         raise error(
-            f"{key} is {name!r}: module {module_name!r} has no class or function {attribute!r}"
+            f"{key} is {name!r}: module {module_name!r} has no class or function {attribute!r}{_hidden(module_name)}"
         )
     return value
+
+
+def _hidden(module_name: str) -> str:
+    """A hint where a file of the working directory has the name of an installed package, which is imported instead."""
+    package = module_name.partition(".")[0]
+    loaded = getattr(sys.modules.get(package), "__file__", None)
+    for mine in (Path(f"{package}.py").resolve(), Path(package).resolve()):
+        if loaded and mine.exists() and not Path(loaded).resolve().is_relative_to(mine):
+            return f"; {mine} is hidden by the installed package {package!r}: rename it"
+    return ""
 
 
 def target_name(target: Any) -> str:

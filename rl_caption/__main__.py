@@ -1,13 +1,16 @@
 """``python -m rl_caption NAME`` and ``rl-caption NAME``. Ctrl-C ends both in one line, also while modules load."""
 
 import importlib
+import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+LIBRARIES = ("torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy")
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended: 128 + SIGINT, as in a shell."""
 
@@ -23,6 +26,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
 
 def _run(function: str, *arguments: object) -> int:
+    if hiding := [*hiding_files()]:
+        print(f"error: {'; '.join(hiding)}: rename it, or work in another folder", file=sys.stderr)
+        return 1
     try:
         before = leave_on_interrupt()
         programs = importlib.import_module("rl_caption.cli.main")
@@ -32,6 +38,23 @@ def _run(function: str, *arguments: object) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return code
+
+
+def hiding_files() -> Iterator[str]:
+    """Yield a line for each file that is imported in place of a package that every program needs.
+
+    ``python -m`` looks for modules in the working directory first.
+    """
+    home = Path(__file__).resolve().parents[1]
+    here = Path(sys.path[0] or ".").resolve()
+    for name in ("rewards", *LIBRARIES):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            continue
+        file = Path(spec.origin).resolve()
+        mine = file.parent in (here, here / name)
+        if file.parent != home / name if name == "rewards" else mine and here != home:
+            yield f"{file} hides the package {name!r}"
 
 
 def leave_on_interrupt() -> Any:

@@ -1,0 +1,71 @@
+"""A user's file with the name of a package: named in one line, however a program is started."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rewards.options import load_target
+from tests.conftest import REPOSITORY
+
+
+def started(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "package"),
+    [
+        ("rewards.py", "rewards"),
+        ("rewards/__init__.py", "rewards"),
+        ("accelerate.py", "accelerate"),
+        ("datasets.py", "datasets"),
+    ],
+)
+def test_a_file_that_hides_a_package_is_named_in_one_line(
+    file: str, package: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("class Brevity:\n    pass\n")
+    ended = started(["-m", "rl_caption", "scst", "--help"], tmp_path)
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == 1
+    assert line.startswith(f"error: {tmp_path / file} hides the package {package!r}")
+
+
+def test_other_files_and_folders_hide_nothing(tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").touch()
+    (tmp_path / "datasets").mkdir()
+    for folder in (tmp_path, REPOSITORY):
+        assert started(["-m", "rl_caption", "--version"], folder).returncode == 0
+
+
+@pytest.mark.slow
+def test_under_the_launcher(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("")
+    launcher = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+    ended = started([*launcher, "-m", "rl_caption", "scst", "--help"], tmp_path)
+    assert ended.returncode == 1
+    assert f"error: {tmp_path / 'rewards.py'} hides the package" in ended.stderr
+
+
+@pytest.mark.parametrize("target", ["rewards:Brevity", "rewards.mine:Brevity"])
+def test_a_target_that_a_package_hides_is_named(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / (target.partition(":")[0].replace(".", "/") + ".py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("class Brevity:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"rewards(\.py)? is hidden by the installed package"):
+        load_target(target, "reward.terms.brevity.target")

@@ -100,7 +100,7 @@ release: $(STAMP)
 	$(VENV_PYTHON) -m pip wheel --no-deps --wheel-dir dist dist/*.tar.gz
 	$(VENV_PYTHON) -m venv --clear build/release
 	build/release/bin/python -m pip install dist/*.whl
-	build/release/bin/python scripts/torchvision_remedy.py
+	build/release/bin/rl-caption doctor --mend
 	RL_CAPTION_INSTALLED=build/release/bin $(OFFLINE) $(VENV_PYTHON) -m pytest -q tests/core/integration/test_wheel.py
 	@ls -l dist
 	@echo "Left to you: read the changelog once more, then"
@@ -132,7 +132,7 @@ $(STAMP): pyproject.toml
 	fi; \
 	echo "installing into $(VENV): about 2 GB and a few minutes the first time"; \
 	$(VENV_PYTHON) -m pip install --disable-pip-version-check -e '.[dev]'; \
-	$(VENV_PYTHON) scripts/torchvision_remedy.py; \
+	$(VENV_PYTHON) -m rl_caption.cli.torchvision_remedy; \
 	printf '%s\n' "$(CURDIR)" > $(STAMP)
 
 FORCE:

@@ -17,6 +17,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rl_caption.cli.torchvision_remedy import FAULT, import_error, mend
 from rl_caption.runtime.errors import OPTIONAL, installed_version
 from rl_caption.runtime.threads import granted_cores
 
@@ -50,7 +51,6 @@ GB = 1e9
 LITTLE_DISK_GB = 5.0
 REINSTALL = "python -m pip install rl-caption (in a clone, make install)"
 OTHER_TORCH = "reinstall torch and torchvision in matching versions: https://pytorch.org/get-started/locally/ has the command"
-TORCHVISION_REMEDY = "in a clone of rl-caption: python scripts/torchvision_remedy.py"
 OWN_START = (
     "train a captioner with rl-caption xe --config own_xe --data.path mine.jsonl, then give "
     "--model.init runs/own/xe/export/best"
@@ -91,29 +91,12 @@ def torchvision_findings() -> Iterator[Finding]:
     version = installed_version("torchvision")
     if version is None:
         yield Finding("torchvision", "not installed; no program needs it")
-    elif error := torchvision_error():
-        remedy = (
-            f"{OTHER_TORCH}, or {TORCHVISION_REMEDY}"
-            if "operator torchvision::" in error
-            else OTHER_TORCH
-        )
+    elif error := import_error():
+        remedy = f"rl-caption doctor --mend, or {OTHER_TORCH}" if FAULT in error else OTHER_TORCH
         cost = "Transformers, open_clip and the accelerate command do not start"
         yield Finding("torchvision", f"{version}: does not load ({error})", cost, True, remedy)
     else:
         yield Finding("torchvision", f"{version}: loads")
-
-
-def torchvision_error() -> str:
-    """The last line of what ``import torchvision`` prints in a new process; empty when it succeeds."""
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        "import torchvision",
-    ]  # -P: not a folder of that name that lies here
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    message = process.stderr.strip() or f"ended with {process.returncode} without a message"
-    return message.splitlines()[-1] if process.returncode else ""
 
 
 def device_findings() -> Iterator[Finding]:
@@ -513,7 +496,7 @@ def _told(fatal: Sequence[Finding]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``doctor`` as a program: ``doctor [--config FILE [--section.key VALUE ...]]``."""
+    """Run ``doctor`` as a program: ``doctor [--mend] [--config FILE [--section.key VALUE ...]]``."""
     parser = argparse.ArgumentParser(
         prog="rl-caption doctor",
         description="Print versions, devices, Java, what is missing and what that costs. Ends with 1 when the main job "
@@ -527,7 +510,14 @@ def main(argv: list[str] | None = None) -> int:
         help="a configuration to check; of xe and scst, also say what a run would start from and whether a step fits "
         "the device; of scst, measure each reward term on references and samples (seconds to a minute)",
     )
+    parser.add_argument(
+        "--mend",
+        action="store_true",
+        help="first let torchvision load beside a CPU-only torch, by a file in this environment, if that is its fault",
+    )
     options, overrides = parser.parse_known_args(argv)
+    if options.mend and (done := mend()[0]):
+        print(f"{done}\n")
     if options.config is None:
         if overrides:
             parser.error(f"unrecognized arguments: {' '.join(overrides)}")

@@ -118,16 +118,22 @@ def user_errors() -> Iterator[None]:
             sys.exit(128 + signal.SIGPIPE)
         print(f"error: {error}", file=sys.stderr)  # of another pipe
         sys.exit(1)
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        torchvision = "operator torchvision::" in str(
-            error.__cause__
-        )  # Transformers imports it where it is installed
-        if module not in EXTRAS and not torchvision:
+    except (ImportError, RuntimeError, *EXPECTED) as error:
+        message = _message(error)
+        if not message:
             raise
-        remedy = "torchvision does not load beside this torch: rl-caption doctor says what mends it"
-        print(f"error: {remedy if torchvision else not_installed(module)}", file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
         sys.exit(1)
-    except EXPECTED as error:
-        print(f"error: {rewards.base.reason(error)}", file=sys.stderr)
-        sys.exit(1)
+
+
+def _message(error: BaseException) -> str:
+    """What a user is told of an error; empty for a defect."""
+    module = (getattr(error, "name", None) or "").partition(".")[0]
+    behind: BaseException | None = error  # Transformers, open_clip and timm import torchvision
+    while behind is not None:
+        if "operator torchvision::" in str(behind):
+            return "torchvision does not load beside this torch: rl-caption doctor --mend helps"
+        behind = behind.__cause__ or behind.__context__
+    if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
+        return not_installed(module)
+    return rewards.base.reason(error) if isinstance(error, EXPECTED) else ""

@@ -94,7 +94,9 @@ def install(folder: Path, requirements: dict[str, Any]) -> Path:
         alone = requirements.get("tool", {}).get("engine", {}).get("alone", [])
         subprocess.run([*pip, *requirements["dependencies"]], check=True)
         subprocess.run([*pip, "--no-deps", *alone, "-e", str(REPOSITORY)], check=True)
-        subprocess.run([str(python), str(REPOSITORY / "scripts/torchvision_remedy.py")], check=True)
+        subprocess.run(
+            [str(python), str(REPOSITORY / "rl_caption/cli/torchvision_remedy.py")], check=True
+        )
         stamp.write_text(wanted)
     return python
 

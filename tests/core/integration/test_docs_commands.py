@@ -225,9 +225,7 @@ def run_python(words: list[str], root: Path) -> None:
 
 def run_here(run: Callable[..., Any], command: list[str], **how: Any) -> Any:
     """In place of ``subprocess.run``: a program of the package runs in this process; starting one takes seconds."""
-    if (
-        command[-1] == "import torchvision"
-    ):  # it loads: torchvision_remedy has nothing to change in this environment
+    if command[-1] == "import torchvision":  # it loads: there is nothing to mend
         return subprocess.CompletedProcess(command, 0, "", "")
     if command[1:3] != ["-m", "rl_caption"]:
         return run(command, **how)

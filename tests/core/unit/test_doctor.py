@@ -21,7 +21,7 @@ from rl_caption.cli import doctor
 from rl_caption.cli.configuration import read_mapping
 from rl_caption.cli.programs import program_of
 from rl_caption.config.shipped import shipped_configs
-from rl_caption.runtime.errors import EXTRAS, OPTIONAL, user_errors
+from rl_caption.runtime.errors import EXTRAS, OPTIONAL, ConfigError, user_errors
 from tests.captioners_for_tests import tiny_captioner
 from tests.hf_models_for_tests import put_on_hub, save_model
 from tests.training_for_tests import changed, files, scst_config, xe_config
@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 @pytest.fixture(autouse=True)
 def torchvision_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe starts a process for seconds."""
-    monkeypatch.setattr(doctor, "torchvision_error", str)
+    monkeypatch.setattr(doctor, "import_error", str)
 
 
 def line_after(report: str, name: str) -> str:
@@ -108,7 +108,7 @@ def test_a_program_names_the_extra_of_a_module_that_is_missing(module, monkeypat
     ["", "RuntimeError: operator torchvision::nms does not exist", "ImportError: a library"],
 )
 def test_torchvision(error, installed, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "torchvision_error", lambda: error)
+    monkeypatch.setattr(doctor, "import_error", lambda: error)
     versions = {
         package: doctor.installed_version(package) for package in (*doctor.NEEDED, *doctor.OPTIONAL)
     }
@@ -117,7 +117,7 @@ def test_torchvision(error, installed, monkeypatch, capsys):
     (finding,) = doctor.torchvision_findings()
     assert error in finding.value or not installed
     assert finding.fatal == bool(finding.cost) == (installed and bool(error))
-    assert ("scripts/torchvision_remedy.py" in finding.remedy) == (
+    assert ("rl-caption doctor --mend" in finding.remedy) == (
         installed and "operator torchvision::" in error
     )
     assert bool(doctor.doctor()) == finding.fatal
@@ -260,7 +260,7 @@ def test_a_step_of_a_vision_language_model_fits_the_device_or_is_said_not_to(
     assert "memory of a step" in said.rpartition("not yet with this configuration")[2]
     # Nor with data: what a photo takes is assumed.
     monkeypatch.undo()
-    monkeypatch.setattr(doctor, "torchvision_error", str)
+    monkeypatch.setattr(doctor, "import_error", str)
     (tmp_path / "kept").rename(folder / "model.safetensors")
     code, said = report(
         "--data.format", "karpathy", "--data.path", "none/there", "--data.kwargs", "{}"
@@ -413,12 +413,21 @@ def test_what_a_configuration_lacks_is_said(tmp_path, capsys, changes, name, mes
     assert f"The main job can run here, but not yet with this configuration: {lacking}." in report
 
 
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        ModuleNotFoundError("Could not import module 'PreTrainedModel'"),
+        ImportError("cannot import name 'create_model' from 'open_clip'"),
+        RuntimeError("operator torchvision::nms does not exist"),
+        ConfigError("reward.terms.clipscore: it cannot be loaded"),
+    ],
+)
 def test_a_torchvision_that_does_not_load_ends_a_program_in_one_message(
-    capsys: pytest.CaptureFixture[str],
+    wrapped: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failure = RuntimeError("operator torchvision::nms does not exist")
     with pytest.raises(SystemExit, match="1"), user_errors():
-        raise ModuleNotFoundError("Could not import module 'PreTrainedModel'") from failure
-    assert "rl-caption doctor" in capsys.readouterr().err
+        raise wrapped from failure
+    assert capsys.readouterr().err.count("\n") == 1
     with pytest.raises(ModuleNotFoundError, match="PreTrainedModel"), user_errors():
         raise ModuleNotFoundError("Could not import module 'PreTrainedModel'")

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "torchvision_remedy.py"
+from rl_caption.cli import torchvision_remedy
+
+SCRIPT = Path(torchvision_remedy.__file__)
 TORCH = """
 import torch.library
 class ops:

@@ -1,4 +1,4 @@
-"""What ``torchvision_remedy.py`` copies to site-packages: define the operators that torchvision's import looks for.
+"""What ``doctor --mend`` copies to site-packages: define the operators that torchvision's import looks for.
 
 torchvision's own library defines them; where that does not load beside a CPU-only torch, their schemas are enough.
 """
@@ -9,7 +9,7 @@ import sys
 class Finder:
     """An import hook that finds nothing; it acts before the first module that needs the operators."""
 
-    libraries = ()  # keeps the definitions alive; empty as long as nothing was repaired
+    libraries: tuple = ()  # keeps the definitions alive; empty as long as nothing was repaired
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):

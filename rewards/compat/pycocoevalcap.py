@@ -1,8 +1,8 @@
 """``PTBTokenizer``, ``Bleu``, ``Cider``, ``Rouge`` and ``Meteor`` with the calls and results of pycocoevalcap 1.2.
 
 ``from rewards.compat.pycocoevalcap import PTBTokenizer, Bleu, Cider, Rouge`` in place of the imports from
-pycocoevalcap gives the same numbers to the last bit, without Java and without torch. ``Meteor`` is the class of that
-package itself, which runs Java.
+pycocoevalcap gives the same numbers to the last bit, without Java and without torch. ``Meteor`` runs that package's own,
+and with it Java.
 
 ``gts`` and ``res`` are dictionaries with the same keys: image id -> list of tokenised references, and image id -> list
 of one tokenised caption. Where the original stops at an ``assert``, a ``ValueError`` names the image; and ``Bleu``
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import optional
 from rewards.text.bleu import bleu_counts, bleu_of_counts
 from rewards.text.cider import cider_d
 from rewards.text.document_frequency import DocumentFrequencies
@@ -120,6 +119,21 @@ class Rouge:
         return "Rouge"
 
 
+class Meteor:
+    """pycocoevalcap's METEOR, whose Java program starts with the first score."""
+
+    def compute_score(self, gts: Captions, res: Captions) -> tuple[float, list[float]]:
+        """The score of the set, and the scores of N captions."""
+        from pycocoevalcap.meteor.meteor import Meteor as JavaMeteor
+
+        score: tuple[float, list[float]] = JavaMeteor().compute_score(gts, res)
+        return score
+
+    def method(self) -> str:
+        """The name of the metric."""
+        return "METEOR"
+
+
 def _pairs(gts: Captions, res: Captions) -> list[tuple[str, list[str]]]:
     """Caption and references of each image, in the order of ``gts``. Raises ``ValueError`` with the image's id."""
     if not gts or gts.keys() != res.keys():
@@ -137,12 +151,3 @@ def _pairs(gts: Captions, res: Captions) -> list[tuple[str, list[str]]]:
                 f"gts of image {image_id!r} is {references!r:.80}: expected a list of references"
             )
     return [(res[image_id][0], references) for image_id, references in gts.items()]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Meteor":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = optional(
-        "pycocoevalcap.meteor.meteor", "Meteor is Java's, in", "pycocoevalcap", ImportError
-    )
-    return module.Meteor

@@ -23,6 +23,7 @@ from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
 from tests.engines import report
+from tests.vlm_for_tests import tiny_qwen2_vl
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
@@ -52,7 +53,10 @@ def run(name: str, folder: Path) -> None:
     requirements = requirements_of(HERE / f"{name}.py")
     folder.mkdir(parents=True, exist_ok=True)
     python = install(folder / "environment", requirements)
+    engine = requirements.get("tool", {}).get("engine", {})
     reward = write_reward(folder)
+    if engine.get("vlm"):
+        tiny_qwen2_vl(folder / "qwen2_vl")
     (folder / report.RESULTS).write_text("")
     environment = os.environ | {
         "ENGINE_FOLDER": str(folder),
@@ -60,7 +64,7 @@ def run(name: str, folder: Path) -> None:
         "HF_HUB_OFFLINE": "1",
     }
     with contextlib.ExitStack() as stack:
-        if requirements.get("tool", {}).get("engine", {}).get("serve"):
+        if engine.get("serve"):
             environment["RL_CAPTION_URL"] = stack.enter_context(served(folder))
         command = [str(python), "-m", f"tests.engines.{name}"]
         subprocess.run(command, cwd=folder, env=environment, check=True)
@@ -90,7 +94,7 @@ def install(folder: Path, requirements: dict[str, Any]) -> Path:
     wanted = json.dumps(requirements)
     if not stamp.exists() or stamp.read_text() != wanted:
         venv.create(folder, with_pip=True, clear=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        pip = [str(python), "-m", "pip", "install", "-qq"]
         alone = requirements.get("tool", {}).get("engine", {}).get("alone", [])
         subprocess.run([*pip, *requirements["dependencies"]], check=True)
         subprocess.run([*pip, "--no-deps", *alone, "-e", str(REPOSITORY)], check=True)

@@ -1,7 +1,5 @@
 """The reward server, its client, and the adapters for other frameworks, called as the frameworks call them."""
 
-import asyncio
-import io
 import json
 import os
 import signal
@@ -16,13 +14,10 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from rewards.base import Reward, RewardError
@@ -30,13 +25,11 @@ from rewards.images import image_identity, open_image
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.integrations import easyr1, openrlhf, verl
-from rl_caption.integrations.batching import BatchingScorer
-from rl_caption.integrations.capevalkit import as_metric
+from rl_caption.integrations import easyr1, openrlhf
+from rl_caption.integrations.app import EncodedImage, make_app
 from rl_caption.integrations.client import RewardClient, ServerError
 from rl_caption.integrations.config import ServeConfig
-from rl_caption.integrations.requests import EncodedImage
-from rl_caption.integrations.server import build_app, build_served_reward
+from rl_caption.integrations.server import build_served_reward, make_scorer
 from rl_caption.integrations.swift import ServedReward
 from rl_caption.runtime.errors import ConfigError
 
@@ -83,9 +76,9 @@ def served(reward: Reward | MixedReward, **options: Any) -> Iterator[str]:
     mixture = (
         reward if isinstance(reward, MixedReward) else MixedReward({reward.__name__: (reward, 1.0)})
     )
-    server = uvicorn.Server(
-        uvicorn.Config(build_app(ServeConfig(**options), mixture), log_level="warning")
-    )
+    config = ServeConfig(**options)
+    app = make_app(config, make_scorer(config, mixture))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # a request waits until the server has started
@@ -121,10 +114,9 @@ def mixture() -> MixedReward:
     )
 
 
-def status_of(
-    url: str, path: str, content: bytes | None, **headers: str
-) -> tuple[int, dict[str, Any]]:
-    request = urllib.request.Request(url + path, content, headers)
+def status_of(url: str, content: bytes, **headers: str) -> tuple[int, dict[str, Any]]:
+    headers = {"Content-Type": "application/json"} | headers
+    request = urllib.request.Request(f"{url}/score", content, headers)
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, json.load(response)
@@ -191,23 +183,8 @@ def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(
         assert first.result().total == expected[:1]
         assert [request.result().total for request in good] == [expected] * 4
         assert sizes == [1, 6, 2], "of two captions each, at most max_batch a call"
-        with pytest.raises(ServerError, match=r"row 2: .*'rouge'"):
+        with pytest.raises(ServerError, match=r"422.*'rouge'.*row 2"):
             client_of(url).score(["a", "b", "c", "d"], references=bad)
-
-
-def test_of_two_requests_that_share_a_call_the_bad_one_fails_alone() -> None:
-    async def outcomes() -> list[Any]:
-        scorer = BatchingScorer(MixedReward({"rouge": (build("rouge_l"), 1.0)}), 8, 0.1, 100)
-        running = asyncio.create_task(scorer.run())
-        requests = (scorer.score(["a dog"], {"references": [texts]}) for texts in (["a dog"], []))
-        results = await asyncio.gather(*requests, return_exceptions=True)
-        running.cancel()
-        return [*results, scorer.calls]
-
-    good, bad, calls = asyncio.run(outcomes())
-    assert good.total == [1.0]
-    assert isinstance(bad, RewardError)
-    assert calls == 3, "of both, then of each"
 
 
 def test_captions_that_are_compared_with_those_of_their_call_share_none() -> None:
@@ -243,63 +220,31 @@ def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_s
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "status", "field"),
+    ("content", "status", "named"),
     [
-        ("/score", b"{", 400, None),
-        ("/score", b"[" * 100_000, 400, None),
-        ("/score", b"[]", 422, None),
-        ("/score", b"{}", 422, "captions"),
-        ("/score", b'{"captions": ["a"], "caption": []}', 422, "caption"),
-        ("/score", b'{"captions": []}', 422, "captions"),
-        ("/score", b'{"captions": ["a", 1]}', 422, "captions"),
-        ("/score", b'{"captions": ["a"]}', 422, "references"),
-        (
-            "/score",
-            b'{"captions": ["a"], "columns": {"references": ["x", "y"]}}',
-            422,
-            "references",
-        ),
-        ("/score", b'{"captions": ["a"], "columns": {"reference": [["x"]]}}', 422, "reference"),
-        ("/score", b'{"captions": ["a"], "columns": {"references": [7]}}', 422, None),
-        ("/score", b'{"captions": ["' + b"a" * 2**21 + b'"]}', 413, None),
-        ("/score", rb'{"captions": ["a"], "\ud800": 1}', 422, "\ud800"),
-        ("/score", rb'{"captions": ["a"], "columns": {"\ud800": [1]}}', 422, "\ud800"),
-        (
-            "/openrlhf",
-            b'{"query": ["Say: a"], "prompts": ["Tell: "], "labels": ["{}"]}',
-            422,
-            "query",
-        ),
-        ("/openrlhf", b'{"query": ["a"], "prompts": [""], "labels": ["["]}', 422, "labels"),
-        ("/llamafactory", b'{"model": "model"}', 422, "messages"),
+        (b"{", 422, ""),
+        (b"[]", 422, ""),
+        (b"{}", 422, "captions"),
+        (b'{"captions": ["a"], "caption": []}', 422, "caption"),
+        (b'{"captions": []}', 422, "captions"),
+        (b'{"captions": ["a", 1]}', 422, "captions.1"),
+        (b'{"captions": ["a"]}', 422, "references"),
+        (b'{"captions": ["a"], "columns": {"references": ["x", "y"]}}', 422, "references"),
+        (b'{"captions": ["a"], "columns": {"reference": [["x"]]}}', 422, "'reference'"),
+        (b'{"captions": ["a"], "columns": {"references": [7]}}', 422, "references"),
+        (b'{"captions": ["' + b"a" * 2**21 + b'"]}', 413, "MiB"),
     ],
 )
-def test_a_bad_request_is_refused_with_row_and_field(
-    path: str, content: bytes, status: int, field: str | None
-) -> None:
+def test_a_bad_request_is_refused(content: bytes, status: int, named: str) -> None:
     with served(MixedReward({"rouge": (build("rouge_l"), 1.0)}), max_mb=1.0) as url:
-        code, answer = status_of(url, path, content)
-        assert (code, answer["field"]) == (status, field) if status != 422 or field else code == 422
-        assert "error" in answer
+        code, answer = status_of(url, content)
+        assert code == status
+        assert named in answer["detail"]
         assert client_of(url).score(CAPTIONS, references=REFERENCES).total, "the server lives on"
 
 
-def test_brackets_of_any_depth_are_refused() -> None:
-    """Python reads some nestings that it then cannot show in a message."""
-    with served(MixedReward({"rouge": (build("rouge_l"), 1.0)})) as url:
-        for depth in range(900, 1020, 5):
-            nested = b"[" * depth + b"]" * depth
-            label = json.dumps('{"references": ' + nested.decode() + "}").encode()
-            for path, content in (
-                ("/score", b'{"captions": ' + nested + b"}"),
-                ("/score", b'{"captions": ["a"], "columns": {"references": [' + nested + b"]}}"),
-                ("/openrlhf", b'{"query": ["a"], "prompts": [""], "labels": [' + label + b"]}"),
-            ):
-                assert status_of(url, path, content)[0] in (400, 422)
-
-
 def test_a_body_that_does_not_arrive_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_caption.integrations.requests.BODY_SECONDS", 0.5)
+    monkeypatch.setattr("rl_caption.integrations.app.BODY_SECONDS", 0.5)
     with (
         served(mixture()) as url,
         socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), 30) as client,
@@ -310,7 +255,7 @@ def test_a_body_that_does_not_arrive_is_refused(monkeypatch: pytest.MonkeyPatch)
         assert client.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
-def test_images_come_from_below_named_folders_or_as_bytes(tmp_path: Path) -> None:
+def test_images_come_from_below_named_folders_or_as_content(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     Image.new("RGB", (30, 20)).save(root / "inside.png")
@@ -318,64 +263,36 @@ def test_images_come_from_below_named_folders_or_as_bytes(tmp_path: Path) -> Non
     Image.new("RGB", (2000, 2000)).save(root / "large.png")
     (root / "text.png").write_text("no image")
     (root / "link.png").symlink_to(tmp_path / "outside.png")
-    (root / "loop.png").symlink_to("loop.png")
-    os.mkfifo(root / "pipe.png")
+    inside = {"path": str(root / "inside.png"), "bytes": None}
     with served(Width(), images={"root": str(root)}, max_megapixels=1.0) as url:
         client = client_of(url)
         content = (root / "inside.png").read_bytes()
-        assert client.score(["a", "b"], image=["root/inside.png", content]).total == [30.0, 30.0]
-        large = io.BytesIO()
-        Image.new("RGB", (2000, 2000)).save(large, "PNG")
+        images = ["root/inside.png", content, root / "inside.png"]
+        assert client.score(["a", "b", "c"], image=images).total == [30.0] * 3
         for image in (
-            *(
-                "root/missing.png",
-                "root/../outside.png",
-                "root/link.png",
-                "root/large.png",
-                "root/text.png",
-            ),
-            *(
-                "root/pipe.png",
-                "root/loop.png",
-                "root",
-                str(tmp_path / "outside.png"),
-                "other/inside.png",
-                "http://127.0.0.1:1/a.png",
-            ),
-            *(
-                large.getvalue(),
-                b"no image",
-                7,
-                None,
-                ["root/inside.png"],
-                {"base64": 1},
-                {"base64": "!"},
-            ),
+            "root/missing.png",
+            "root/../outside.png",
+            "root/link.png",
+            str(tmp_path / "outside.png"),
+            inside,
+            ["root/inside.png"],
+            {"base64": 1},
+            None,
         ):
-            with pytest.raises(ServerError, match="422: row 1: image"):
+            with pytest.raises(ServerError, match=r"422.*row 1: image.*NAME/path.*\['root'\]"):
+                client.score(["a", "b"], image=["root/inside.png", image])
+        for image in ("root/large.png", "root/text.png", root / "large.png", b"!"):
+            with pytest.raises(ServerError, match=r"422.*image"):
                 client.score(["a", "b"], image=["root/inside.png", image])
 
 
-def test_images_of_a_request_are_decoded_one_at_a_time_and_a_damaged_one_is_named(
-    tmp_path: Path,
-) -> None:
-    files = []
-    for number in range(3):
-        buffer = io.BytesIO()
-        Image.effect_noise((30 + number, 20), 50).save(buffer, "PNG")
-        files.append(buffer.getvalue())
-    path = tmp_path / "same.png"
-    path.write_bytes(files[0])
-    assert image_identity(EncodedImage(files[0])) == image_identity(path), (
-        "one entry of a cache for both"
-    )
-    with served(Width()) as url:
-        assert client_of(url).score(["a", "b"], image=files[:2]).total == [30.0, 31.0]
-        with pytest.raises(ServerError, match=r"422.*image"):
-            client_of(url).score(["a", "b"], image=[files[0], files[2][:200]])
+def test_the_content_of_a_file_has_the_key_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    Image.new("RGB", (30, 20)).save(path)
+    assert image_identity(EncodedImage(path.read_bytes())) == image_identity(path)
 
 
-def test_the_reward_is_called_by_one_thread_also_to_find_the_row_that_fails(
+def test_the_reward_is_called_by_one_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads: list[int] = []
@@ -387,59 +304,10 @@ def test_the_reward_is_called_by_one_thread_also_to_find_the_row_that_fails(
         return score(*arguments, **columns)
 
     monkeypatch.setattr(reward, "terms", terms)
-    with served(reward) as url, pytest.raises(ServerError, match="row 1"):
-        client_of(url).score(["a", "b"], references=[["a"], []])
-    assert len(threads) > 2
+    with served(reward) as url, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: client_of(url).score(["a"], references=[["a"]]), range(8)))
+    assert len(threads) > 1
     assert len(set(threads)) == 1
-
-
-def test_a_redirect_is_an_error_and_gets_no_token() -> None:
-    heard: list[str] = []
-
-    class Redirecting(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            heard.append(self.path)
-            self.send_response(302)
-            self.send_header("Location", "/elsewhere")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        do_GET = do_POST
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        client = client_of(f"http://127.0.0.1:{server.server_port}", token="secret")
-        with pytest.raises(ServerError, match="302"):
-            client.score(["a"])
-        server.shutdown()
-    assert heard == ["/score"]
-
-
-def test_addresses_are_fetched_where_that_is_allowed(tmp_path: Path) -> None:
-    Image.new("RGB", (30, 20)).save(tmp_path / "a.png")
-    with (
-        served(Width(), allow_urls=True) as url,
-        subprocess.Popen(
-            [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as photos,
-    ):
-        assert photos.stdout is not None
-        port = photos.stdout.readline().split("port ")[1].split()[0]
-        try:
-            assert client_of(url).score(["a"], image=[f"http://127.0.0.1:{port}/a.png"]).total == [
-                30.0
-            ]
-            with pytest.raises(ServerError, match="422: row 0: image"):
-                client_of(url).score(["a"], image=[f"http://127.0.0.1:{port}/b.png"])
-        finally:
-            photos.terminate()
 
 
 def test_a_token_is_required_where_there_is_one_and_other_hosts_need_one(
@@ -450,11 +318,11 @@ def test_a_token_is_required_where_there_is_one_and_other_hosts_need_one(
         ServeConfig(host="0.0.0.0")
     body = json.dumps({"captions": ["a"], "columns": {"references": [["a"]]}}).encode()
     with served(MixedReward({"rouge": (build("rouge_l"), 1.0)})) as url:
-        assert status_of(url, "/score", body, Host="attacker.example")[0] == 400
+        assert status_of(url, body, Host="attacker.example")[0] == 400
         monkeypatch.setenv("RL_CAPTION_TOKEN", "secret")
         ServeConfig(host="0.0.0.0")
-        assert status_of(url, "/score", body)[0] == 401
-        assert status_of(url, "/score", body, Authorization="Bearer other")[0] == 401
+        assert status_of(url, body)[0] == 401
+        assert status_of(url, body, Authorization="Bearer other")[0] == 401
         assert client_of(url).score(["a"], references=[["a"]]).total == [1.0]
 
 
@@ -463,166 +331,58 @@ def test_cider_needs_document_frequencies() -> None:
         build_served_reward(ServeConfig())
 
 
-def test_adapters_score_as_their_frameworks_call_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_score_as_the_reward_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     reward = mixture()
     expected = reward(None, CAPTIONS, references=REFERENCES)
-    unfinished = reward(None, CAPTIONS, references=REFERENCES, finished=[False, False])
-    assert unfinished[0] != expected[0]
-    terms = reward.terms(None, CAPTIONS, references=REFERENCES)
+    unfinished = reward(None, CAPTIONS, references=REFERENCES, finished=[True, False])
+    assert unfinished[1] != expected[1]
+    labels = [json.dumps({"references": references}) for references in REFERENCES]
     with served(reward) as url:
         monkeypatch.setenv("RL_CAPTION_URL", url)
-        row = asyncio.run(
-            verl.compute_score(
-                "coco",
-                CAPTIONS[0],
-                REFERENCES[0],
-                extra_info={"index": 3, "split": "train"},
-                url=url,
-            )
-        )
-        assert row == {"score": expected[0], **{name: scores[0] for name, scores in terms.items()}}
-        monkeypatch.setitem(
-            sys.modules, VERL_MANAGER, SimpleNamespace(RewardManagerBase=VerlRewardManager)
-        )
-        from rl_caption.integrations.verl_manager import ServedRewardManager
-
-        settings = {"custom_reward_function": {"path": None, "reward_kwargs": {"url": url}}}
-        manager = ServedRewardManager(
-            config=SimpleNamespace(reward=settings),
-            tokenizer=Characters(),
-            compute_score=None,
-            reward_router_address=None,
-        )
-        items = [
-            manager.run_single(verl_data(CAPTIONS[0], REFERENCES[0], finished))
-            for finished in (True, False)
-        ]
-        finished_scores = [asyncio.run(item)["reward_score"] for item in items]
-        assert finished_scores == [expected[0], unfinished[0]]
-        labels = [json.dumps({"references": references}) for references in REFERENCES]
         inputs = [
             {"response": caption, "response_length": 3, "ground_truth": label}
             for caption, label in zip(CAPTIONS, labels, strict=True)
         ]
         assert [scores["overall"] for scores in easyr1.compute_score(inputs)] == expected
-        queries = [
-            f"<|im_start|>Describe.\n{caption}<|im_end|>\n<|endoftext|>" for caption in CAPTIONS
-        ]
-        prompts = ["<|im_start|>Describe.\n"] * 2
-        assert openrlhf.reward_func(queries, prompts, labels)["rewards"] == expected
-        assert (
-            openrlhf.reward_func([prompts[0] + CAPTIONS[0]], prompts[:1], labels[:1])["rewards"]
-            == unfinished[:1]
-        )
-        with pytest.raises(ValueError, match="<eot>"):
-            openrlhf.reward_func([f"{prompts[0]}{CAPTIONS[0]}<eot>"], prompts[:1], labels[:1])
-        body = {"query": queries, "prompts": prompts, "labels": labels}
-        status, answer = status_of(url, "/openrlhf", json.dumps(body).encode())
-        assert (status, answer["rewards"], answer["extra_logs"]) == (200, expected, terms)
-        rewards = ServedReward(args=SimpleNamespace())
-        assert (
-            rewards(CAPTIONS, references=REFERENCES, solution=["", ""], trainer_state=None)
-            == expected
-        )
-        reasons = {"finish_reason": ["stop", "length"], "is_truncated": [False, True]}
-        assert rewards(CAPTIONS, references=REFERENCES, **reasons) == [expected[0], unfinished[1]]
-        assert rewards(CAPTIONS, references=REFERENCES, finish_reason=[None, None]) == expected
-    samples = [
-        SimpleNamespace(
-            id=str(row), image=f"{row}.jpg", references=REFERENCES[row], prediction=CAPTIONS[row]
-        )
-        for row in range(2)
-    ]
-    assert as_metric(reward)(samples) == {"0": expected[0], "1": expected[1]}
-    with served(MixedReward({"again": (build("repetition"), 1.0)})) as url:
-        texts = [
-            "<|im_start|>user\na dog<|im_end|>\n<|im_start|>assistant\na dog a dog a dog<|im_end|>"
-        ]
-        address = "/llamafactory?after=%3C%7Cim_start%7C%3Eassistant%0A"
-        body = json.dumps({"model": "model", "messages": texts}).encode()
-        assert status_of(url, address, body)[1]["scores"] == [-0.6], "of the caption alone"
-        for path, field in (
-            ("/llamafactory", "after"),
-            ("/llamafactory?after=ASSISTANT", "messages"),
-        ):
-            status, answer = status_of(url, path, body)
-            assert (status, answer["field"]) == (422, field)
+        prompt = "<|start|><|image|><|end|>Describe.\n<|start|>assistant\n"
+        expanded = prompt.replace("<|image|>", "<|image|>" * 9)
+        queries = [f"{expanded}{CAPTIONS[0]}<|end|>", f"{prompt}{CAPTIONS[1]}"]
+        assert openrlhf.reward_func(queries, [prompt] * 2, labels)["rewards"] == unfinished
+        with pytest.raises(ValueError, match="prompt"):
+            openrlhf.reward_func(queries[:1], ["Tell."], labels[:1])
+        columns = {"references": REFERENCES, "solution": ["", ""], "trainer_state": None}
+        rewards = ServedReward()
+        assert rewards(CAPTIONS, **columns) == expected
+        assert rewards(CAPTIONS, **columns, finish_reason=["stop", "length"]) == unfinished
+        assert rewards(CAPTIONS, **columns, finish_reason=[None, None]) == expected
+    path = tmp_path / "9.png"
+    Image.new("RGB", (30, 20)).save(path)
+    images = [[{"bytes": None, "path": str(path)}], [{"bytes": path.read_bytes(), "path": None}]]
+    with served(Width()) as url:
+        monkeypatch.setenv("RL_CAPTION_URL", url)
+        assert ServedReward()(CAPTIONS, images=images) == [30.0, 30.0]
 
 
-VERL_MANAGER = "verl.experimental.reward_loop.reward_manager.base"
-
-
-class VerlRewardManager:
-    """The base class of verl's reward managers."""
-
-    def __init__(self, config: Any, tokenizer: Any, compute_score: Any) -> None:
-        self.config, self.tokenizer = config, tokenizer
-
-
-class Characters:
-    """A tokenizer of characters."""
-
-    eos_token_id = 1
-
-    def decode(self, ids: torch.Tensor, skip_special_tokens: bool) -> str:
-        return "".join(chr(number) for number in ids.tolist() if number > 1)
-
-
-class VerlRow:
-    """The row of a verl ``DataProto`` of one row, which also is the row."""
-
-    def __init__(self, batch: dict[str, torch.Tensor], columns: dict[str, Any]) -> None:
-        self.batch, self.non_tensor_batch = batch, columns
-
-    def __getitem__(self, index: Any) -> "VerlRow":
-        return self
-
-
-def verl_data(caption: str, references: list[str], finished: bool) -> VerlRow:
-    """A caption of verl's rollout, padded to 40 tokens, after a prompt of three."""
-    ids = [ord(letter) for letter in caption] + [1] * finished
-    padding = [0] * (40 - len(ids))
-    batch = {
-        "responses": torch.tensor(ids + padding),
-        "attention_mask": torch.tensor([1] * (3 + len(ids)) + padding),
-    }
-    columns = {
-        "data_source": "coco",
-        "reward_model": {"ground_truth": references},
-        "extra_info": {"index": 0},
-    }
-    return VerlRow(batch, columns)
-
-
-LMMS_EVAL = """
-import sys, types
-from pycocoevalcap.eval import Bleu, Cider, Meteor, Rouge  # an import before changes nothing
-sys.modules["lmms_eval"] = types.ModuleType("lmms_eval")
-sys.modules["lmms_eval.cli"] = types.ModuleType("lmms_eval.cli")
-dispatch = sys.modules["lmms_eval.cli.dispatch"] = types.ModuleType("lmms_eval.cli.dispatch")
-def main():
-    from pycocoevalcap.eval import Bleu, Cider, COCOEvalCap, Meteor, Rouge
-    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-    scorers = [(Bleu(4), "Bleu_4"), (Meteor(), "METEOR"), (Rouge(), "ROUGE_L"), (Cider(), "CIDEr")]
-    tokens = PTBTokenizer().tokenize({1: [{"caption": "A dog."}], 2: [{"caption": "Two cats"}]})
-    print([scorer.compute_score(tokens, tokens)[0] for scorer, name in scorers[2:]], scorers[1][0].method())
-dispatch.main = main
-from rl_caption.integrations import lmms_eval
-lmms_eval.main()
-"""
-
-
-def test_captioning_tasks_of_lmms_eval_score_without_java() -> None:
-    """The imports and calls are those of ``lmms_eval/tasks/coco_cap/utils.py``."""
-    environment = {"PATH": "", "PYTHONPATH": os.pathsep.join(sys.path)}
-    output = subprocess.check_output([sys.executable, "-c", LMMS_EVAL], env=environment, text=True)
-    assert output.strip() == "[np.float64(1.0), np.float64(5.0)] METEOR"
+@pytest.mark.parametrize(
+    ("prompt", "image", "expanded"),
+    [
+        ("<|im_start|>user\n{}Describe.<|im_end|>\n<|im_start|>assistant\n", "<x>", "<x><x><x>"),
+        ("<bos>{}Describe<end>\n<start>model\n", "<soi>", "\n\n<soi><x><x><eoi>\n\n"),
+        ("User:{}Describe<end>\nAssistant:", "<image>", "<fake><global><image><fake>"),
+        ("{}\nDescribe <|a|><|b|>", "<image>", "<image><image>"),
+    ],
+)
+def test_the_prompt_is_cut_from_a_query_whose_image_has_many_tokens(
+    prompt: str, image: str, expanded: str
+) -> None:
+    query = prompt.format(expanded) + "a dog</s>"
+    assert openrlhf.after_prompt(query, prompt.format(image)) == "a dog</s>"
 
 
 def test_the_client_and_the_adapters_need_only_the_standard_library() -> None:
     code = """
     import sys
-    from rl_caption.integrations import capevalkit, client, easyr1, openrlhf, swift, verl
+    from rl_caption.integrations import client, easyr1, openrlhf, swift
     print(sorted({"torch", "numpy", "PIL", "fastapi", "transformers"} & set(sys.modules)))
     """
     assert (

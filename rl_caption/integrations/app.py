@@ -1,0 +1,180 @@
+"""The application of ``rl-caption serve``: ``POST /score`` and ``GET /health``."""
+
+import asyncio
+import hashlib
+import io
+import math
+import os
+import secrets
+import warnings
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from PIL import Image
+from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter, ValidationError
+from starlette.datastructures import Headers
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from rewards.base import RewardError, naming
+from rewards.images import UNREADABLE, open_image
+from rewards.mixed import MixedReward
+from rewards.registry import COLUMNS
+from rl_caption.integrations.batching import BatchingScorer, QueueFull
+from rl_caption.integrations.config import TOKEN_VARIABLE, ServeConfig, is_loopback
+
+BODY_SECONDS = 60.0
+"""Seconds after which a body that has not arrived is refused."""
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+
+
+class Scoring(BaseModel, extra="forbid"):
+    """The body of ``POST /score``."""
+
+    captions: list[str] = Field(min_length=1)
+    columns: dict[str, list[Any]] = {}
+
+
+class ImageContent(BaseModel, extra="forbid"):
+    """An image file."""
+
+    base64: Base64Bytes
+
+
+SOURCE: TypeAdapter[str | ImageContent] = TypeAdapter(str | ImageContent)
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """An image file of a request, decoded when a reward reads it."""
+
+    content: bytes
+
+    def render(self) -> Image.Image:
+        """Decode it. Raises ``RewardError``."""
+        with naming("an image of the request cannot be read", UNREADABLE, RewardError):
+            image = Image.open(io.BytesIO(self.content), formats=FORMATS)
+            image.load()
+        return open_image(image)
+
+    def identity(self) -> str:
+        """The key of a file with this content (``rewards.images.image_identity``)."""
+        return f"oriented content:{hashlib.blake2b(self.content, digest_size=16).hexdigest()}"
+
+
+def make_app(config: ServeConfig, scorer: BatchingScorer) -> FastAPI:
+    """The application that answers by ``scorer``."""
+    reward = scorer.reward
+    Image.MAX_IMAGE_PIXELS = int(config.max_megapixels * 1e6 / 2)  # Pillow refuses twice as many
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    app = FastAPI(title="rl-caption", docs_url=None, redoc_url=None, openapi_url=None)
+    if is_loopback(config.host):  # else a page of another site could ask, by a name of its own
+        hosts = ["127.0.0.1", "localhost", "[::1]"]
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+
+    @app.middleware("http")
+    async def guard(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        refused = refusal_by_headers(request.headers, request.method, config.max_mb)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                if refused is None:
+                    await request.body()
+                else:  # a client reads the answer when it has sent everything
+                    async for _ in request.stream():
+                        pass
+        except TimeoutError:
+            return refusal(408, f"the body did not arrive within {BODY_SECONDS:g} seconds")
+        return await call_next(request) if refused is None else refused
+
+    @app.exception_handler(RequestValidationError)
+    async def refuse_body(_: Request, error: RequestValidationError) -> Response:
+        problems = [(".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
+        return refusal(422, "; ".join(f"{place}: {message}" for place, message in problems))
+
+    @app.post("/score")
+    async def score(scoring: Scoring) -> dict[str, Any]:
+        columns = checked_columns(scoring, reward, config.images)
+        try:
+            scores = await scorer.score(scoring.captions, columns)
+        except QueueFull as error:
+            raise HTTPException(503, str(error), {"Retry-After": "1"}) from error
+        except RewardError as error:
+            raise HTTPException(422, str(error)) from error
+        return {"scores": scores.total, "terms": scores.terms}
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {
+            "terms": reward.weights,
+            "signature": reward.signature,
+            "bounds": [end if math.isfinite(end) else None for end in reward.bounds],
+            "columns": sorted(reward.columns),
+            "pending": scorer.pending,
+        }
+
+    return app
+
+
+def refusal_by_headers(headers: Headers, method: str, max_mb: float) -> Response | None:
+    """The answer to a request whose token is wrong or whose body is too large; else None."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    given = headers.get("authorization", "").encode()
+    if token and not secrets.compare_digest(given, f"Bearer {token}".encode()):
+        return refusal(401, "expected the header Authorization: Bearer TOKEN")
+    size = headers.get("content-length", "0" if method == "GET" else "")
+    if not size.isdecimal():
+        return refusal(411, "expected the header Content-Length")
+    if int(size) > max_mb * 2**20:
+        return refusal(413, f"the body has {size} bytes: expected at most {max_mb:g} MiB")
+    return None
+
+
+def refusal(status: int, message: str) -> JSONResponse:
+    """An answer without scores."""
+    return JSONResponse({"detail": message}, status)
+
+
+def checked_columns(
+    scoring: Scoring, reward: MixedReward, folders: Mapping[str, str]
+) -> dict[str, list[Any]]:
+    """The columns, with images that a reward reads; status 422 for what is wrong with them."""
+    columns, count = dict(scoring.columns), len(scoring.captions)
+    expected = {*COLUMNS, *reward.columns, "prompts"}
+    if unknown := sorted(columns.keys() - expected):
+        raise HTTPException(422, f"unknown columns {unknown}: expected {sorted(expected)}")
+    if missing := sorted(reward.columns - columns.keys()):
+        raise HTTPException(422, f"the reward needs the columns {missing}")
+    for name, rows in columns.items():
+        if len(rows) != count:
+            raise HTTPException(422, f"column {name} has {len(rows)} rows for {count} captions")
+    if "image" in columns:
+        images = enumerate(columns["image"])
+        columns["image"] = [find_image(source, row, folders) for row, source in images]
+    return columns
+
+
+def find_image(source: Any, row: int, folders: Mapping[str, str]) -> Path | EncodedImage:
+    """The image of a row: ``NAME/path`` below a folder, links followed, or ``{"base64": content}``."""
+    try:
+        image = SOURCE.validate_python(source)
+        if isinstance(image, ImageContent):
+            return EncodedImage(image.base64)
+        folder, _, path = image.partition("/")
+        if folder in folders:
+            root = Path(folders[folder]).resolve()
+            file = Path(os.path.realpath(root / path))
+            if file.is_relative_to(root) and file.is_file():
+                return file
+    except ValidationError:
+        pass
+    raise HTTPException(
+        422,
+        f"row {row}: image is {source!r:.80}: expected the path of a file as NAME/path, where NAME is "
+        f"one of {sorted(folders)}, or an object with the key base64, the content of a file",
+    )

@@ -1,13 +1,15 @@
 """The application of ``rl-caption serve``: ``POST /score`` and ``GET /health``."""
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import math
 import os
 import secrets
+import signal
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,12 +68,19 @@ class EncodedImage:
         return f"oriented content:{hashlib.blake2b(self.content, digest_size=16).hexdigest()}"
 
 
+@contextlib.asynccontextmanager
+async def end_normally(_: FastAPI) -> AsyncIterator[None]:
+    """Exit with code 0 after SIGTERM, which uvicorn raises again when it has stopped."""
+    yield
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
 def make_app(config: ServeConfig, scorer: BatchingScorer) -> FastAPI:
     """The application that answers by ``scorer``."""
     reward = scorer.reward
     Image.MAX_IMAGE_PIXELS = int(config.max_megapixels * 1e6 / 2)  # Pillow refuses twice as many
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-    app = FastAPI(title="rl-caption", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(lifespan=end_normally, docs_url=None, redoc_url=None, openapi_url=None)
     if is_loopback(config.host):  # else a page of another site could ask, by a name of its own
         hosts = ["127.0.0.1", "localhost", "[::1]"]
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)

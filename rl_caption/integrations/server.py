@@ -3,7 +3,6 @@
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -56,8 +55,6 @@ def serve(config: ServeConfig) -> None:
         listener.listen(2048)
         config.port = listener.getsockname()[1]
         if config.workers == 1:
-            # uvicorn raises the signal again when it has stopped.
-            signal.signal(signal.SIGTERM, lambda *_: None)
             uvicorn.Server(options).run([listener])
             return
         supervisor = Multiprocess(options, [listener])

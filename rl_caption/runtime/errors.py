@@ -70,7 +70,6 @@ OPTIONAL = {
     "num2words": ("num2words", "vlm", "the processor of SmolVLM cannot be loaded"),
     "fastapi": ("fastapi", "serve", "no server of rewards (serve)"),
     "uvicorn": ("uvicorn", "serve", "no server of rewards (serve)"),
-    "prometheus_client": ("prometheus-client", "serve", "no server of rewards (serve)"),
     "torchmetrics": ("torchmetrics", "torchmetrics", "rewards are no metrics of torchmetrics"),
     "av": (
         "av",

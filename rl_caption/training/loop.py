@@ -250,8 +250,31 @@ class Trainer:
         )
         log.message(
             f"done: best {self.state.metric} {self.state.best_metric:.4f} ({self.metric_range}) at step "
-            f"{self.state.best_step}, model in {self.folder / 'export' / 'best'}{untouched}"
+            f"{self.state.best_step}, model in {self.folder / 'export' / 'best'}{untouched}{self._gains()}"
         )
+
+    def _gains(self) -> str:
+        """What ``export/best`` and ``export/last`` have gained on the validation images since the first validation."""
+        if not self.accelerator.is_main_process:
+            return ""
+        metrics = (self.state.metric, "val/cider", "val/reward")
+        validations: dict[int, dict[str, float]] = {}
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        for record in map(json.loads, lines):
+            if self.state.metric in record:
+                validations[record["step"]] = record
+        if self.state.best_step not in validations or len(validations) < 2:
+            return ""
+        first, last = min(validations), max(validations)
+        gains = []
+        for name, step in (("best", self.state.best_step), ("last", last)):
+            changes = [
+                f"{key} {validations[step][key] - validations[first][key]:+.4f}"
+                for key in dict.fromkeys(metrics)
+                if key in validations[first] and key in validations[step]
+            ]
+            gains.append(f"export/{name} (step {step}) {', '.join(changes)}")
+        return f"; gained since step {first}: {'; '.join(gains)}"
 
     def _step(self, batches: list[Batch]) -> dict[str, float]:
         """One step of the task, of one optimizer update or more; returns what is logged."""

@@ -76,18 +76,11 @@ class Context:
     checkpoint: Path | None = None
     signature_of: str = "reward"
 
-    def __post_init__(self) -> None:
-        size = self.config.train.batch_size
-        if size > len(self.train_rows):
-            raise ConfigError(
-                f"train.batch_size is {size}: the training split has {len(self.train_rows)} usable images, "
-                "and a batch must not repeat images. Lower it"
-            )
-
     def readable(self, captioner: Prepares) -> "Context":
         """The context with the images that a captioner can read, checked as ``data.on_bad`` says."""
         splits = {"train": self.train_rows, "validation": self.val_rows}
         rows = usable_rows(splits, captioner, self.config.data.on_bad, self.accelerator)
+        check_batch_size(self.config.train.batch_size, rows["train"])
         return replace(self, train_rows=rows["train"], val_rows=rows["validation"])
 
     @property
@@ -312,7 +305,17 @@ def setup(
         ):  # it clears what a killed save left before the others look
             checkpoint = find_checkpoint(config)
         train_rows, val_rows = _rows(config, accelerator, needs)
+        check_batch_size(train.batch_size, train_rows)
         yield Context(config, accelerator, train_rows, val_rows, micro, checkpoint, signature_of)
+
+
+def check_batch_size(size: int, rows: Sequence[Row]) -> None:
+    """Raise ``ConfigError`` where a batch would be larger than the training split."""
+    if size > len(rows):
+        raise ConfigError(
+            f"train.batch_size is {size}: the training split has {len(rows)} usable images, and a batch must not "
+            "repeat images. Lower it"
+        )
 
 
 def leave_process_group() -> None:

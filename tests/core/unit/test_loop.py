@@ -447,13 +447,25 @@ def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("scores", "untouched"), [([0.5, 0.1, 0.2], True), ([0.1, 0.5, 0.2], False)]
+    ("scores", "untouched", "best", "last"),
+    [
+        ([0.5, 0.1, 0.2], True, "(step 0) val/cider +0.0000", "(step 2) val/cider -0.3000"),
+        ([0.1, 0.5, 0.2], False, "(step 1) val/cider +0.4000", "(step 2) val/cider +0.1000"),
+    ],
 )
-def test_an_export_that_is_the_start_is_called_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], scores: list[float], untouched: bool
+def test_the_last_line_says_what_the_best_and_the_last_model_gained(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    scores: list[float],
+    untouched: bool,
+    best: str,
+    last: str,
 ) -> None:
     make_trainer(tmp_path, scores, max_steps=2, eval_every=1, validate_first=True)[0].fit()
-    assert ("started from" in capsys.readouterr().err.splitlines()[-1]) == untouched
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert ("started from" in line) == untouched
+    assert f"export/best {best}" in line
+    assert f"export/last {last}" in line
 
 
 def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(

@@ -50,7 +50,6 @@ class EvaluateConfig(PairsConfig):
         tokenizer: ``java`` (of the COCO toolkit), ``python`` (its reimplementation in this package), ``unicode`` or
             ``char`` (as ``data.tokenizer``), or ``none`` (the text is tokenised already; it is only split at spaces).
             ``auto`` follows ``data.tokenizer``; for ``ptb`` it is ``python``, and Java for unusual captions.
-        spice_jars: folder with the two jars of SPICE's parser (docs/evaluation.md).
         bootstrap: number of bootstrap resamples of images for the 95 % intervals and the paired test; 0 computes no
             intervals.
         seed: of the bootstrap and of sampled captions.
@@ -70,7 +69,6 @@ class EvaluateConfig(PairsConfig):
         default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"]
     )
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
-    spice_jars: str | None = None
     bootstrap: Resamples = 1000
     seed: Seed = 0
     judges: dict[str, JudgeConfig] = field(default_factory=dict)

@@ -5,16 +5,16 @@ images: BLEU, METEOR and CHAIR of their counts, all others are means of per-imag
 and so its per-image scores, stay those of the whole set.
 
 Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine Translation Evaluation") for the
-bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for approximate randomisation.
+bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the permutation test.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 from tqdm.auto import tqdm
 
 from rl_caption.evaluation.hallucination import CHAIR_KEYS, chair_of_sums
@@ -26,6 +26,7 @@ RESAMPLES = 1000
 ENDS = ((1 - 0.95) / 2, (1 + 0.95) / 2)
 """Quantiles of the ends of a 95 % interval."""
 _CHUNK = 200
+"""Resamples that are computed at a time."""
 
 
 class Statistic(NamedTuple):
@@ -41,7 +42,8 @@ class Statistic(NamedTuple):
 class Difference(TypedDict):
     """One metric of two systems A and B on the same images, as in ``comparison.json``: ``difference`` is B - A.
 
-    ``interval`` is that of the paired bootstrap, ``p`` the two-sided p-value of approximate randomisation, in (0, 1].
+    ``interval`` is that of the paired bootstrap, ``p`` the two-sided p-value of a permutation test,
+    in (0, 1].
     """
 
     first: float
@@ -102,75 +104,119 @@ def with_intervals(
     """
     if resamples == 0 or evaluation.n < 2:
         return evaluation
-    evaluation, original = _in_order(evaluation, sorted(evaluation.per_image)), evaluation
-    statistics = statistics_of(evaluation)
-    intervals = {}
-    for statistic, values in zip(
-        statistics, _bootstrap(statistics, evaluation.n, resamples, seed), strict=True
-    ):
-        for key, column in zip(statistic.keys, values.T, strict=True):
-            low, high = np.quantile(column, ENDS).tolist()
-            intervals[key] = low, high
+    ordered = _in_order(evaluation, sorted(evaluation.per_image))
+    intervals: dict[str, tuple[float, float]] = {}
+    for statistic in statistics_of(ordered):
+        low, high = _interval(
+            lambda drawn, s=statistic: s.of_sums(drawn @ s.per_image, evaluation.n),
+            evaluation.n,
+            resamples,
+            seed,
+        )
+        intervals |= zip(statistic.keys, zip(low, high, strict=True), strict=True)
     how = f"95 % percentile bootstrap over images, {resamples} resamples, seed {seed}"
-    return replace(original, intervals=intervals, interval=how)
+    return replace(evaluation, intervals=intervals, interval=how)
 
 
 def compare(
     first: Evaluation, second: Evaluation, resamples: int = RESAMPLES, *, seed: int = 0
 ) -> dict[str, Difference]:
-    """Compare systems A and B on the same images, in any order: metric key -> difference, 95 % interval, p-value.
+    """Compare systems A and B on the same images, in any order: metric key -> ``Difference``.
 
-    The interval is that of the paired bootstrap: both systems of the same drawn images. The p-value is that of
-    approximate randomisation: how often a difference as large, in either direction, comes out when the two systems'
-    captions of each image are exchanged by the toss of a coin, (c + 1) / (resamples + 1). It is not corrected for the
-    number of metrics. ``EvaluationError`` where the systems have other images.
+    The interval is that of the paired bootstrap: both systems of the same drawn images. The p-value
+    is that of ``scipy.stats.permutation_test``, two-sided: the two systems' captions of each image
+    are exchanged by the toss of a coin; with few images all exchanges are made. It is not corrected
+    for the number of metrics.
+
+    Raises:
+        EvaluationError: the systems have other images.
     """
     _check_images(first, second)
     order, count = sorted(first.per_image), first.n
-    first, second = _in_order(first, order), _in_order(second, order)
-    pairs = list(_pair_statistics(statistics_of(first), statistics_of(second)))
-    drawn = _bootstrap([statistic for pair in pairs for statistic in pair], count, resamples, seed)
-    as_large = _count_exchanges(pairs, count, resamples, seed)
-    differences = {}
-    for number, (statistic, _) in enumerate(pairs):
-        moved = drawn[2 * number + 1] - drawn[2 * number]
-        for key, column in zip(statistic.keys, moved.T, strict=True):
-            one, other = first.metrics[key], second.metrics[key]
-            low, high = np.quantile(column, ENDS).tolist()
-            p = (as_large[key] + 1) / (resamples + 1)
+    one, other = statistics_of(_in_order(first, order)), statistics_of(_in_order(second, order))
+    differences: dict[str, Difference] = {}
+    for a, b in _pair_statistics(one, other):
+        low, high = _interval(
+            lambda drawn, a=a, b=b: (
+                b.of_sums(drawn @ b.per_image, count) - a.of_sums(drawn @ a.per_image, count)
+            ),
+            count,
+            resamples,
+            seed,
+        )
+        p_values = _p_values(a, b, count, resamples, seed)
+        for key, *interval, p in zip(a.keys, low, high, p_values, strict=True):
+            values = first.metrics[key], second.metrics[key]
             differences[key] = Difference(
-                first=one, second=other, difference=other - one, interval=(low, high), p=p
+                first=values[0],
+                second=values[1],
+                difference=values[1] - values[0],
+                interval=(interval[0], interval[1]),
+                p=p,
             )
     return {key: differences[key] for key in first.metrics if key in differences}
 
 
-def _bootstrap(
-    statistics: Sequence[Statistic], count: int, resamples: int, seed: int
-) -> list[Floats]:
-    """[resamples, K] of each statistic, all of the same drawn images."""
-    draws = drawn_weights(range(count), resamples, seed)
-    resampled: list[list[Floats]] = [[] for _ in statistics]
-    for _ in range(0, resamples, _CHUNK):
-        weights = np.array(list(islice(draws, _CHUNK)), np.float64)
-        for statistic, chunks in zip(statistics, resampled, strict=True):
-            chunks.append(statistic.of_sums(weights @ statistic.per_image, count))
-    return [np.concatenate(chunks) for chunks in resampled]
+def _interval(
+    statistic: Callable[[Floats], Floats], count: int, resamples: int, seed: int
+) -> tuple[list[float], list[float]]:
+    """Low and high ends of K metrics; ``statistic`` maps how often images were drawn to metrics.
+
+    The draws depend on ``count`` and ``seed`` alone: they are the same for all statistics.
+    """
+
+    def of_images(images: NDArray[np.int64], axis: int) -> Floats:
+        rows = images.reshape(-1, count)
+        drawn = np.array([np.bincount(row, minlength=count) for row in rows], np.float64)
+        metrics = statistic(drawn)
+        return metrics.T if images.ndim > 1 else metrics[0]
+
+    found = stats.bootstrap(
+        (np.arange(count),),
+        of_images,
+        n_resamples=resamples,
+        batch=_CHUNK,
+        vectorized=True,
+        method="percentile",
+        rng=seed,
+    ).confidence_interval
+    return found.low.tolist(), found.high.tolist()
+
+
+def _p_values(a: Statistic, b: Statistic, count: int, resamples: int, seed: int) -> list[float]:
+    """Two-sided p-values of the K differences of two systems."""
+    moved = b.per_image - a.per_image
+    total_a, total_b = a.per_image.sum(axis=0), b.per_image.sum(axis=0)
+
+    def difference(exchanged: NDArray[np.int64], _: NDArray[np.int64], axis: int) -> Floats:
+        shift = exchanged.reshape(-1, count).astype(np.float64) @ moved
+        metrics = b.of_sums(total_b - shift, count) - a.of_sums(total_a + shift, count)
+        return metrics if exchanged.ndim > 1 else metrics[0]
+
+    found = stats.permutation_test(
+        (np.zeros(count, np.int64), np.ones(count, np.int64)),
+        difference,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=resamples,
+        batch=_CHUNK,
+        rng=seed,
+    )
+    return [float(p) for p in found.pvalue]
 
 
 def _check_images(first: Evaluation, second: Evaluation) -> None:
     if first.per_image.keys() != second.per_image.keys():
-        only = [
-            len(a.per_image.keys() - b.per_image.keys())
-            for a, b in ((first, second), (second, first))
-        ]
+        here = len(first.per_image.keys() - second.per_image.keys())
+        there = len(second.per_image.keys() - first.per_image.keys())
         raise EvaluationError(
-            f"systems must be compared on the same images: {only[0]} of {first.n} images of the first are not among "
-            f"those of the second, and {only[1]} of {second.n} the other way round"
+            f"systems must be compared on the same images: {here} of {first.n} images of the first "
+            f"are not among those of the second, and {there} of {second.n} the other way round"
         )
 
 
 def _in_order(evaluation: Evaluation, order: Sequence[str]) -> Evaluation:
-    """``evaluation`` with its images in the ``order`` of ids, so that what is drawn does not depend on files' rows."""
+    """The evaluation with its images in the ``order`` of ids: draws do not depend on files' rows."""
     positions = {image_id: position for position, image_id in enumerate(evaluation.per_image)}
     rows = [positions[image_id] for image_id in order]
     return replace(
@@ -186,43 +232,17 @@ def _pair_statistics(
     """Pairs of the statistics that both systems have, with the keys that both have."""
     for a in first:
         for b in second:
-            if a.of_sums is not b.of_sums:
-                continue
-            if a.of_sums is not means_of_sums:
-                yield a, b
-            elif keys := tuple(key for key in a.keys if key in b.keys):
+            keys = tuple(key for key in a.keys if key in b.keys)
+            if a.of_sums is b.of_sums and keys:
                 yield _only(a, keys), _only(b, keys)
 
 
 def _only(statistic: Statistic, keys: tuple[str, ...]) -> Statistic:
+    """The statistic of some of its keys; those of counts have all or none in common."""
+    if statistic.of_sums is not means_of_sums:
+        return statistic
     columns = [statistic.keys.index(key) for key in keys]
     return Statistic(keys, statistic.per_image[:, columns], statistic.of_sums)
-
-
-def _count_exchanges(
-    pairs: Sequence[tuple[Statistic, Statistic]], count: int, resamples: int, seed: int
-) -> dict[str, int]:
-    """Metric key -> how often exchanging captions gives a difference at least as large as the observed one."""
-    generator = np.random.default_rng([seed, 1])
-    as_large = {key: 0 for a, _ in pairs for key in a.keys}
-    with tqdm(
-        total=resamples, desc="randomisation", unit="toss", leave=False, delay=2, disable=None
-    ) as progress:
-        for start in range(0, resamples, _CHUNK):
-            size = min(_CHUNK, resamples - start)
-            exchanged = generator.integers(0, 2, size=(size, count)).astype(np.float64)
-            both = np.vstack([np.zeros(count), exchanged])  # the first row is what was observed
-            for a, b in pairs:
-                shift = both @ (b.per_image - a.per_image)
-                one = a.of_sums(a.per_image.sum(axis=0) + shift, count)
-                other = b.of_sums(b.per_image.sum(axis=0) - shift, count)
-                gap = np.abs(other - one)
-                # Sums in another order may miss a tie by their last bits.
-                reached = gap[1:] >= gap[:1] - 1e-12 * (1 + np.abs(one[:1]) + np.abs(other[:1]))
-                for key, times in zip(a.keys, reached.sum(axis=0), strict=True):
-                    as_large[key] += int(times)
-            progress.update(size)
-    return as_large
 
 
 def means_of_sums(sums: Floats, count: int) -> Floats:

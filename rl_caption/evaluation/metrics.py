@@ -13,8 +13,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
@@ -133,7 +131,6 @@ def evaluate_captions(
     tokenizer: Tokenizer = "auto",
     training_captions: Iterable[str] | None = None,
     scenes: Mapping[str, Scene] | None = None,
-    spice_jars: str | Path | None = None,
 ) -> Evaluation:
     """Evaluate one caption for each image against the references of its image.
 
@@ -148,7 +145,6 @@ def evaluate_captions(
             other than English; metrics for English alone are then in ``left_out``.
         training_captions: captions that the model was trained on, untokenised; needed for ``captions/novel``.
         scenes: image id -> generated scene, for the oracle's metrics.
-        spice_jars: folder of SPICE's parser; None is the toolkit's own (``toolkit.spice``).
 
     Raises:
         EvaluationError: no captions, an unknown metric or tokenizer, an image without references or scene, or no Java.
@@ -162,7 +158,7 @@ def evaluate_captions(
     not_english = (
         "" if words == TOKENIZER else f"for English only, but the tokenizer is {tokenizer!r}"
     )
-    scored, left_out = _score_all(metrics, candidates, tokens, not_english, spice_jars)
+    scored, left_out = _score_all(metrics, candidates, tokens, not_english)
     values = {key: total for scores in scored.values() for key, (total, _) in scores.values.items()}
     per_image: dict[str, dict[str, float]] = {
         image_id: {
@@ -223,12 +219,10 @@ def _score_all(
     candidates: dict[str, str],
     tokens: dict[str, list[str]],
     not_english: str,
-    spice_jars: str | Path | None,
 ) -> tuple[dict[str, Scores], dict[str, str]]:
     """Return metric -> scores, and key -> why it is left out. A reason ``not_english`` leaves out ``ENGLISH``."""
     scored: dict[str, Scores] = {}
     left_out: dict[str, str] = {}
-    scorers = SCORERS | {"spice": partial(spice, jars=spice_jars)}
     for name in tqdm(
         [name for name in METRIC_KEYS if name in metrics],
         desc="metrics",
@@ -239,7 +233,7 @@ def _score_all(
         try:
             if name in ENGLISH and not_english:
                 raise UndefinedMetric(not_english)
-            scored[name] = scorers[name](candidates, tokens)
+            scored[name] = SCORERS[name](candidates, tokens)
         except (JavaError, UndefinedMetric) as error:
             logger.info("%s left out: %s", ", ".join(keys), error)
             left_out.update(dict.fromkeys(keys, str(error)))

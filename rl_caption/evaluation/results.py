@@ -243,9 +243,8 @@ def format_differences(
         *difference_rows(differences),
     ]
     note = (
-        f"difference: {second} minus {first}; interval: paired bootstrap over images; p: two-sided approximate "
-        f"randomisation, {resamples} resamples each, smallest possible {1 / (resamples + 1):.4f}; not corrected for "
-        "the number of metrics"
+        f"difference: {second} minus {first}; interval: paired bootstrap over images; p: two-sided "
+        f"permutation test; {resamples} resamples each; not corrected for the number of metrics"
     )
     return "\n".join([*_align_columns(lines), "", note])
 
@@ -398,7 +397,7 @@ def write_comparison(
         "resamples": resamples,
         "seed": seed,
         "interval": "95 % paired bootstrap over images",
-        "p": "two-sided approximate randomisation",
+        "p": "two-sided permutation test",
         "differences": differences,
     }
     return _write_results(folder / COMPARISON, content)

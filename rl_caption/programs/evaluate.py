@@ -285,10 +285,6 @@ def _score_captions(
 
 
 def _check_settings(config: EvaluateConfig) -> None:
-    if config.spice_jars is not None and not Path(config.spice_jars).is_dir():
-        raise ConfigError(
-            f"spice_jars {config.spice_jars!r} is not a folder: name the one with SPICE's two jars"
-        )
     if config.reference_file() is None and config.data == DataConfig():
         raise ConfigError(
             "references and data.path are not set: name a file of references, or the data of the images"
@@ -459,7 +455,6 @@ class _Scorer:
             self.images.references,
             metrics=metric_names(config.metrics),
             tokenizer=metrics_tokenizer(config.tokenizer, config.data.tokenizer),
-            spice_jars=config.spice_jars,
             training_captions=None
             if train is None
             else {caption for row in train for caption in row["references"]},

@@ -166,8 +166,8 @@ def comparison_page(
         [heading, *(value.replace("-", "−") for value in values)] for heading, *values in printed
     ]
     note = (
-        f"Difference: {second} minus {first}. Interval: paired bootstrap over images; p: two-sided approximate "
-        f"randomisation; {comparison['resamples']:,} resamples each, not corrected for the number of metrics"
+        f"Difference: {second} minus {first}. Interval: paired bootstrap over images; p: two-sided permutation "
+        f"test; {comparison['resamples']:,} resamples each, not corrected for the number of metrics"
     )
     table = macros().table(
         ["metric", first, second, "difference", "95 % interval", "p"], rows, note

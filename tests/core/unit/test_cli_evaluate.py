@@ -474,7 +474,6 @@ MISTAKES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ),
     ({"tokenizer": "java", "metrics": "cider"}, EvaluationError, "tokenizer 'java'"),
     ({"metrics": "cider,blue"}, EvaluationError, r"\['blue'\]"),
-    ({"spice_jars": "nowhere"}, ConfigError, "spice_jars 'nowhere'"),
 ]
 
 

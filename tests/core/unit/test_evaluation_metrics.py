@@ -170,7 +170,7 @@ def test_the_java_that_scored_is_in_the_signature(
     scores = Scores({key: (0.5, [0.5] * 4)})
     monkeypatch.setattr(metrics, "find_java", lambda: Java("java", "17.0.1"))
     monkeypatch.setitem(metrics.SCORERS, "meteor", lambda *_: scores)
-    monkeypatch.setattr(metrics, "spice", lambda *_, **__: scores)
+    monkeypatch.setitem(metrics.SCORERS, "spice", lambda *_: scores)
     found = evaluate_captions(CAPTIONS, REFERENCES, metrics=("rouge", name), tokenizer="none")
     assert found.metrics[key] == 0.5
     assert "+java17.0.1+" in found.signature

@@ -164,6 +164,7 @@ def served(folder: Path) -> Iterator[dict[str, Any]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["--dtype", "float32", "--max-model-len", "512", "--port", str(port)]
+    words += ["--enforce-eager", "--limit-mm-per-prompt", '{"image": 1, "video": 0}']
     vllm = Path(sys.executable).with_name("vllm")
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
     with (
@@ -183,7 +184,7 @@ def served(folder: Path) -> Iterator[dict[str, Any]]:
             server.terminate()
 
 
-def wait_for(url: str, server: subprocess.Popen[bytes], log: str, seconds: float = 600) -> None:
+def wait_for(url: str, server: subprocess.Popen[bytes], log: str, seconds: float = 3600) -> None:
     """Wait until the server answers."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and server.poll() is None:

@@ -10,6 +10,7 @@ bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the permutation test.
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, TypedDict
 
 import numpy as np
@@ -107,12 +108,8 @@ def with_intervals(
     ordered = _in_order(evaluation, sorted(evaluation.per_image))
     intervals: dict[str, tuple[float, float]] = {}
     for statistic in statistics_of(ordered):
-        low, high = _interval(
-            lambda drawn, s=statistic: s.of_sums(drawn @ s.per_image, evaluation.n),
-            evaluation.n,
-            resamples,
-            seed,
-        )
+        metrics = partial(_metrics_of_draws, statistic)
+        low, high = _interval(metrics, evaluation.n, resamples, seed)
         intervals |= zip(statistic.keys, zip(low, high, strict=True), strict=True)
     how = f"95 % percentile bootstrap over images, {resamples} resamples, seed {seed}"
     return replace(evaluation, intervals=intervals, interval=how)
@@ -136,14 +133,7 @@ def compare(
     one, other = statistics_of(_in_order(first, order)), statistics_of(_in_order(second, order))
     differences: dict[str, Difference] = {}
     for a, b in _pair_statistics(one, other):
-        low, high = _interval(
-            lambda drawn, a=a, b=b: (
-                b.of_sums(drawn @ b.per_image, count) - a.of_sums(drawn @ a.per_image, count)
-            ),
-            count,
-            resamples,
-            seed,
-        )
+        low, high = _interval(partial(_differences_of_draws, a, b), count, resamples, seed)
         p_values = _p_values(a, b, count, resamples, seed)
         for key, *interval, p in zip(a.keys, low, high, p_values, strict=True):
             values = first.metrics[key], second.metrics[key]
@@ -155,6 +145,16 @@ def compare(
                 p=p,
             )
     return {key: differences[key] for key in first.metrics if key in differences}
+
+
+def _metrics_of_draws(statistic: Statistic, drawn: Floats) -> Floats:
+    """[S, K] metrics of S resamples; ``drawn`` [S, N] is how often each image is in one."""
+    return statistic.of_sums(drawn @ statistic.per_image, drawn.shape[1])
+
+
+def _differences_of_draws(a: Statistic, b: Statistic, drawn: Floats) -> Floats:
+    """[S, K] metrics of system B less those of system A, both of the same drawn images."""
+    return _metrics_of_draws(b, drawn) - _metrics_of_draws(a, drawn)
 
 
 def _interval(

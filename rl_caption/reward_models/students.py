@@ -189,8 +189,8 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
         kernel is None
         or sources["cls_token"] is None
         or kernel.ndim != 4
-        or kernel.shape[2] != visual.conv1.stride[0]
-    ):  # type: ignore[union-attr]
+        or kernel.shape[2] != visual.conv1.stride[0]  # type: ignore[union-attr]
+    ):
         raise ConfigError(
             "the teacher's image encoder is not a ViT, so it has no patch embedding to copy: set "
             "train.freeze_patch_embed to false"

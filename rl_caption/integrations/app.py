@@ -1,16 +1,14 @@
 """The application of ``rl-caption serve``: ``POST /score`` and ``GET /health``."""
 
 import asyncio
+import base64
 import contextlib
-import hashlib
-import io
 import math
 import os
 import secrets
 import signal
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +16,19 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from PIL import Image
-from pydantic import Base64Bytes, BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from rewards.base import RewardError, naming
-from rewards.images import UNREADABLE, open_image
+from rewards.base import RewardError
 from rewards.mixed import MixedReward
 from rewards.registry import COLUMNS
+from rl_caption.data.hub import EncodedImage
 from rl_caption.integrations.batching import BatchingScorer, QueueFull
-from rl_caption.integrations.config import TOKEN_VARIABLE, ServeConfig, is_loopback
+from rl_caption.integrations.config import LOOPBACK, TOKEN_VARIABLE, ServeConfig
 
 BODY_SECONDS = 60.0
 """Seconds after which a body that has not arrived is refused."""
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 
 
 class Scoring(BaseModel, extra="forbid"):
@@ -39,33 +36,6 @@ class Scoring(BaseModel, extra="forbid"):
 
     captions: list[str] = Field(min_length=1)
     columns: dict[str, list[Any]] = {}
-
-
-class ImageContent(BaseModel, extra="forbid"):
-    """An image file."""
-
-    base64: Base64Bytes
-
-
-SOURCE: TypeAdapter[str | ImageContent] = TypeAdapter(str | ImageContent)
-
-
-@dataclass(frozen=True)
-class EncodedImage:
-    """An image file of a request, decoded when a reward reads it."""
-
-    content: bytes
-
-    def render(self) -> Image.Image:
-        """Decode it. Raises ``RewardError``."""
-        with naming("an image of the request cannot be read", UNREADABLE, RewardError):
-            image = Image.open(io.BytesIO(self.content), formats=FORMATS)
-            image.load()
-        return open_image(image)
-
-    def identity(self) -> str:
-        """The key of a file with this content (``rewards.images.image_identity``)."""
-        return f"oriented content:{hashlib.blake2b(self.content, digest_size=16).hexdigest()}"
 
 
 @contextlib.asynccontextmanager
@@ -81,7 +51,7 @@ def make_app(config: ServeConfig, scorer: BatchingScorer) -> FastAPI:
     Image.MAX_IMAGE_PIXELS = int(config.max_megapixels * 1e6 / 2)  # Pillow refuses twice as many
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     app = FastAPI(lifespan=end_normally, docs_url=None, redoc_url=None, openapi_url=None)
-    if is_loopback(config.host):  # else a page of another site could ask, by a name of its own
+    if config.host in LOOPBACK:  # else a page of another site could ask, by a name of its own
         hosts = ["127.0.0.1", "localhost", "[::1]"]
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
 
@@ -168,20 +138,18 @@ def checked_columns(
     return columns
 
 
-def find_image(source: Any, row: int, folders: Mapping[str, str]) -> Path | EncodedImage:
+def find_image(source: Any, row: int, folders: Mapping[str, str]) -> str | EncodedImage:
     """The image of a row: ``NAME/path`` below a folder, links followed, or ``{"base64": content}``."""
-    try:
-        image = SOURCE.validate_python(source)
-        if isinstance(image, ImageContent):
-            return EncodedImage(image.base64)
-        folder, _, path = image.partition("/")
-        if folder in folders:
-            root = Path(folders[folder]).resolve()
-            file = Path(os.path.realpath(root / path))
-            if file.is_relative_to(root) and file.is_file():
+    if isinstance(source, dict) and source.keys() == {"base64"}:
+        with contextlib.suppress(ValueError, TypeError):
+            return EncodedImage(base64.b64decode(source["base64"]), f"row {row}")
+    elif isinstance(source, str):
+        name, _, path = source.partition("/")
+        if name in folders:
+            root = os.path.realpath(folders[name])
+            file = os.path.realpath(os.path.join(root, path))
+            if Path(file).is_relative_to(root) and os.path.isfile(file):
                 return file
-    except ValidationError:
-        pass
     raise HTTPException(
         422,
         f"row {row}: image is {source!r:.80}: expected the path of a file as NAME/path, where NAME is "

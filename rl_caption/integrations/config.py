@@ -1,6 +1,5 @@
 """Configuration of ``serve``."""
 
-import ipaddress
 import os
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -11,6 +10,10 @@ from rl_caption.runtime.options import Range
 
 TOKEN_VARIABLE = "RL_CAPTION_TOKEN"
 """Environment variable with the token of requests: everybody on a machine reads command lines."""
+
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Hosts that only programs of this machine reach."""
 
 
 @dataclass
@@ -51,16 +54,8 @@ class ServeConfig(TrustConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_loopback(self.host) and not os.environ.get(TOKEN_VARIABLE):
+        if self.host not in LOOPBACK and not os.environ.get(TOKEN_VARIABLE):
             raise ConfigError(
                 f"host is {self.host!r}, which other machines reach: set the environment variable "
                 f"{TOKEN_VARIABLE} to the token of requests, or leave host at 127.0.0.1"
             )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

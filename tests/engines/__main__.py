@@ -94,7 +94,7 @@ def install(folder: Path, requirements: dict[str, Any]) -> Path:
     wanted = json.dumps(requirements)
     if not stamp.exists() or stamp.read_text() != wanted:
         venv.create(folder, with_pip=True, clear=True)
-        pip = [str(python), "-m", "pip", "install", "-qq"]
+        pip = [str(python), "-m", "pip", "install", "-qq", "--no-compile"]
         alone = requirements.get("tool", {}).get("engine", {}).get("alone", [])
         subprocess.run([*pip, *requirements["dependencies"]], check=True)
         subprocess.run([*pip, "--no-deps", *alone, "-e", str(REPOSITORY)], check=True)

@@ -21,12 +21,12 @@ import pytest
 from PIL import Image
 
 from rewards.base import Reward, RewardError
-from rewards.images import image_identity, open_image
+from rewards.images import open_image
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.integrations import easyr1, openrlhf
-from rl_caption.integrations.app import EncodedImage, make_app
+from rl_caption.integrations.app import make_app
 from rl_caption.integrations.client import RewardClient, ServerError
 from rl_caption.integrations.config import ServeConfig
 from rl_caption.integrations.server import build_served_reward, make_scorer
@@ -284,12 +284,6 @@ def test_images_come_from_below_named_folders_or_as_content(tmp_path: Path) -> N
         for image in ("root/large.png", "root/text.png", root / "large.png", b"!"):
             with pytest.raises(ServerError, match=r"422.*image"):
                 client.score(["a", "b"], image=["root/inside.png", image])
-
-
-def test_the_content_of_a_file_has_the_key_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "image.png"
-    Image.new("RGB", (30, 20)).save(path)
-    assert image_identity(EncodedImage(path.read_bytes())) == image_identity(path)
 
 
 def test_the_reward_is_called_by_one_thread(

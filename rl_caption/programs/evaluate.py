@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -139,7 +139,8 @@ def evaluate_split(config: EvaluateConfig) -> str:
 def compare_systems(config: CompareConfig) -> str:
     """Judge two files of captions of the same images, test their differences, and return the tables.
 
-    Writes a folder for each system as ``evaluate_split`` does, and ``comparison.json``.
+    Of runs, ``export/best`` captions the split first; where it cannot, the captions are those of the best validation,
+    and the first line says so. Writes a folder for each system as ``evaluate_split`` does, and ``comparison.json``.
 
     Raises:
         EvaluationError: the files have captions of different images; with counts.
@@ -149,14 +150,17 @@ def compare_systems(config: CompareConfig) -> str:
         config = _with_data_of_folders(config)
     _check_settings(config)
     out = Path(config.out)
-    paths = [_captions_path(path) for path in config.compare]
-    systems = [read_captions(path, allow_empty=True) for path in paths]
-    check_same_images(systems[0], systems[1], config.compare)
     files = [Path(path) for path in config.compare]
     stems = [file if file.is_dir() else file.with_suffix("") for file in files]
     names = unique_names(
         files if stems[0] == stems[1] else stems
     )  # test.xe and test.rl are two systems
+    config, note = _with_captions_of_runs(config, names)
+    if not is_main_process():
+        return ""
+    paths = config.compare
+    systems = [read_captions(path, allow_empty=True) for path in paths]
+    check_same_images(systems[0], systems[1], paths)
     images = _images(config, systems[0].by)
     captions = [
         _of_images(system, images, path) for system, path in zip(systems, paths, strict=True)
@@ -170,8 +174,9 @@ def compare_systems(config: CompareConfig) -> str:
             evaluations[name] = with_intervals(
                 scorer.score(texts, name), config.bootstrap, seed=config.seed
             )
-            write_evaluation(evaluations[name], texts, out / folder_of(name))
+            # Before the folder, which may be the one that they were read from, is written anew.
             source = _source_of(paths[len(evaluations) - 1], texts)
+            write_evaluation(evaluations[name], texts, out / folder_of(name))
             write_json(out / folder_of(name) / SETTINGS, _settings_of(config) | source)
         differences = compare(
             evaluations[names[0]], evaluations[names[1]], config.bootstrap, seed=config.seed
@@ -179,22 +184,74 @@ def compare_systems(config: CompareConfig) -> str:
         file = write_comparison(differences, names, config.bootstrap, config.seed, out)
     print(f"wrote {file} and a folder for each system", file=sys.stderr)
     _report(config, images)
-    return "\n\n".join(
-        [format_table(evaluations), format_differences(differences, names, config.bootstrap)]
+    table = "\n".join(
+        filter(None, [note, format_differences(differences, names, config.bootstrap)])
     )
+    return "\n\n".join(filter(None, [note, format_table(evaluations), table]))
 
 
-def _captions_path(path: str) -> str:
-    """``path`` or, where it is the folder of a run, the captions of its best validation."""
+def _is_run(path: str) -> bool:
+    """Whether a path is the folder of a run, and not of an evaluation."""
     if not Path(path).is_dir() or Path(path, PREDICTIONS).is_file():
-        return path
-    from rl_caption.programs.report.read import kind_of, read_run
+        return False
+    from rl_caption.programs.report.read import kind_of
 
-    return str(read_run(Path(path)).best_predictions) if kind_of(Path(path)) == "run" else path
+    return kind_of(Path(path)) == "run"
+
+
+def _with_captions_of_runs(
+    config: CompareConfig, names: Sequence[str]
+) -> tuple[CompareConfig, str]:
+    """``config`` with captions of the split by ``export/best`` in place of each run, and an empty text.
+
+    Captions of validations are taken only where there is no other split, or where they are asked for; the text then
+    says that they chose ``export/best``, and so favour whoever had more choice.
+    """
+    runs = {path: name for path, name in zip(config.compare, names, strict=True) if _is_run(path)}
+    if not runs:
+        return config, ""
+    from rl_caption.config.build import build_data
+    from rl_caption.programs.report.read import named_data, read_run
+
+    chosen_on = {named_data(Path(run))[1] for run in runs}
+    split = config.split or SPLIT
+    captions, note = {}, ""
+    if (
+        config.references is None
+        and split not in chosen_on
+        and all(Path(run, "export", "best").is_dir() for run in runs)
+        and (config.split is not None or split in build_data(config.data).splits)
+    ):
+        for run, name in runs.items():
+            captions[run] = _caption_by_run(config, run, folder_of(name))
+    else:
+        if config.references is None:
+            config = replace(config, split=config.split or min(chosen_on))
+        captions = {run: str(read_run(Path(run)).best_predictions) for run in runs}
+        note = (
+            f"NOTE: these are images of {' and '.join(sorted(chosen_on))}, by which each run chose its best model: "
+            "the differences favour the run that had more choice. Only a split that chose nothing (test) compares fairly"
+        )
+    return replace(config, compare=[captions.get(path, path) for path in config.compare]), note
+
+
+def _caption_by_run(config: CompareConfig, run: str, name: str) -> str:
+    """Caption the split by the best model of a run; return the folder of the captions."""
+    options = {option.name: getattr(config, option.name) for option in fields(EvaluateConfig)}
+    out = str(Path(config.out, name))
+    model = EvaluateModelConfig(**options | {"model": str(Path(run, "export", "best")), "out": out})
+    images, accelerator = _images_to_caption(model)
+    captions, _ = _decode(model, images, accelerator)
+    if accelerator.is_main_process:
+        check_writable(out)
+        hashed = sha256_of(write_predictions(captions, out))
+        write_json(Path(out) / SETTINGS, settings_of(model) | {"predictions": hashed})
+    return out
 
 
 def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
-    """``config`` with the data and the split that both folders, of runs or evaluations, say their captions are of.
+    """``config`` with the data that both folders, of runs or evaluations, say their captions are of, and with the split
+    that evaluations name.
 
     It stays as it is where one says nothing. Raises ``ConfigError`` where they differ.
     """
@@ -204,9 +261,15 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
     sources = [named_data(Path(path)) for path in config.compare if Path(path).is_dir()]
     if len(sources) < 2 or not all(data for data, _ in sources):
         return config
+    evaluated = [
+        None if _is_run(path) else split
+        for path, (_, split) in zip(config.compare, sources, strict=True)
+    ]
+    split = evaluated[0] or evaluated[1]
     first, second = (
-        {"split": split} | {key: data.get(key) for key in IMAGES_AND_TEXTS if data.get(key)}
-        for data, split in sources
+        {"split": of_folder or split}
+        | {key: data.get(key) for key in IMAGES_AND_TEXTS if data.get(key)}
+        for (data, _), of_folder in zip(sources, evaluated, strict=True)
     )
     if first != second:
         differing = ", ".join(
@@ -216,9 +279,7 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
             f"{' and '.join(config.compare)} are of different data ({differing}): name references, or data.path"
         )
     with naming(config.compare[0]):
-        return replace(
-            config, data=received_data(sources[0][0]), split=config.split or sources[0][1]
-        )
+        return replace(config, data=received_data(sources[0][0]), split=config.split or split)
 
 
 def score_captions(
@@ -253,6 +314,20 @@ def _score_captions(
             "set either model (a saved captioner), models (several), predictions (a file in COCO result format) or "
             "compare (two such files)"
         )
+    images, accelerator = _images_to_caption(config)
+    scorer = (
+        _Scorer(config, images, images.references, judges) if accelerator.is_main_process else None
+    )
+    captions, how = _decode(config, images, accelerator)
+    if scorer is None:
+        return None
+    with suppress(EvaluationError):  # a failure of the scoring does not take them along
+        write_predictions(captions, config.out)
+    return scorer.score(captions, _name(config), how), captions, images
+
+
+def _images_to_caption(config: EvaluateModelConfig) -> tuple[_Images, Accelerator]:
+    """The images of the split, which have what captioning needs, and the processes that caption them."""
     from accelerate import Accelerator
 
     from rl_caption.data.features import as_image_features
@@ -273,15 +348,7 @@ def _score_captions(
             )
     accelerator = Accelerator(**accelerator_kwargs())
     check_processes(accelerator.num_processes)
-    scorer = (
-        _Scorer(config, images, images.references, judges) if accelerator.is_main_process else None
-    )
-    captions, how = _decode(config, images, accelerator)
-    if scorer is None:
-        return None
-    with suppress(EvaluationError):  # a failure of the scoring does not take them along
-        write_predictions(captions, config.out)
-    return scorer.score(captions, _name(config), how), captions, images
+    return images, accelerator
 
 
 def _check_settings(config: EvaluateConfig) -> None:

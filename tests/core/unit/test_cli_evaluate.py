@@ -35,6 +35,7 @@ from rl_caption.config.evaluation import (
 )
 from rl_caption.config.schema import DataConfig, JudgeConfig, RewardTerm, RolloutConfig, ScstConfig
 from rl_caption.data.base import DataError
+from rl_caption.data.formats import build_data
 from rl_caption.evaluation import EvaluationError, evaluate_captions
 from rl_caption.programs import evaluate as program
 from rl_caption.programs.ablation.config import AblateConfig, CellConfig
@@ -51,7 +52,7 @@ from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student
 from tests.endpoints_for_tests import endpoint, listing, prompt_of
-from tests.report_for_tests import STATE, write_run
+from tests.report_for_tests import DATA, STATE, write_run
 
 SCENES = "rl_caption.data.scenes.oracle:SceneObjects"
 
@@ -671,7 +672,39 @@ def test_folders_are_compared_on_the_data_that_they_name(
             compare_systems(pair)
 
 
-def test_runs_are_compared_by_the_captions_of_their_best_validation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [None, "test", "val"])
+def test_runs_are_compared_on_a_split_that_chose_nothing(asked: str | None, tmp_path: Path) -> None:
+    data = DATA | {"tokenizer": "ptb"}
+    runs = [write_run(tmp_path / name, data=data) for name in ("first", "second")]
+    for seed, run in enumerate(runs):
+        captioner = tiny_captioner(seed)
+        captioner.save_pretrained(captioner.policy, run / "export/best")
+    config = CompareConfig(
+        compare=list(map(str, runs)),
+        split=asked,
+        metrics=["rouge"],
+        tokenizer="python",
+        bootstrap=2,
+        out=str(tmp_path / "out"),
+    )
+    text = compare_systems(config)
+    assert ("these are images of val, by which each run chose its best" in text) == (asked == "val")
+    settings = settings_in(tmp_path / "out/first")
+    assert settings["split"] == asked or settings["split"] == "test"
+    ids = {
+        row["image_id"] for row in json.loads((tmp_path / "out/first/predictions.json").read_text())
+    }
+    rows = build_data(DataConfig(**DATA)).split(asked or "test")  # type: ignore[arg-type]
+    assert ids == {row["image_id"] for row in rows}
+    if asked != "val":
+        assert settings["weights"] == weights_hash(runs[0] / "export/best")
+        run_and_evaluation = replace(config, compare=[str(runs[1]), str(tmp_path / "out/first")])
+        assert "NOTE" not in compare_systems(
+            replace(run_and_evaluation, out=str(tmp_path / "more"))
+        )
+
+
+def test_runs_without_another_split_are_compared_by_their_best_validations(tmp_path: Path) -> None:
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second")
     (second / "result.json").write_text(json.dumps(STATE | {"best_step": 20}))
     config = CompareConfig(
@@ -681,7 +714,10 @@ def test_runs_are_compared_by_the_captions_of_their_best_validation(tmp_path: Pa
         bootstrap=2,
         out=str(tmp_path / "out"),
     )
-    assert "first" in compare_systems(config)
+    blocks = compare_systems(config).split("\n\n")
+    note = "NOTE: these are images of val, by which each run chose its best model"
+    assert blocks[0].startswith(note)
+    assert "\n\n".join(blocks[1:]).splitlines().count(blocks[0]) == 1, "title of the differences"
     for run, step in (("first", 10), ("second", 20)):
         stored = (tmp_path / f"out/{run}/predictions.json").read_text()
         read = (tmp_path / f"{run}/eval/step-{step:08d}/predictions.json").read_text()

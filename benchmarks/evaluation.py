@@ -1,21 +1,15 @@
 """The Karpathy test table without METEOR and SPICE, by this package and by pycocoevalcap, in one run.
 
-    python -m benchmarks.evaluation [DATA] [--system magic_result] [--commands] [--images 5000] [--json FILE]
+    python -m benchmarks.evaluation [DATA] [--system magic_result] [--images 5000] [--json FILE]
 
 DATA holds ``refs.json`` and ``predictions/*.json``; without it captions are random words, as many as the Karpathy test
 split has. Both start from captions as written and end with BLEU-1 to 4, ROUGE-L and CIDEr; pycocoevalcap tokenises with
-Java. The detail says whether all scores are equal to the last bit. ``--commands`` times whole commands instead, imports
-and files included: ``evaluate`` (with its intervals), ``evaluate --compare`` (with its test) and ``score --reward
-cider``, each against a Python process that computes the same metrics of the same files with pycocoevalcap. Needs Java.
+Java. The detail says whether all scores are equal to the last bit. Needs Java.
 """
 
 import contextlib
 import io
-import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -93,69 +87,6 @@ def systems_of(
     return [(path.stem, read_captions(path, allow_empty=True), references) for path in files]
 
 
-TOOLKIT = """
-import importlib, json, sys
-from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-
-metrics, references, *systems = sys.argv[1:]
-references = json.load(open(references))
-tokenizer = PTBTokenizer()
-written = tokenizer.tokenize({key: [{"caption": text} for text in texts] for key, texts in references.items()})
-for system in systems:
-    rows = json.load(open(system))
-    found = tokenizer.tokenize({row["image_id"]: [{"caption": row["caption"]}] for row in rows})
-    for name in metrics.split(","):
-        scorer = getattr(importlib.import_module(f"pycocoevalcap.{name.lower()}.{name.lower()}"), name)()
-        print(name, scorer.compute_score(written, found)[0])
-"""
-"""A program that judges files with pycocoevalcap."""
-
-
-def run_command(arguments: Sequence[str]) -> None:
-    """Run a Python process to its end."""
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-
-
-def command_rows(
-    name: str, captions: Captions, references: References, timing: Timing, folder: Path
-) -> list[Measurement]:
-    """Whole commands on the same files, in pairs."""
-    files = [str(folder / f"{part}.json") for part in ("references", "a", "b")]
-    rows = [{"image_id": key, "caption": text} for key, text in captions.items()]
-    for file, content in zip(
-        files, ({key: references[key] for key in captions}, rows, rows[::-1]), strict=True
-    ):
-        Path(file).write_text(json.dumps(content))
-    known, first, second = files
-    evaluate = [
-        "evaluate",
-        "--metrics",
-        ",".join(METRICS),
-        "--references",
-        known,
-        "--out",
-        str(folder),
-    ]
-    score = ["score", "--reward", "cider", "--references", known, "--captions", first]
-    pairs = {
-        "evaluate": ([*evaluate, "--predictions", first], ["Bleu,Rouge,Cider", known, first]),
-        "evaluate --compare": (
-            [*evaluate, "--compare", first, second],
-            ["Bleu,Rouge,Cider", known, first, second],
-        ),
-        "score --reward cider": (score, ["Cider", known, first]),
-    }
-    found = []
-    for words, (ours, theirs) in pairs.items():
-        variants: dict[str, Callable[[], object]] = {
-            f"{words}, {name}": partial(run_command, ["-m", "rl_caption", *ours]),
-            "pycocoevalcap as a program": partial(run_command, ["-c", TOOLKIT, *theirs]),
-        }
-        times = timed(variants, Timing("cpu", timing.repeats), f"{words}, {name}")
-        found.append(compared(times, *variants, note=f"; {len(captions)} images"))
-    return found
-
-
 def compare(captions: Captions, references: References) -> str:
     """Whether both give the same scores."""
     ours, theirs = by_package(captions, references), by_toolkit(captions, references)
@@ -168,7 +99,6 @@ def measure(
     images: int = IMAGES,
     data: str | None = None,
     system: str | None = None,
-    commands: bool = False,
 ) -> Iterator[Measurement]:
     """Time both on every system; elapsed time, because the toolkit's tokenizer is a process of its own."""
     try:
@@ -176,10 +106,6 @@ def measure(
     except JavaError as error:
         raise SystemExit(f"pycocoevalcap's tokenizer needs Java: {error}") from error
     for name, captions, references in systems_of(data, system, images):
-        if commands:
-            with tempfile.TemporaryDirectory() as folder:
-                yield from command_rows(name, captions, references, timing, Path(folder))
-            continue
         note = f"; {len(captions)} images, {compare(captions, references)}"
         variants: dict[str, Callable[[], object]] = {
             f"evaluation, {name}": partial(by_package, captions, references),
@@ -190,5 +116,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    options = {"system": None, "commands": False, "images": IMAGES}
-    command(__doc__, measure, repeats=1, operand="data", **options)
+    command(__doc__, measure, repeats=1, operand="data", system=None, images=IMAGES)

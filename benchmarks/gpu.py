@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,27 +47,30 @@ class Part:
     tiny: str = ""
 
 
+ROOT = Path(__file__).parents[1]
 TESTS = "pytest -q -rs -p no:cacheprovider -m gpu tests/core/integration/test_gpu.py -k"
-FEW = "--images 4 --prefix-images 2"
+FEW = "--images 2 --prefix-images 2 --repeats 1"
 COMMANDS: dict[str, dict[str, Part]] = {
     "first": {
         "tests": Part(f"{TESTS} not(ZeRO)", 90),
         "step_bf16": Part("benchmarks.scst_step --precision bf16", 60, FEW),
         "step_float32": Part("benchmarks.scst_step", 60, FEW),
-        "reward": Part("benchmarks.l_clip --only step", 45, "--images 2 --samples 2"),
-        "towers": Part("benchmarks.studies.l_clip_size", 30, "--pairs 2"),
+        "reward": Part("benchmarks.l_clip --only step", 45, "--images 2 --samples 2 --repeats 1"),
+        "towers": Part("benchmarks.l_clip --only towers", 30, "--pairs 2 --repeats 1"),
         "profile": Part("benchmarks.profile_step", 30, "--images 2"),
     },
     "second": {
-        "pretrained": Part("benchmarks.hf_step", 120, "--models vit_gpt2 --images 1"),
+        "pretrained": Part(
+            "benchmarks.hf_step", 120, "--models vit_gpt2 --images 1 --samples 2 --repeats 1"
+        ),
         "profile_replayed": Part("benchmarks.profile_step --replayed", 30, "--images 2"),
         "zero": Part(f"{TESTS} ZeRO", 60),
-        "memory": Part("benchmarks.memory", 90, "--precision no --images 12 --prefix-images 2"),
+        "memory": Part("benchmarks.memory", 90, f"--precision no {FEW}"),
     },
 }
-"""Command -> its parts. Each part but the tests takes --device, --repeats and --json."""
-CARRIED = ("jsonargparse", "open_clip_torch", "pycocoevalcap", "deepspeed")
-"""What a machine with torch, Transformers and Accelerate may lack, with what these need."""
+"""Command -> its parts. Each part but the tests takes --device and --json."""
+CARRIED = ("open_clip_torch", "deepspeed")
+"""Of the extras, what the parts need."""
 
 
 def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
@@ -74,37 +78,24 @@ def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         log, rows = Path(folder) / "log", Path(folder) / "rows.json"
-        line = [sys.executable, "-m", *part.module.split(" ")]
-        if part.module.startswith(TESTS):
-            line = [
-                sys.executable,
-                "-m",
-                *TESTS.split(" "),
-                part.module.removeprefix(TESTS).strip(),
-            ]
-        else:
+        line = [sys.executable, "-m", *part.module.split()]
+        if part.module.startswith("benchmarks"):
             line += ["--device", device, "--json", str(rows)]
-            line += (
-                [*part.tiny.split(), *([] if "profile" in part.module else ["--repeats", "1"])]
-                if tiny
-                else []
-            )
-        rehearsal = {"RL_CAPTION_REHEARSE_GPU": "1"} if device == "cpu" else {}
+            line += part.tiny.split() if tiny else []
+        environment = os.environ | ({"RL_CAPTION_REHEARSE_GPU": "1"} if device == "cpu" else {})
+        limit = None if tiny else part.seconds
         with log.open("w") as file:
             try:
-                limit = None if tiny else part.seconds
-                process = subprocess.run(
-                    line, stdout=file, stderr=file, timeout=limit, env=os.environ | rehearsal
+                ended = subprocess.run(
+                    line, stdout=file, stderr=file, timeout=limit, env=environment
                 )
-                code: int | None = process.returncode
+                code: int | None = ended.returncode
             except subprocess.TimeoutExpired:
                 code = None
-        measured = json.loads(rows.read_text()) if rows.exists() else []
-        seconds = round(time.monotonic() - started)
         return {
             "code": code,
-            "seconds": seconds,
-            "rows": measured,
+            "seconds": round(time.monotonic() - started),
+            "rows": json.loads(rows.read_text()) if rows.exists() else [],
             "log": log.read_text(errors="replace")[-20_000:],
         }
 
@@ -151,23 +142,25 @@ def run_command(command: str, out: Path, device: str, tiny: bool, only: Sequence
     return int(any(results[name]["code"] != 0 for name in only))
 
 
-def missing_packages(text: str, roots: Sequence[str] = CARRIED) -> list[str]:
-    """``NAME==VERSION``, as installed here, of ``roots`` and their requirements that the list ``text`` lacks."""
+def missing_packages(text: str) -> list[str]:
+    """``NAME==VERSION``, as installed here, of this package's requirements, and theirs, that the list ``text`` lacks."""
     there = {
         canonicalize_name(name) for name in re.findall(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?", text)
     }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting = [Requirement(line) for line in (*project["dependencies"], *CARRIED)]
     missing: dict[str, str] = {}
-    waiting = list(roots)
     while waiting:
-        name = canonicalize_name(waiting.pop())
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
         if name in there or name in missing:
             continue
         missing[name] = f"{name}=={version(name)}"
-        needed = [Requirement(text) for text in distribution(name).requires or []]
-        extra = {"extra": "signatures" if name == "jsonargparse" else ""}
-        waiting += [
-            need.name for need in needed if need.marker is None or need.marker.evaluate(extra)
-        ]
+        for line in distribution(name).requires or []:
+            need = Requirement(line)
+            extras = requirement.extras or {""}
+            if need.marker is None or any(need.marker.evaluate({"extra": e}) for e in extras):
+                waiting.append(need)
     return sorted(missing.values())
 
 
@@ -175,23 +168,13 @@ def download(packages: Sequence[str], folder: Path, python: str) -> float:
     """Put a wheel of each package for Linux on x86-64 into ``folder``; returns their MiB."""
     folder.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip"]
-    platforms = [f"--platform=manylinux{name}_x86_64" for name in ("_2_28", "_2_17", "2014")]
+    target = ["--only-binary=:all:", f"--python-version={python}"]
+    target += [f"--platform=manylinux{name}_x86_64" for name in ("_2_28", "_2_17", "2014")]
     for package in packages:
-        line = [
-            *pip,
-            "download",
-            "-q",
-            "--no-deps",
-            "--only-binary=:all:",
-            f"--python-version={python}",
-            *platforms,
-        ]
-        if subprocess.run(
-            [*line, "-d", str(folder), package], capture_output=True
-        ).returncode:  # no wheel: build it
-            subprocess.run(
-                [*pip, "wheel", "-q", "--no-deps", "-w", str(folder), package], check=True
-            )
+        line = [*pip, "download", "-q", "--no-deps", *target, "-d", str(folder), package]
+        if subprocess.run(line, capture_output=True).returncode:  # no wheel: build it
+            line = [*pip, "wheel", "-q", "--no-deps", "-w", str(folder), package]
+            subprocess.run(line, check=True)
     for file in folder.glob("pycocoevalcap-*.whl"):
         keep_cider(file)
     return sum(file.stat().st_size for file in folder.glob("*.whl")) / 2**20
@@ -199,15 +182,14 @@ def download(packages: Sequence[str], folder: Path, python: str) -> float:
 
 def keep_cider(wheel: Path) -> None:
     """Leave METEOR, SPICE and the Java tokenizer out of pycocoevalcap's wheel: 100 MB without a use here."""
+    kept = ("pycocoevalcap/cider/", "pycocoevalcap/__init__", "pycocoevalcap-")
     slim = wheel.with_suffix(".slim")
     with (
         zipfile.ZipFile(wheel) as source,
         zipfile.ZipFile(slim, "w", zipfile.ZIP_DEFLATED) as target,
     ):
         for name in source.namelist():
-            if name.startswith(
-                ("pycocoevalcap/cider/", "pycocoevalcap/__init__", "pycocoevalcap-")
-            ):
+            if name.startswith(kept):
                 target.writestr(name, source.read(name))
     shutil.move(slim, wheel)
 

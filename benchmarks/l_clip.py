@@ -1,12 +1,12 @@
 """What L-CLIP costs as a reward, against CLIP ViT-B/32 and in a self-critical step.
 
-    python -m benchmarks.l_clip [--device cuda] [--only step reward] [--json FILE]
+    python -m benchmarks.l_clip [--device cuda] [--only towers step reward] [--json FILE]
 
+- towers: parameters, arithmetic and time of both models, for pairs of an image and a caption as pixels and token ids.
 - step: a self-critical step of a Transformer captioner over region features, with CIDEr-D alone and with L-CLIPScore.
 - reward: scoring 300 captions of 50 JPEG files, tokenisation and decoding of the images included.
 
-All weights are random, which costs the same time as trained ones. ``benchmarks.studies.l_clip_size`` compares the two
-models themselves.
+All weights are random, which costs the same time as trained ones.
 """
 
 import copy
@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import scst_step
 from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
@@ -36,7 +38,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.loader import Collate
 from rl_caption.scst.advantages import leave_one_out
 
-PARTS = ("step", "reward")
+PARTS = ("towers", "step", "reward")
 FULL, CACHED, TRIMMED = "full forward", "images cached", "images cached, text trimmed"
 
 
@@ -51,6 +53,8 @@ class Shapes:
     images: int = 50
     captions: int = 6
     """Of each image, for the reward alone."""
+    pairs: int = 128
+    """Of an image and a caption, for the towers alone."""
 
 
 def write_images(folder: Path, count: int) -> list[Path]:
@@ -93,6 +97,56 @@ def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[FrozenEnco
     LCLIP(shapes.student).save_pretrained(folder / "student")
     teacher = load_frozen_encoder(shapes.teacher, str(folder / "teacher.safetensors"), device)
     return teacher, load_frozen_encoder(str(folder / "student"), device=device)
+
+
+@torch.no_grad()
+def measure_towers(shapes: Shapes, teacher: FrozenEncoder, timing: Timing) -> Iterator[Measurement]:
+    """Parameters, multiply-adds and time of L-CLIP, with and without factorised word embedding, against CLIP's."""
+    network = teacher._network()
+    clip: Any = network.model
+    models = {
+        "L-CLIP": LCLIP(shapes.student),
+        "L-CLIP, plain word table": LCLIP(replace(shapes.student, embedding_rank=None)),
+    }
+    total = count_weights(clip) - 1  # without the temperature
+    for name, model in models.items():
+        count = count_weights(model.to(timing.device).eval())
+        detail = f"{count:,} against {total:,}"
+        yield Measurement(f"{name}: parameters", "CLIP", total / count, "x fewer", detail)
+    captions = random_captions(caption_words(shapes.step.words), shapes.pairs, seed=0)
+    ids = network.tokenize(captions).to(timing.device)
+    short = ids[:, : int(ids.argmax(dim=-1).max()) + 1]  # cut after the last EOT
+    side = shapes.student.image_size
+    images = torch.randn(shapes.pairs, 3, side, side, device=timing.device)
+    student = models["L-CLIP"]
+    encoders = {
+        "images": (student.encode_image, clip.encode_image, images),
+        f"texts of {ids.shape[1]}": (student.encode_text, network.encode_text, ids),
+        f"texts cut to {short.shape[1]}": (student.encode_text, network.encode_text, short),
+    }
+    for what, (ours, theirs, inputs) in encoders.items():
+        count, before = (multiply_adds(partial(call, inputs[:1])) for call in (ours, theirs))
+        detail = f"{count / 1e9:.3g} against {before / 1e9:.3g} billion multiply-adds each"
+        yield Measurement(f"L-CLIP: {what}, arithmetic", "CLIP", before / count, "x fewer", detail)
+        calls = {f"L-CLIP: {what}": partial(ours, inputs), f"CLIP: {what}": partial(theirs, inputs)}
+        yield compared(timed(calls, timing, what), *calls, note=f"; {shapes.pairs} pairs")
+
+
+def count_weights(model: torch.nn.Module) -> int:
+    """Number of weights of a model."""
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def multiply_adds(call: Callable[[], object]) -> float:
+    """Multiply-adds of the matrix products and convolutions of a call, without fused kernels, which are not counted."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            call()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return counter.get_total_flops() / 2
 
 
 def untrimmed(encoder: FrozenEncoder) -> FrozenEncoder:
@@ -200,10 +254,14 @@ def reward_variants(
 
 
 def measure(
-    timing: Timing, shapes: Shapes | None = None, only: Sequence[str] = PARTS, **sizes: Any
+    timing: Timing,
+    shapes: Shapes | None = None,
+    only: Sequence[str] = PARTS,
+    pairs: int | None = None,
+    **sizes: Any,
 ) -> Iterator[Measurement]:
-    """Both parts; ``sizes`` replace those of the step."""
-    shapes = shapes or Shapes()
+    """All parts; ``sizes`` replace those of the step."""
+    shapes = replace(shapes or Shapes(), **({} if pairs is None else {"pairs": pairs}))
     step = replace(shapes.step, **sizes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -212,6 +270,8 @@ def measure(
             caption_words(step.words),
             write_images(folder, max(shapes.images, step.images)),
         )
+        if "towers" in only:
+            yield from measure_towers(shapes, teacher, timing)
         if "step" in only:
             rows = caption_rows(step, folder, images[: step.images], words)
             yield from measure_step(step, rows, student, words, timing)
@@ -232,4 +292,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    command(__doc__, measure, only=PARTS, images=10, samples=5)
+    command(__doc__, measure, only=PARTS, images=10, samples=5, pairs=128)

@@ -223,9 +223,7 @@ def exists(path: str) -> bool:
 def takes_minutes(words: list[str]) -> bool:
     """Benchmarks repeat what they time; each is tested at small sizes (tests/core/unit/test_benchmarks.py)."""
     module = words[2] if words[:2] == ["python", "-m"] else ""
-    return words[:2] == ["make", "bench"] or bool(
-        re.match(r"benchmarks(?!\.studies)|.*(l_clip_size|stress_study)$", module)
-    )
+    return words[:2] == ["make", "bench"] or module.startswith("benchmarks")
 
 
 def uses_gpus(words: list[str]) -> bool:
@@ -306,10 +304,7 @@ def inner(
     if path.startswith(seen):
         return set()
     file = owner_of(path) or path
-    # student_rows takes the start of four names; the last of the four names the others.
-    configs = [
-        config for name, config in configurations().items() if name in (file, f"{file}_lclip.yaml")
-    ]
+    configs = [config for name, config in configurations().items() if name == file]
     found = {
         value
         for config in ([yaml.safe_load(shown[path])] if path in shown else configs)

@@ -72,18 +72,13 @@ CELLS = ("RefL-CLIPS", "NSC", "SPECS")
 """Rows of grids that are kept."""
 SMALL_WORDS = {
     r"((?:(?<!--)num_train|num_val|num_test|num_unseen)\b\W+)[1-9]\d*": r"\g<1>8",
-    r"(--num_train\W)8000": r"\g<1>1000",  # a sixth of them titles, of which the study of curation draws 144
     r"(--num_train\W)4000": r"\g<1>8",
     r"(--(?:train.max_steps|train.batch_size|train.warmup_steps|eval.every)\W)\d+": r"\g<1>2",
     r"(--model.kwargs.embed_dim\W)\d+": r"\g<1>32",  # that of small teachers
-    r"M\(8000\)": "M(8)",
     r",meteor": "",  # its Java program takes half a minute to load
 }
 """The same in the words of a command."""
 SMALL_PROGRAMS = {
-    "main_job": "--seeds 0",
-    "specificity_study": "--max-images 6",
-    "-m benchmarks.studies.relations": "--scenes 20",
     "data.scenes --out data/scenes": "--num_val 8 --num_test 8 --num_unseen 8",
     "retrieval.py": '--data.kwargs {"num_train":0,"num_val":0,"num_test":8,"num_unseen":0}',
     "rl-caption stress": "--num_samples 4 --push_steps 2 --bootstrap 20 --data.kwargs "

@@ -16,7 +16,7 @@ import transformers
 from accelerate.state import AcceleratorState
 
 from benchmarks import __main__ as every
-from benchmarks import cider, counts, evaluation, gpu, hf_step, memory, scst_step, startup, threads
+from benchmarks import cider, evaluation, gpu, hf_step, l_clip, memory, scst_step, startup, threads
 from benchmarks.harness import Measurement, Timing, command
 from benchmarks.l_clip import (
     CACHED,
@@ -30,7 +30,6 @@ from benchmarks.l_clip import (
 from benchmarks.l_clip import Shapes as ClipShapes
 from benchmarks.l_clip import measure as measure_l_clip
 from benchmarks.scst_step import PHASES, Bench, Shapes
-from benchmarks.studies import l_clip_size
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.captioners.config import Decoding
 from rl_caption.runtime.types import CaptionBatch
@@ -76,7 +75,7 @@ def test_every_benchmark_has_a_command_and_imports_only_what_the_package_needs()
     """A machine with a GPU may lack what only a baseline or a part needs."""
     for name in every.BENCHMARKS.values():
         assert f"python -m benchmarks.{name}" in (import_module(f"benchmarks.{name}").__doc__ or "")
-    names = ["engine_memory", "studies.growth", "studies.l_clip_size", *every.BENCHMARKS.values()]
+    names = ["engine_memory", *every.BENCHMARKS.values()]
     code = "import sys; sys.modules.update(dict.fromkeys(('pycocoevalcap', 'open_clip', 'trl', 'deepspeed')))\n"
     code += "\n".join(f"import benchmarks.{name}" for name in names)
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
@@ -115,11 +114,10 @@ def test_cider_and_the_toolkit_have_the_same_scores() -> None:
 
 @pytest.mark.slow
 def test_both_ways_of_waiting_are_timed_alone_and_beside_other_work() -> None:
-    shapes = Shapes(**TINY, words=40, images=2, samples=2, tokens=4)
-    alone, beside = threads.measure(TIMING, others=1, shapes=shapes)
-    assert alone.name == beside.name == threads.SLEEP
-    assert alone.detail.endswith("alone")
-    assert beside.detail.endswith("beside 1 busy processes")
+    rows = list(threads.measure(TIMING, steps={"xe": 2, "scst": 2}, batch_size=4))
+    details = [row.detail.rpartition("; ")[2] for row in rows]
+    beside = "beside 1 busy processes"
+    assert details == ["demo_xe, alone", f"demo_xe, {beside}", "demo, alone", f"demo, {beside}"]
 
 
 PRETRAINED = {"images": 2, "samples": 3, "tokens": 8, "length": 4.0}
@@ -252,10 +250,9 @@ def shapes(tmp_path: Path) -> ClipShapes:
 
 
 def test_every_part_is_compared(shapes: ClipShapes) -> None:
-    rows = list(measure_l_clip(TIMING, shapes, images=2, samples=2))
-    rows += l_clip_size.measure(TIMING, shapes, pairs=3)
+    rows = list(measure_l_clip(TIMING, shapes, images=2, samples=2, pairs=3))
     assert all(row.ratio > 0 for row in rows)
-    assert len({(row.name, row.baseline) for row in rows}) == len(rows) == 7 + 7 + 2 + 5 + 9
+    assert len({(row.name, row.baseline) for row in rows}) == len(rows) == 7 + 7 + 2 + 6
     assert len(shares(rows)) == 4
     assert all(share < 1 for share in shares(rows))
 
@@ -291,7 +288,7 @@ def test_multiply_adds_of_the_image_tower_are_those_counted_by_hand() -> None:
     projections = tokens * (4 * width * width + 2 * 4 * width * width)
     attention = 2 * tokens * tokens * width + 2 * heads * heads * tokens * tokens
     expected = patches * 3 * 16 * 16 * width + 2 * (projections + attention) + width * 16
-    found = l_clip_size.multiply_adds(lambda: model.encode_image(torch.zeros(2, 3, 32, 32)))
+    found = l_clip.multiply_adds(lambda: model.encode_image(torch.zeros(2, 3, 32, 32)))
     assert found == 2 * expected
 
 
@@ -323,7 +320,7 @@ def test_parts_for_a_gpu_go_on_where_they_ended_and_never_mix_with_a_rehearsal(
     words = ["first", "--out", str(tmp_path), "--only", "tests", "towers"]
     rehearsal = [*words, "--device", "cpu", "--tiny"]
     assert [gpu.main(rehearsal), gpu.main(rehearsal), gpu.main(rehearsal)] == [1, 0, 0]
-    assert started == ["pytest", "benchmarks.studies.l_clip_size", "benchmarks.studies.l_clip_size"]
+    assert started == ["pytest", "benchmarks.l_clip", "benchmarks.l_clip"]
     assert "## towers: passed" in (tmp_path / "first.md").read_text()
     with pytest.raises(SystemExit, match=r"first\.json"):
         gpu.main(words)
@@ -379,16 +376,3 @@ def test_a_wheel_of_pycocoevalcap_keeps_its_cider_alone(tmp_path) -> None:
             "pycocoevalcap/__init__.py",
             "pycocoevalcap/cider/cider.py",
         ]
-
-
-def test_names_that_say_nothing_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = "def fused(own, text):\n    for part in own:\n        embed(part)\n\n\ndef embed(text):\n    return text\n"
-    (tmp_path / "a.py").write_text(source)
-    monkeypatch.setattr(counts, "PACKAGES", (tmp_path,))
-    assert counts.empty_names() == (2, 1)
-    monkeypatch.undo()
-    assert sum(counts.empty_names()) <= 26, (
-        "say what the new value is, or what the new function computes"
-    )

@@ -22,7 +22,6 @@ from tests.encoders_for_tests import save_text_encoder
 
 IMAGE = "tests.encoders_for_tests:TinyImageEncoder"
 OF_CAPTIONER = "rl_caption.captioners.image_encoder:CaptionerImage"
-WIDE = "benchmarks.studies.relations:WideCaptionerImage"
 TEXTS = ["a red circle", "two blue squares left of a green triangle .", "no shape"]
 
 
@@ -92,7 +91,7 @@ def test_image_embeddings_are_of_the_pooled_grid(
     assert torch.allclose(dual.encode_image(pixels), dual.image_head(pooled), atol=1e-6)
 
 
-@pytest.mark.parametrize("encoder", [None, OF_CAPTIONER, WIDE])
+@pytest.mark.parametrize("encoder", [None, OF_CAPTIONER])
 def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(
     tmp_path: Path, encoder: str | None
 ) -> None:
@@ -101,7 +100,7 @@ def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(
     dual, folder = made(save_text_encoder(tmp_path / "source"), **image, **grid), tmp_path / "dual"
     dual.save_pretrained(folder)
     shutil.rmtree(tmp_path / "source")
-    trust([IMAGE, WIDE])
+    trust([IMAGE])
     photo, backbone = noise_image(1), load_frozen_encoder(str(folder))
     with torch.no_grad():
         images = torch.nn.functional.normalize(dual.encode_image(dual.preprocessing(photo)[None]))

@@ -1,6 +1,8 @@
 """The caption tokeniser against recorded and live output of the Java tokeniser that the COCO toolkit uses."""
 
 import json
+import random
+from collections.abc import Callable
 from html.entities import html5
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-from benchmarks.studies.tokenizer_agreement import odd_strings
+from rewards.text import ptb_rules
 from rewards.text.tokenize import is_tested, tokenize, tokenize_lines
 from rl_caption.evaluation import ptb_tokenize
 from tests.captions_for_tests import needs_java
@@ -25,6 +27,71 @@ WORDS = """
     (red) [sic] "stop" 'go' `go` -- - ... . , ; : ! ? man, street. dog; what?! half-eaten two-story; end...
     foo_bar o'neil ya'll rock'n'roll http://a.example/b a.example.com street.the
     """.split()  # noqa: SIM905
+
+
+ODD_WORDS = """
+    a an the man dog A The Man DOG NYC iPhone McDonald's dogs' can't cannot gonna it's o'clock 'em '90s t-shirt
+    black-and-white 10-year-old and/or w/ no. st. mr. u.s. a.m. b. p.m. etc. vs. ft. 3.5 .5 1,000 12:30 1/2 $5.50 £20
+    50% 2nd 90s 5pm 4x4 30° #1 ½ café naïve Straße foo_bar rock'n'roll Y'all O'Brien “hi” ‘ok’ don’t 😀 ☺ ™ … -- ...
+    """.split()  # noqa: SIM905
+ENTITIES = """
+    &amp; &AMP; &Amp; &nbsp; &NBSP; &apos; &Apos; &quot; &Quot; &eacute; &Eacute; &EACUTE; &agrave; &uuml; &ntilde;
+    &ccedil; &copy; &reg; &hellip; &mdash; &ndash; &md; &ldquo; &rsquo; &lt; &gt; &LT; &#39; &#x27; &#160; &HT; &qc;
+    &odq; &amp &nbsp & ;
+    """.split()  # noqa: SIM905
+ADDRESSES = """
+    @ me@x.com @home :// http://a.b/c https://x.org www. www.a.com a.com b.net x.org/d .com a.doc file.txt <b> </b>
+    <br/> <a href='x'> <!-- --> <?xml < > +41 (044) 0445 66778 ++ 1999-12-31
+    """.split()  # noqa: SIM905
+ABBREVIATED = sorted(
+    f"{word}."
+    for word in (
+        *ptb_rules.ABBREVIATIONS,
+        *ptb_rules.CAPITALISED_ABBREVIATIONS,
+        *ptb_rules.NUMBERED_ABBREVIATIONS,
+    )
+)
+PAIRS = [chr(number) for number in (*range(0x20, 0x7F), *range(0xA1, 0x180))] + list(
+    "\t\xa0–—‘’“”•…′″€™→☺😀\ufe0f\u200d"
+)
+GAPS = [" ", " ", " ", "", "", "\t", "\xa0", "-", "/", ", ", ". "]
+
+
+def odd_strings(count: int, seed: int = 0) -> list[str]:
+    """Strings of up to seven pieces: words, entities, abbreviations, numbers, clitics, addresses, signs."""
+    draw = random.Random(seed)
+    heads = "dog it they I ca wo Y O d rock man is A B M AT R Q".split()  # noqa: SIM905
+    tails = "s S m d re ve ll t T n em clock 80s M T B 90 til tis".split()  # noqa: SIM905
+
+    def number() -> str:
+        parts = [
+            "".join(draw.choices("0123456789", k=draw.randint(1, 4)))
+            for _ in range(draw.randint(1, 3))
+        ]
+        sign = draw.choice(["", "", "-", "+", "$", "£", "€"])
+        units = ["", "", "st", "th", "%", "pm", "mm", "s", "x5", "°"]
+        return sign + draw.choice([*".,:/- \xa0", ""]).join(parts) + draw.choice(units)
+
+    def abbreviation() -> str:
+        word = draw.choice(ABBREVIATED)
+        return draw.choice([word, word.upper(), word.capitalize(), word[:-1]])
+
+    kinds: list[tuple[float, Callable[[], str]]] = [
+        (0.3, lambda: draw.choice(ODD_WORDS)),
+        (0.12, lambda: draw.choice(ENTITIES)),
+        (0.12, abbreviation),
+        (0.12, number),
+        (0.12, lambda: draw.choice(heads) + draw.choice("'’`&+-./") + draw.choice(tails)),
+        (0.06, lambda: draw.choice(ADDRESSES)),
+        (0.16, lambda: "".join(draw.choices(PAIRS, k=draw.randint(1, 4)))),
+    ]
+    weights, makers = zip(*kinds, strict=True)
+
+    def string() -> str:
+        pieces = draw.choices(makers, weights, k=draw.randint(0, 7))
+        return "".join(make() + draw.choice(GAPS) for make in pieces)
+
+    return [string() for _ in range(count)]
 
 
 def test_recorded_sentences() -> None:

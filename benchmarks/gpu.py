@@ -79,7 +79,7 @@ def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         log, rows = Path(folder) / "log", Path(folder) / "rows.json"
         line = [sys.executable, "-m", *part.module.split()]
-        if part.module.startswith("benchmarks"):
+        if not part.module.startswith("pytest"):
             line += ["--device", device, "--json", str(rows)]
             line += part.tiny.split() if tiny else []
         environment = os.environ | ({"RL_CAPTION_REHEARSE_GPU": "1"} if device == "cpu" else {})
